@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,16 +54,21 @@ class Side:
         for start in range(0, n, engine.batch):
             engine.decode(tokens[start : start + engine.batch], start)
 
-    def give(self, free: int, position: int) -> float:
-        """Let so much memory be free, for long enough; return the seconds until there is a token at a position."""
-        began, weights = time.perf_counter(), self._loaded.paging
+    def give(self, free: int, position: int) -> dict[str, float]:
+        """Let so much memory be free, for long enough; return the seconds until there is a token at a position, the
+        most between two tokens, and until there is one that what is due has computed."""
+        weights = self._loaded.paging
         assert isinstance(weights, ElasticWeights)
         self._free = free
+        ends = [time.perf_counter()]
         for _ in range(2):
             self._now_s += _STEADY_S
             weights.look()
-        self.decode(position, 1)
-        return time.perf_counter() - began
+        while len(ends) == 1 or weights._due:
+            self.decode(position, 1)
+            ends.append(time.perf_counter())
+        gaps = [end - begin for begin, end in pairwise(ends)]
+        return {"next_s": gaps[0], "longest_s": max(gaps), "changed_s": ends[-1] - ends[0]}
 
     def decode(self, position: int, n: int) -> list[float]:
         """Decode so many tokens from a position on; return the seconds of each."""

@@ -8,12 +8,16 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 from devices.paths import state_folder
+
+LOCK_S = 60.0  # to wait for a lock, which whoever has it holds for moments
+_LOOK_S = 0.02  # between two tries
 
 # Files and folders of this process that nobody else would remove. Texts: those are found, added and removed at once,
 # while paths compare by code that lets other threads in.
@@ -96,17 +100,33 @@ def temporary_beside(path: Path, suffix: str = ".part") -> Iterator[Path]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock: one process, and one thread of it, at a time. Others wait.
+    """Hold a folder's lock: one process, and one thread of it, at a time. Others wait, as `wait_for_lock`.
 
     The system frees the lock when its holder ends, however it ends.
     """
     _make(folder)
     handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        wait_for_lock(handle, folder)
         yield
     finally:
         os.close(handle)
+
+
+def wait_for_lock(handle: int, folder: Path) -> None:
+    """Lock an open file of a folder for oneself alone. TimeoutError where somebody has it for LOCK_S."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"another process holds the lock of {folder} for {LOCK_S:g} s by now, and may be stopped;"
+                    f" `fuser {folder}/.lock` names it: end it, or let it go on"
+                ) from None
+        time.sleep(_LOOK_S)
 
 
 def claim(path: Path) -> bool:

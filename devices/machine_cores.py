@@ -14,6 +14,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 # A core below this part of the fastest one's speed is an efficiency core. Cores of one kind differ by less, as some may
 # clock a bit higher than others; kinds differ by more.
 _SLOWER = 0.75
+_LEAST_CACHE = 16 << 20  # bytes; macOS, and many boards, do not show their last cache
 # What /proc/cpuinfo calls the sets that ggml has kernels for, and what they are called in general, if otherwise.
 _FLAGS = {
     "avx": "avx", "avx2": "avx2", "fma": "fma", "f16c": "f16c", "bmi2": "bmi2", "avx_vnni": "avx_vnni",
@@ -49,6 +50,13 @@ def core_kinds(devices: Path = _DEVICES) -> tuple[int, int]:
         slow = {cpu for cpu, speed in speeds.items() if 0 < speed < _SLOWER * fastest}
     efficiency = sum(1 for cpus in cores if cpus <= slow)
     return len(cores) - efficiency, efficiency
+
+
+def cache_bytes(devices: Path = _DEVICES) -> int:
+    """Return the bytes of the largest cache of a core, and no fewer than systems on a chip have behind those that they
+    show. devices: as for `core_kinds`."""
+    sizes = [read_line(path) for path in (devices / "system" / "cpu").glob("cpu[0-9]*/cache/index*/size")]
+    return max(_LEAST_CACHE, *(int(size[:-1]) << 10 for size in sizes if size[:-1].isdigit() and size[-1] == "K"), 0)
 
 
 def instruction_sets(cpuinfo: Path = _CPUINFO) -> tuple[str, ...]:

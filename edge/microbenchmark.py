@@ -17,7 +17,7 @@ SAMPLE_S = 0.03  # least length of a sample
 _QUOTA_SAMPLE_S = 0.25  # with a CPU quota: many of its periods, because single steps can pass before it applies
 _LEAST_SAMPLES = 4  # of each task
 _MOST_SAMPLES = 8  # of a task whose fastest sample is not confirmed yet
-_MOST_S = 3.0  # of samples of one task, which has two at least
+_MOST_S = 3.0  # of samples of one task with what precedes their steps; it has two at least
 _LOST = 0.05  # share of a sample: a sample that lost more of its time to other work was disturbed
 _NEAR = 1.1  # times the fastest: another undisturbed sample within that confirms it
 
@@ -41,12 +41,18 @@ class TimedTask:
 
     step: Callable[[], None]
     prepare: Callable[[], None] = lambda: None  # before each sample, not timed
+    before_step: Callable[[], None] | None = None  # before each step, not timed
+
+
+def is_throttled(threads: int) -> bool:
+    """Return whether a CPU quota pauses a process that keeps so many threads busy."""
+    quota = cpu_quota()
+    return quota is not None and quota < threads
 
 
 def sample_s(threads: int) -> float:
     """Return the least seconds of a sample that uses this many threads."""
-    quota = cpu_quota()
-    return SAMPLE_S if quota is None or quota >= threads else _QUOTA_SAMPLE_S
+    return _QUOTA_SAMPLE_S if is_throttled(threads) else SAMPLE_S
 
 
 def best_of(
@@ -79,12 +85,17 @@ def best_of(
             if not took[i] or took[i][-1][0] < least_s:  # a long step needs no warm-up: it is a small part of the step
                 task.step()
             lost = watch()
-            began, steps = clock(), 0
-            while (seconds := clock() - began) < least_s or steps < least_steps:
+            began, steps, untimed_s = clock(), 0, 0.0
+            while (seconds := clock() - began - untimed_s) < least_s or steps < least_steps:
+                if task.before_step is not None:
+                    paused = clock()
+                    task.before_step()
+                    untimed_s += clock() - paused
                 task.step()
                 steps += 1
-            took[i].append((seconds / steps, lost() > _LOST * seconds))
-            spent[i] += seconds
+            elapsed_s = seconds + untimed_s
+            took[i].append((seconds / steps, lost() > _LOST * elapsed_s))
+            spent[i] += elapsed_s
     return [_fastest(samples_of_task) for samples_of_task in took]
 
 

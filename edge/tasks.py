@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
+from edge import log
 from edge.closing import Closing
 from edge.errors import Interrupted
 
@@ -102,8 +103,11 @@ class Repeated(Closing):
     """Background work, repeated until `close()`. It is also a context manager."""
 
     def __init__(self, work: Callable[[], None], every_s: float, name: str) -> None:
-        """every_s: seconds from the end of one run to the start of the next. name: of the thread."""
-        self._work, self._every_s = work, every_s
+        """every_s: seconds from the end of one run to the start of the next. name: of the thread.
+
+        A run that fails ends nothing: the first error is logged, and the next run follows.
+        """
+        self._work, self._every_s, self._name = work, every_s, name
         self._over = threading.Event()
         threading.Thread(target=self._run, daemon=True, name=name).start()
 
@@ -122,8 +126,14 @@ class Repeated(Closing):
         self._over.set()
 
     def _run(self) -> None:
+        failed = False
         while not self._over.wait(self._every_s):
-            self._work()
+            try:
+                self._work()
+            except Exception as error:
+                if not failed and not self.is_over:
+                    log.warning("background-work-failed", work=self._name, why=f"{type(error).__name__}: {error}")
+                    failed = True
 
 
 class Steps:

@@ -111,6 +111,9 @@ def decoded(
         raise PlanError(f"{where}: {error}" if before else str(error)) from None
 
 
+_SCALARS = (str, int, float, type(None))
+
+
 def encoded(structure: Any, without: Collection[str] = ()) -> dict[str, Any]:
     """A dataclass as `decoded` reads it. without: fields that are left out where they have their default."""
     kind: Any = type(structure)
@@ -151,6 +154,8 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, _SCALARS):  # nearly all are, and the checks below are slow
+        return value
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):

@@ -25,6 +25,12 @@ class TensorType:
         """Bits for one value, scales included."""
         return 8 * self.block_bytes / self.block
 
+    @property
+    def scales(self) -> tuple[int, int]:
+        """(first byte, number) of the 16-bit floats in a block that its numbers are multiplied by, or that are added;
+        (0, 0) for types without any, and for those that spread them over a block."""
+        return _SCALES.get(self.name, (0, 0))
+
     def n_bytes(self, n_values: int) -> int:
         """Bytes of `n_values` values; ValueError if they do not fill whole blocks."""
         blocks, rest = divmod(n_values, self.block)
@@ -71,6 +77,13 @@ _TABLE = (
     (41, "q1_0", 128, 18),
     (42, "q2_0", 64, 18),
 )
+
+_SCALES = {
+    **dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs"), (0, 1)),
+    **dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s", "iq1_s"), (0, 1)),
+    **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)),
+    "q2_k": (80, 2), "q3_k": (108, 1), "q6_k": (208, 1), "tq1_0": (52, 1), "tq2_0": (64, 1),
+}  # fmt: skip
 
 TYPES: Mapping[str, TensorType] = MappingProxyType({row[1]: TensorType(*row) for row in _TABLE})
 _BY_ID: Mapping[int, TensorType] = MappingProxyType({t.id: t for t in TYPES.values()})

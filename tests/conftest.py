@@ -152,9 +152,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # Of half a minute and more; those of units take seconds.
 LONG_FILES = {
-    "test_chat_command.py", "test_discovery.py", "test_distributed_cli.py", "test_fitting.py", "test_links.py",
-    "test_memory_commands.py", "test_onnx_devices_command.py", "test_onnx_survival.py", "test_python_api.py",
-    "test_scheduler.py", "test_serve_command.py", "test_sessions.py", "test_survival.py", "test_trust_network.py",
+    "test_chat_command.py", "test_collective.py", "test_discovery.py", "test_distributed_cli.py", "test_fitting.py",
+    "test_links.py", "test_memory_commands.py", "test_onnx_devices_command.py", "test_onnx_survival.py",
+    "test_python_api.py", "test_scheduler.py", "test_serve_command.py", "test_sessions.py", "test_survival.py",
+    "test_trust_network.py",
 }  # fmt: skip
 
 

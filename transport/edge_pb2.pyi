@@ -456,16 +456,18 @@ class Ran(_message.Message):
     def __init__(self) -> None: ...
 
 class Time(_message.Message):
-    __slots__ = ("rows", "steps", "depth", "disk")
+    __slots__ = ("rows", "steps", "depth", "disk", "other_bytes")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
+    OTHER_BYTES_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedScalarFieldContainer[int]
     steps: int
     depth: int
     disk: bool
-    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: _Optional[bool] = ...) -> None: ...
+    other_bytes: int
+    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: _Optional[bool] = ..., other_bytes: _Optional[int] = ...) -> None: ...
 
 class Timed(_message.Message):
     __slots__ = ("step_s", "run_s", "disk_bytes_per_s", "busy")

@@ -227,10 +227,12 @@ class Authority:
         # members.json is out of a backup
         if membership is not None and roster.merge(membership.crl_number, membership.revoked, now):
             roster.save(self.folder)
-        if membership is None or membership.holder.serial != roster.owner.serial or membership.holder.expires <= now:
+        holder = None if membership is None else membership.holder
+        # Not valid yet: the clock was far ahead when it was signed.
+        if holder is None or holder.serial != roster.owner.serial or not holder.begins <= now < holder.expires:
             roster.revoke(roster.owner, now)  # wherever the lost key is, it counts no more
             self._equip_owner(roster, now)
-        elif membership.crl_number < roster.crl_number:
+        elif membership is not None and membership.crl_number < roster.crl_number:
             credentials.update_crl(self.credentials_folder, self._crl(roster, now))
 
     def _equip_owner(self, roster: Roster, now: float) -> None:

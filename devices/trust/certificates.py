@@ -56,11 +56,12 @@ PublicKey = ec.EllipticCurvePublicKey
 
 @dataclass(frozen=True)
 class Holder:
-    """Holder of a certificate, and the end of its validity."""
+    """Holder of a certificate, and from when to when it is valid."""
 
     name: str
     role: str
     serial: int
+    begins: float
     expires: float
 
 
@@ -124,8 +125,8 @@ def holder(certificate: x509.Certificate) -> Holder:
         (role,) = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
         if not is_name(str(name.value)) or role.value not in ROLES or certificate.serial_number < 1:
             raise ValueError("it names no device")
-        expires = certificate.not_valid_after_utc.timestamp()
-        return Holder(str(name.value), str(role.value), certificate.serial_number, expires)
+        begins, expires = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+        return Holder(str(name.value), str(role.value), certificate.serial_number, begins, expires)
 
 
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

@@ -1,14 +1,16 @@
 """Credentials of a cluster's member: its own key and certificate, the cluster's certificate, revoked certificates.
 
-Two files in one folder. `device.pem` has the key, its certificate, the cluster's certificate and, on a device that was
+Files of one folder. `device.pem` has the key, its certificate, the cluster's certificate and, on a device that was
 invited, the invitation's. They are one file so that they always fit together, wherever a crash falls. `revoked.pem` is
-the newest list of revoked certificates; a device has none before its owner's first visit.
+the newest list of revoked certificates; a device has none before its owner's first visit. `pending.pem` is the key that
+its owner is about to sign.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +21,7 @@ from devices.trust import certificates
 from devices.trust.certificates import INVITED, OWNER, WORKER, Holder
 from devices.trust.invitation import parse_token
 
-DEVICE_FILE, CRL_FILE = "device.pem", "revoked.pem"
+DEVICE_FILE, CRL_FILE, PENDING_FILE = "device.pem", "revoked.pem", "pending.pem"
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----\n[A-Za-z0-9+/=\n]+-----END \1-----\n")
 
 
@@ -123,6 +125,19 @@ def make_csr(name: str) -> tuple[bytes, bytes]:
     return certificates.key_to_pem(key), certificates.make_request(key, name)
 
 
+def pending_csr(folder: Path, name: str) -> tuple[bytes, bytes]:
+    """The (key, request for a certificate) of an enrolment, as `make_csr`. The key is kept in the folder until
+    `install`: the owner signs one, and this device may restart before it has the answer."""
+    path = folder / PENDING_FILE
+    with locked(folder):
+        with suppress(FileNotFoundError, TrustError):  # TrustError: it is damaged
+            key = certificates.key_from_pem(path.read_bytes())
+            return certificates.key_to_pem(key), certificates.make_request(key, name)
+        pem, csr = make_csr(name)
+        write_private(path, pem)
+        return pem, csr
+
+
 def install(folder: Path, certificate: bytes, key: bytes, now: float | None = None) -> Membership:
     """Keep the certificate that the owner made out to this device's new key; the membership from now on.
 
@@ -145,6 +160,7 @@ def install(folder: Path, certificate: bytes, key: bytes, now: float | None = No
             raise TrustError("the certificate that was to be installed is not for the key this device made")
         joined = replace(membership, certificate=certificates.to_pem(received), key=key)
         save(folder, joined)
+        (folder / PENDING_FILE).unlink(missing_ok=True)
         return load(folder) or joined
 
 

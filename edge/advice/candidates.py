@@ -26,7 +26,7 @@ from quant.mixes import Mix, mix_by_name
 
 @dataclass(frozen=True)
 class Candidate:
-    """A published model in one type: its outline, which planners and slices of zeros take for the file."""
+    """A published model in one type: its outline, which planners and surveys take for the file."""
 
     model: KnownModel
     mix: Mix

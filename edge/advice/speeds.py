@@ -1,4 +1,4 @@
-"""Speeds of devices with each candidate: measured with slices of zeros for some, interpolated between those for others.
+"""Speeds of devices with each candidate: measured with made-up slices for some, interpolated between those for others.
 
 Measuring a model takes some seconds, so of models that differ only in their sizes three are measured: the smallest, one
 in the middle, and the largest that the devices hold. Their kernels and their type are the same, so the time of a layer

@@ -3,11 +3,11 @@ that they are leaving."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 
 from edge.cluster.session import EngineSession
 from edge.net.peers import HEARTBEAT_S
+from edge.tasks import Repeated
 
 SILENT_S = 5 * HEARTBEAT_S  # without a word; fewer beats may be late on a busy device
 LOST_S = 3 * HEARTBEAT_S  # without a word, while this device ran: then the process stands still
@@ -36,8 +36,7 @@ class LivenessMonitor:
         self._leaves = leaves
         self._said: dict[EngineSession, float] = {}  # silence in seconds, when it was last said
         self._checks: dict[EngineSession, tuple[float, int]] = {}  # silence at the last look, and checks without a word
-        self._over = threading.Event()
-        threading.Thread(target=self._run, daemon=True, name="silence").start()
+        self._looks = Repeated(self.look, _LOOK_S, "silence")
 
     def look(self) -> None:
         """Report sessions that stopped responding, recovered or are leaving, since the last check."""
@@ -45,13 +44,18 @@ class LivenessMonitor:
             if session.leaving:
                 self._leaves(session)
             silent_s, said_s = session.silent_s, self._said.get(session, 0.0)
+            if silent_s is None:  # it has ended, and answers no more
+                self._said.pop(session, None)
+                self._checks.pop(session, None)
+                continue
             before_s, checks = self._checks.get(session, (0.0, 0))
             checks = checks + 1 if silent_s > before_s else 0
             self._checks[session] = silent_s, checks
             if self._lost is not None and checks * _LOOK_S >= LOST_S and self._is_busy():
                 self._checks[session] = silent_s, 0
+                self._said.pop(session, None)
                 self._lost(session)
-            if silent_s < said_s:
+            elif silent_s < said_s:
                 del self._said[session]
                 self._say(f"{session.device} answers again")
             elif silent_s >= max(SILENT_S, 2 * said_s) and self._is_busy():
@@ -60,8 +64,4 @@ class LivenessMonitor:
 
     def close(self) -> None:
         """Look no more."""
-        self._over.set()
-
-    def _run(self) -> None:
-        while not self._over.wait(_LOOK_S):
-            self.look()
+        self._looks.close()

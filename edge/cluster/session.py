@@ -48,10 +48,10 @@ class EngineSession(Closing):
         self._heard_at: float | None = None  # None: not yet, or no more
 
     @property
-    def silent_s(self) -> float:
-        """Seconds since the last heartbeat of a process that sends them; 0 where none does."""
+    def silent_s(self) -> float | None:
+        """Seconds since the last word of the process; None where it has yet to say one, or has ended."""
         heard_at = self._heard_at
-        return 0.0 if heard_at is None else time.monotonic() - heard_at
+        return None if heard_at is None else time.monotonic() - heard_at
 
     def _hear(self, event: pb.Event | Exception) -> None:
         """Take in what the process says, or why it says no more."""

@@ -52,8 +52,8 @@ class Supervisor(Generic[P, E]):
     def close(self) -> None:
         """Unload everything, here and there."""
         self.stop()
-        self._life.close()
-        self._offered.close()
+        with self._offered:
+            self._life.close()
 
     def check_open(self, *_: object) -> None:
         """Interrupted once all is to end."""
@@ -77,7 +77,7 @@ class Supervisor(Generic[P, E]):
             self._end_running(ExitStack())
             try:
                 there = [address for address in self.deciding.addresses if tries_left and address not in without]
-                fleet, notes = self._life.enter_context(self._reach(there, LOSS_TIMEOUT_S, LOSS_TIMEOUT_S))
+                fleet, notes = self._life.enter_context(self._reach(there, LOSS_TIMEOUT_S, LOSS_TIMEOUT_S, anyway=True))
                 check()
                 steps = CheckedSteps(check, self._steps)
                 plan, why = self.deciding.over(fleet, notes, steps)
@@ -153,11 +153,19 @@ class Supervisor(Generic[P, E]):
 
     @contextmanager
     def _reach(
-        self, addresses: Sequence[str], timeout_s: float = CONNECT_TIMEOUT_S, return_s: float | None = None
+        self,
+        addresses: Sequence[str],
+        timeout_s: float = CONNECT_TIMEOUT_S,
+        return_s: float | None = None,
+        anyway: bool = False,
     ) -> Iterator[tuple[Fleet | None, list[str]]]:
-        """The workers that answer. Where there is none and this device alone does not do, a worker on this device."""
+        """The workers that answer. Where there is none and this device alone does not do, a worker on this device.
+        anyway: as `reachable`."""
         cluster = Cluster.of_addresses(addresses)
-        with reachable(cluster, insecure=self._insecure, timeout_s=timeout_s, return_s=return_s) as (fleet, notes):
+        with reachable(cluster, insecure=self._insecure, timeout_s=timeout_s, return_s=return_s, anyway=anyway) as (
+            fleet,
+            notes,
+        ):
             if fleet is not None or not self.deciding.needs_worker:
                 yield fleet, notes
                 return

@@ -51,13 +51,13 @@ class Governor:
             return self.budget
 
     def coming(self, now_s: float) -> int:
-        """Return the budget that there will be if the room stays as it is, once it has for half of the time; before,
-        the budget of now."""
+        """Return the budget that there will be if the room stays as it is, once it has for a third of the time;
+        before, the budget of now."""
         with self._lock:
-            if not self._seen or now_s - self._seen[0][0] < GROW_AFTER_S / 2:
+            if not self._seen or now_s - self._seen[0][0] < GROW_AFTER_S / 3:
                 return self.budget
             until = [*(at for at, _ in self._seen), now_s][1:]  # a room is there up to the next look
-            room = min(room for (_, room), at in zip(self._seen, until, strict=True) if now_s - at < GROW_AFTER_S / 2)
+            room = min(room for (_, room), at in zip(self._seen, until, strict=True) if now_s - at < GROW_AFTER_S / 3)
             return room if self._is_more(room) else self.budget
 
     def _is_more(self, room: int) -> bool:

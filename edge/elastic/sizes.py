@@ -109,6 +109,11 @@ class Sizes:
         """Bytes of the longest row that is laid out anew, of all sizes."""
         return max(roles.longest_row for roles in self._roles)
 
+    @property
+    def read_rate(self) -> float:
+        """Bytes a second that the disk gives, laid out for the CPU."""
+        return min(speed.read for speed in self._speeds)
+
     def _within(self, number: int, budget: int) -> SizeChoice | None:
         """Return a size, paged as far as the budget makes it; None if it cannot be."""
         roles, room = self._roles[number], self._room(budget)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from edge.elastic.ahead import ReadAhead
-from edge.elastic.governor import Governor
+from edge.elastic.governor import SLACK, Governor
 from edge.elastic.room import ROOM, Room
 from edge.elastic.sizes import SizeChoice, Sizes
 from edge.errors import WeightsError
@@ -27,6 +27,9 @@ from quant.text import bytes_text
 _MOST_NEWS = 16
 LOOK_S = 0.1  # between two looks at the memory
 _CHECK_S = 0.02  # likewise, while weights are read
+PASS_WAIT_S = 0.5  # that a pass goes on for when memory shrinks; what is longer is stopped, and computed again
+GROW_WAIT_S = 0.02  # of reading that a pass may wait for on the way up; with more to read it is computed as before
+_LITTLE = 16 << 20  # bytes that are worth no delay on any disk
 _ATTEMPTS = 3  # to load what others take the memory of meanwhile; then the least is loaded
 
 
@@ -131,7 +134,7 @@ class ElasticWeights(PagedWeights):
         self._pass_is_over()  # the model was freed
         with self._lock, self._arena_lock:  # a change may be under way, or what is read ahead
             self._reader.close()
-            if not self._reader.hangs:
+            if self._ahead.close() and not self._reader.hangs:
                 self._release()
                 self._arena.close()
 
@@ -152,7 +155,8 @@ class ElasticWeights(PagedWeights):
         room, stalled_s = self._room.for_process(planned), self._room.stalled_s()
         if self._changing or planned != self.planned_bytes:
             return  # that is not there yet, or still there
-        budget = self._governor.look(room, self.choice.n_bytes, stalled_s, self._room.now())
+        promised = max((due.n_bytes - due.n_bytes // SLACK for due in [*self._due]), default=0)  # and being read
+        budget = self._governor.look(room, max(self.choice.n_bytes, promised), stalled_s, self._room.now())
         if budget > self._room.share.limit:  # which others are to have, also where nothing has to change for it
             self._governor.budget = budget = self._room.share.limit
         if budget != before:
@@ -167,12 +171,15 @@ class ElasticWeights(PagedWeights):
         if self._intact and not self._changing:  # else what a change gives back may still be there
             self._room.share.report(resident, seen)
         with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
-            if self._due and self._lock.acquire(blocking=False):
+            shrinks = bool(self._due) and self._governor.budget < self.choice.n_bytes
+            if self._due and self._lock.acquire(timeout=PASS_WAIT_S if shrinks else 0):
                 try:
                     if self._watch is None or not self._watch.is_over:
                         self._change()
                 finally:
                     self._lock.release()
+            elif shrinks and self._due and self.stop_pass is not None:  # the pass takes long
+                self.stop_pass()
             self._read_ahead()
 
     def _read_ahead(self) -> None:
@@ -183,7 +190,7 @@ class ElasticWeights(PagedWeights):
             if self._watch is not None and self._watch.is_over:
                 return
             budget = self._governor.coming(self._room.now())
-            if budget > self._governor.budget and self._intact:
+            if (budget > self._governor.budget or self._due) and self._intact:
                 self._ahead.follow(self.sizes, budget, self.choice)
             elif budget < self._ahead.budget:
                 self._ahead.end(self.choice.plan.resident)
@@ -199,7 +206,7 @@ class ElasticWeights(PagedWeights):
     def _change(self) -> None:
         """Change to what is due. The lock is held. WeightsError if it cannot be read: then the weights are not usable
         until it can."""
-        if self._intact and not self._due:
+        if self._intact and _due_now(self) is None:
             return
         began_s, self._changing = self._room.now(), True  # before it is known what is due: `follow` may just look
         try:
@@ -261,9 +268,20 @@ class ElasticWeights(PagedWeights):
             raise RoomIsGone
 
 
+def _due_now(weights: ElasticWeights) -> SizeChoice | None:
+    """Return what is due. More is not yet, while much of it can be read as passes go on."""
+    due = next(iter([*weights._due]), None)
+    if due is None or due.n_bytes <= weights.choice.n_bytes:
+        return due
+    with weights._arena_lock, suppress(WeightsError, OSError):  # the change itself tells
+        if not weights._ahead.budget:
+            weights._ahead.follow(weights.sizes, weights._governor.budget, weights.choice)
+    return due if weights._ahead.left <= max(_LITTLE, GROW_WAIT_S * weights.sizes.read_rate) else None
+
+
 def next_size(weights: PagedWeights | None) -> int:
     """Return the number of the size that a pass would be computed with now; 0: the largest, or the only one."""
-    return [weights.choice, *weights._due][-1].number if isinstance(weights, ElasticWeights) else 0
+    return (_due_now(weights) or weights.choice).number if isinstance(weights, ElasticWeights) else 0
 
 
 @contextmanager

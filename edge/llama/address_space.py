@@ -48,6 +48,10 @@ class AddressSpace:
         """The bytes from `start` on, writable. Valid until `close`."""
         return memoryview(self._map)[self._skip + start : self._skip + start + n_bytes]
 
+    def populate(self, start: int, n_bytes: int) -> None:
+        """Have memory for these bytes, which read as zeros. Runs without the interpreter's lock."""
+        self._bytes[self._skip + start : self._skip + start + n_bytes : PAGE] = 0
+
     def release(self, start: int, end: int) -> None:
         """Let go of the memory of all whole pages in [start, end); they read as zeros again."""
         start, end = pages(start), end // PAGE * PAGE

@@ -12,9 +12,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from edge.ending import end_soon
+from edge.errors import Interrupted
 
 
 class Stoppable(Protocol):
@@ -25,6 +26,45 @@ class Stoppable(Protocol):
 
     def resume(self) -> None:
         """Compute again."""
+
+
+class PassStopped(Interrupted):
+    """A pass was stopped, and may be computed again."""
+
+
+class StopFlag:
+    """Flag at which a decode ends, with who has raised it. For any thread."""
+
+    def __init__(self, flag: Any) -> None:
+        """flag: bytes that native code looks at between two nodes; empty: go on."""
+        self.flag = flag
+        self._is_stopped = self._ends_pass = False
+
+    def stop(self) -> None:
+        """End what runs, and all that follows."""
+        self._is_stopped, self.flag.value = True, b"x"
+
+    def end_pass(self) -> None:
+        """End what runs, or what follows if nothing does."""
+        self._ends_pass, self.flag.value = True, b"x"
+
+    def resume(self) -> None:
+        """Let all run again."""
+        self._is_stopped = self._ends_pass = False
+        self.flag.value = b""
+
+    def be_as(self, other: StopFlag) -> None:
+        """Stop what another flag stops."""
+        self._is_stopped, self._ends_pass, self.flag.value = other._is_stopped, other._ends_pass, other.flag.value
+
+    def error(self) -> Interrupted:
+        """Return the error of a decode that ended. If only that was to end, the next one runs."""
+        if not self._ends_pass:
+            return Interrupted("stopped on request")
+        self._ends_pass, self.flag.value = False, b""
+        if self._is_stopped:  # also between these two lines
+            self.flag.value = b"x"
+        return PassStopped("stopped to be computed again")
 
 
 @contextmanager

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import EngineError, Interrupted
+from edge.errors import EngineError
 from edge.llama import library
 from edge.llama.batch import Batch as Batch
 from edge.llama.buffers import CallerBuffer, disable_amx
-from edge.llama.interrupt import deferred_interrupts
+from edge.llama.interrupt import StopFlag, deferred_interrupts
 from edge.llama.library import llama_cpp as L
 from edge.llama.sequences import Sequences
 from edge.llama.vocabulary import Vocabulary
@@ -257,8 +257,8 @@ class Context(Sequences):
         params.n_outputs_max = max(sizes.outputs, params.n_seq_max)  # ggml stops the process on fewer
         if model.own_memory:
             params.op_offload = False  # a GPU would be given copies of weights before they are there
-        self._stop = C.create_string_buffer(2)
-        params.abort_callback, params.abort_callback_data = _strlen, C.addressof(self._stop)
+        self.stopping = StopFlag(C.create_string_buffer(2))
+        params.abort_callback, params.abort_callback_data = _strlen, C.addressof(self.stopping.flag)
         self._on_node = L.ggml_backend_sched_eval_callback(on_node) if on_node else None
         if self._on_node:
             params.cb_eval = self._on_node
@@ -293,7 +293,7 @@ class Context(Sequences):
     def replace_by(self, fresh: Context) -> None:
         """Free what this context has, and go on as `fresh`, which nobody may use or close from now on."""
         self.close()
-        fresh._stop.value = self._stop.value
+        fresh.stopping.be_as(self.stopping)
         vars(self).update(vars(fresh))
 
     def decode(self, batch: Batch, n: int) -> None:
@@ -304,14 +304,14 @@ class Context(Sequences):
         if self.model.has_sections:
             batch.set_sections(n)
         code = _STOPPED
-        if not self._stop.value:
+        if not self.stopping.flag.value:
             self.decoding(batch.sequences[:n])
             code = batch.decode(self._handle)
         if code == 0:
             self.decoded(batch.sequences[:n], batch.positions[:n])
             return
         if code == _STOPPED:
-            raise Interrupted("stopped on request")
+            raise self.stopping.error()
         if code == 1:
             raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {n} more")
         raise EngineError(f"llama_decode failed with code {code}: {_why()}")
@@ -343,11 +343,11 @@ class Context(Sequences):
 
     def stop(self) -> None:
         """Make a decode that runs in another thread end at its next graph node (CPU only), and later ones fail."""
-        self._stop.value = b"x"
+        self.stopping.stop()
 
     def resume(self) -> None:
         """Allow decoding again."""
-        self._stop.value = b""
+        self.stopping.resume()
 
     def logits(self, row: int, n: int = 1) -> NDArray[np.float32]:
         """Logits of `n` rows from batch row `row` (-1: last with any): a view [n, n_vocab] until the next decode."""

@@ -61,6 +61,11 @@ class Continuation:
         """Tokens of thoughts so far, with their marks."""
         return self._thoughts.tokens if self._thoughts else 0
 
+    @property
+    def is_constrained(self) -> bool:
+        """True if a constraint holds for its answer."""
+        return self._sampler.is_constrained
+
     def logits_request(self, drafts: Sequence[int] = ()) -> LogitsRequest:
         """Return the logits that its next token needs, and those that each token after these drafts would need."""
         if self._thoughts is None or self._thoughts.state == "answer" or not self._sampler.is_constrained:

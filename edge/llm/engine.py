@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -35,7 +34,6 @@ from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
-from edge.paging.weights import one_pass
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from partition.model.generation import generates
@@ -175,14 +173,7 @@ class ModelRunner(Closing):
         if outputs > self.outputs:  # ggml would abort
             raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")
         self.states.attention.before(int(rows.positions[n - 1]) + 1)
-        stream, hooks = self._loaded.stream, self._loaded.hooks
-        if stream is not None:
-            stream.begin()
-        with nullcontext() if self.paging is None else one_pass(self.paging, rows, n):
-            if hooks is None:
-                self._context.decode(rows, n)
-            else:
-                hooks.decode(self._context, rows, n, outputs)
+        self._loaded.decode(rows, n, outputs)
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""

@@ -33,6 +33,7 @@ from edge.llm.slot import Slot, full_length, is_full
 from edge.llm.step_budget import StepBudget
 from edge.multimodal.media import alike
 from edge.thinking.splitter import Split
+from partition.predict.migration import Pace
 
 
 @dataclass
@@ -142,6 +143,7 @@ class InFlight:
         self.follow(engine)
         self.steps: deque[Step] = deque()
         self.submitted = self.prompt_rows = 0  # steps, and rows of prompts in them, from the beginning
+        self.pace = Pace()
 
     def follow(self, engine: TextEngine) -> None:
         """Have answers form groups, and so many steps in flight, as this engine takes."""
@@ -242,12 +244,15 @@ class InFlight:
     ) -> VerifyResult:
         """Choose tokens by the logits of rows, whose step has come: `events` get those that tell of them. Rows behind a
         wrong draft are forgotten, also in windows behind these. is_alone: nothing else was in flight."""
-        running, behind = rows.running, self.rows_of(rows.running)
+        running, behind, now = rows.running, self.rows_of(rows.running), time.perf_counter()
         if not running.answer:
-            running.prefilled_at = time.perf_counter()
+            running.prefilled_at = now
         following = [*rows.tokens[len(rows.tokens) - rows.logits + 1 :], *(behind[0].tokens[:1] if behind else ())]
         new_events, used, right = verify(running, logits, following)
         events += new_events  # also where the engine is lost now: they were chosen
+        if running.chosen_at:
+            self.pace.add((now - running.chosen_at) / max(1, used))
+        running.chosen_at = now
         cancelled = tuple([len(rows_of_step.tokens) for rows_of_step in self.cancel(running)]) if right < used else ()
         if wrong := rows.logits - used + sum(cancelled):
             rows.slot.cut(len(rows.slot.tokens) - wrong)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +20,8 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Former, Slot, check_prompt, common_prefix
 from edge.multimodal.media import EmbeddingRows, behind, has_rows, text_of
 from edge.thinking.tracker import Thinking
+from partition.predict.migration import LEAST_TOKENS, Migration
+from partition.state.sequence import KVBlock
 
 _NO_LIMIT = 1 << 60
 
@@ -113,6 +117,8 @@ class Running:
         self.prompt_rows_at = 0  # that had been submitted then, of all requests
         self.prefilled_at = 0.0  # when its first logits came, by time.perf_counter
         self.step_s: list[float] = []  # that steps took which had one row of it and nothing else
+        self.chosen_at = 0.0  # when its last token was chosen in this slot, by time.perf_counter; 0: before the first
+        self.moved_at: int | None = None  # tokens of its answer when it moved to the placement that answers it
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -135,6 +141,13 @@ class Running:
         """Tokens that it may still get."""
         most = self.request.max_tokens
         return (_NO_LIMIT if most is None else most) - len(self.continuation.tokens)
+
+    def migration(self, copy_s: float | None) -> Migration:
+        """As it may move now. copy_s: as of Migration. An answer is expected to go on for as long as it went on yet."""
+        n_answer = len(self.answer)
+        left = min(self.left, max(n_answer, LEAST_TOKENS))
+        since_move = LEAST_TOKENS if self.moved_at is None else n_answer - self.moved_at
+        return Migration(self.number, len(self.tokens), left, since_move, copy_s)
 
     def fills(self, full_length: int) -> bool:
         """Return whether its next token has no room, however alone it is, in a slot that may hold so many."""
@@ -188,6 +201,44 @@ class Running:
         return len(self.tokens) - len(self.slot.tokens)
 
 
+class RemoteAnswer:
+    """A request that another placement answers, until it is complete or `end` is called: from then on it belongs to the
+    scheduler alone, whatever that placement still computes."""
+
+    def __init__(self, running: Running, blocks: Sequence[KVBlock] = ()) -> None:
+        """blocks: keys and values that the other placement does not hold yet, in order."""
+        self.running, self.blocks = running, blocks
+        self.own = copy(running)  # has a slot of its own, and shares the answer
+        self.own.slot, self.own.chosen_at = None, 0.0
+        self.is_over = False
+        self._events: list[Event] = []
+        self.changed = threading.Condition(threading.RLock())  # held while the answer is looked at or grows
+
+    def take(self) -> list[Event]:
+        """Events since the last call, in order."""
+        with self.changed:
+            events, self._events = self._events, []
+            return events
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until `take` has something new, or it is over."""
+        with self.changed:
+            self.changed.wait_for(lambda: bool(self._events) or self.is_over, timeout_s)
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Tokens were chosen. Called with `changed` held."""
+        self._events += events
+        self.is_over |= any(event.finish_reason is not None for event in events)
+        self.running.prefilled_at = self.own.prefilled_at
+        self.changed.notify_all()
+
+    def end(self) -> None:
+        """The other placement answers it no more."""
+        with self.changed:
+            self.is_over = True
+            self.changed.notify_all()
+
+
 def only_background(*queues: Iterable[Running]) -> bool:
     """Return True if there are no requests but those in the background."""
     for queue in queues:
@@ -219,6 +270,8 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
         if request.max_tokens is None:  # no context ends it
             request = replace(request, max_tokens=engine.context)
     prompt, most = request.prompt, request.max_tokens
+    if most is not None and most < 1:
+        raise SamplingError(f"max_tokens is {most}: an answer has 1 token or more")
     check_media(request.media, engine)
     scales_of(engine.adapters, request.adapters)  # for its errors, before anything is made
     if most is None or request.stays is not None or engine.states.attention.window is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ MAX_DRY_BREAKER = 40  # bytes; llama.cpp cuts off longer ones
 MAX_PENALTY = 100.0
 DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
 MAX_BIASES = 1024
+MAX_TOP_K = 2**31 - 1  # llama.cpp's type
 MAX_BIAS = 1e6  # more than any two logits differ by, and few enough to be added to one
 MAX_TEMPERATURE = 1e4
 MAX_REPEAT_PENALTY = 100.0
@@ -64,7 +64,7 @@ class SamplingParams:
         """SamplingError names the option that is out of its range."""
         ranges = (
             ("temperature", self.temperature, 0, MAX_TEMPERATURE),
-            ("top_k", self.top_k, 0, math.inf),
+            ("top_k", self.top_k, 0, MAX_TOP_K),
             ("top_p", self.top_p, 0, 1),
             ("min_p", self.min_p, 0, 1),
             ("seed", self.seed, 0, MAX_SEED),
@@ -79,9 +79,8 @@ class SamplingParams:
             ("xtc_threshold", self.xtc_threshold, 0, 1),
         )
         for name, value, low, high in ranges:
-            if not (low <= value <= high) or value == math.inf:
-                needed = f"{low} or more" if high == math.inf else f"from {low} to {high}"
-                raise SamplingError(f"{name} must be {needed}, it is {value}")
+            if not low <= value <= high:
+                raise SamplingError(f"{name} must be from {low} to {high}, it is {value}")
         if not 1 / MAX_REPEAT_PENALTY <= self.repeat_penalty <= MAX_REPEAT_PENALTY:
             raise SamplingError(
                 f"repeat_penalty must be from {1 / MAX_REPEAT_PENALTY} to {MAX_REPEAT_PENALTY}, it is"

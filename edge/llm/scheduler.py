@@ -7,9 +7,10 @@ is alone has drafts behind its tokens instead, in as many windows as pay (`in_fl
 
 A step is: receive, admit, submit, collect, choose, report. Tokens that a request does not have in the cache yet are
 pending: all of its prompt at first, one token later. Where another placement computes long prompts, their keys and
-values are received block by block, and what is lacking when no more come is computed here. Where the cache is full the
-last request is preempted: it waits again, and goes on later with the same tokens. Where the engine is lost all requests
-are preempted, and go on with another one. Background requests run while there is no other: the next preempts them.
+values are received block by block, and what is lacking when no more come is computed here. It also answers requests
+that have no room here, or are clearly faster there, until they come back. Where the cache is full the last request is
+preempted: it waits again, and goes on later with the same tokens. Where the engine is lost all requests are preempted,
+and go on with another one. Background requests run while there is no other: the next preempts them.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from edge.llm.slot import full_length
 from edge.llm.slots import Slots
 from edge.llm.step_budget import Came, LatencyTargets, StepBudget
 from partition.predict.drafts import most_windows
+from partition.predict.migration import HEADROOM
 
-HEADROOM = 32  # tokens: each answer has room for so many more before another request joins, which else soon waits again
 USED_MEANWHILE = (
     "something else used this model before the answer was complete; take one answer to its end before the next is"
     " asked for, or answer several at once with Model.stream"
@@ -82,15 +83,17 @@ class Scheduler(Closing):
     @property
     def busy(self) -> bool:
         """True if a step would do something."""
-        return bool(self.waiting or self.running or self._in_flight.steps or self._events)
+        return bool(self.waiting or self.running or self._in_flight.steps or self._events or self.slots.away.requests)
 
-    def prepare(self, request: Request, given_up: Callable[[], bool] = never_given_up) -> Running:
+    def prepare(
+        self, request: Request, given_up: Callable[[], bool] = never_given_up, number: int | None = None
+    ) -> Running:
         """A request that `enqueue` can take: all that can be wrong with it is found here. Any thread may do this.
-        given_up: whether nobody waits for it any more.
+        given_up: whether nobody waits for it any more. number: unique among all requests; None: the next one.
 
         ContextFull where it alone does not fit, SamplingError for options that cannot be used.
         """
-        return prepare(next(self._numbers), request, self.engine, given_up)
+        return prepare(next(self._numbers) if number is None else number, request, self.engine, given_up)
 
     def enqueue(self, running: Running) -> int:
         """Let a prepared request wait for its turn; its number."""
@@ -105,7 +108,7 @@ class Scheduler(Closing):
     def cancel(self, number: int) -> None:
         """End a request; the next step tells so. Nothing happens where it has ended already."""
         with self._use.alone():
-            for running in (*self.waiting, *self.running):
+            for running in (*self.waiting, *self.running, *self.slots.away.requests):
                 if running.number == number:
                     self._events.append(self._ended(running, "cancelled"))
                     return
@@ -123,21 +126,25 @@ class Scheduler(Closing):
         return events
 
     def _go_on(self) -> None:
-        nobody_waits = only_background(self.running, self.waiting)
+        nobody_waits = only_background(self.running, self.waiting, self.slots.away.requests)
         if not self._in_flight.steps:  # the tokens of the last one have left
             self.slots.keep_snapshots()
             if nobody_waits:
                 self.slots.keep_groups()
         ready = self.slots.remote.receive(steps_in_flight=bool(self._in_flight.steps))
         self._ready.extend(ready or ())
+        away, pace = self.slots.away, self._in_flight.pace
+        for running in away.receive(self._events, self.waiting, len(self.running), pace):
+            self._free(running)
         if not nobody_waits:
             for running in [other for other in (*self._ready, *self.slots.remote.requests) if other.request.background]:
                 self._preempt(running)
-        submitted = ready is not None and self._admit() and self._submit(is_short=nobody_waits)
+        is_free = ready is not None and away.move(self._ready, self.running, pace, stepping=bool(self._in_flight.steps))
+        submitted = is_free and self._admit() and self._submit(is_short=nobody_waits)
         if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
             self._collect()
         elif not submitted:
-            self.slots.remote.wait()
+            self.slots.wait()
 
     def run(self, requests: Sequence[Request]) -> list[list[int]]:
         """The tokens generated for each request. ContextFull where one of them alone does not fit, SamplingError.
@@ -158,7 +165,7 @@ class Scheduler(Closing):
     def drop_requests(self) -> None:
         """Drop all requests. What they computed stays, as after other requests."""
         with self._use.alone():
-            for running in (*self.waiting, *self.running):
+            for running in (*self.waiting, *self.running, *self.slots.away.requests):
                 self._ended(running, "cancelled")
             self._events.clear()
 
@@ -203,7 +210,7 @@ class Scheduler(Closing):
         one waits for the steps in flight, because states are read between steps."""
         while self.waiting:
             running = min(self.waiting, key=lambda waiting: waiting.request.background)
-            if running.request.background and not only_background(self.running, self.waiting):
+            if running.request.background and not only_background(self.running, self.waiting, self.slots.away.requests):
                 return True
             request, others, left = running.request, self.running, self.engine.context - len(running.tokens)
             if left < 0:  # its next token had no room when the engine was lost
@@ -212,6 +219,10 @@ class Scheduler(Closing):
                 continue
             growth = sum(min(other.left, HEADROOM) for other in (running, *others)) if others else min(1, left)
             placement = self.slots.place(running.tokens, growth, running.namespace)
+            if placement is None and self.slots.away.begin(running):
+                self.waiting.remove(running)
+                self._admitted(running.number)
+                continue
             if placement is None:
                 return True
             former = running.former = running.former or self.slots.former(running.tokens, running.namespace)
@@ -364,6 +375,7 @@ class Scheduler(Closing):
 
     def _ended(self, running: Running, finish_reason: str, error: MediaError | None = None) -> Event:
         """End a request without a token, and free what it had."""
+        self.slots.away.end(running)  # from here on nobody else chooses its tokens
         event = end_event(running, finish_reason, error)
         self._in_flight.cancel(running)
         self._free(running)

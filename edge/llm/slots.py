@@ -10,15 +10,17 @@ Cells that slots share are counted for each of them: the cache then has more roo
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edge.adapters.adapter import Scales
 from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
-from edge.llm.requests import Running
+from edge.llm.requests import Event, RemoteAnswer, Running
 from edge.llm.slot import Former, Slot, common_prefix
+from partition.plan.plan import Range
+from partition.predict.migration import HEADROOM, Migration, Pace, PlacementLoad, best
 from partition.state.sequence import KVBlock
 
 LOOK_S = 0.05  # how soon who waits for keys and values hears that it is to stop
@@ -40,6 +42,7 @@ class Slots:
         self._engine, self.keeps = engine, keep
         self.all = [Slot(engine, sequence) for sequence in range(min(engine.sequences, most or engine.sequences))]
         self.remote = RemotePrompts(engine, self)
+        self.away = AwayRequests(engine, self)
         self._former: list[Former] = []  # what idle slots held, before another engine took over
         self._times = itertools.count(1)
 
@@ -52,6 +55,14 @@ class Slots:
     def n_cached(self) -> int:
         """Tokens in all of them."""
         return sum([len(slot.tokens) for slot in self.all])
+
+    def wait(self) -> None:
+        """Wait for what other placements compute, if anything is to come. Interrupted where the engine was stopped."""
+        if not self.away.requests and not self.remote.requests:
+            return
+        if self._engine.states.use.is_stopped:
+            raise Interrupted("stopped on request")
+        (self.away if self.away.requests else self.remote).wait()
 
     def make_room(self, n_tokens: int) -> bool:
         """Evict what nobody uses, the longest unused first, until so many more tokens fit; whether they do."""
@@ -248,12 +259,9 @@ class RemotePrompts:
         return ready
 
     def wait(self) -> None:
-        """Wait for keys and values, if any are to come. Interrupted where the engine was stopped."""
-        if not self.requests or self.requests[0].remote is None:
-            return
-        if self._engine.states.use.is_stopped:
-            raise Interrupted("stopped on request")
-        self.requests[0].remote.wait(LOOK_S)
+        """Wait for keys and values, for `LOOK_S` at most."""
+        if self.requests[0].remote is not None:
+            self.requests[0].remote.wait(LOOK_S)
 
     def _write(self, running: Running, blocks: Sequence[KVBlock]) -> bool:
         """Continue a slot. False where it has no room, or this cache cannot take them; what was written before stays.
@@ -270,3 +278,123 @@ class RemotePrompts:
                 return False
             slot.submitted(running.tokens[block.positions.start : block.positions.stop])
         return True
+
+
+class AwayRequests:
+    """Requests that the placement of prompts answers: those that have no room here, and those that are clearly faster
+    there. They come back with the tokens that were chosen, as prompts that are computed there already."""
+
+    def __init__(self, engine: TextEngine, slots: Slots) -> None:
+        self._engine, self._slots = engine, slots
+        self._answers: dict[int, RemoteAnswer] = {}  # by the number of the request
+        self.migrations = 0  # of requests whose answers had begun
+
+    @property
+    def requests(self) -> list[Running]:
+        """In the order in which they left."""
+        return [answer.running for answer in self._answers.values()]
+
+    def begin(self, running: Running) -> bool:
+        """Have a request that has no room here answered there; whether it is."""
+        if not self._may_leave(running) or not self._placement.load().has_room(len(running.tokens)):
+            return False
+        if running.cached_tokens is None:
+            running.cached_tokens = self._placement.n_held(running.prompt[:-1], running.namespace)
+        return self._send(running)
+
+    def move(self, ready: deque[Running], running: list[Running], pace: Pace, *, stepping: bool) -> bool:
+        """Let the request that gains most leave, with its keys and values. False where it waits for steps in flight
+        (`stepping`). ready, running: of the scheduler; whoever leaves is in neither afterwards."""
+        if self._placement is None or pace.token_s is None:
+            return True
+        able = {other.number: other for other in ready if other.answer and self._may_leave(other)}
+        source = self._load(len(running), pace)
+        choice = best(map(self._migration, able.values()), source, self._placement.load())
+        if choice is None or stepping:
+            return choice is None
+        leaving = able[choice.number]
+        if (slot := leaving.slot) is not None and self._send(leaving, self._read(leaving, slot)):
+            leaving.release_remote()
+            leaving.slot = leaving.former = None
+            ready.remove(leaving)
+            running.remove(leaving)
+            self._slots.leave(slot, keep=True)
+            pace.clear()
+        return True
+
+    def receive(self, events: list[Event], waiting: deque[Running], n_running: int, pace: Pace) -> list[Running]:
+        """Take in what came of requests that are away, and return those that are complete. Those that come back wait
+        before others."""
+        if self._answers and self._placement is not None and not waiting and not self._slots.remote.requests:
+            choice = best(map(self._migration, self.requests), self._placement.load(), self._load(n_running, pace))
+            if choice is not None:
+                self._answers[choice.number].end()
+        complete: list[Running] = []
+        for answer in list(self._answers.values()):
+            is_over, running = answer.is_over, answer.running
+            news = answer.take()
+            events += news
+            if news and news[-1].finish_reason is not None:
+                complete.append(running)
+            elif is_over:
+                self._moved(running)
+                waiting.appendleft(running)
+                pace.clear()
+            else:
+                continue
+            del self._answers[running.number]
+        return complete
+
+    def end(self, running: Running) -> None:
+        """Answer a request elsewhere no more, because it has ended."""
+        if (answer := self._answers.pop(running.number, None)) is not None:
+            answer.end()
+
+    def wait(self) -> None:
+        """Wait for tokens, for `LOOK_S` at most."""
+        next(iter(self._answers.values())).wait(LOOK_S)
+
+    @property
+    def _placement(self) -> Any:  # a `PrefillPlacement`
+        return self._engine.states.prefiller
+
+    def _may_leave(self, running: Running) -> bool:
+        """Return whether a request can be answered elsewhere. Processes that follow constraints serve one thread."""
+        request, slot = running.request, running.slot
+        is_special = request.media or request.background or running.continuation.is_constrained or running.window
+        is_exact = slot is None or slot.exact is None
+        return self._placement is not None and self._slots.keeps and is_exact and not is_special
+
+    def _migration(self, running: Running) -> Migration:
+        token_s = self._placement.copy_token_s
+        return running.migration(None if token_s is None else len(running.tokens) * token_s)
+
+    def _load(self, n_running: int, pace: Pace) -> PlacementLoad:
+        busy = [len(slot.tokens) + HEADROOM for slot in self._slots.all if slot.busy]
+        room = self._engine.context - sum(busy) if len(busy) < len(self._slots.all) else 0
+        return PlacementLoad(n_running, pace.token_s, room)
+
+    def _read(self, running: Running, slot: Slot) -> list[KVBlock]:
+        """Return the keys and values of a request that the other placement does not hold; none where they cannot be
+        read, as it computes them then. The next step may have answers on the same links, so they are waited for."""
+        start = min(self._placement.n_held(running.tokens, running.namespace), len(slot.tokens))
+        try:
+            return self._engine.states.begin_read(slot.sequence, Range(start, len(slot.tokens)))()
+        except EdgeError:
+            if self._engine.failed is not None:
+                raise
+            return []
+
+    def _send(self, running: Running, blocks: Sequence[KVBlock] = ()) -> bool:
+        answer = RemoteAnswer(running, blocks)
+        if not self._placement.answer(answer):
+            return False
+        self._answers[running.number] = answer
+        self._moved(running)
+        return True
+
+    def _moved(self, running: Running) -> None:
+        running.chosen_at, running.token_at = 0.0, None  # the gap to its next token is of no placement
+        if running.answer:
+            running.moved_at = len(running.answer)
+            self.migrations += 1

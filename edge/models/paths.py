@@ -25,8 +25,10 @@ def model_path(model: PathLike | None, progress: Progress | None = None) -> Path
     if model is None:
         return MODEL_PATH
     path, spec = Path(model), os.fspath(model)
+    if path.is_file():  # first, as reading the catalog takes longer than many a small model takes to load
+        return path
     known = known_model(spec)
-    if path.is_file() or (path.exists() and known is None):
+    if path.exists() and known is None:
         return path
     if known is None and not hub.is_spec(spec):
         raise ModelFileError(f"no such file: {_with_hint(spec)}")

@@ -266,7 +266,7 @@ def shape_of(name: str | None, arch: str | None, figures: Mapping[str, Any]) -> 
 
 def write_outline(path: Path, shape: Shape, name: str, types: Mapping[str, TensorType] | None = None) -> GgufFile:
     """Write the outline of a model and open it: its header, and a hole in place of weights, which takes no room on a
-    disk. Planner, quantizer (on a dry run) and slices of zeros read nothing else. types: by tensor; None: F16, and F32
+    disk. Planner, quantizer (on a dry run) and surveys read nothing else. types: by tensor; None: F16, and F32
     where quantizers keep that. ShapeError for bad figures; OSError if the disk cannot hold such a file."""
     tensors = layout(shape, "f16", "f16")
     if types:

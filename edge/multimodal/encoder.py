@@ -70,16 +70,17 @@ class MediaEncoder(Closing):
         self._settings = {"model": str(model), "projector": str(projector), "threads": threads, "use_gpu": use_gpu}
         self._device = device
         self._encoding, self._lock = threading.Lock(), threading.Lock()  # one file at a time; around what is next
-        self._cached: OrderedDict[bytes, Media] = OrderedDict()  # by the hash of the file
+        self._cached: OrderedDict[bytes, Media] = OrderedDict()  # by the hash of the file, and the namespace
         self._process: subprocess.Popen[bytes] | None = None
         if device is None:
             self._start()
 
-    def encode(self, data: bytes) -> Media:
-        """Return what a file becomes. MediaError where it cannot be used."""
+    def encode(self, data: bytes, namespace: str = "") -> Media:
+        """Return what a file becomes. namespace: of those who may notice by speed that another had the same file.
+        MediaError where it cannot be used."""
         if len(data) > MOST_BYTES:
             raise MediaError(f"a picture or sound has up to {bytes_text(MOST_BYTES)}, this one {bytes_text(len(data))}")
-        name = hashlib.sha256(data).digest()
+        name = hashlib.sha256(data).digest() + namespace.encode()
         if (media := self._used(name)) is None:
             with self._encoding:
                 if (media := self._used(name)) is None:  # else who was before this one had the same file

@@ -19,9 +19,11 @@ def encoded(
     n_files: int = 1,
     most_tokens: int | None = None,
     given_up: Callable[[], bool] = never_given_up,
+    namespace: str = "",
 ) -> dict[str, Media]:
     """Encode files, by their marks, while they have at most so many tokens together and somebody waits. n_files: how
-    many there are. MediaError, with the number of the one at fault; ContextFull; EngineError once it is given up."""
+    many there are. namespace: as of `MediaEncoder.encode`. MediaError, with the number of the one at fault;
+    ContextFull; EngineError once it is given up."""
     media: dict[str, Media] = {}
     if not n_files:
         return media
@@ -31,7 +33,7 @@ def encoded(
         for mark, data in files:
             if given_up():
                 raise EngineError("the request was cancelled before its pictures and sounds were encoded")
-            media[mark] = encoder.encode(data)
+            media[mark] = encoder.encode(data, namespace)
             n_tokens = sum(len(own.tokens) for own in media.values())
             if most_tokens is not None and n_tokens >= most_tokens:
                 raise ContextFull(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
 import json
-import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -23,13 +23,17 @@ class ServerChat:
     def __init__(
         self, url: str, *, key: str | None = None, model: str | None = None, system: str | None = None
     ) -> None:
-        """url: of the server, with or without /v1. key: that it asks for. model: by the server's name; None: its own
-        choice. ValueError for what is no URL."""
+        """url: of the server, with or without /v1. key: that it asks for, sent to this server alone. model: by the
+        server's name; None: its own choice. ValueError for what is no URL, or has a name or password in it."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
+        if "@" in parts.netloc:  # it would be in every error, and in nothing that is sent
+            raise ValueError("the address has a name or password before its @; leave it out, a server takes a key")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url[:200]!r} is no address of a server, such as http://127.0.0.1:8080")
         base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._where, self._url, self._key, self._model = parts.netloc, f"{base}/v1/chat/completions", key, model
+        # No proxy: a server in the home network is not behind the one that the shell may name.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self.attached: list[dict[str, Any]] = []  # parts that the next question begins with
         self.usage: dict[str, Any] | None = None  # of the last answer, as the server says
@@ -70,7 +74,7 @@ class ServerChat:
             headers["Authorization"] = f"Bearer {self._key}"
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
         try:
-            with closing(urllib.request.urlopen(request, timeout=SILENT_S, context=_tls(self._url))) as response:
+            with closing(self._opener.open(request, timeout=SILENT_S)) as response:
                 while line := response.readline(_MOST_LINE_BYTES):
                     if not line.startswith(b"data:"):
                         continue  # a sign of life, or the end of an event
@@ -78,6 +82,8 @@ class ServerChat:
                     if data == b"[DONE]":
                         return
                     event = json.loads(data)
+                    if not _is_chunk(event):
+                        raise ValueError("it sent an event that is none of the OpenAI API")
                     if "error" in event:
                         raise TransportError(f"{self._where}: {_error_message(event)}")
                     yield event
@@ -86,22 +92,40 @@ class ServerChat:
         except urllib.error.URLError as error:
             why = getattr(error.reason, "strerror", None) or error.reason
             raise TransportError(f"{self._where} cannot be asked: {why}; is edge serve running there?") from error
-        except (OSError, ValueError) as error:
+        except http.client.IncompleteRead:
+            pass
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
             raise TransportError(f"{self._where} cannot be asked: {error}") from error
         raise TransportError(f"{self._where} ended before the answer was complete")
 
 
-def _tls(url: str) -> ssl.SSLContext | None:
-    return ssl.create_default_context() if url.startswith("https:") else None
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the key and the conversation would go wherever it leads."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request, which makes the redirect an HTTPError."""
+
+
+def _is_chunk(event: Any) -> bool:
+    """Return whether an event has the shape of the API's, as far as it is read."""
+    if not isinstance(event, dict) or not isinstance(choices := event.get("choices", []), list):
+        return False
+    deltas = [choice.get("delta", {}) if isinstance(choice, dict) else None for choice in choices]
+    return all(
+        isinstance(delta, dict)
+        and all(isinstance(delta.get(name) or "", str) for name in ("content", "reasoning_content"))
+        for delta in deltas
+    )
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
     with error:
-        data = error.read(1 << 16)
-    try:
-        return _error_message(json.loads(data))
-    except ValueError:
-        return error.reason
+        if elsewhere := error.headers.get("Location"):
+            return f"it is at {elsewhere[:200]}; give that address, as a key goes to no other server than the one named"
+        try:
+            return _error_message(json.loads(error.read(1 << 16)))
+        except (OSError, ValueError, RecursionError, http.client.HTTPException):
+            return error.reason
 
 
 def _error_message(values: Any) -> str:

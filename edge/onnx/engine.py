@@ -15,15 +15,13 @@ import numpy.typing as npt
 from devices.probe import default_threads
 from edge.closing import Closing
 from edge.errors import EngineError, Interrupted
-from edge.onnx.file import load, tensors
+from edge.onnx.file import load, parsed
 from edge.onnx.runtime import open_session, refusals, runtime
-from edge.onnx.samples import Feeds, Input, inputs_of
+from edge.onnx.samples import Feeds, Input, declared_shape, inputs_of
 from edge.onnx.signature import Output, fit, open_sizes, outputs_of, shape_of, with_dims
 from quant.errors import ModelFileError
-from quant.text import first_line
 
 _BAD_NODE = re.compile(r"Bad node spec for node\. Name: (.*) OpType: (\S+)")
-_NO_SHAPE = "Field 'shape' of 'type' is required"
 _NO_MEMORY = "Failed to allocate memory"
 
 Array = npt.NDArray[Any]
@@ -64,7 +62,7 @@ class OnnxEngine(Closing):
         shapeless = {
             tensor.name for tensor in (*graph.input, *graph.output) if not tensor.type.tensor_type.HasField("shape")
         }
-        sizes = open_sizes(tuple(map(_declared, graph.input)), dims or {})
+        sizes = open_sizes([Input(tensor.name, "", declared_shape(tensor)) for tensor in graph.input], dims or {})
         named = {dim.dim_param for tensor in graph.input for dim in tensor.type.tensor_type.shape.dim}
         overrides = {key: size for key, size in sizes.items() if key in named}
         nodes = {f"{n.domain}:{n.op_type}": n.name or n.output[0] for n in reversed(graph.node)}
@@ -187,38 +185,10 @@ def _checked(model: Path | bytes) -> tuple[Any, frozenset[Path]]:
     """Return the model's GraphProto, valid as far as can be seen without ONNX Runtime, and the files it lies in."""
     try:
         if isinstance(model, bytes):
-            return _parsed(model).graph, frozenset()
+            return parsed(model).graph, frozenset()
         file = load(model)
         return file.model.graph, file.data_files | {model}
     except ModelFileError as exc:
         if bad_node := _BAD_NODE.search(str(exc.__cause__)):
             raise ModelFileError(f"{exc} (node {bad_node[1]!r}, {bad_node[2]})") from exc
         raise
-
-
-def _declared(value: Any) -> Input:
-    """Return an input as the model's file declares it, for its open dimensions."""
-    dims = value.type.tensor_type.shape.dim
-    return Input(value.name, "", tuple(str(d.dim_param) if not d.dim_value > 0 else d.dim_value for d in dims))
-
-
-def _parsed(content: bytes) -> Any:
-    """Return the model in these bytes. They may name no data files: there is no folder for them."""
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(content)
-    except DecodeError as exc:
-        raise ModelFileError(f"these {len(content)} bytes are no ONNX model, or are cut off") from exc
-    for tensor in tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise ModelFileError(f"tensor {tensor.name!r} has its data in a file; give the model as a file, too")
-    try:
-        onnx.checker.check_model(model)
-    except Exception as exc:  # ValidationError, and others for what cannot be encoded
-        if _NO_SHAPE in str(exc):  # as in `load`
-            return model
-        raise ModelFileError(f"these bytes are no valid ONNX model: {first_line(exc)}") from exc
-    return model

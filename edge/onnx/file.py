@@ -64,13 +64,37 @@ def load(path: Path) -> OnnxFile:
     size += sum(data_file.stat().st_size for data_file in data_files)
     file = OnnxFile(path, model, frozenset(data_files), weights, size)
     if weights <= _INLINE_LIMIT:
-        try:
-            onnx.checker.check_model(model)
-        except Exception as exc:  # ValidationError, and others for what cannot be encoded
-            if _NO_SHAPE in str(exc):  # of an output: ONNX Runtime, which checks too, finds it out
-                return file
-            raise ModelFileError(f"{path} is not a valid ONNX model: {first_line(exc)}") from exc
+        _check(model, str(path))
     return file
+
+
+def parsed(content: bytes) -> Any:
+    """Return the model in these bytes, checked. They may name no data files: there is no folder for them.
+    ModelFileError."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(content)
+    except DecodeError as exc:
+        raise ModelFileError(f"these {len(content)} bytes are no ONNX model, or are cut off") from exc
+    for tensor in tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise ModelFileError(f"tensor {tensor.name!r} has its data in a file; give the model as a file, too")
+    _check(model, "the model")
+    return model
+
+
+def _check(model: Any, name: str) -> None:
+    """Raise ModelFileError for a model that breaks the rules of ONNX."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(model)
+    except Exception as exc:  # ValidationError, and others for what cannot be encoded
+        if _NO_SHAPE not in str(exc):  # of an output: ONNX Runtime, which checks too, finds it out
+            raise ModelFileError(f"{name} is not a valid ONNX model: {first_line(exc)}") from exc
 
 
 def _is_text(message: Any) -> bool:

@@ -17,7 +17,7 @@ from edge.errors import EngineError, NotEnoughMemory
 from edge.onnx.file import OnnxFile, load
 from edge.onnx.inputs import read
 from edge.onnx.observed import ObservedRun
-from edge.onnx.samples import ANY_SHAPE, TYPES, Feeds, Input, SamplesError, random_feeds
+from edge.onnx.samples import TYPES, Feeds, Input, SamplesError, declared_shape, random_feeds
 from edge.onnx.signature import dims_of, fit, with_dims
 from edge.onnx.wire import Array, Boundary, Tensor
 from edge.slices.local import OwnSlices
@@ -191,11 +191,7 @@ def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
         if kind not in _NAMES:
             what = kind or "no tensor of numbers"
             raise SamplesError(f"input {value.name!r} is {what}; such a model cannot be cut")
-        shape = tuple(
-            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or "?"
-            for dim in tensor.shape.dim
-        )
-        inputs.append(Input(value.name, _NAMES[kind], shape if tensor.HasField("shape") else ANY_SHAPE))
+        inputs.append(Input(value.name, _NAMES[kind], declared_shape(value)))
     return tuple(inputs)
 
 

@@ -60,6 +60,17 @@ def inputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Input, ...
     return inputs
 
 
+def declared_shape(value: Any) -> tuple[int | str, ...]:
+    """Return the shape that a model's file declares for an input, as that of an `Input`."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return ANY_SHAPE
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or "?"
+        for dim in tensor.shape.dim
+    )
+
+
 def shape_of_session(shape: Iterable[Any]) -> tuple[int | str, ...]:
     """Return a session's shape with a name or "?" for open dimensions."""
     return tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "?") for dim in shape)

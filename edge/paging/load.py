@@ -152,6 +152,9 @@ def load_within(
         context = llama.Context(
             model, loaded.sizes, threads=threads, on_node=node_hooks.callback if node_hooks else None
         )
+        # A pass that hooks saw, or that changed what recurrent layers or windows hold, is not computed twice.
+        if tokens and not (hooks or model.is_recurrent or model.window):
+            weights.stop_pass = lambda: context.stopping.end_pass()
     except BaseException as error:
         _close(loaded, model, own, opened)
         if isinstance(error, OSError):  # of a system that gives no addresses, or too few

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,12 +11,13 @@ from edge.adapters.file import AdapterFile
 from edge.errors import EngineError
 from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.interrupt import PassStopped
 from edge.llama.layer_stream import LayerStream
 from edge.llama.llama import ContextSizes
 from edge.paging import gpu_layers, memory
 from edge.paging.gpu_layers import GpuLayers
 from edge.paging.memory import MemoryNeed
-from edge.paging.weights import PagedWeights
+from edge.paging.weights import PagedWeights, one_pass
 from partition.model.model import ModelShape
 
 
@@ -33,6 +34,19 @@ class ModelInMemory:
     gpu_layers: GpuLayers | None = None  # without a GPU, or under a budget
     weights: PagedWeights | None = None  # under a budget; None where llama.cpp holds them
     stream: LayerStream | None = None  # layers that do not stay in a GPU's memory
+
+    def decode(self, rows: llama.Batch, n: int, outputs: int) -> None:
+        """Compute the first `n` rows, of which `outputs` give logits; again where that was stopped for the memory."""
+        while True:
+            if self.stream is not None:
+                self.stream.begin()
+            with suppress(PassStopped):
+                with nullcontext() if self.weights is None else one_pass(self.weights, rows, n):
+                    if self.hooks is None:
+                        self.context.decode(rows, n)
+                    else:
+                        self.hooks.decode(self.context, rows, n, outputs)
+                return
 
 
 def load_mapped(

@@ -6,7 +6,8 @@ import hashlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,13 +111,11 @@ class Reader:
     ) -> None:
         """row_bytes: of the longest row. chunk: bytes of one read. verify: what is read again must have the digest it
         had the first time."""
-        self.threads = threads
+        self.threads, self._row_bytes = threads, row_bytes
         self.chunk = max(PAGE, pages(chunk))
         self._digests: dict[tuple[str, int], bytes] | None = {} if verify else None
         self._urgent: deque[Job] = deque()
         self._ahead: deque[Job] = deque()
-        self._idle: deque[Job] = deque()  # nobody waits for these
-        self._idle_is_due = False  # they get every second chunk
         lock = threading.RLock()
         self._turn = threading.Condition(lock)  # of the threads
         self._arrival = threading.Condition(lock)
@@ -124,12 +123,7 @@ class Reader:
         self._at_work, self._since = 0, 0.0  # threads that read, and the time since when there is one
         self._closed = False
         self.hangs = False  # a thread did not end, and may still write to its buffer
-        self._staging = [AddressSpace(_buffer(row_bytes, chunk), huge=True) for _ in range(threads)]
-        self._threads = [
-            threading.Thread(target=self._work, args=(space,), name="weights", daemon=True) for space in self._staging
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads, self._staging = _start(self, threads, threading.Event())
 
     @staticmethod
     def memory(row_bytes: int, threads: int, chunk: int) -> int:
@@ -149,12 +143,6 @@ class Reader:
                 if job.next < job.n_bytes and job.error is None:
                     self._forget(job)
                     (self._urgent if urgent else self._ahead).append(job)
-            self._turn.notify_all()
-
-    def submit_idle(self, jobs: Sequence[Job]) -> None:
-        """Begin jobs that nobody waits for: they go on beside those that are read ahead, chunk by chunk in turn."""
-        with self._turn:
-            self._idle.extend(jobs)
             self._turn.notify_all()
 
     def wait(self, job: Job) -> None:
@@ -212,15 +200,15 @@ class Reader:
         )
 
     def _forget(self, job: Job) -> None:
-        for queue in (self._urgent, self._ahead, self._idle):
+        for queue in (self._urgent, self._ahead):
             if job in queue:
                 queue.remove(job)
 
     # --- in the threads ---
 
-    def _work(self, staging: AddressSpace) -> None:
+    def _work(self, staging: AddressSpace, over: threading.Event) -> None:
         room = staging.view(0, staging.n_bytes)
-        while (chunk := self._next()) is not None:
+        while (chunk := self._next(over)) is not None:
             job, at, n_bytes = chunk
             error: Exception | None = None
             try:
@@ -229,15 +217,14 @@ class Reader:
                 error = caught
             self._did(job, n_bytes, error)
 
-    def _next(self) -> tuple[Job, int, int] | None:
-        """(job, first byte, bytes) of the next chunk; None when closed."""
+    def _next(self, over: threading.Event) -> tuple[Job, int, int] | None:
+        """(job, first byte, bytes) of the next chunk; None when closed, or over."""
         with self._turn:
-            while not (self._urgent or self._ahead or self._idle or self._closed):
+            while not (self._urgent or self._ahead or self._closed or over.is_set()):
                 self._turn.wait()
-            if self._closed:
+            if self._closed or over.is_set():
                 return None
-            self._idle_is_due = not self._idle_is_due
-            queue = self._urgent or (self._idle if self._idle_is_due and self._idle else self._ahead or self._idle)
+            queue = self._urgent or self._ahead
             job = queue[0]
             at, n_bytes = job.next, job.chunk(self.chunk)
             job.next += n_bytes
@@ -288,3 +275,46 @@ class Reader:
                 f"{job.source.path}: {len(data)} bytes of {job.weight.name} at offset {offset} are not those that were"
                 " read the first time; the disk or the memory is faulty, or the file was changed"
             )
+
+
+def beside(reader: Reader, threads: int) -> Reader:
+    """Return a reader with threads of its own, which holds what is read again to the same digests."""
+    other = Reader(reader._row_bytes, threads, reader.chunk)
+    other._digests = reader._digests
+    return other
+
+
+def beside_bytes(reader: Reader, threads: int) -> int:
+    """Return the bytes that such a reader takes for itself."""
+    return reader.memory(reader._row_bytes, threads, reader.chunk)
+
+
+@contextmanager
+def helped(reader: Reader, threads: int) -> Iterator[None]:
+    """Have a reader use so many threads more in the block, with memory as `beside_bytes` says: while nothing else
+    computes, more of what is read is laid out at once."""
+    over = threading.Event()
+    helpers, staging = _start(reader, threads, over)
+    try:
+        yield
+    finally:
+        with reader._turn:
+            over.set()
+            reader._turn.notify_all()
+        for thread, space in zip(helpers, staging, strict=True):
+            thread.join(READ_TIMEOUT_S)
+            if thread.is_alive():
+                reader._threads.append(thread)  # `close` says that it hangs
+            else:
+                space.close()
+
+
+def _start(reader: Reader, threads: int, over: threading.Event) -> tuple[list[threading.Thread], list[AddressSpace]]:
+    """Start threads that read until that is over. Return them, and their memory."""
+    staging = [AddressSpace(_buffer(reader._row_bytes, reader.chunk), huge=True) for _ in range(threads)]
+    started = [
+        threading.Thread(target=reader._work, args=(space, over), name="weights", daemon=True) for space in staging
+    ]
+    for thread in started:
+        thread.start()
+    return started, staging

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,13 @@ from edge.paging.arena import Arena, OneArena
 from edge.paging.experts import ExpertCounts, Experts, Router
 from edge.paging.node_hooks import PagingHooks
 from edge.paging.plan import PagePlan
-from edge.paging.reader import Job, Reader
+from edge.paging.reader import Job, Reader, beside_bytes, helped
 from edge.paging.roles import Roles
 from edge.paging.stats import PagingStats, Passes
 from edge.paging.token_rows import TokenRows
 from edge.paging.window import Pager, Piece
+
+_HELPERS = 2  # threads more that read while nothing computes
 
 
 @contextmanager
@@ -50,10 +52,11 @@ class PagedWeights:
         arena: Arena | None = None,
     ) -> None:
         """Load what stays. WeightsError if it cannot be read; what `progress` raises ends the load. arena: the memory
-        that it stays in; the caller closes this, and the reader. None: one of its own."""
+        that it stays in, which is closed with the weights, as the reader is; None: one memory for all."""
         self._reader, self._progress, self._threads = reader, progress, threads
         self._routing = experts_used, router_first
-        self._arena, self._owns = arena or OneArena(plan.resident), arena is None
+        self._arena = arena or OneArena(plan.resident)
+        self.stop_pass: Callable[[], None] | None = None  # has a pass end early, and computed again
         self._jobs: dict[Piece, Job] = {}  # of what stays
         self._rows: TokenRows | None = None
         self._pager: Pager | None = None
@@ -141,12 +144,9 @@ class PagedWeights:
 
     def close(self) -> None:
         """Free all memory. The model must have been freed, or not compute until other weights are in place."""
-        if self._owns:
-            self._reader.close()
-            if self._reader.hangs:
-                return  # its threads may still write there
-        self._release()
-        if self._owns:
+        self._reader.close()
+        if not self._reader.hangs:  # else its threads may still write there
+            self._release()
             self._arena.close()
 
     def _release(self) -> None:
@@ -168,15 +168,17 @@ class PagedWeights:
                 self._reader.submit(job)
         done, total = 0, max(1, sum(piece.n_bytes for piece in self.plan.resident))
         whole_head = self._roles.head if not self.plan.head_pieces else None
-        for piece, job in self._jobs.items():
-            self._reader.wait(job)
-            self._arena.arrived(piece)
-            address = self._places[piece] = job.space.address + job.start
-            if piece not in self.plan.head_pieces:
-                piece.weight.point(address, piece.repacked)
-            done += piece.n_bytes
-            if self._progress is not None:
-                self._progress(done / total)
+        has_room = self.plan.window >= beside_bytes(self._reader, _HELPERS)  # that of the window, which is yet to come
+        with helped(self._reader, _HELPERS) if has_room else nullcontext():
+            for piece, job in self._jobs.items():
+                self._reader.wait(job)
+                self._arena.arrived(piece)
+                address = self._places[piece] = job.space.address + job.start
+                if piece not in self.plan.head_pieces:
+                    piece.weight.point(address, piece.repacked)
+                done += piece.n_bytes
+                if self._progress is not None:
+                    self._progress(done / total)
         table = self._roles.table
         # A tied head that lies in memory as it lies in the file is the token table, too.
         if table is not None and not (self._roles.tied and whole_head and not whole_head.repacked):

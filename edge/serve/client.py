@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -48,7 +50,8 @@ class EngineClient:
 
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
         embedded = await self.process.ask("embed", {"texts": [t if isinstance(t, str) else list(t) for t in texts]})
-        return embedded["embeddings"], embedded["tokens"]
+        vectors = [array("f", b64decode(vector)).tolist() for vector in embedded["embeddings"]]
+        return vectors, embedded["tokens"]
 
     async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
         ranked = await self.process.ask("rerank", {"query": query, "documents": list(documents)})

@@ -70,7 +70,7 @@ Deltas = AsyncIterator[tuple[int, Delta]]
 
 async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator[Delta, None]:
     """Yield the deltas of one answer. The last is an End; EngineGone if its engine ended."""
-    begun, called = False, False
+    begun, called, is_done = False, False, False
     tokens = thought_tokens = 0
     pieces: list[Piece] = []
     async for piece in answer:
@@ -95,16 +95,20 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
                 if isinstance(part, CallEnd):
                     called = called or part.is_complete
                 yield Call(f"call_{secrets.token_hex(12)}", part.name) if isinstance(part, CallStart) else part
+                if is_done := called and parser is not None and parser.is_single:
+                    answer.cancel()
+                    break
             elif part or pieces:
                 yield Text(part, tuple(pieces))
                 pieces.clear()
-        if piece.finish_reason is not None:
-            is_cut = piece.finish_reason in ("length", "repetition")
+        if is_done or piece.finish_reason is not None:
+            is_cut = not is_done and piece.finish_reason in ("length", "repetition")
             # Nobody is to make calls of an answer in which one broke.
             broke = parser is not None and parser.has_broken
             reason: Reason = "length" if is_cut else "tool_calls" if called and not broke else "stop"
-            ended_by = "repetition" if piece.finish_reason == "repetition" else None
+            ended_by = "repetition" if is_cut and piece.finish_reason == "repetition" else None
             yield End(reason, piece.stop_string, tokens, thought_tokens, ended_by)
+            return
 
 
 async def begin(model: ServedModel, generations: Sequence[Generation]) -> list[Answer]:

@@ -76,9 +76,10 @@ class EngineChild:
         future = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
             self.send({"id": number, "do": what, "with": arguments})
-            return await asyncio.wait_for(future, ANSWER_S)
-        except asyncio.TimeoutError:
-            raise NoAnswer(f"the engine process gave no answer in {ANSWER_S:g} s") from None
+            await asyncio.wait({future}, timeout=ANSWER_S)  # before Python 3.12 wait_for may drop a cancellation
+            if not future.done():
+                raise NoAnswer(f"the engine process gave no answer in {ANSWER_S:g} s")
+            return future.result()
         except asyncio.CancelledError:
             self.send({"id": number, "do": "cancel"})
             raise
@@ -88,7 +89,8 @@ class EngineChild:
     def kill(self, reason: str) -> None:
         """End it at once. It ends by itself, then, for this reason."""
         self._fatal = EngineGone(f"{self._name}: {reason}, and was ended")
-        self.process.kill()
+        with suppress(ProcessLookupError):
+            self.process.kill()
 
     async def end(self, reason: Exception) -> None:
         """Tell it to end, and wait for that. Requests without an answer fail with this reason."""
@@ -99,11 +101,15 @@ class EngineChild:
         self._fail_pending(reason)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        with suppress(ConnectionError):
+        try:
             async for line in reader:
                 if line.endswith(b"\n") and not self._is_ending:  # else it ended in the middle of a message
                     for message in json.loads(line):
                         self._take(message)
+        except ConnectionError:
+            pass
+        except Exception as error:  # such as a line that is too long: nothing behind it can be read
+            self.kill(f"it sent what cannot be read ({error})")
         code = await exit_code(self.process)
         self._leave()
         self._writer.close()

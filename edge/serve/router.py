@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from edge.api.config import EngineConfig
-from edge.errors import NotAllowed, UnknownModel
+from edge.errors import EngineGone, NotAllowed, UnknownModel
 from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.client import EngineClient
@@ -57,6 +57,7 @@ class Router:
         self.memory = ModelMemory(memory, self._unload_longest_idle, several=several)
         self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
         self._awaited: Counter[str] = Counter()  # requests that wait until each is loaded
+        self._loads: dict[str, asyncio.Task[EngineClient]] = {}
         self._moves: set[asyncio.Task[None]] = set()  # to other plans; references, so that they are not collected
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
@@ -74,7 +75,8 @@ class Router:
         if model is not None:  # without waiting for models that are being loaded
             return model
         self._awaited[name] += 1
-        try:
+
+        async def load() -> EngineClient:
             async with self._loading:
                 model = self._running(name)
                 if model is None:
@@ -93,8 +95,20 @@ class Router:
                     self._models[name] = model
                     self._lifetimes.use(name)
                 return model
+
+        if (loading := self._loads.get(name)) is None or loading.done():
+            loading = self._loads[name] = asyncio.create_task(load())
+        try:
+            return await asyncio.shield(loading)  # goes on if its client has gone, who may come again
+        except asyncio.CancelledError:
+            if loading.cancelled():
+                raise EngineGone("the server ends") from None
+            raise
         finally:
             self._awaited[name] -= 1
+            if not self._awaited[name] and self._awaited.total() and self._loads.get(name) is loading:
+                del self._loads[name]
+                loading.cancel()  # for others, who wait for another model
 
     async def loaded(self) -> Sequence[EngineClient]:
         return [model for model in self._models.values() if model.process.failed is None]
@@ -178,25 +192,30 @@ class Router:
             return
         if self._fetch is None:
             raise NotAllowed("this server fetches no models; start it with --allow-pull, or fetch it: edge model pull")
-        if name not in self._fetching:
-            self._fetching[name] = asyncio.create_task(self._fetched(name, self._fetch, progress))
-        await asyncio.shield(self._fetching[name])
+        fetch = self._fetch
 
-    async def _fetched(self, name: str, fetch: Callable[[str, Progress], EngineConfig], progress: Progress) -> None:
         def unless_ended(done: int, total: int) -> None:
             if self._fetch is None:
                 raise NotAllowed("the server ends")
             progress(done, total)
 
-        try:
-            self._configs[name] = await asyncio.to_thread(fetch, name, unless_ended)
-            self._adapters[name] = ServedAdapters()
-        finally:
-            del self._fetching[name]
+        async def fetched() -> None:
+            try:
+                self._configs[name] = await asyncio.to_thread(fetch, name, unless_ended)
+                self._adapters[name] = ServedAdapters()
+            finally:
+                del self._fetching[name]
+
+        if name not in self._fetching:
+            self._fetching[name] = asyncio.create_task(fetched())
+        await asyncio.shield(self._fetching[name])
 
     async def close(self) -> None:
         """End all engine processes."""
         self._fetch = None  # ends what is being fetched
+        for load in (loads := list(self._loads.values())):
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
         for name in list(self._models):
             await self._unload(name, "the server ends")
         await asyncio.gather(*self._moves, *self._fetching.values(), return_exceptions=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edge.errors import SliceError
-from partition.slices.recipe import Copy, Literal, Recipe, Segment
+from partition.slices.recipe import Blocks, Copy, Literal, Recipe, Segment
 
 Progress = Callable[[int, int], None]  # bytes done so far, bytes in all
 
@@ -122,6 +122,8 @@ def _part(source: _Source, segment: Segment, at: int, n: int) -> bytes:
     """`n` bytes of a segment, from its byte `at` on."""
     if isinstance(segment, Literal):
         return segment.data[at : at + n]
+    if isinstance(segment, Blocks):
+        return segment.data(at, n)
     if not isinstance(segment, Copy):
         return bytes(n)
     if segment.stride == segment.length:

@@ -24,7 +24,7 @@ _REMEDY = "end other commands that run models on several devices"
 
 
 def rank_recipe(file: GgufFile, model_digest: str, cut: Slice, *, elastic: bool = False) -> Recipe:
-    """Return the recipe of a rank's slice: of the model, or of zeros where devices sleep, which each makes by itself.
+    """Return the recipe of a rank's slice: of the model, or made up where devices sleep, which each makes by itself.
     elastic: of all sizes that the file holds. CannotSlice where it cannot be cut."""
     recipe = blank_recipe if sleep_profile() else elastic_recipe if elastic else slice_recipe
     return recipe(file, model_digest, cut)

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from devices.files import wait_for_lock
 from edge.errors import NoRoom, SliceBusy, SliceError
 from edge.slices.cutting import Progress, chunks
 from edge.slices.files import explained, lock, open_alone, release, size
@@ -187,11 +188,13 @@ class SliceStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the store: no other process adds, removes or begins to use a slice inside the block."""
+        """Lock the store: no other process adds, removes or begins to use a slice inside the block. SliceError where
+        somebody has the lock for too long."""
         with explained(self.folder):
             handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            with explained(self.folder):
+                wait_for_lock(handle, self.folder)
             yield
         finally:
             release(handle)

@@ -1,4 +1,4 @@
-"""Times of a model's layers and head on a device: slices with zero weights, timed and compared.
+"""Times of a model's layers and head on a device: slices with made-up weights, timed and compared.
 
 These slices are timed: n layers, twice as many, n of half width, a few of a long prompt's step, and one with the head.
 
@@ -67,6 +67,7 @@ class LayerProbe:
     rows: tuple[int, ...]
     depth: int = 0  # above 0: the first of `rows` is also timed with so many tokens in the cache
     last: bool = False  # whether it has the head
+    other_bytes: int = 0  # of weights of the model that a token reads beside those of the slice
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,18 @@ def probes(
         cuts["half"] = Slice(Range(0, n), half.heads, half.ff, NOTHING, first=True)
     except (CannotSlice, PlanError):
         pass  # its layers cannot be shared
+    head_bytes = can.vocab_bytes * can.sizes.vocab
+    model_bytes = sum(can.layer_bytes) + head_bytes
     probes_by_name = {}
     for name, cut in cuts.items():
         recipe = blank_recipe(file, model_digest, cut)
         digest = slices.digest(recipe, file.path, closing.check)
         path = closing.enter(slices.use(recipe, file.path, digest, closing.check))
         depth = DEPTH if name in ("layers", "chunk") else 0
+        last = name == "head"
+        own_bytes = sum(can.layer_bytes[: len(cut.layers)]) + last * head_bytes
         probes_by_name[name] = LayerProbe(
-            recipe, digest, path, len(cut.layers), _ROWS.get(name, ()), depth, last=name == "head"
+            recipe, digest, path, len(cut.layers), _ROWS.get(name, ()), depth, last, round(model_bytes - own_bytes)
         )
     return probes_by_name, n
 
@@ -195,7 +200,7 @@ def _timed(
     load = pb.Load(slice=probe.digest, path=str(probe.path), stages=stages, options=options_message(options))
     load.memory_limit_bytes = memory or 0
     loaded = session.ask(pb.Command(load=load)).loaded
-    command = pb.Time(rows=probe.rows, steps=_SAMPLES, depth=probe.depth, disk=disk)
+    command = pb.Time(rows=probe.rows, steps=_SAMPLES, depth=probe.depth, disk=disk, other_bytes=probe.other_bytes)
     answered = session.ask(pb.Command(time=command)).timed
     session.unload()
     seconds, busy = answered.step_s, answered.busy

@@ -1,7 +1,7 @@
 """Profiling for plans of a language model: times of its parts on each device, measured, or estimated for presets.
 
-Layers are of the model's real shape and types, and their weights are zero. Such a slice is a header and zeros, so every
-device makes it by itself and nothing of the model crosses the network.
+Layers are of the model's real shape and types, and their weights are made up. Every device makes such a slice by
+itself, and nothing of the model crosses the network.
 """
 
 from __future__ import annotations

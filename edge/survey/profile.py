@@ -34,18 +34,24 @@ class ClusterProfile(Generic[Speed]):
 
 @contextmanager
 def reachable(
-    cluster: Cluster, *, insecure: bool, timeout_s: float = CONNECT_TIMEOUT_S, return_s: float | None = None
+    cluster: Cluster,
+    *,
+    insecure: bool,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    return_s: float | None = None,
+    anyway: bool = False,
 ) -> Iterator[tuple[Fleet | None, list[str]]]:
     """Yield the workers of a cluster that answer, connected until the end of the block, and a note for each other one.
 
     None if there are none. The errors of Fleet if those that answer cannot take part together. timeout_s: for each to
-    answer. return_s: as `Remote.return_s`.
+    answer. return_s: as `Remote.return_s`. anyway: where this device's own files keep it from reaching any (OSError,
+    TrustError), none answers.
     """
     addresses = [device.address for device in cluster.workers if device.address is not None]
     notes, answering = [], []
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
         for address, error in zip(
-            addresses, pool.map(lambda address: _tried(address, insecure, timeout_s), addresses), strict=True
+            addresses, pool.map(lambda address: _tried(address, insecure, timeout_s, anyway), addresses), strict=True
         ):
             if error is None:
                 answering.append(address)
@@ -58,12 +64,14 @@ def reachable(
         yield fleet, notes
 
 
-def _tried(address: str, insecure: bool, timeout_s: float) -> str | None:
-    """Return None if a worker answers; else why not."""
+def _tried(address: str, insecure: bool, timeout_s: float, anyway: bool) -> str | None:
+    """Return None if a worker answers; else why not. anyway: as `reachable`."""
     try:
         Fleet([address], insecure=insecure, timeout_s=timeout_s).close()
-    except TrustError:  # this device's own credentials: no worker can be reached
-        raise
+    except (OSError, TrustError) as error:  # this device's own credentials: no worker can be reached
+        if not anyway:
+            raise
+        return str(error)
     except EdgeError as error:
         return str(error)
     return None

@@ -20,6 +20,7 @@ MAX_SOURCE = 1 << 20  # characters of a template; published ones have up to 20,0
 RESERVED = frozenset(
     "messages add_generation_prompt raise_exception strftime_now tools documents bos_token eos_token".split()
 )
+CONTINUES = "continues"  # key of a last message whose text begins the answer
 Message = Mapping[str, Any]
 """{"role": "system" | "user" | "assistant", "content": text}, and other fields of a template, such as tool calls;
 `reasoning_content` is what the model thought before it."""
@@ -85,6 +86,9 @@ class ChatTemplate:
         template takes beside `RESERVED`, such as `enable_thinking`; data as JSON has it. think: tokens of thoughts, as
         `edge.thinking.format.AUTO` says; `variables` come first. TemplateError if the template refuses these
         messages, does not end, or takes more memory than it may."""
+        if messages and messages[-1].get(CONTINUES):
+            prompt = self.render(messages[:-1], tools=tools, variables=variables, think=0)
+            return f"{prompt}{self.thinking.to_answer(prompt) if self.thinking else ''}{messages[-1]['content']}"
         if reserved := RESERVED & variables.keys():
             raise TemplateError(f"chat template: {', '.join(sorted(reserved))} cannot be given as a variable")
         if any(message.get("tool_calls") for message in messages):

@@ -44,6 +44,11 @@ class ThinkingFormat:
         end = f"{self.lead}{self.closes}{self.tail if tail else ''}"
         return f"{end}{self.between}{self.headers[0]}" if self.headers else end
 
+    def to_answer(self, prompt: str) -> str:
+        """Return the text behind this prompt that begins its answer, without a thought."""
+        state = self.begins(prompt)
+        return self.closing() if state == "thought" else self.headers[0] if state == "start" and self.headers else ""
+
     def begins(self, prompt: str) -> State:
         """Return where an answer is that follows this prompt."""
         end = prompt.rstrip()

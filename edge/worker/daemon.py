@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +36,6 @@ _THREADS = 64  # eight sessions, and the calls beside them, use one each; links 
 _CALLS = 512  # at a time, links included
 _STREAMS = 128  # calls over one connection at a time; a client holds further ones back
 _HEALTH = f"/{health.SERVICE_NAME}/Check"
-_POLL_S = 0.5  # between checks for a signal
 LEAVE_S = 30.0  # for the owner to move away from sessions that run; a second signal ends it at once
 _LEAVE_POLL_S = 0.1
 _GRACE_S = 2.0  # for running calls when the daemon ends
@@ -86,22 +87,24 @@ def serve(options: DaemonOptions) -> None:
 
 
 class _EndSignal:
-    """Signal handler that notes a request to end. It sets plain flags: it runs inside whatever the main thread does, so
-    taking a lock could wait for that very thread."""
+    """Signal handler that notes a request to end. It sets plain flags and writes to a pipe: it runs inside whatever the
+    main thread does, so taking a lock could wait for that very thread."""
 
     def __init__(self) -> None:
         self.to_end = False
         self.at_once = False
+        self._noted, self._note = os.pipe()
+        os.set_blocking(self._note, False)
 
     def __call__(self, number: int, _: object) -> None:
         self.at_once = self.to_end or number == signal.SIGINT
         self.to_end = True
+        with contextlib.suppress(BlockingIOError):  # it is full of signals that nobody waited for
+            os.write(self._note, b"!")
 
     def wait(self, seconds: float) -> None:
-        """Sleep for so long, or until shortly after a signal."""
-        until = time.monotonic() + seconds
-        while not self.to_end and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _POLL_S))
+        """Sleep for so long, or until a signal."""
+        select.select([self._noted], [], [], seconds)
 
 
 def _serve(options: DaemonOptions, worker: Worker, limiter: ConnectionLimiter, end: _EndSignal) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from devices.profile import DeviceProfile
 from edge.errors import EdgeError
 from transport import edge_pb2 as pb
+from transport.link import Deadlines
 
 if TYPE_CHECKING:  # describing a device needs neither llama.cpp nor numpy
     from edge.llm.options import EngineOptions
@@ -31,6 +32,15 @@ def profile_message(profile: DeviceProfile) -> pb.DeviceProfile:
 def profile_from(message: pb.DeviceProfile) -> DeviceProfile:
     """Return the profile in a message. ValueError names the field that is missing, or out of its range."""
     return DeviceProfile.from_json(_present(message))
+
+
+def deadlines_of(request: pb.Open) -> Deadlines:
+    """Return the deadlines of a session's links."""
+    return Deadlines(
+        request.connect_timeout_s or Deadlines.connect_timeout_s,
+        request.step_timeout_s or Deadlines.step_timeout_s,
+        request.send_timeout_s or Deadlines.send_timeout_s,
+    )
 
 
 def options_message(options: EngineOptions) -> pb.EngineOptions:

@@ -37,6 +37,7 @@ from edge.net.rendezvous import TRANSPORTS, join, polling_s
 from edge.parallel.topology import world_size
 from edge.worker.limits import ResourceLimits, add_arguments, compute_on
 from edge.worker.memory import follow_daemon, join_daemon
+from edge.worker.messages import deadlines_of
 from edge.worker.process import EXIT_S
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
@@ -44,7 +45,6 @@ from transport.choice import ALGORITHMS
 from transport.collective import Group
 from transport.errors import TransportError
 from transport.frame import Kind
-from transport.link import Deadlines
 from transport.measure import answer, measure
 from transport.tcp_link import TcpLink
 
@@ -86,11 +86,7 @@ class Rank:
         self._limits = replace(limits, threads=min(limits.threads, len(cores) or limits.threads))
         self._credentials, self._folder = credentials, folder
         self._poll_s = polling_s(limits.threads)  # of all sessions' threads: they share the quota
-        self._deadlines = Deadlines(
-            open_.connect_timeout_s or Deadlines.connect_timeout_s,
-            open_.step_timeout_s or Deadlines.step_timeout_s,
-            open_.send_timeout_s or Deadlines.send_timeout_s,
-        )
+        self._deadlines = deadlines_of(open_)
         self._listener = peers.Listener(
             host, folder / "door", open_.rank, open_.secret, self._deadlines, credentials, self._poll_s, open_.streams
         )

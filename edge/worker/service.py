@@ -208,7 +208,7 @@ class Worker:
                 raise TrustError(f"{membership.holder.name} is a member already")
             # The same key until it is signed: an earlier request's answer may have been lost, and the owner signs one.
             if self._request is None:
-                self._request = trust_files.make_csr(membership.holder.name)
+                self._request = trust_files.pending_csr(self._folder(), membership.holder.name)
             return pb.SigningRequest(csr_pem=self._request[1], invitation_pem=membership.invitation)
 
     def Install(self, certificate: pb.Certificate, _: grpc.ServicerContext) -> pb.Installed:  # noqa: N802

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -22,18 +23,20 @@ from edge.errors import EdgeError
 from edge.slices.store import SliceStore
 from edge.worker.limits import ResourceLimits
 from edge.worker.memory import WorkerMemory
+from edge.worker.messages import deadlines_of
 from edge.worker.process import RankProcess
 from transport import edge_pb2 as pb
 from transport import rpc
 from transport.errors import Refused, TransportError
 from transport.frame import Kind
 from transport.grpc_link import SESSION_KEY, Served
-from transport.link import Deadlines, Link
+from transport.link import Link
 from transport.relay import relay
 from transport.tcp_link import TcpLink
 
 MAX_SESSIONS = 8
 LINKS_PER_RANK = 2  # links to a rank at a time: one in use, and one that is about to end
+ACCEPT_S = 5.0  # for the engine process to accept a link
 TURN_S = 300.0  # to wait for the loads of other sessions
 _SIGN_OF_LIFE_S = 5.0  # between two events to an owner whose load waits
 
@@ -164,24 +167,29 @@ class Sessions:
                 outside.refuse("this session has as many links as it may have")
                 return
             try:
-                self._relay(outside, session.child.door, caller)
+                self._relay(outside, session, caller)
             finally:
                 session.links.release()
 
-        return serve, "a rank", Deadlines()
+        return serve, "a rank", deadlines_of(session.open)
 
     # --- one session ---
 
-    def _relay(self, outside: Link, door: Path, caller: bytes) -> None:
+    def _relay(self, outside: Link, session: Session, caller: bytes) -> None:
         """Relay a link to an engine process, until it ends."""
         sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.connect(str(door))
+            # A timeout of Python's own would not wait at all where the queue of the Unix socket is full.
+            timeval = struct.pack("@ll", *divmod(round(ACCEPT_S * 1e6), 10**6))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+            sock.connect(str(session.child.door))
         except OSError as error:
             sock.close()
-            outside.refuse(f"the engine process takes no links: {error.strerror}")
+            full = isinstance(error, BlockingIOError)
+            why = f"it accepted none for {ACCEPT_S:g} s" if full else error.strerror
+            outside.refuse(f"the engine process takes no links: {why}")
             return
-        inside = TcpLink(sock, "the engine process", poll_s=0)
+        inside = TcpLink(sock, "the engine process", deadlines_of(session.open), poll_s=0)
         with suppress(TransportError):  # it has ended: the relay notices
             inside.send(caller, Kind.CONTROL)
         relay(outside, inside)

@@ -1,22 +1,41 @@
-"""Timing of a loaded slice alone: seconds of steps of its layers on this device."""
+"""Timing of a loaded slice alone: seconds of steps of its layers on this device.
+
+A model reads all its weights for a token, so none of them is in a cache when its turn comes again. Those of a slice
+alone would be. So memory as large as the rest of the model is read before each step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
+import numpy as np
+
+from devices.machine_cores import cache_bytes
+from devices.probe import available_memory
+from edge.microbenchmark import BestTime, TimedTask, best_of, is_throttled, sample_s
 from edge.parallel.shard import Shard
 
 _MOST_SAMPLES = 1000
+_CACHES = 2  # times the largest cache: reading so much leaves nothing in it
+_MOST_OTHER_BYTES = 256 << 20
+_MEMORY_SHARE = 4  # at most one fourth of the free memory is taken
 
 
 def time_shard(
-    shard: Shard, rows: Sequence[int], samples: int, depth: int = 0, clock: Callable[[], float] | None = None
+    shard: Shard,
+    rows: Sequence[int],
+    samples: int,
+    depth: int = 0,
+    clock: Callable[[], float] | None = None,
+    other_bytes: int = 0,
 ) -> list[BestTime]:
     """Time a step of so many rows, for each of `rows`, by the fastest of at least `samples` samples. depth: if above 0,
-    also time the first of `rows` after so many tokens. clock: by default that of `best_of`."""
+    also time the first of `rows` after so many tokens. clock: by default that of `best_of`. other_bytes: weights that
+    the model reads between two uses of the slice's."""
     most = shard.rows.capacity
+    # Pauses of a CPU quota would fall on what is read in place of the steps.
+    read_others = None if is_throttled(shard.engine.threads) else memory_reader(bytes_to_read(other_bytes))
     shard.rows.embeddings[:most] = 0
     shard.rows.outputs[:most] = 0
 
@@ -41,10 +60,27 @@ def time_shard(
         return best_of(tasks, sample_s(shard.engine.threads), samples=n, clock=clock)
 
     sizes = [max(1, min(n_rows, most)) for n_rows in rows]
-    times = timed([TimedTask(partial(from_empty, n), partial(prepare, n)) for n in sizes])
+    times = timed([TimedTask(partial(from_empty, n), partial(prepare, n), read_others) for n in sizes])
     if depth:  # timed apart: filling the cache again for every sample would take longer than the samples
         prepare(min(depth, most))
         from_empty(min(depth, most))
         prepare(sizes[0], depth)
-        times += timed([TimedTask(after_depth)])
+        times += timed([TimedTask(after_depth, before_step=read_others)])
     return times
+
+
+def bytes_to_read(other_bytes: int) -> int:
+    """Return the bytes to read in place of so many weights: no more than it takes to replace all that caches hold."""
+    return min(other_bytes, _CACHES * cache_bytes(), _MOST_OTHER_BYTES, available_memory() // _MEMORY_SHARE)
+
+
+def memory_reader(n_bytes: int) -> Callable[[], None] | None:
+    """Return what reads so many bytes of memory of its own; None for 0."""
+    if n_bytes <= 0:
+        return None
+    memory = np.ones(n_bytes // 8 + 1)  # written: all pages of zeros that nobody wrote to are one page
+
+    def read() -> None:
+        memory.sum()
+
+    return read

@@ -160,6 +160,7 @@ def uses(node: Any) -> Iterator[str]:
     for attribute in node.attribute:
         for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
             own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+            own |= {sparse.values.name for sparse in graph.sparse_initializer}
             own |= {name for inner in graph.node for name in inner.output}
             inside = (name for inner in graph.node for name in uses(inner))
             yield from (name for name in (*inside, *(value.name for value in graph.output)) if name not in own)

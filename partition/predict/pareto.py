@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from partition.plan.onnx_plan import OnnxPlan
@@ -25,13 +26,14 @@ class Point:
     label: str  # the plan in a few words
     type: str | None = None  # of the weights, where several are compared
     model: str = ""  # the file to run it with
-    key: str = field(init=False)  # the same for the same plan, run the same way
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def key(self) -> str:
+        """The same for the same plan, run the same way."""
         identity: list[Any] = [self.plan.to_json(), self.predicted.microbatches, self.predicted.in_flight]
         if self.predicted.draft is not None:
             identity.append(self.predicted.draft.to_json())
-        object.__setattr__(self, "key", hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16])
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
     def objectives(self, axes: Sequence[str]) -> tuple[float, ...]:
         """Each to be small: seconds, minus a rate, bytes on the fullest device, joules."""

@@ -15,13 +15,13 @@ from partition.plan.plan import Sizes, Slice
 from partition.plan.tensor import Limits
 from partition.slices import tensors
 from partition.slices.metadata import pairs
-from partition.slices.recipe import Literal, Recipe, Segment, Zeros
+from partition.slices.recipe import Blocks, Literal, Recipe, Segment, Zeros
 from partition.slices.rules import DOWN, SHARED
 from partition.slices.source import Source
 from partition.slices.tensors import Placed
 from quant.gguf.elastic import elastic_pairs, elastic_sizes
 from quant.gguf.file import GgufFile
-from quant.gguf.writer import header
+from quant.gguf.writer import NewTensor, header
 
 _FACTORS = "rope_f"  # how the names of tensors begin that rotation divides by
 _KINDS = ("query", "kv", "ff", "rest")  # of a layer's weights
@@ -109,17 +109,27 @@ def joined(file: GgufFile, digest: str, head: bytes, placed: list[Placed]) -> Re
 
 
 def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
-    """Make the recipe of the same slice with weights of zero, which needs nothing of the model: for timing a device.
+    """Make the recipe of the same slice with made-up weights, which needs nothing of the model: for timing a device.
 
-    The factors that rotation divides by are the model's own, so that nothing becomes infinite.
+    Numbers are zero, and the scales of their blocks differ as those of a model do: llama.cpp looks scales up in a table
+    of 256 KiB, so that the same scale everywhere would take less time. The factors that rotation divides by are the
+    model's own, so that nothing becomes infinite.
     """
     placed, own_pairs = _planned(file, cut)
     segments: list[Segment] = [Literal(header(own_pairs, [part.tensor for part in placed]))]
     for p in placed:
         is_factors = p.tensor.name.startswith(_FACTORS)
-        segments.append(Literal(bytes(file.data(p.tensor.name))) if is_factors else Zeros(p.tensor.n_bytes))
+        segments.append(Literal(bytes(file.data(p.tensor.name))) if is_factors else _made_up(p.tensor))
         segments += _padding(p)
     return Recipe(model_digest, file.size_bytes, tuple(tensors.merged(segments)))
+
+
+def _made_up(tensor: NewTensor) -> Segment:
+    """Return the weights of a slice for timing."""
+    first, scales = tensor.type.scales
+    if not scales:
+        return Zeros(tensor.n_bytes)
+    return Blocks(tensor.n_bytes // tensor.type.block_bytes, tensor.type.block_bytes, first, scales)
 
 
 def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], dict[str, bytes]]:

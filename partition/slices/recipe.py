@@ -8,6 +8,7 @@ are the slice. As bytes a recipe is:
     1, u64 length                                   Zeros
     2, u64 offset, u64 length                       Copy of one piece
     3, u64 offset, u64 length, u64 stride, u64 count Copy of several pieces
+    4, u64 count, u64 length, u64 first, u64 scales  Blocks
 
 All numbers are little-endian. Equal recipes have equal bytes, and there is one way only to write each.
 """
@@ -26,10 +27,17 @@ MAX_BYTES = 1 << 44  # of a model and of a slice: 16 TiB
 
 _MAGIC = b"EDGECUT\x01"
 _HEAD = struct.Struct("<8s32sQI")
-_LITERAL, _ZEROS, _PIECE, _PIECES = range(4)
+_LITERAL, _ZEROS, _PIECE, _PIECES, _BLOCKS = range(5)
 _TAGS = {_LITERAL: struct.Struct("<Q"), _ZEROS: struct.Struct("<Q"), _PIECE: struct.Struct("<QQ")}
-_TAGS[_PIECES] = struct.Struct("<QQQQ")
+_TAGS[_PIECES] = _TAGS[_BLOCKS] = struct.Struct("<QQQQ")
 _SMALLEST = 9  # bytes of a segment: its tag and one number
+
+_MOST_BLOCK = 1024  # bytes of a block
+# A scale is a 16-bit float, and its bits are the least ones plus three fields of 10 bits: their sum is bell-shaped over
+# three octaves. Of a trained model 90 % of scales lie in 1.3 octaves and 99 % in 3, here in 1.6 and 2.4.
+_SPREAD = 0x9E3779B97F4A7C15  # a block's number times this, modulo 2^64, has the fields
+_FIELDS = (2, 12, 22)  # their first bits; those of the second scale come 30 bits later
+_LEAST_SCALES = (0x1C00, 0x2C00)  # 2^-8, 2^-4
 
 
 class RecipeError(EdgeError, ValueError):
@@ -67,6 +75,45 @@ class Zeros:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """Made-up weights: `count` blocks of `length` bytes that are 0, but for `scales` 16-bit floats from byte `first` of
+    each, which differ from block to block."""
+
+    count: int
+    length: int
+    first: int
+    scales: int
+
+    def __post_init__(self) -> None:
+        end = self.first + 2 * self.scales
+        _need(
+            0 < self.n_bytes <= MAX_BYTES
+            and 0 <= self.first < end <= self.length <= _MOST_BLOCK
+            and 0 < self.scales <= 2,
+            lambda: f"{self}: needed are 1 or 2 scales within blocks of up to {_MOST_BLOCK} bytes",
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the slice."""
+        return self.count * self.length
+
+    def data(self, at: int, n: int) -> bytes:
+        """Return `n` bytes from byte `at` on."""
+        import numpy as np  # only here: the start of the program does not wait for it
+
+        start, skip = divmod(at, self.length)
+        numbers = np.arange(start, (at + n - 1) // self.length + 1, dtype=np.uint64)
+        blocks = np.zeros((len(numbers), self.length), np.uint8)
+        spread = numbers * np.uint64(_SPREAD)
+        for i in range(self.scales):
+            fields = [(spread >> np.uint64(field + 30 * i)) & np.uint64(1023) for field in _FIELDS]
+            scale = sum(fields, np.uint64(_LEAST_SCALES[i])).astype("<u2")
+            blocks[:, self.first + 2 * i : self.first + 2 * i + 2] = scale[:, None].view(np.uint8)
+        return blocks.tobytes()[skip : skip + n]
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """`count` pieces of `length` bytes of the model file: the first at byte `offset`, each `stride` after the last.
 
@@ -97,7 +144,7 @@ class Copy:
         return self.offset + self.stride * (self.count - 1) + self.length
 
 
-Segment = Literal | Zeros | Copy
+Segment = Literal | Zeros | Blocks | Copy
 
 
 @dataclass(frozen=True)
@@ -142,6 +189,8 @@ class Recipe:
                 parts += (_packed(_LITERAL, len(segment.data)), segment.data)
             elif isinstance(segment, Zeros):
                 parts.append(_packed(_ZEROS, segment.length))
+            elif isinstance(segment, Blocks):
+                parts.append(_packed(_BLOCKS, segment.count, segment.length, segment.first, segment.scales))
             elif segment.count == 1:
                 parts.append(_packed(_PIECE, segment.offset, segment.length))
             else:
@@ -183,7 +232,7 @@ def _parsed(data: bytes, at: int) -> tuple[Segment, int]:
     tag = data[at] if at < len(data) else None
     layout = _TAGS.get(tag) if tag is not None else None
     if tag is not None and layout is None:
-        raise RecipeError(f"byte {at} says a segment of kind {tag}; known are 0 to {_PIECES}")
+        raise RecipeError(f"byte {at} says a segment of kind {tag}; known are 0 to {_BLOCKS}")
     end = at + 1 + (layout.size if layout else 0)
     if layout is None or end > len(data):
         raise RecipeError(f"it ends at byte {len(data)}, within a segment; it was cut off")
@@ -193,6 +242,8 @@ def _parsed(data: bytes, at: int) -> tuple[Segment, int]:
         return Literal(bytes(data[end : end + numbers[0]])), end + numbers[0]
     if tag == _ZEROS:
         return Zeros(numbers[0]), end
+    if tag == _BLOCKS:
+        return Blocks(*numbers), end
     if tag == _PIECES and numbers[3] == 1:
         raise RecipeError(f"byte {at}: one piece, written as several")
     return Copy(*numbers), end

@@ -28,6 +28,7 @@ from partition.plan.plan import LOCAL
 from tests.support import projectors
 from tests.support.commands import main
 from tests.support.deployments import ONE_THREAD, Heard
+from tests.support.forked_modules import runs
 from tests.support.helpers import until
 from tests.support.multimodal import png, wav
 from tests.support.workers import Worker
@@ -134,7 +135,7 @@ def test_a_process_that_ends_there_leaves_the_picture_as_it_was(
         link = device._loaded.link
         receive = link.receive
         for seed in range(1, 20):  # one that ends before the worker has passed a picture on is started again for it
-            [child] = [child for child in one_worker.children() if "edge.multimodal.child" in child.cmdline()]
+            [child] = [child for child in one_worker.children() if runs(child, "edge.multimodal.child")]
             child.suspend()  # so that it has not answered before it is killed
             with monkeypatch.context() as changed:
                 changed.setattr(link, "receive", lambda *how, child=child: (child.kill(), receive(*how))[1])

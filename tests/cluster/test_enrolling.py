@@ -60,6 +60,26 @@ def test_what_was_installed_is_not_asked_for_again(pi: Worker, cluster: Cluster)
         pi.Install(provided, cast(Any, None))
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_worker_that_restarts_before_it_has_the_answer_joins_all_the_same(
+    pi: Worker, cluster: Cluster, damaged: bool
+) -> None:
+    """The owner has signed its key, and signs no other one."""
+    pending = cluster.at("pi") / credentials.PENDING_FILE
+    request = enroll(pi)
+    if damaged:  # before the owner saw the request
+        pending.write_text("damaged")
+    else:
+        cluster.authority.enroll(request.invitation_pem, request.csr_pem)
+    restarted = Worker(pi._options, cast(Any, None), cast(Any, None), cast(Any, None))
+    request = enroll(restarted)
+    assert pending.stat().st_mode & 0o777 == 0o600
+    certificate = cluster.authority.enroll(request.invitation_pem, request.csr_pem)
+    assert restarted.Install(pb.Certificate(certificate_pem=certificate), cast(Any, None)).name == "pi"
+    assert held(cluster.at("pi")).holder.role == "worker"
+    assert not pending.exists()
+
+
 def test_a_device_is_told_that_it_was_refused(pi: Worker, caplog: pytest.LogCaptureFixture) -> None:
     enroll(pi)
     with caplog.at_level("WARNING"):

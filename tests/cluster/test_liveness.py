@@ -24,8 +24,10 @@ HANG_S = 120.0  # for a command on a busy machine
 class Quiet:
     """A session that was heard so long ago."""
 
+    silent_s: float | None = 0.0
+
     def __init__(self, device: str) -> None:
-        self.device, self.silent_s, self.leaving = device, 0.0, False
+        self.device, self.leaving = device, False
 
 
 def test_what_is_said_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +71,23 @@ def test_when_it_is_given_up() -> None:
     assert lost == [pi]  # nobody waits for nas
 
 
+def test_a_device_that_is_lost_does_not_answer_again() -> None:
+    """Not when its session has ended, nor when it is given up and heard later."""
+    said: list[str] = []
+    pi, lost, looks = Quiet("pi"), [], round(liveness.LOST_S / (HEARTBEAT_S / 2))
+    one = LivenessMonitor(lambda: cast(Any, [pi]), said.append)
+    one.close()  # this test looks
+    for pi.silent_s in (3.0, None, 0.2):
+        one.look()
+    assert said == ["waiting for pi: no answer for 3 s"]
+    giving_up = LivenessMonitor(lambda: cast(Any, [pi]), said.append, lost=lost.append)
+    giving_up.close()
+    for pi.silent_s in (*(3.0 + 0.1 * i for i in range(looks)), 0.2):
+        giving_up.look()
+    assert lost == [pi]
+    assert said == ["waiting for pi: no answer for 3 s"] * 2
+
+
 def test_a_device_that_stays_silent_is_given_up_once_in_a_while() -> None:
     """Not at every look: what follows takes longer than that."""
     pi, lost, checks = Quiet("pi"), [], round(liveness.LOST_S / (HEARTBEAT_S / 2))
@@ -84,7 +103,7 @@ def test_a_session_that_is_over_is_not_silent(tmp_path: Path, monkeypatch: pytes
     now_s = [100.0]
     monkeypatch.setattr("edge.cluster.session.time.monotonic", lambda: now_s[0])
     session = cast(Any, type("Plain", (EngineSession,), {"close": lambda _: None, "_send": lambda *_: None}))("pi", 1)
-    assert session.silent_s == 0.0  # it has yet to start
+    assert session.silent_s is None  # it has yet to start
     session._hear(pb.Event(opened=pb.Opened()))
     now_s[0] += 3
     assert session.silent_s == 3.0
@@ -93,7 +112,7 @@ def test_a_session_that_is_over_is_not_silent(tmp_path: Path, monkeypatch: pytes
     assert session.answer().WhichOneof("event") == "opened"  # and that it lives answers nothing
     session._hear(LinkClosed("pi went away"))
     now_s[0] += 9
-    assert session.silent_s == 0.0
+    assert session.silent_s is None
     with pytest.raises(LinkClosed):
         session.answer()
 

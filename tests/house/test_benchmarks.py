@@ -28,7 +28,7 @@ SECTIONS = {
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
     "bench_paging": ("limit", "mmap", "keeps-up", "experts", "path"),
-    "bench_phases": ("strong", "equal"),
+    "bench_phases": ("strong", "equal", "moves"),
     "bench_pictures": (),
     "bench_planner": (),
     "bench_plans": (),
@@ -141,10 +141,12 @@ def test_mtp() -> None:
 
 def test_phases() -> None:
     result = run("bench_phases")
-    for section in SECTIONS["bench_phases"] if THOROUGH else ("strong",):
+    for section in ("strong", "equal") if THOROUGH else ("strong",):
         plans = result[section]["plans"]
         assert set(plans) == {"one", "phases", "pipeline"}
         assert all(plan["ttft_s"] > 0 and plan["predicted_ttft_s"] > 0 for plan in plans.values())
+    if THOROUGH:
+        assert result["moves"]["ways"]["the device that generates"]["migrations"] == 0
 
 
 def test_pictures() -> None:

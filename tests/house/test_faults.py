@@ -16,7 +16,7 @@ def test_every_fault_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.id)
 def test_a_fault_can_be_planted_and_noticed(fault: Fault) -> None:
-    sound = (ROOT / fault.file).read_text()
+    sound = _text(fault.file)
     planted = fault.planted_in(sound)
     assert planted != sound
     ast.parse(planted)
@@ -28,6 +28,13 @@ def test_a_fault_can_be_planted_and_noticed(fault: Fault) -> None:
 
 
 @cache
+def _text(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+@cache
 def _functions(path: str) -> set[str]:
-    tree = ast.parse((ROOT / path).read_text())
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    """Those of the file itself, and of its classes: no others are tests."""
+    bodies = [ast.parse(_text(path)).body]
+    bodies += [node.body for node in bodies[0] if isinstance(node, ast.ClassDef)]
+    return {node.name for body in bodies for node in body if isinstance(node, ast.FunctionDef)}

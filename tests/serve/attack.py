@@ -22,6 +22,7 @@ import psutil
 
 from edge.demo import MODEL_PATH
 from tests.cli.test_serve_command import served
+from tests.support.forked_modules import runs
 from tests.support.hostile import Constraint, hostile_constraints
 
 AT_ONCE, CHATS = 10, 4
@@ -156,15 +157,15 @@ def _all(server: psutil.Process) -> list[psutil.Process]:
 
 def _forks(server: psutil.Process) -> list[psutil.Process]:
     """The processes that follow a constraint now."""
-    results = []
-    for item in _all(server):
+    processes = []
+    for process in _all(server):
         try:
-            parent = item.parent()
-            if _CHILD in item.cmdline() and parent is not None and _CHILD in parent.cmdline():
-                results.append(item)
+            parent = process.parent()
+            if runs(process, _CHILD) and parent is not None and runs(parent, _CHILD):
+                processes.append(process)
         except psutil.NoSuchProcess:
             continue
-    return results
+    return processes
 
 
 def _memory(server: psutil.Process) -> int:

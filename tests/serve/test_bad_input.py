@@ -6,8 +6,15 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel, ValidationError
 
+from edge.serve.apis.chat import ChatRequest
+from edge.serve.apis.completions import CompletionRequest
+from edge.serve.apis.embeddings import EmbeddingsRequest
+from edge.serve.apis.messages import MessagesRequest
+from edge.serve.apis.responses_fields import ResponsesRequest
 from edge.serve.app import create_app
+from edge.serve.ollama.fields import OllamaChatRequest
 from edge.serve.options import ServeOptions
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
@@ -102,7 +109,6 @@ for _ in range(150):
         (CHAT, {"n": 0}, "n"),
         (CHAT, {"temperature": "warm"}, "temperature"),
         (CHAT, {"stream": "yes"}, "stream"),
-        (CHAT, {"seed": -1}, "seed"),
         (CHAT, {"seed": 1 << 80}, "seed"),
         (CHAT, {"stop": [""]}, "stop"),
         (CHAT, {"stop": ["x"] * 100}, "stop"),
@@ -203,3 +209,32 @@ def test_a_front_that_cannot_be_read(tmp_path: Any) -> None:
             assert httpx.get(address + "/v1/front").status_code == 404
         file.write_text('{"points": []}')
         assert httpx.get(address + "/v1/front").json() == {"points": []}
+
+
+@pytest.mark.parametrize(
+    ("request_type", "body"),
+    [
+        (EmbeddingsRequest, {"input": [[]] * 1000}),
+        (CompletionRequest, {"prompt": [1, "a"] * 1000}),
+        (CompletionRequest, {"prompt": "a", "stop": [""] * 1000}),
+        (CompletionRequest, {"prompt": "a", "logit_bias": {f"{n}a": "b" for n in range(5000)}}),
+        (ChatRequest, {"messages": [{}] * 1000, "tools": [{}] * 1000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{}] * 1000}]}),
+        (MessagesRequest, {"messages": [{"role": "user", "content": [{}] * 1000}], "max_tokens": 1}),
+        (ResponsesRequest, {"input": [{"type": "message"}] * 1000}),
+        (OllamaChatRequest, {"messages": [{}] * 1000}),
+    ],
+    ids=range(9),
+)  # fmt: skip
+def test_a_body_of_many_errors_has_few_of_them(request_type: type[BaseModel], body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as raised:
+        request_type.model_validate_json(json.dumps(body))
+    assert raised.value.error_count() < 20
+
+
+def test_biases_are_by_numbers_of_tokens() -> None:
+    request = CompletionRequest.model_validate_json('{"prompt": "a", "logit_bias": {"5": 1}}')
+    assert request.logit_bias == {5: 1}
+    for wrong in ('{"5.5": 1}', '{"5": "1"}', '{"a": 1}'):
+        with pytest.raises(ValidationError):
+            CompletionRequest.model_validate_json(f'{{"prompt": "a", "logit_bias": {wrong}}}')

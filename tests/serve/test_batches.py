@@ -587,6 +587,39 @@ def test_a_batch_that_cannot_be_answered_ends_and_the_next_is(place: Place, monk
     assert (broken.status, batch.status) == ("failed", "completed")
 
 
+@pytest.mark.parametrize("what", ["note", "move", "end"])
+def test_batches_go_on_once_a_full_disk_has_room(place: Place, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    store = place.store()
+    batch, failures = place.batch(store, line("a"), line("b")), 3
+    work = getattr(store, what)
+
+    def failing(*arguments: Any, **more: Any) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise OSError("no space left on device")
+        work(*arguments, **more)
+
+    monkeypatch.setattr(store, what, failing)
+    place.run(store, until_ended=batch)
+    assert batch.status == "completed"
+    assert failures < 0
+    assert {one["custom_id"] for one in output(store, batch, batch.output_file_id)} == {"a", "b"}
+
+
+def test_a_runner_whose_store_fails_is_closed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = place.store()
+    place.batch(store, line("a"))
+    failed = asyncio.Event()
+
+    def failing(*arguments: Any) -> None:
+        failed.set()
+        raise RuntimeError("damaged")
+
+    monkeypatch.setattr(store, "batches", failing)
+    place.run(store, meanwhile=lambda runner: failed.wait())
+
+
 def test_requests_with_a_common_beginning_follow_each_other() -> None:
     def chat(custom_id: str, system: str, model: str = "m") -> Any:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": custom_id}]

@@ -96,6 +96,11 @@ def test_a_call_that_must_come_follows_its_schema_and_is_recognized(form: CallFo
     three = [("time", {}), ("weather", GOOD[1]), ("time", {})]
     assert accepts(several, written_calls(form, three))
     assert parse_held(form, written_calls(form, three)) == [{"name": name, "arguments": own} for name, own in three]
+    if not form.bare:
+        single = constraint(form, FunctionUse([Function("time", "", {}, strict=True)], several=False))
+        assert accepts(single, once)
+        assert single is not None
+        assert ")? TEXT" in single
     named = constraint(form, FunctionUse([WEATHER, TIME], name="weather"))
     assert accepts(named, written_calls(form, [("weather", GOOD[0])]))
     assert not accepts(named, once)

@@ -1,19 +1,24 @@
 """Connections: those that make no request are closed, others are not disturbed; TLS."""
 
+import asyncio
 import datetime
 import ipaddress
 import select
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvicorn
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from uvicorn.server import ServerState
 
 from devices.errors import TrustError
 from edge.serve.app import create_app
@@ -143,6 +148,56 @@ def test_tls(pem: tuple[Path, Path]) -> None:
             httpx.get(f"{address}/health")
         with connect(address, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as plain:
             assert is_closed(plain)
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["slowly", "not at all"])
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_response_is_cut_off_only_where_its_client_takes_nothing(
+    tls: bool, is_read: bool, pem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEADERS_S", 3600.0)  # the test says when it has passed
+    here, there = None, None
+    if tls:
+        here, there = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context(cafile=pem[0])
+        here.load_cert_chain(*pem)
+    body, made = bytes(32 << 20), list[Any]()
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        await send({"type": "http.response.body", "body": body})
+
+    def protocol() -> asyncio.Protocol:
+        config = uvicorn.Config(app, lifespan="off", log_level="error", timeout_keep_alive=3600)
+        made.append(connections.bounded_connections()(config, ServerState(), {}))  # type: ignore[call-arg]
+        return made[-1]
+
+    async def run() -> int:
+        loop = asyncio.get_running_loop()
+        async with await loop.create_server(protocol, "127.0.0.1", 0, ssl=here) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), ssl=there)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            head = len(await reader.readuntil(b"\r\n\r\n"))
+            connection = made[0]
+            while not connection.cycle.response_complete:
+                await asyncio.sleep(0)
+            n_read, unsent = 0, connection._unsent()
+            assert unsent > 0, head
+            if is_read:
+                n_read = len(await reader.readexactly(16 << 20))
+                assert connection._unsent() < unsent
+            connection._time_out()
+            assert connection.transport.is_closing() is not is_read
+            with suppress(ConnectionError):
+                while part := await reader.read(1 << 20):
+                    n_read += len(part)
+                    if n_read == len(body):
+                        break
+            writer.close()
+            return n_read
+
+    n_read = asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert (n_read == len(body)) is is_read
 
 
 def test_what_tls_cannot_use_is_said_in_one_line(pem: tuple[Path, Path], tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import shutil
 import signal
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import psutil
@@ -18,19 +20,25 @@ from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError, EngineGone, Overloaded, SamplingError, TemplateError, UnknownModel
 from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.serve import engine_child
 from edge.serve.answer import ProcessAnswer
 from edge.serve.client import EngineClient
+from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine_child import EngineChild, spawn
+from edge.serve.http import generating
+from edge.serve.messages import generation_json
 from edge.serve.process import ENDS_IN_A_ROW, EngineProcess
 from edge.serve.router import Router
 from edge.serve.served import Generation, Piece
+from edge.templates.template import CONTINUES, ChatTemplate
 from partition.errors import PlanError
 from quant.errors import ModelFileError
 from tests.conftest import Synthetic
+from tests.support import forked_modules
 from tests.support.helpers import stand_still
 
 T = TypeVar("T")
@@ -175,6 +183,45 @@ def test_a_request_that_is_cancelled_ends_alone_and_within_a_step() -> None:
     assert other == "4 plus 2 is 6."
 
 
+def test_who_leaves_in_the_moment_of_acceptance_leaves_no_answer() -> None:
+    async def work(router: Router) -> Sequence[Any]:
+        model = await router.model(None)
+        beginning, take = asyncio.ensure_future(model.generate(ENDLESS)), EngineChild._take
+
+        def leaving(child: EngineChild, message: Any) -> None:
+            take(child, message)
+            if "prompt_tokens" in (message.get("result") or ()):
+                beginning.cancel()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EngineChild, "_take", leaving)
+            with pytest.raises(asyncio.CancelledError):
+                await beginning
+        slots: Sequence[Any] = (await model.status())["slots"]
+        return slots
+
+    assert with_router(work) == []
+
+
+def test_answers_that_begin_though_their_request_was_given_up_are_cancelled() -> None:
+    async def run() -> bool:
+        answer = ProcessAnswer(1, ENDLESS, lambda number: None)
+
+        async def begin() -> Any:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return SimpleNamespace(answers=[answer])
+
+        beginning = asyncio.ensure_future(begin())
+        await asyncio.sleep(0)
+        generating._end(beginning)
+        await beginning
+        await asyncio.sleep(0)
+        return answer.cancelled
+
+    assert asyncio.run(run())
+
+
 def test_answers_go_on_with_the_same_tokens_where_the_process_is_killed(synthetic: Synthetic) -> None:
     path, said = synthetic("llama", "f32"), list[str]()
     config = EngineConfig(str(path), {**CONFIG.options, **EXACT}, prefix_cache=0)
@@ -230,6 +277,47 @@ def test_a_request_that_ends_the_process_each_time_fails_and_the_next_is_answere
         return await text(await model.generate(question(3)))
 
     assert with_router(work) == "3 plus 2 is 5."
+
+
+def test_a_message_that_is_too_long_ends_the_process_and_the_next_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (engine_child, forked_modules):  # whichever starts it
+        monkeypatch.setattr(module, "MOST_LINE_BYTES", 64 << 10)
+
+    async def work(router: Router) -> str:
+        model = await router.model(None)
+        with pytest.raises(EngineGone, match="it sent what cannot be read"):
+            await model.tokenize("a " * 100_000)
+        return await text(await model.generate(question(3)))
+
+    assert with_router(work) == "3 plus 2 is 5."
+
+
+def test_texts_of_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(MODEL_PATH, EngineOptions(threads=1, context=64)) as engine:
+        inputs = InputProcessor(CONFIG, engine)
+        tokens = inputs.tokens("Hello, hello", 64)
+        pieces = inputs.pieces([*tokens, *tokens])
+        assert "".join(pieces) == "Hello, helloHello, hello"
+        monkeypatch.setattr("edge.serve.engine.inputs._MOST_PIECES", 23)
+        assert inputs.pieces(tokens) == pieces[: len(tokens)]
+        with pytest.raises(SamplingError, match="24 bytes of text, 23 are the most"):
+            inputs.pieces([*tokens, *tokens])
+        inputs.close()
+
+
+def test_an_answer_goes_on_behind_its_beginning() -> None:
+    with Engine(MODEL_PATH, EngineOptions(threads=1, context=128)) as engine:
+        inputs = InputProcessor(CONFIG, engine)
+        begun = {"role": "assistant", "content": "3 plus 2", CONTINUES: True}
+        generation = replace(question(3), messages=[*(question(3).messages or ()), begun], max_tokens=20)
+        request = inputs.request(generation_json(generation, []))
+        answer = Scheduler(engine).run([replace(request, sampling=SamplingParams(temperature=0))])[0]
+        assert b"".join(map(engine.model.piece, answer)) == b" is 5."
+        inputs.template = ChatTemplate(f"{inputs.template.source}{{# </think> #}}", bos="<|bos|>")
+        thinking = inputs.request(generation_json(generation, [])).thinking
+        assert thinking is not None
+        assert thinking.state == "answer"
+        inputs.close()
 
 
 def test_who_leaves_while_the_process_is_started_again_is_not_answered_there() -> None:
@@ -301,6 +389,7 @@ def test_a_load_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch)
         loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await loading
+        await router.close()
 
     before = set(psutil.Process().children())
     gc.collect()
@@ -378,6 +467,45 @@ def test_a_model_that_is_loaded_answers_while_another_is_loading(monkeypatch: py
             await router.close()
 
     assert asyncio.run(run()) == "2 plus 2 is 4."
+
+
+def test_a_load_goes_on_without_its_client_unless_another_model_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> list[str]:
+        may_load, begun, starts, start = asyncio.Event(), asyncio.Event(), list[str](), EngineProcess.start
+
+        async def slowly(model: EngineProcess) -> None:
+            starts.append(model.name)
+            begun.set()
+            if model.name == "first":
+                await may_load.wait()
+            await start(model)
+
+        async def give_up() -> None:
+            begun.clear()
+            loading = asyncio.create_task(router.model("first"))
+            await begun.wait()
+            loading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await loading
+
+        monkeypatch.setattr(EngineProcess, "start", slowly)
+        router = Router({"first": CONFIG, "second": CONFIG})
+        try:
+            await give_up()
+            again, other = (asyncio.create_task(router.model(name)) for name in ("first", "second"))
+            await asyncio.sleep(0)
+            assert starts == ["first"]
+            again.cancel()
+            await asyncio.wait_for(other, WAIT_S)
+            assert starts == ["first", "second"]
+            await give_up()
+            may_load.set()
+            await asyncio.wait_for(router.model("first"), WAIT_S)
+            return starts
+        finally:
+            await router.close()
+
+    assert asyncio.run(run()) == ["first", "second", "first"]
 
 
 def test_nothing_is_left_when_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:

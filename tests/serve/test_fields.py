@@ -18,6 +18,7 @@ from edge.serve.apis.embeddings import EmbeddingsRequest
 from edge.serve.apis.other_fields import is_neutral
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
+from edge.templates.template import CONTINUES
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
 from tests.support import ROOT
@@ -31,6 +32,7 @@ COMPLETIONS = ("/v1/completions", {"prompt": "Hi"})
 RESPONSES = ("/v1/responses", {"input": "Hi"})
 MESSAGES = ("/v1/messages", {"messages": HI, "max_tokens": 5})
 NATIVE = ("/completion", {"prompt": "Hi"})
+OLLAMA = ("/api/chat", {"messages": HI, "stream": False})
 Api = tuple[str, dict[str, Any]]
 # The options of /completion in the README of llama.cpp's server.
 LLAMA = """prompt temperature dynatemp_range dynatemp_exponent top_k top_p min_p n_predict n_indent n_keep n_cmpl
@@ -192,6 +194,7 @@ def test_parts_that_are_no_parts_are_refused_in_words(url: str, api: Api, body: 
         (NATIVE, {"n_cmpl": 65}, "n_cmpl"),
         (NATIVE, {"prompt": ["a"] * 33, "n_cmpl": 2}, "64"),
         (NATIVE, {"mirostat": 2}, "mirostat"),
+        (CHAT, {"continue_final_message": True}, "assistant alone"),
         (("/embedding", {}), {}, "content"),
         (("/embedding", {"content": "a"}), {"encoding_format": "base64"}, "encoding_format"),
     ],
@@ -219,6 +222,76 @@ def test_variables_come_to_the_template() -> None:
         thought = {"role": "assistant", "content": "b", "reasoning_content": "because"}
         assert post(url, CHAT, messages=[*HI, thought]).status_code == 200
         assert (models.scripted.requests[-1].messages or [])[-1]["reasoning_content"] == "because"
+
+
+BEGUN = {"role": "assistant", "content": '{"a":'}
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("api", "more", "continues"),
+    [
+        (CHAT, {"messages": [*HI, BEGUN], "continue_final_message": True, "add_generation_prompt": False}, True),
+        (CHAT, {"messages": [*HI, BEGUN]}, False),
+        (MESSAGES, {"messages": [*HI, BEGUN]}, True),
+        (MESSAGES, {"messages": [*HI, BEGUN, *HI]}, False),
+        (MESSAGES, {"messages": [BEGUN]}, False),
+        (MESSAGES, {"messages": [*HI, BEGUN], "output_config": {"format": FORMAT}}, False),
+        (OLLAMA, {"messages": [*HI, BEGUN]}, True),
+        (OLLAMA, {"messages": [*HI, {**BEGUN, "thinking": "Hm."}]}, False),
+        (OLLAMA, {"messages": [*HI, BEGUN], "format": "json"}, False),
+        (OLLAMA, {"messages": [*HI, {"role": "assistant", "content": ""}]}, False),
+    ],
+    ids=range(10),
+)  # fmt: skip
+def test_an_answer_goes_on_behind_its_beginning(api: Api, more: dict[str, Any], continues: bool) -> None:
+    models = ScriptedModels()
+    with serving(create_app(models, ServeOptions())) as url:
+        assert post(url, api, **more).status_code == 200
+    messages = models.scripted.asked[-1].messages or ()
+    assert [CONTINUES in message for message in messages] == [*[False] * (len(messages) - 1), continues]
+
+
+def test_turns_of_one_role_are_one_in_anthropics_api() -> None:
+    models, use = ScriptedModels(), {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "5"}
+    turns = [
+        *HI,
+        {"role": "user", "content": [{"type": "text", "text": "there"}]},
+        {"role": "assistant", "content": [use]},
+        {"role": "assistant", "content": "Well."},
+        {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
+        {"role": "user", "content": "And?"},
+    ]
+    with serving(create_app(models, ServeOptions())) as url:
+        assert post(url, MESSAGES, messages=turns).status_code == 200
+    messages = [(message["role"], message["content"]) for message in models.scripted.asked[-1].messages or ()]
+    assert messages[0] == ("user", "Hi\n\nthere")
+    assert messages[2:] == [("assistant", "Well."), messages[3], ("user", "So?\n\nAnd?")]
+
+
+def test_a_template_writes_the_beginning_of_an_answer_behind_no_thought() -> None:
+    from edge.templates.template import ChatTemplate
+
+    messages = [*HI, {**BEGUN, CONTINUES: True}]
+    each = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    off = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    for source, between in (
+        (each, ""),
+        (f"{each}{off}", "<think>\n\n</think>\n\n"),
+        (f"{each}<think>{{# </think> #}}", "<think></think>"),
+        (f"{each}{{# <|channel|>analysis #}}", "<|channel|>final<|message|>"),
+    ):
+        assert ChatTemplate(source).render(messages) == f'user: Hi\nassistant: {between}{{"a":'
+
+
+def test_seeds_have_64_bits_and_one_of_them_is_any() -> None:
+    models = ScriptedModels()
+    with serving(create_app(models, ServeOptions())) as url:
+        for seed, used in ((5, 5), (-1, None), (-2, 2**32 - 3), (2**40, 2**40 % (2**32 - 1)), (2**63 - 1, 2**31 - 1)):
+            for api in (CHAT, COMPLETIONS, RESPONSES):
+                assert post(url, api, seed=seed).status_code == 200
+                assert models.scripted.asked[-1].sampling.get("seed") == used
 
 
 def test_a_template_renders_variables() -> None:

@@ -68,6 +68,8 @@ def test_what_is_left_out_is_as_llama_server_has_it(url: str, model: Scripted) -
         "temperature": 0, "top_p": 0.95, "top_k": 1, "min_p": 0.05, "seed": 5, "logit_bias": {5: native.NEVER, 6: -1.5},
     }  # fmt: skip
     assert request.max_tokens == 3
+    post(url, prompt="Hi", seed=2**32 - 1)
+    assert "seed" not in model.requests[-1].sampling
     post(url, prompt="Hi", json_schema={"type": "object"})
     assert model.requests[-1].sampling["json_schema"] == '{"type": "object"}'
 

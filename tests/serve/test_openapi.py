@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -34,6 +35,28 @@ WITH_BODIES = {
     for method, operation in methods.items()
     if "requestBody" in operation
 }
+
+
+def unbounded(schema: Any, *, bounded: bool = False) -> Iterator[Any]:
+    """The lists and objects in a validator's schema that collect an error of each of their items."""
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            yield from unbounded(part)
+    elif isinstance(schema, dict):
+        kind = schema.get("type")
+        items = schema.get("values_schema" if kind == "dict" else "items_schema", {})
+        may_err = kind in ("list", "dict") and not items.get("schema_ref", "").startswith("pydantic.types.JsonValue")
+        if may_err and not (bounded or schema.get("fail_fast")):
+            yield schema
+        for key, part in schema.items():
+            if key not in ("metadata", "serialization", "default"):
+                yield from unbounded(part, bounded=kind == "function-before")
+
+
+def test_no_list_or_object_of_a_request_collects_an_error_of_each_item() -> None:
+    for endpoint in all_endpoints():
+        if endpoint.request is not None:
+            assert not list(unbounded(endpoint.request.__pydantic_core_schema__)), endpoint.path
 
 
 LIMITS = {"/v1/responses": "max_output_tokens", "/v1/chat/completions": "max_completion_tokens"}

@@ -1,5 +1,6 @@
 """The engine thread of an engine process, in this process: what it tells of requests that fail, and what it forgets."""
 
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,14 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.scheduler import Scheduler
 from edge.prefixes import store
+from edge.serve.apis.metrics import metrics
 from edge.serve.engine.loop import ServingLoop
 from edge.serve.engine.status import Statistics
 from edge.serve.messages import error_json, error_of, generation_json
 from edge.serve.served import Generation
 from edge.speculate.factory import speculation, with_room
 from partition.errors import PlanError
+from tests.support.phases import moving_at_random, phases
 
 CONFIG = EngineConfig(str(MODEL_PATH))
 WAIT_S = 60.0
@@ -112,12 +115,32 @@ def test_passes_and_tokens_are_counted(replies: Replies) -> None:
         loop.end()
         thread.join(WAIT_S)
         engine.resume()
-    none = {"preemptions": 0, "background_preemptions": 0}
+    none = {"preemptions": 0, "background_preemptions": 0, "migrations": 0}
     assert counters == [
         {"prompt_tokens": 70, "cached_tokens": 0, "generated_tokens": 4, "steps": 3 + 3, **none},
         {"prompt_tokens": 90, "cached_tokens": 0, "generated_tokens": 6, "steps": 6 + 2, **none},
     ]
     assert empty == 0
+
+
+def test_moves_between_placements_are_counted(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = EngineOptions(threads=1, context=512, batch=32, sequences=3)
+    moving_at_random(monkeypatch, random.Random(1), 1.0)
+    with (
+        Engine(MODEL_PATH, options) as decode,
+        Engine(MODEL_PATH, options) as prefill,
+        phases(decode, prefill) as both,
+    ):
+        loop = ServingLoop(CONFIG, both.engine, None, replies.send)
+        thread = run(loop)
+        begin(loop, 1, prompt=[5] * 70, max_tokens=40)
+        replies.of(1, "piece")
+        status = loop.ask("status", {})
+        loop.end()
+        thread.join(WAIT_S)
+    moves = loop._scheduler.slots.away.migrations
+    assert status["counters"]["migrations"] == moves > 0
+    assert f'edge_migrations_total{{model="{status["model"]["name"]}"}} {moves}.0' in metrics([status]).decode()
 
 
 def test_what_came_of_drafts_is_told(replies: Replies) -> None:
@@ -157,7 +180,7 @@ def test_what_is_refused_or_cancelled_leaves_nothing_behind(loop: ServingLoop, r
     replies.replies_to(5, "piece")
     loop.end()
     thread.join(WAIT_S)
-    assert (loop._arrivals._cancelled, loop._requests, loop._numbers) == ({}, {}, {})
+    assert (loop._arrivals._cancelled, loop._requests) == ({}, {})
 
 
 def test_an_error_of_one_step_ends_the_requests_and_the_next_are_answered(
@@ -177,6 +200,40 @@ def test_an_error_of_one_step_ends_the_requests_and_the_next_are_answered(
     replies.replies_to(2, "piece")
     loop.end()
     thread.join(WAIT_S)
+
+
+def test_a_request_that_was_prepared_before_an_error_is_told_from_those_after_it(
+    loop: ServingLoop, replies: Replies
+) -> None:
+    begin(loop, 1, prompt="Hello", max_tokens=5)
+    loop._fail(EngineError("no room"))  # before the engine thread has seen the request
+    begin(loop, 2, prompt="Good day", max_tokens=2)
+    thread = run(loop)
+    try:
+        tokens = {number: len([m for m in replies.of(number, "piece") if "piece" in m]) for number in (2, 1)}
+    finally:
+        loop.end()
+        thread.join(WAIT_S)
+    assert tokens == {1: 5, 2: 2}
+
+
+def test_a_stop_string_is_told_where_the_request_has_it(
+    loop: ServingLoop, replies: Replies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a template is not known to the client."""
+    monkeypatch.setattr(loop._inputs.template, "stops", (" plus",))
+    thread = run(loop)
+    question = [{"role": "user", "content": "What is 3 plus 2?"}]
+    try:
+        for number, stop in ((1, []), (2, ["3", "x"])):
+            loop.expect(number)
+            sampling = {"temperature": 0, "stop": stop}
+            loop.generate(number, **generation_json(Generation(messages=question, sampling=sampling), []))
+        ends = [replies.of(number, "piece")[-1]["piece"] for number in (1, 2)]
+    finally:
+        loop.end()
+        thread.join(WAIT_S)
+    assert [(end["finish_reason"], end["stop_string"]) for end in ends] == [("stop", None), ("stop", "3")]
 
 
 def test_where_the_engine_is_lost_the_process_ends_and_nobody_hears_an_error(

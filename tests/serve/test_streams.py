@@ -168,6 +168,20 @@ def texts_of(path: str, events: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("path", TOOLS)
+def test_calls_are_as_many_as_a_request_allows(url: str, model: Scripted, path: str) -> None:
+    model.says = CALL * 2
+    for n_calls, parallel in ((2, None), (2, True), (1, False)):
+        fields: dict[str, Any] = {"parallel_tool_calls": parallel}
+        if path == MESSAGES:
+            choice = {"type": "auto", "disable_parallel_tool_use": None if parallel is None else not parallel}
+            fields = {"tool_choice": choice}
+        reply = post(url, path, **TOOLS[path], **fields).json()
+        answer = {CHAT: "choices", RESPONSES: "output", MESSAGES: "content"}[path]
+        assert json.dumps(reply[answer]).count('"name": "f"') == n_calls
+        assert model.answers[-1].sent_tokens == len(CALL) * 2 if n_calls == 2 else len(CALL)
+
+
+@pytest.mark.parametrize("path", TOOLS)
 @pytest.mark.parametrize("form", OTHERS, ids=[form.name for form in OTHERS])
 def test_arguments_stream_in_every_format(url: str, model: Scripted, path: str, form: CallFormat) -> None:
     model.says = written_calls(form, [("f", {"x": 1, "y": "Zürich"}), ("f", {})])

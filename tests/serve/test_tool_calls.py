@@ -183,6 +183,32 @@ def test_a_call_behind_which_another_breaks_is_not_to_be_made(streams: bool) -> 
     assert deltas(HERMES, Piece(good + broken), streams=streams)[-1] == End("stop", None, 0)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_answer_that_may_have_one_call_ends_with_it(streams: bool) -> None:
+    one, other = (written_calls(HERMES, [("time", arguments)]) for arguments in ({}, {"a": 1}))
+
+    class Answer(Pieces):
+        cancelled = 0
+
+        def cancel(self) -> None:
+            self.cancelled += 1
+
+    async def collected(answer: Answer, *, is_single: bool) -> list[Delta]:
+        parser = CallParser(HERMES, FUNCTIONS, streams=streams, is_single=is_single)
+        return [delta async for delta in deltas_of(answer, parser)]
+
+    for pieces in ((Piece(one + other, 1),), (Piece(one, 1), Piece(other, 2)), (Piece(one + other, 1, "length"),)):
+        answer = Answer(*pieces)
+        found = asyncio.run(collected(answer, is_single=True))
+        assert [type(delta) for delta in found] == [Begin, Call, CallArguments, CallEnd, End]
+        assert isinstance(found[-1], End)
+        assert found[-1].reason == "tool_calls"
+        assert answer.cancelled == 1
+    answer = Answer(Piece(one + other))
+    assert len([d for d in asyncio.run(collected(answer, is_single=False)) if isinstance(d, Call)]) == 2
+    assert answer.cancelled == 0
+
+
 def test_text_that_cannot_begin_a_call_does_not_wait() -> None:
     parser = CallParser(HERMES, FUNCTIONS)
     assert parser.add("Hello <b") == ["Hello <b"]

@@ -348,7 +348,13 @@ class Cluster:
 
     @contextmanager
     def reachable(
-        self, result: ClusterFile, *, insecure: bool, timeout_s: float = 0, return_s: float | None = None
+        self,
+        result: ClusterFile,
+        *,
+        insecure: bool,
+        timeout_s: float = 0,
+        return_s: float | None = None,
+        anyway: bool = False,
     ) -> Iterator[tuple[Fleet | None, list[str]]]:
         """As `edge.survey.profile.reachable`."""
         there = [str(worker.address) for worker in result.workers if self.devices[str(worker.address)].answers]

@@ -1,5 +1,6 @@
 """Imports of a fork server of tests, and the work of each process that it forks: for helpers.begin a command, for
-OwnEngines an engine process of this device, for forked_modules one of this project's modules."""
+OwnEngines an engine process of this device, for forked_modules one of this project's modules. What these start is
+forked from them (forked_children)."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ from tests.support import (
     one_thread,
 )  # fmt: skip
 from tests.support.foreground import lead_terminal
+from tests.support.forked_children import fork_children
 from tests.support.forked_server import fork_its_server
 
 quiet_grpc()  # before it is imported, as commands do
@@ -45,6 +47,7 @@ for module in (
     "edge.constraints.child",
     "edge.llm.chat",
     "edge.deployment.deploy",
+    "edge.multimodal.child",
     "edge.quantization.gguf_child",
     "edge.serve.engine.child",
     "edge.templates.child",
@@ -69,6 +72,7 @@ def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(json.loads(arguments[0]))
     tempfile.tempdir = None
+    fork_children(be_module)
     if arguments[1:2] == [ENGINE]:
         os.chdir(arguments[2])
         rank.run_forked(arguments[3:], descriptors)
@@ -112,12 +116,17 @@ def _run_module(folder: str, module: str, *arguments: str, descriptors: list[int
     """Be as `python -m module`, in this folder. A fourth descriptor is its last argument, as a number."""
     os.setsid()
     os.chdir(folder)
-    Path("/proc/self/comm").write_text(module[-MOST_OF_A_NAME:])
     for place, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, place)
         os.close(descriptor)
+    be_module([module, *arguments, *map(str, descriptors[3:])])
+
+
+def be_module(command: list[str]) -> NoReturn:
+    """Run a module and its arguments, with the standard streams that this process has."""
+    Path("/proc/self/comm").write_text(command[0][-MOST_OF_A_NAME:])
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    del sys.modules[module]
-    sys.argv = [module, *arguments, *map(str, descriptors[3:])]
-    _end_with(partial(runpy.run_module, module, run_name="__main__", alter_sys=True))
+    del sys.modules[command[0]]
+    sys.argv = command
+    _end_with(partial(runpy.run_module, command[0], run_name="__main__", alter_sys=True))

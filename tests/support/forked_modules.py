@@ -24,12 +24,13 @@ _MODULE = 3  # the place of its name in a command of `interpreter.module_command
 
 
 def fork_modules(patch: pytest.MonkeyPatch) -> None:
-    """Let what renders templates, follows constraints or quantizes, and engine processes of servers of this process be
-    forked."""
+    """Let what renders templates, follows constraints, encodes pictures or quantizes, and engine processes of servers
+    of this process be forked."""
     forked = type("subprocess", (), {**vars(subprocess), "Popen": forked_module})
     patch.setattr("edge.templates.process.subprocess", forked)
     patch.setattr("edge.quantization.gguf.subprocess", forked)
     patch.setattr("edge.constraints.process.subprocess", forked)
+    patch.setattr("edge.multimodal.encoder.subprocess", forked)
     patch.setattr("edge.serve.engine_child.spawn", _spawn)
 
 
@@ -38,13 +39,24 @@ def _start(module: str, arguments: Sequence[str], descriptors: Sequence[int]) ->
     return fork_server.start([environment, MODULE, os.getcwd(), module, *arguments], descriptors)
 
 
-def forked_module(command: Sequence[str], *, stdin: Any, stdout: Any, stderr: Any, start_new_session: bool) -> Any:
-    """Return what subprocess.Popen returns for a command of `module_command`, as far as it is used."""
+def forked_module(
+    command: Sequence[str],
+    *,
+    stdin: Any,
+    stdout: Any,
+    stderr: Any,
+    start_new_session: bool,
+    pass_fds: Sequence[int] = (),
+) -> Any:
+    """Return what subprocess.Popen returns for a command of `module_command`, as far as it is used. pass_fds: what the
+    last arguments of the command name."""
     assert start_new_session
-    to_process, from_process = _pipe(stdin, os.O_WRONLY), _pipe(stdout, os.O_RDONLY)
+    arguments = command[_MODULE + 1 : len(command) - len(pass_fds)]
     with open(os.devnull, "r+b") as nothing:
-        errors = nothing.fileno() if stderr == subprocess.DEVNULL else stderr.fileno()
-        process: Any = _start(command[_MODULE], command[_MODULE + 1 :], [to_process[0], from_process[0], errors])
+        stdin, stdout, stderr = (nothing.fileno() if s == subprocess.DEVNULL else s for s in (stdin, stdout, stderr))
+        to_process, from_process = _pipe(stdin, os.O_WRONLY), _pipe(stdout, os.O_RDONLY)
+        errors = stderr if isinstance(stderr, int) else stderr.fileno()
+        process: Any = _start(command[_MODULE], arguments, [to_process[0], from_process[0], errors, *pass_fds])
     for theirs, ours in (to_process, from_process):
         if ours is not None:
             os.close(theirs)
@@ -66,9 +78,14 @@ def running(module: str) -> list[psutil.Process]:
     processes = []
     for child in (child for parent in parents for child in parent.children()):
         with suppress(psutil.NoSuchProcess):  # it has just ended
-            if child.name() == module[-MOST_OF_A_NAME:] or module in child.cmdline():
+            if runs(child, module):
                 processes.append(child)
     return processes
+
+
+def runs(process: psutil.Process, module: str) -> bool:
+    """Return whether a process runs a module, forked or not."""
+    return process.name() == module[-MOST_OF_A_NAME:] or module in process.cmdline()
 
 
 class _AsyncProcess:

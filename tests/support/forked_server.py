@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from contextlib import suppress
 from pathlib import Path
 
 from devices.processes.fork_server import serve
 from devices.processes.forking import NUMBER, STARTS_S, ForkServer
+from tests.support.forked_children import close_all_but
 
 NAME = "fork server"  # of the process: its command line is that of all that is forked for tests
 
@@ -46,10 +46,7 @@ def _be_alone(requests: socket.socket) -> None:
     """Have nothing of the worker but its output, as a process that it starts."""
     Path("/proc/self/comm").write_text(NAME)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor > 2 and descriptor != requests.fileno():
-            with suppress(OSError):  # of the folder that was listed
-                os.close(descriptor)
+    close_all_but(requests.fileno())
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
 

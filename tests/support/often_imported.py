@@ -1,11 +1,24 @@
-"""Imports of commands when they run, for fork servers: many do, and each would take half a second.
+"""Imports of commands when they run, for fork servers: many do, and each would take time.
 
-Not the hub's library itself, which reads the environment when it is imported.
+Not the hub's library itself, which reads the environment when it is imported. Nor what few need: it would make each
+process larger.
 """
 
 import importlib
 from contextlib import suppress
 
-for name in ("edge.serve.server", "uvicorn.protocols.http.h11_impl", "yaml", "tqdm.auto", "httpx", "httpx2"):
+for name in (
+    "anyio._backends._asyncio",
+    "apps.quantize_gguf",
+    "edge.api.cluster",
+    "edge.quantization.fit",
+    "edge.serve.server",
+    "httpx",
+    "httpx2",
+    "tqdm.auto",
+    "uvicorn.lifespan.off",
+    "uvicorn.protocols.http.h11_impl",
+    "yaml",
+):
     with suppress(ImportError):  # of libraries of another version
         importlib.import_module(name)

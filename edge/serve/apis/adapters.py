@@ -8,12 +8,12 @@ from typing import Any
 from pydantic import RootModel
 
 from edge.serve.adapters import ServedAdapters
-from edge.serve.apis.fields import AdapterScale, GeneratingRequest
+from edge.serve.apis.fields import AdapterScale, GeneratingRequest, Items
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import ServedModels
 
 
-class AdapterScales(RootModel[list[AdapterScale]]):
+class AdapterScales(RootModel[Items[AdapterScale]]):
     """Scales of adapters; those that are not named are 0."""
 
 

@@ -13,6 +13,7 @@ from edge.serve.apis.fields import (
     MAX_LOGPROBS,
     Fields,
     FunctionName,
+    Items,
     JsonObject,
     SamplingRequest,
     TemplateVariables,
@@ -27,6 +28,7 @@ from edge.serve.media import Part, joined, media_in
 from edge.serve.tools.conversation import conversation
 from edge.serve.tools.functions import Function, FunctionUse, Message
 from edge.serve.tools.parser import CallArguments, CallEnd
+from edge.templates.template import CONTINUES
 
 Choice = Literal["auto", "none", "required"]
 
@@ -44,9 +46,9 @@ class ToolCall(Fields):
 
 class ChatMessage(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | Items[Part] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None, description="thought before it, for templates that keep it")
 
@@ -82,19 +84,20 @@ class NamedTool(OfFunction):
 
 
 class ChatRequest(SamplingRequest):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Choice | NamedTool | None = None
-    parallel_tool_calls: bool | None = Field(None, description="true: more than one call where some must come")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most; true: any number")
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = Field(None, max_length=40, description="none: do not think")
     reasoning_budget: int | None = Field(None, ge=-1, description="tokens of thoughts; 0: none, -1: any number")
     thinking_budget_tokens: int | None = Field(None, ge=-1, description="as reasoning_budget")
     chat_template_kwargs: TemplateVariables | None = Field(None, description="variables of the model's chat template")
+    continue_final_message: bool | None = Field(None, description="true: the last message begins the answer")
 
     refused: ClassVar[Refused] = {**SamplingRequest.refused, **CHAT_REFUSED}
     ignored = SamplingRequest.ignored | OPENAI_IGNORED | {"prediction"}
@@ -122,7 +125,14 @@ def parse(request: ChatRequest, template: str) -> ParsedRequest:
         text_schema(request.response_format),
         template_variables(template, request.chat_template_kwargs, request.reasoning_effort),
         think_tokens(template, request.chat_template_kwargs, request.reasoning_effort, request.thought_budget),
+        continues=bool(request.continue_final_message),
     )
+    if request.continue_final_message and CONTINUES not in parsed.messages[-1]:
+        raise BadRequest(
+            "continue_final_message needs a text of the assistant alone as the last message, behind another one, and no"
+            " response_format or tool that must be called or is strict",
+            "continue_final_message",
+        )
     max_tokens = request.max_completion_tokens or request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     media = media_in(message.content for message in request.messages)
@@ -142,7 +152,7 @@ def function_use(
     """Return the functions of a request, and which of them must be called. BadRequest."""
     if isinstance(choice, NamedFunction):
         return FunctionUse(functions, name=choice.name)
-    return FunctionUse(functions, choice or "auto", several=bool(parallel))
+    return FunctionUse(functions, choice or "auto", several=parallel)
 
 
 def _message(message: ChatMessage) -> Message:

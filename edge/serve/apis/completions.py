@@ -9,7 +9,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
-from edge.serve.apis.fields import MAX_ANSWERS, MAX_LOGPROBS, SamplingRequest, constrained, repeated
+from edge.serve.apis.fields import (
+    MAX_ANSWERS,
+    MAX_LOGPROBS,
+    Items,
+    SamplingRequest,
+    constrained,
+    repeated,
+)
 from edge.serve.apis.openai_fields import (
     ResponseFormat,
     Usage,
@@ -28,11 +35,11 @@ from edge.serve.tools.functions import json_text
 
 DEFAULT_TOKENS = 16  # OpenAI's default
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-Tokens = Annotated[list[TokenId], Field(min_length=1)]
+Tokens = Annotated[Items[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(SamplingRequest):
-    prompt: str | Tokens | list[str] | list[Tokens] = Field(description="a text, its tokens, or several of either")
+    prompt: str | Tokens | Items[str] | Items[Tokens] = Field(description="a text, its tokens, or several of either")
     suffix: str | None = Field(None, description="fill the gap between the prompt and this text")
     max_tokens: int | None = Field(None, ge=1, description=f"default {DEFAULT_TOKENS}")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -57,22 +64,20 @@ def prompts_of(
 
 def parse(request: CompletionRequest, _template: str) -> ParsedRequest:
     """Parse a request: each prompt, n times. BadRequest."""
-    prompts, n = prompts_of(request.prompt, "prompt"), request.n or 1
-    if len(prompts) * n > MAX_ANSWERS:
-        raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
     schema = text_schema(request.response_format)
     constraints = {} if schema is None else {"json_schema": json_text(schema, "response_format")}
     sampling = constrained(request.sampling(), constraints)
     generation = Generation(
         max_tokens=request.max_tokens or DEFAULT_TOKENS, sampling=sampling, logprobs=request.logprobs
     )
-    return of_prompts(generation, prompts, request.suffix, n)
+    return of_prompts(generation, request, request.n or 1)
 
 
-def of_prompts(
-    generation: Generation, prompts: Iterable[str | Sequence[int]], suffix: str | None, n: int
-) -> ParsedRequest:
-    """Return a generation for each prompt, n times. suffix: what comes behind its answers; None or empty: nothing."""
+def of_prompts(generation: Generation, request: CompletionRequest, n: int) -> ParsedRequest:
+    """Return a generation for each prompt of a request, n times. BadRequest for too many."""
+    prompts, suffix = prompts_of(request.prompt, "prompt"), request.suffix
+    if len(prompts) * n > MAX_ANSWERS:
+        raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
     by_prompt = [
         replace(generation, infill=Infill(prompt, suffix)) if suffix else replace(generation, prompt=prompt)
         for prompt in prompts

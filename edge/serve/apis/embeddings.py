@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from edge.serve.apis.completions import Tokens, prompts_of
-from edge.serve.apis.fields import MAX_BATCH, Fields
+from edge.serve.apis.fields import MAX_BATCH, Fields, Items
 from edge.serve.apis.other_fields import Refused
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import ServedModel
@@ -17,7 +17,7 @@ from edge.serve.served import ServedModel
 
 class EmbeddingsRequest(Fields):
     model: str | None = Field(None, description="by default the first of /v1/models")
-    input: str | Tokens | list[str] | list[Tokens] = Field(description="a text, its tokens, or several of either")
+    input: str | Tokens | Items[str] | Items[Tokens] = Field(description="a text, its tokens, or several of either")
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, description="must be what the model has")
 

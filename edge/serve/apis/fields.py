@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
@@ -31,9 +31,28 @@ MAX_ANSWERS = 64  # of one request
 MAX_BATCH = 2048  # texts of one request for embeddings
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_BIASES = 1024  # as there
+MAX_VARIABLES = 64
 # Defaults of these APIs.
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""List whose first error is the only one: errors of a million items would fill the memory."""
+
+
+def at_most(n: int) -> BeforeValidator:
+    """Return a validator that refuses an object of more entries before it collects their errors."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > n:
+            raise PydanticCustomError("too_long", "{n} entries are the most", {"n": n})
+        return value
+
+    return BeforeValidator(check)
+
+
+Biases = Annotated[dict[Annotated[int, Strict(False)], float], at_most(MAX_BIASES)]  # keys in JSON are strings
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 JsonObject = dict[str, JsonValue]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -71,12 +90,12 @@ class GeneratingRequest(Fields):
     dry_base: float | None = Field(None, description="growth of that penalty with each token; default 1.75")
     dry_allowed_length: int | None = Field(None, description="tokens of a repetition that cost nothing; default 2")
     dry_penalty_last_n: int | None = Field(None, description="tokens that DRY looks back; default -1: all, 0: off")
-    dry_sequence_breakers: list[str] | None = Field(None, description='default "\\n", ":", "\\"", "*"')
+    dry_sequence_breakers: Items[str] | None = Field(None, description='default "\\n", ":", "\\"", "*"')
     xtc_probability: float | None = Field(None, description="XTC: how often likely tokens are left out; default 0")
     xtc_threshold: float | None = Field(None, description="tokens this likely count as likely; default 0.1")
     allow_repetition: bool | None = Field(None, description="true: do not end an answer that repeats itself")
 
-    lora: list[AdapterScale] | None = Field(None, description="adapters of this answer; others are not used")
+    lora: Items[AdapterScale] | None = Field(None, description="adapters of this answer; others are not used")
 
     refused: ClassVar[Refused] = {**LLAMA_REFUSED, **VLLM_REFUSED}
     ignored = LLAMA_IGNORED | VLLM_IGNORED
@@ -108,18 +127,19 @@ class SamplingFields(GeneratingRequest):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repeat_penalty: float | None = Field(None, description="above 1: tokens of the last 64 become less likely")
-    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="-1: any")
 
     def sampling(self) -> dict[str, Any]:
         """Return the given fields in the form of `Generation.sampling`."""
-        return given_sampling(self, (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", "seed"))
+        seed = () if self.seed == -1 else ("seed",)  # any, as other servers have it
+        return given_sampling(self, (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", *seed))
 
 
 class SamplingRequest(SamplingFields):
     """Sampling fields of OpenAI's API, and those that llama.cpp adds."""
 
-    logit_bias: dict[int, float] | None = Field(None, description="added to the logits of token ids")
-    stop: Stop | list[Stop] | None = Field(None, description=f"at most {MAX_STOPS}")
+    logit_bias: Biases | None = Field(None, description="added to the logits of token ids")
+    stop: Stop | Items[Stop] | None = Field(None, description=f"at most {MAX_STOPS}")
     n: int | None = Field(None, ge=1, le=MAX_ANSWERS, description="answers to each prompt")
     stream_options: StreamOptions | None = None
     grammar: str | None = Field(None, description="GBNF; the answer is what its rule `root` derives")
@@ -170,7 +190,7 @@ def constrained(sampling: Mapping[str, Any], constraints: Mapping[str, Any]) -> 
 
 
 def repeated(generation: Generation, n: int) -> list[Generation]:
-    """Return the generation for n answers: with a seed, each has the next one."""
+    """Return the generation for n answers: with a seed, which may have 64 bits, each has the next one."""
     seed = generation.sampling.get("seed")
     if seed is None:
         return [replace(generation, place=i) for i in range(n)]
@@ -179,9 +199,8 @@ def repeated(generation: Generation, n: int) -> list[Generation]:
     ]
 
 
-MAX_VARIABLES = 64
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
-TemplateVariables = Annotated[dict[Name, JsonValue], Field(max_length=MAX_VARIABLES)]
+TemplateVariables = Annotated[dict[Name, JsonValue], at_most(MAX_VARIABLES)]
 
 
 # Tokens of thoughts for efforts, where a template has no words for them.

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from edge.serve.apis.api import Api, ParsedRequest
-from edge.serve.apis.fields import Fields, repeated
+from edge.serve.apis.fields import Fields, Items, repeated
 from edge.serve.apis.native import NativeRequest, events, fold, generation_of
 from edge.serve.apis.openai_fields import error_event
 from edge.serve.apis.other_fields import INFILL_IGNORED, Refused
@@ -26,7 +26,7 @@ class ExtraContext(Fields):
 class InfillRequest(NativeRequest):
     input_prefix: str = Field(description="text before the gap")
     input_suffix: str = Field(description="text behind it")
-    input_extra: list[ExtraContext] = Field([], max_length=MAX_FILES, description="parts of other files")
+    input_extra: Items[ExtraContext] = Field([], max_length=MAX_FILES, description="parts of other files")
     prompt: str = Field("", description="follows the prefix: the beginning of the line")
     n_predict: int | None = Field(None, ge=-1, description="as of /completion; 0 computes the prompt, for later ones")
 

@@ -9,7 +9,12 @@ from typing import Any
 from pydantic import Field
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
-from edge.serve.apis.fields import MAX_STOPS, Stop, given_sampling
+from edge.serve.apis.fields import (
+    MAX_STOPS,
+    Items,
+    Stop,
+    given_sampling,
+)
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of, media_of
 from edge.serve.apis.openai_fields import new_id
 from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
@@ -22,7 +27,7 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 class MessagesRequest(MessagesInput):
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[Stop] | None = Field(None, max_length=MAX_STOPS)
+    stop_sequences: Items[Stop] | None = Field(None, max_length=MAX_STOPS)
     temperature: float | None = Field(None, description="0: always the likeliest token; default 1")
     top_k: int | None = None
     top_p: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -10,6 +11,7 @@ from edge.serve.apis.fields import (
     Fields,
     FunctionName,
     GeneratingRequest,
+    Items,
     JsonObject,
     TemplateVariables,
     template_variables,
@@ -35,7 +37,7 @@ class ToolUseBlock(Fields):
 class ToolResultBlock(Fields):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[Part] | None = None
+    content: str | Items[Part] | None = None
     is_error: bool | None = None
 
     ignored = frozenset({"cache_control", "toolset_name"})
@@ -68,7 +70,7 @@ Block = Annotated[
 
 class InputMessage(Fields):
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | Items[Block]
 
 
 class AnthropicTool(Fields):
@@ -85,7 +87,7 @@ class AnthropicTool(Fields):
 class ToolChoice(Fields):
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
-    disable_parallel_tool_use: bool | None = Field(None, description="false: more than one call where some must come")
+    disable_parallel_tool_use: bool | None = Field(None, description="true: one call at most; false: any number")
 
 
 class OutputFormat(Fields):
@@ -114,9 +116,9 @@ class Thinking(Fields):
 class MessagesInput(GeneratingRequest):
     """Fields that make up the prompt."""
 
-    messages: Annotated[list[InputMessage], Field(min_length=1)]
-    system: str | list[Part] | None = None
-    tools: list[AnthropicTool] | None = None
+    messages: Annotated[Items[InputMessage], Field(min_length=1)]
+    system: str | Items[Part] | None = None
+    tools: Items[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
     thinking: Thinking | None = None
@@ -141,7 +143,7 @@ def conversation_of(request: MessagesInput, template: str) -> Conversation:
         for tool in request.tools or ()
     ]
     system = [{"role": "system", "content": joined(request.system)}] if request.system else []
-    messages = [part for message in request.messages for part in _messages(message)]
+    messages = _combined([part for message in request.messages for part in _messages(message)])
     output = request.output_config.format if request.output_config else None
     schema = output.json_schema if output else None
     budget = request.thinking.tokens if request.thinking else None
@@ -150,7 +152,8 @@ def conversation_of(request: MessagesInput, template: str) -> Conversation:
     effort = request.output_config.effort if request.output_config else None
     variables = template_variables(template, request.chat_template_kwargs, effort)
     think = think_tokens(template, request.chat_template_kwargs, effort, budget)
-    return conversation([*system, *messages], _use(functions, request.tool_choice), template, schema, variables, think)
+    use = _use(functions, request.tool_choice)
+    return conversation([*system, *messages], use, template, schema, variables, think, continues=True)
 
 
 def _use(functions: list[Function], choice: ToolChoice | None) -> FunctionUse:
@@ -158,7 +161,8 @@ def _use(functions: list[Function], choice: ToolChoice | None) -> FunctionUse:
         return FunctionUse(functions)
     if choice.type == "tool" and choice.name is None:
         raise BadRequest("tool_choice: a choice of type tool needs a name")
-    several = choice.disable_parallel_tool_use is False and choice.type == "any"
+    disabled = choice.disable_parallel_tool_use
+    several = None if disabled is None or choice.type == "tool" else not disabled
     name = choice.name if choice.type == "tool" else None
     kinds: dict[str, Literal["auto", "none", "required"]] = {"any": "required", "none": "none"}
     return FunctionUse(functions, kinds.get(choice.type, "auto"), name, several)
@@ -170,6 +174,16 @@ def media_of(request: MessagesInput) -> dict[str, str]:
     blocks = [block for content in contents if isinstance(content, list) for block in content]
     results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
     return media_in([request.system, *contents, *results])
+
+
+def _combined(messages: list[Message]) -> list[Message]:
+    """Return messages in which consecutive texts of one role are one."""
+    combined: list[Message] = []
+    for (role, is_text), group in groupby(messages, lambda message: (message["role"], len(message) == 2)):
+        same = list(group)
+        texts = [message["content"] for message in same if is_text and message["content"]]
+        combined += [{"role": role, "content": "\n\n".join(texts)}] if is_text else same
+    return combined
 
 
 def _messages(message: InputMessage) -> list[Message]:

@@ -17,6 +17,7 @@ _COUNTERS = {
     "steps": "Passes over the weights, also for prefixes that are computed ahead and for batches.",
     "preemptions": "Answers that had to wait for others after they began.",
     "background_preemptions": "Prefixes and answers of batches that did, which any other request preempts.",
+    "migrations": "Moves of answers in the making from one placement of the model to another.",
 }
 _LATENCY = {
     "gaps": "Gaps between two tokens of an answer.",

@@ -9,9 +9,18 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, JsonValue, PrivateAttr
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
-from edge.serve.apis.completions import CompletionRequest, Tokens, of_prompts, prompts_of
+from edge.serve.apis.completions import CompletionRequest, Tokens, of_prompts
 from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
-from edge.serve.apis.fields import MAX_ANSWERS, MAX_LOGPROBS, MAX_SEED, Fields, JsonObject, constrained
+from edge.serve.apis.fields import (
+    MAX_ANSWERS,
+    MAX_LOGPROBS,
+    MAX_SEED,
+    Biases,
+    Fields,
+    Items,
+    JsonObject,
+    constrained,
+)
 from edge.serve.apis.openai_fields import error_event, finite, text_schema, token_text
 from edge.serve.apis.other_fields import Refused
 from edge.serve.deltas import Begin, Deltas, End, Text
@@ -23,17 +32,17 @@ from edge.serve.tools.functions import json_text
 DEFAULTS = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
 NEVER = -1e6  # a bias that no logit outweighs
 _STOPS = {"stop": "eos", "length": "limit"}
-_ANY_SEED = (-1, 2**32 - 1)
+_ANY_SEED = 2**32 - 1  # beside -1
 _clock = time.monotonic
 
-Bias = Annotated[list[JsonValue], Field(min_length=2, max_length=2)]
+Bias = Annotated[Items[JsonValue], Field(min_length=2, max_length=2)]
 
 
 class NativeRequest(CompletionRequest):
     max_tokens: int | None = Field(None, ge=-1, description="as n_predict")
     n_predict: int | None = Field(None, ge=-1, description="-1, the default: until the context is full")
     seed: int | None = Field(None, ge=-1, le=MAX_SEED + 1, description="-1: any")
-    logit_bias: dict[int, float] | list[Bias] | None = Field(  # type: ignore[assignment]
+    logit_bias: Biases | Items[Bias] | None = Field(  # type: ignore[assignment]
         None, description="[[ID, bias or false], ...]"
     )
     json_schema: JsonObject | None = Field(None, description="the answer is JSON of it")
@@ -56,8 +65,8 @@ class NativeRequest(CompletionRequest):
 
 class NativeEmbeddingsRequest(Fields):
     model: str | None = None
-    content: str | Tokens | list[str] | list[Tokens] | None = Field(None, description="a text, or several")
-    input: str | Tokens | list[str] | list[Tokens] | None = Field(None, description="as content")
+    content: str | Tokens | Items[str] | Items[Tokens] | None = Field(None, description="a text, or several")
+    input: str | Tokens | Items[str] | Items[Tokens] | None = Field(None, description="as content")
 
     refused: ClassVar[Refused] = {**EmbeddingsRequest.refused, "encoding_format": ("float",)}
 
@@ -71,14 +80,11 @@ _SETTINGS = set(NativeRequest.model_fields) - {
 
 def parse(request: NativeRequest, _template: str) -> ParsedRequest:
     """Parse a request: each prompt, as often as requested. BadRequest."""
-    prompts, n = prompts_of(request.prompt, "prompt"), request.n_cmpl or request.n or 1
-    if len(prompts) * n > MAX_ANSWERS:
-        raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
     if request.limit == 0:
         raise BadRequest(
             "n_predict is 0: an answer has 1 token or more, -1 is as many as there is room for", "n_predict"
         )
-    return of_prompts(generation_of(request), prompts, request.suffix, n)
+    return of_prompts(generation_of(request), request, request.n_cmpl or request.n or 1)
 
 
 def generation_of(request: NativeRequest) -> Generation:
@@ -96,7 +102,7 @@ def generation_of(request: NativeRequest) -> Generation:
 def _sampling(request: NativeRequest) -> dict[str, Any]:
     sampling = request.sampling()
     fields_of_request = {name: value for name in DEFAULTS if (value := getattr(request, name)) is not None}
-    if sampling.get("seed") in _ANY_SEED:
+    if request.seed == _ANY_SEED:
         del sampling["seed"]
     if isinstance(request.logit_bias, list):
         sampling["logit_bias"] = dict(map(_bias, request.logit_bias))

@@ -37,7 +37,7 @@ LLAMA_IGNORED = frozenset(
 INFILL_IGNORED = frozenset("n_indent response_fields samplers t_max_predict_ms t_max_prompt_ms".split())
 
 VLLM_REFUSED = _refused(
-    any_value="chat_template continue_final_message enable_thinking guided_choice guided_grammar guided_json"
+    any_value="chat_template enable_thinking guided_choice guided_grammar guided_json"
     " guided_regex include_stop_str_in_output prompt_logprobs structured_outputs use_beam_search",
     not_empty="allowed_token_ids bad_words documents logits_processors stop_token_ids",
     length_penalty=(1,), min_tokens=(0,), repetition_penalty=(1,), truncate_prompt_tokens=(-1,),
@@ -54,24 +54,25 @@ CHAT_REFUSED = _refused(
     not_empty="functions",
     function_call=("none", "auto"), modalities=(["text"],), best_of=(1,), verbosity=("medium",),
 )  # fmt: skip
-BUDGETS: dict[str, Any] = {"reasoning_budget": (-1,), "thinking_budget_tokens": (-1,)}  # of thoughts: chats have them
+# Fields that chats have.
+OF_CHATS: dict[str, Any] = {"reasoning_budget": (-1,), "thinking_budget_tokens": (-1,), "continue_final_message": ()}
 COMPLETIONS_REFUSED = _refused(
     any_value="echo json_schema",
-    best_of=(1,), chat_template_kwargs=({},), **BUDGETS,
+    best_of=(1,), chat_template_kwargs=({},), **OF_CHATS,
 )  # fmt: skip
 # Fields of chats that responses do not have, and unsupported fields of responses.
 RESPONSES_REFUSED = _refused(
     any_value="background conversation grammar image json_schema lark logprobs moderation previous_response_id"
     " prompt regex",
     not_empty="access_programs context_management stop",
-    logit_bias=({},), n=(1,), response_format=({"type": "text"},), **BUDGETS,
+    logit_bias=({},), n=(1,), response_format=({"type": "text"},), **OF_CHATS,
 )  # fmt: skip
 MESSAGES_REFUSED = _refused(
     any_value="compaction container context_management grammar json_schema lark output_format prompt regex seed"
     " thread",
     not_empty="fallbacks mcp_servers stop",
     frequency_penalty=(0,), logit_bias=({},), min_p=(0,), n=(1,), presence_penalty=(0,), repeat_penalty=(1,),
-    response_format=({"type": "text"},), speed=("standard",), **BUDGETS,
+    response_format=({"type": "text"},), speed=("standard",), **OF_CHATS,
 )  # fmt: skip
 MESSAGES_IGNORED = frozenset(
     "betas billing_policy cache_control diagnostics fallback_credit_token inference_geo metadata service_tier"

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from edge.serve.apis.fields import MAX_BATCH, Fields
+from edge.serve.apis.fields import MAX_BATCH, Fields, Items
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import ServedModel
 
@@ -18,7 +18,7 @@ class Document(Fields):
 class RerankRequest(Fields):
     model: str | None = Field(None, description="by default the first of /v1/models")
     query: str = Field(min_length=1)
-    documents: Annotated[list[str | Document], Field(min_length=1, max_length=MAX_BATCH)]
+    documents: Annotated[Items[str | Document], Field(min_length=1, max_length=MAX_BATCH)]
     top_n: int | None = Field(None, ge=1, description="results; default: all documents")
     return_documents: bool | None = Field(None, description="with their texts")
 

@@ -9,13 +9,16 @@ from pydantic import Field
 from edge.serve.apis.chat import Choice, FunctionFields, NamedFunction, OfFunction, called, function_use
 from edge.serve.apis.fields import (
     MAX_LOGPROBS,
+    MAX_VARIABLES,
     Fields,
     FunctionName,
     GeneratingRequest,
+    Items,
     JsonObject,
     SamplingFields,
     StreamOptions,
     TemplateVariables,
+    at_most,
     template_variables,
     think_tokens,
 )
@@ -32,7 +35,7 @@ LOGPROBS = "message.output_text.logprobs"
 class MessageItem(Fields):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | Items[Part]
 
     ignored = frozenset({"id", "phase", "status"})
 
@@ -50,7 +53,7 @@ class FunctionCallItem(Fields):
 class FunctionOutputItem(Fields):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[Part]
+    output: str | Items[Part]
 
     refused: ClassVar[Refused] = {"namespace": ()}
     ignored = frozenset({"caller", "id", "name", "status"})
@@ -65,8 +68,8 @@ class ReasoningItem(Fields):
     """A thought before the next message or call."""
 
     type: Literal["reasoning"]
-    content: list[ReasoningText] | None = None
-    summary: list[ReasoningText] | None = None
+    content: Items[ReasoningText] | None = None
+    summary: Items[ReasoningText] | None = None
 
     ignored = frozenset({"encrypted_content", "id", "status"})
 
@@ -102,16 +105,16 @@ class Reasoning(Fields):
 
 
 class ResponsesRequest(SamplingFields):
-    input: str | Annotated[list[Item], Field(min_length=1)]
+    input: str | Annotated[Items[Item], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    metadata: dict[str, str] | None = None
-    include: list[str] | None = Field(None, description=f"{LOGPROBS}: with probabilities")
+    metadata: Annotated[dict[str, str], at_most(MAX_VARIABLES)] | None = None
+    include: Items[str] | None = Field(None, description=f"{LOGPROBS}: with probabilities")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     text: TextFields | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Items[FunctionTool] | None = None
     tool_choice: Choice | NamedTool | None = None
-    parallel_tool_calls: bool | None = Field(None, description="true: more than one call where some must come")
+    parallel_tool_calls: bool | None = Field(None, description="as in chats")
 
     reasoning: Reasoning | None = None
     chat_template_kwargs: TemplateVariables | None = Field(None, description="variables of the model's chat template")

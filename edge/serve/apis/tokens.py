@@ -10,7 +10,7 @@ from pydantic import Field
 from edge.serve.apis.chat import ChatRequest
 from edge.serve.apis.chat import parse as parse_chat
 from edge.serve.apis.completions import TokenId
-from edge.serve.apis.fields import Fields
+from edge.serve.apis.fields import Fields, Items
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of, media_of
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import ServedModel
@@ -30,7 +30,7 @@ class TokenizeRequest(Fields):
 
 class DetokenizeRequest(Fields):
     model: str | None = None
-    tokens: list[TokenId] = Field(max_length=MOST_TOKENS)
+    tokens: Items[TokenId] = Field(max_length=MOST_TOKENS)
 
 
 async def tokenize(request: TokenizeRequest, model: ServedModel) -> dict[str, Any]:

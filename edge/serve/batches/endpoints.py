@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge.serve.apis.fields import Fields
+from edge.serve.apis.fields import Fields, at_most
 from edge.serve.batches.lines import MAX_LINES, count_lines
 from edge.serve.batches.runner import ENDPOINTS, BatchRunner
 from edge.serve.batches.store import LASTS_S, Batch, StoredFile
@@ -39,7 +39,7 @@ class BatchRequest(Fields):
     input_file_id: str
     endpoint: str = Field(json_schema_extra={"enum": list(ENDPOINTS)})
     completion_window: Literal["24h"] = "24h"
-    metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = Field(None, max_length=16)
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], at_most(16)] | None = None
     output_expires_after: ExpiresAfter | None = None
 
 

@@ -33,6 +33,7 @@ AT_ONCE = 8  # requests of a batch
 LOOK_S = 0.2  # between looks whether others ask, or the batch is to stop
 TRIES = 5  # of a request whose engine has gone, or has no room
 AGAIN_S = 5.0  # between two of them
+_DISK_WAITS = 12  # of these until a full disk is tried again
 _FOR_NOW = (429, 503)  # statuses of failures that pass
 
 
@@ -68,20 +69,29 @@ class BatchRunner:
         """Stop. What is not answered goes on with the next server."""
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.gather(self._task, return_exceptions=True)  # a server that ends has more to close
 
     async def _run(self) -> None:
-        while waiting := [batch for batch in await self.do(self.store.batches) if not batch.ended]:
-            batch = waiting[-1]  # the oldest
+        while True:
+            try:
+                if not await self._answer_oldest():
+                    return
+            except (EdgeError, OSError) as error:  # the disk is full, or gone
+                log.warning("batches wait", error=str(error))
+                await asyncio.sleep(self._again_s * _DISK_WAITS)
+
+    async def _answer_oldest(self) -> bool:
+        """Answer the oldest batch that has not ended, and end it; return whether there is one. OSError, PrefixError."""
+        waiting = [batch for batch in await self.do(self.store.batches) if not batch.ended]
+        for batch in waiting[-1:]:
             try:
                 await self._answer_all(batch)
-            except OSError as error:  # the disk is full, or gone: the next batch, or server, goes on
-                log.warning("batches stop", batch=batch.id, error=str(error))
-                return
+            except OSError:
+                raise
             except Exception as error:  # others must not wait for it for ever
                 log.warning("batch failed", batch=batch.id, error=f"{type(error).__name__}: {error}")
                 await self.do(self.store.end, batch, "failed")
+        return bool(waiting)
 
     async def _answer_all(self, batch: Batch) -> None:
         """Answer what a batch has left, and end it. OSError, PrefixError; NotThere if its file was damaged."""

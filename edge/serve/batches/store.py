@@ -238,7 +238,7 @@ class BatchStore:
         lines = sorted((result for result in results if "line" in result), key=lambda result: int(result["line"]))
         for answered, name in ((True, "output"), (False, "error")):
             texts = [line["text"] for line in lines if line["answered"] is answered]
-            if texts:
+            if texts and getattr(batch, f"{name}_file_id") is None:  # else it was there when the disk was full
                 content = "".join(f"{text}\n" for text in texts).encode()
                 file = self._add_file(batch.owner, f"{batch.id}_{name}.jsonl", "batch_output", content, batch.lasts_s)
                 setattr(batch, f"{name}_file_id", file.id)

@@ -52,14 +52,15 @@ class Arrivals:
 
     def waits_for(self, scheduler: Scheduler) -> bool:
         """Return whether the next step would have nothing but background requests, while others are prepared."""
-        requests = (*scheduler.running, *scheduler.waiting)  # without any there are events to be sent
+        # Without any there are events to be sent.
+        requests = (*scheduler.running, *scheduler.waiting, *scheduler.slots.away.requests)
         return bool(self._foreground) and bool(requests) and only_background(requests)
 
     @contextmanager
     def interruptible(self, scheduler: Scheduler, *, is_alone: bool) -> Iterator[None]:
         """Around a step, which is stopped for who comes where it has prompts in the background alone. It is made again
         later. is_alone: the model is on this device alone."""
-        engine, requests = self._engine, (*scheduler.running, *scheduler.waiting)
+        engine, requests = self._engine, (*scheduler.running, *scheduler.waiting, *scheduler.slots.away.requests)
         # Ranks complete a step in any case; what recurrent layers hold of a part of one, and drafts, cannot be told.
         is_simple = is_alone and engine.rollback is None and engine.paging is None
         with self._lock:

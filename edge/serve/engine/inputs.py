@@ -25,11 +25,12 @@ from edge.serve.engine.ranking import RankingPrompts
 from edge.serve.engine.texts import Tokenizer
 from edge.serve.served import INTRODUCES
 from edge.templates.process import TemplateProcess
-from edge.templates.template import ChatTemplate
+from edge.templates.template import CONTINUES, ChatTemplate
 from edge.thinking.tracker import Thinking
 from partition.model.generation import generates
 
 _ANSWER_PART = 4  # a fourth of the context is left to what fills a gap, where a request does not say how much
+_MOST_PIECES = 32 << 20  # bytes of one answer, which has up to six characters for each
 _MOST_WINDOWED = 1 << 20  # tokens; that many take about a second to tokenize
 
 
@@ -65,9 +66,7 @@ class InputProcessor:
                 f"the prompt has {len(prompt)} tokens, and {self._most_tokens} is all that it and its answer may have;"
                 " use a shorter prompt, or serve with a larger --context where the model was trained for more"
             )
-        max_tokens = generation["max_tokens"]
-        if max_tokens is not None and max_tokens < 1:
-            raise SamplingError(f"max_tokens is {max_tokens}: an answer has 1 token or more")
+        most = self._most_answer if generation["max_tokens"] is None else generation["max_tokens"]
         stops = () if generation["messages"] is None else self.template.stops
         sampling = generation["sampling"]
         if sampling.get("lark") and generation["marks"]:
@@ -77,7 +76,7 @@ class InputProcessor:
         seed = {"seed": generation["place"]} if self._config.reproducible else {}
         return Request(
             prompt,
-            min(room, max_tokens or self._most_answer),
+            min(room, most),
             SamplingParams(**{**seed, **sampling, "logit_bias": biases}),
             stops,
             thinking=thinking,
@@ -99,13 +98,22 @@ class InputProcessor:
             self._tokenizer.check_messages(messages, most)
             think = self._config.think if generation["think"] is None else generation["think"]
             text, tokens, media = self._chat(
-                messages, generation["tools"], generation["variables"], think, generation["media"], given_up
+                messages,
+                generation["tools"],
+                generation["variables"],
+                think,
+                generation["media"],
+                given_up,
+                generation["namespace"],
             )
             form = self.template.thinking
             if form is not None:
                 answers = (generation["answer"],) if generation["answer"] else ()
                 form = replace(form, calls=tuple(generation["ends_thought"]), answers=answers)
-            return tokens, Thinking.from_prompt(text, form, think), media
+            thinking = Thinking.from_prompt(text, form, think)
+            if thinking is not None and messages[-1].get(CONTINUES):
+                thinking = replace(thinking, state="answer")
+            return tokens, thinking, media
         if (infill := generation["infill"]) is not None:
             if not isinstance(infill["prefix"], str):
                 self.tokens(infill["prefix"], most)  # raises for an invalid id
@@ -124,6 +132,7 @@ class InputProcessor:
         think: int | None,
         media: Mapping[str, str] = MappingProxyType({}),
         given_up: Callable[[], bool] = never_given_up,
+        namespace: str = "",
     ) -> tuple[str, list[int], tuple[EmbeddingRows, ...]]:
         """Return a chat's prompt, its token ids, and its pictures and sounds. media: as of Generation."""
         text = self.render(messages, tools, variables, think)
@@ -134,7 +143,7 @@ class InputProcessor:
             return self._tokenizer.tokenize(part, self._most_tokens, add_special=add_special, parse_special=True)
 
         files = files_of(media, self._config.media_urls)
-        own = encoded(self._encoder, files, len(media), self._most_tokens, given_up)
+        own = encoded(self._encoder, files, len(media), self._most_tokens, given_up, namespace)
         return text, *tokens_with(text, own, tokenize)
 
     def shared_prefix(
@@ -182,9 +191,14 @@ class InputProcessor:
         return ranked
 
     def pieces(self, tokens: list[int]) -> list[str]:
-        """Return the bytes of each token, as Latin-1. SamplingError for an invalid id."""
+        """Return the bytes of each token, as Latin-1. SamplingError for an invalid id, or for too many bytes."""
         model = self._engine.model
-        return [model.piece(token, special=True).decode("latin-1") for token in self.tokens(tokens, len(tokens))]
+        ids = self.tokens(tokens, len(tokens))
+        by_id = {token: model.piece(token, special=True).decode("latin-1") for token in set(ids)}
+        pieces = [by_id[token] for token in ids]
+        if (n_bytes := sum(map(len, pieces))) > _MOST_PIECES:
+            raise SamplingError(f"these tokens have {n_bytes} bytes of text, {_MOST_PIECES} are the most; send fewer")
+        return pieces
 
     def render(
         self,

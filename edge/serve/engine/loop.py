@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -56,8 +57,7 @@ class ServingLoop:
         )
         self._scheduler = self._new_scheduler()
         self._jobs = EngineJobs()
-        self._numbers: dict[int, int] = {}  # the scheduler's number of a request to the server's
-        self._requests: dict[int, Running] = {}  # by the server's number
+        self._requests: dict[int, Running] = {}  # by number, which is the server's, also in the scheduler
         self._arrivals = Arrivals(engine, lambda: self._jobs.put(lambda: None))
         self._inputs = InputProcessor(config, engine, encoder)
         self._about = EngineStatus(engine, deployed, self._inputs.template.source)
@@ -95,6 +95,7 @@ class ServingLoop:
     def _step(self) -> None:
         scheduler, counters = self._scheduler, self._statistics.counters
         passes, preemptions = scheduler.passes, dict(scheduler.preemptions)
+        migrations = scheduler.slots.away.migrations
         began, events = time.monotonic(), list[Event]()
         try:
             with self._jobs.timed(), self._arrivals.interruptible(scheduler, is_alone=self._deployed is None):
@@ -103,10 +104,11 @@ class ServingLoop:
             self._fail(error)
             return
         counters["steps"] += scheduler.passes - passes
+        counters["migrations"] += scheduler.slots.away.migrations - migrations
         for ground, counter in (("foreground", "preemptions"), ("background", "background_preemptions")):
             counters[counter] += scheduler.preemptions[ground] - preemptions[ground]
         self._warming.stepped(events, time.monotonic() - began)
-        events = [event for event in events if event.request in self._numbers]
+        events = [event for event in events if event.request in self._requests]
         if events:  # a part of a prompt has none, and the server need not wake for it
             self._send(*map(self._message, events))
         for line in self._about.news():
@@ -120,23 +122,23 @@ class ServingLoop:
             raise error
         self._send(*({"id": number, "error": error_json(error)} for number in self._requests))
         self._warming.lost()
-        self._numbers.clear()
         self._requests.clear()
         self._scheduler = self._new_scheduler()
 
     def _admitted(self, number: int) -> None:
         """Report that a request is computed: if this process ends now, the request may be the cause."""
-        if number in self._numbers:
-            self._send({"id": self._numbers[number], "begun": True})
+        if number in self._requests:
+            self._send({"id": number, "begun": True})
 
     def _message(self, event: Event) -> dict[str, Any]:
         """Return an event as a message to the server."""
-        number, counters = self._numbers[event.request], self._statistics.counters
+        number, counters = event.request, self._statistics.counters
         if event.token_id is not None:
             self._statistics.add_token()
         if event.finish_reason is not None:
             running = self._requests.pop(number)
-            del self._numbers[event.request]
+            if event.stop_string not in running.request.sampling.stop:  # it is the template's
+                event.stop_string = None
             counters["prompt_tokens"] += len(running.request.prompt)
             counters["cached_tokens"] += event.cached_tokens
             self._warming.warmer.count(running)
@@ -166,14 +168,15 @@ class ServingLoop:
                 "generated_tokens": len(running.continuation.tokens),
             }
             for running in sorted(
-                self._scheduler.running, key=lambda request: request.slot.sequence if request.slot else -1
+                (*self._scheduler.running, *self._scheduler.slots.away.requests),
+                key=lambda request: request.slot.sequence if request.slot else -1,
             )
-            if running.number in self._numbers
+            if running.number in self._requests
         ]
         return {
             **self._about.to_json(),
             "slots": slots,
-            "waiting": sum(running.number in self._numbers for running in self._scheduler.waiting),
+            "waiting": sum(running.number in self._requests for running in self._scheduler.waiting),
             **self._statistics.to_json(),
             "speculation": None if self._drafter is None else self._drafter.to_json(),
             "latency": None if self._targets is None else self._targets.to_json(),
@@ -188,7 +191,6 @@ class ServingLoop:
             self._send({"id": number, "piece": piece, "cached_tokens": 0})
             return
         self._requests[number] = running
-        self._numbers[running.number] = number
         self._scheduler.enqueue(running)
 
     # --- all threads ---
@@ -209,14 +211,8 @@ class ServingLoop:
 
     def cancel(self, number: int) -> None:
         """End a request within a step."""
-
-        def job() -> None:
-            running = self._requests.get(number)
-            if running is not None:
-                self._scheduler.cancel(running.number)
-
         self._arrivals.cancel(number)  # at once: a constraint may be compiling
-        self._jobs.put(job)
+        self._jobs.put(lambda: self._scheduler.cancel(number))
 
     def generate(self, number: int, **generation: Any) -> None:
         """Prepare a request and queue it. Raises all errors that a request can have."""
@@ -224,7 +220,7 @@ class ServingLoop:
             given_up = partial(self._arrivals.is_cancelled, number)
             if given_up():
                 raise EngineError("the request was cancelled before it was prepared")
-            running = self._scheduler.prepare(self._inputs.request(generation, given_up), given_up)
+            running = self._scheduler.prepare(self._inputs.request(generation, given_up), given_up, number)
         except BaseException:
             self._arrivals.prepared(number)
             raise
@@ -243,7 +239,9 @@ class ServingLoop:
 
     def _embed(self, texts: Sequence[str | Sequence[int]], given_up: GivenUp = never_given_up) -> dict[str, Any]:
         tokenized = [self._inputs.tokens(text, MOST_TOKENS) for text in texts]
-        vectors = self._pooled(lambda tokens: self._embedder.embed(tokens).tolist(), tokenized, given_up)
+        # As text, thousands of long vectors would be too much for a message.
+        embed = self._embedder.embed
+        vectors = self._pooled(lambda tokens: b64encode(embed(tokens).tobytes()).decode(), tokenized, given_up)
         return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
 
     def _rerank(self, query: str, documents: Sequence[str], given_up: GivenUp = never_given_up) -> dict[str, Any]:

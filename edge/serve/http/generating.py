@@ -26,6 +26,7 @@ from edge.serve.http.errors import failure, is_anthropic
 from edge.serve.http.security import namespace_of
 from edge.serve.served import Answer, ServedModels
 from edge.serve.warming.turns import Chat, noted
+from edge.templates.template import CONTINUES
 
 SEND_S = 60.0  # a client that reads nothing for so long counts as gone
 NEVER_S = float(1 << 30)  # between pings of a stream that has none
@@ -97,7 +98,8 @@ async def _begun(
         for generation in parsed.generations
     ]
     talk = parsed.conversation
-    is_one = len(generations) == 1 and not (background or generations[0].media)
+    continues = talk is not None and CONTINUES in talk.messages[-1]
+    is_one = len(generations) == 1 and not (background or generations[0].media or continues)
     chat = Chat(model, talk, generations[0], at) if talk is not None and is_one else None
     return _Accepted(request.model or model.name, parsed, await begin(model, generations), chat)
 
@@ -110,8 +112,13 @@ async def _known(beginning: asyncio.Future[_Accepted], limit_s: float | None) ->
 
 
 def _end(beginning: asyncio.Future[_Accepted]) -> None:
-    """End the answers, whether they have begun or not."""
-    if not beginning.cancel() and not beginning.cancelled() and beginning.exception() is None:
+    """End the answers, whether they have begun or not; also those that begin in spite of it."""
+    beginning.cancel()
+    beginning.add_done_callback(_cancel_answers)
+
+
+def _cancel_answers(beginning: asyncio.Future[_Accepted]) -> None:
+    if not beginning.cancelled() and beginning.exception() is None:
         for answer in beginning.result().answers:
             answer.cancel()
 

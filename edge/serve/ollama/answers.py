@@ -53,9 +53,9 @@ def parse_text(request: OllamaTextRequest, template: str) -> ParsedRequest:
     constraint = {} if schema is None else {"json_schema": json_text(schema, "format")}
     generation = Generation(
         prompt=None if request.suffix else request.prompt,
-        infill=Infill(request.prompt, request.suffix) if request.suffix else None,
+        infill=Infill(request.prompt or "", request.suffix) if request.suffix else None,
         max_tokens=request.max_tokens,
-        sampling=constrained(request.options.sampling(), constraint),
+        sampling=constrained(request.given_options.sampling(), constraint),
         logprobs=request.n_alternatives,
     )
     return ParsedRequest([generation])
@@ -73,8 +73,9 @@ def _chat(
         request.text_schema,
         template_variables(template, None, effort),
         think_tokens(template, None, effort, budget),
+        continues=True,
     )
-    sampling = request.options.sampling()
+    sampling = request.given_options.sampling()
     return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens, request.n_alternatives, media=media)
 
 
@@ -85,7 +86,7 @@ def _messages(request: OllamaChatRequest, media: dict[str, str]) -> list[Message
     calls: defaultdict[str | None, deque[str]] = defaultdict(deque)  # ids by the name of the function; None: all
     answered: set[str] = set()
     numbers = itertools.count()
-    for message in request.messages:
+    for message in request.messages or ():
         content = behind_pictures(message.content, message.images, media)
         values: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:
@@ -153,7 +154,7 @@ async def _events(
             tokens = token_logprobs(delta.pieces)
             yield {"content": delta.text, **({"logprobs": tokens} if tokens else {}), "done": False}
         elif isinstance(delta, End):
-            now, context = _clock(), request.options.num_ctx or 0
+            now, context = _clock(), request.given_options.num_ctx or 0
             yield {
                 "content": "",
                 "done": True,

@@ -20,6 +20,7 @@ from edge.serve.apis.fields import (
     Fields,
     FunctionName,
     GeneratingRequest,
+    Items,
     JsonObject,
     Stop,
     given_sampling,
@@ -88,7 +89,7 @@ class Options(Fields):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    stop: list[Stop] | None = Field(None, max_length=MAX_STOPS)
+    stop: Items[Stop] | None = Field(None, max_length=MAX_STOPS)
 
     refused: ClassVar[Refused] = {"mirostat": (0,), "repeat_last_n": (64,), "tfs_z": (1,), "vocab_only": ()}
     # How a model is loaded is up to the server.
@@ -110,7 +111,7 @@ class AnswerRequest(StayingModel, GeneratingRequest):
     """Fields that chats and texts share."""
 
     stream: bool | None = Field(True, description="send lines of JSON as the answer comes")
-    options: Options = Field(default_factory=lambda: Options.model_validate({}))
+    options: Options | None = None
     format: Literal["", "json"] | JsonObject | None = Field(None, description="json, or a schema of the answer")
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool | None = None
@@ -121,6 +122,11 @@ class AnswerRequest(StayingModel, GeneratingRequest):
     _arrived: int = PrivateAttr(default_factory=lambda: _clock())
     _loaded: int = PrivateAttr(0)
     _context: int = PrivateAttr(0)  # tokens that a request may have
+
+    @property
+    def given_options(self) -> Options:
+        """Options of the model; those that the request does not have are None."""
+        return self.options or Options.model_validate({})
 
     @property
     def template_matters(self) -> bool:
@@ -135,7 +141,7 @@ class AnswerRequest(StayingModel, GeneratingRequest):
     @property
     def max_tokens(self) -> int | None:
         """Tokens of the answer; None: as many as there is room for."""
-        n = self.options.num_predict
+        n = self.given_options.num_predict
         return None if n is None or n < 0 else n
 
     @property
@@ -151,18 +157,18 @@ class AnswerRequest(StayingModel, GeneratingRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-Images = Annotated[list[str], Field(description="base64 of pictures, or of sounds, before the text")]
+Images = Annotated[Items[str], Field(description="base64 of pictures, or of sounds, before the text")]
 
 
 class CalledFunction(Fields):
     name: FunctionName
-    arguments: JsonObject = Field({}, description="an object")
+    arguments: JsonObject | None = None
 
     ignored = frozenset({"index"})
 
     def to_json(self) -> dict[str, Any]:
         """Return the call in the form of templates."""
-        return {"name": self.name, "arguments": self.arguments}
+        return {"name": self.name, "arguments": self.arguments or {}}
 
 
 class ToolCall(Fields):
@@ -175,18 +181,18 @@ class OllamaMessage(Fields):
     content: str | None = None
     thinking: str | None = Field(None, description="thought before it, for templates that keep it")
     images: Images | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
 class OllamaChatRequest(AnswerRequest):
-    messages: list[OllamaMessage] = Field([], description="none: the model is loaded")
-    tools: list[Tool] | None = None
+    messages: Items[OllamaMessage] | None = Field(None, description="none: the model is loaded")
+    tools: Items[Tool] | None = None
 
 
 class OllamaTextRequest(AnswerRequest):
-    prompt: str = Field("", description="none: the model is loaded")
+    prompt: str | None = Field(None, description="none: the model is loaded")
     suffix: str | None = Field(None, description="fill the gap between the prompt and this text")
     system: str | None = None
     raw: bool | None = Field(None, description="the prompt is what the model reads, without a template")
@@ -201,7 +207,7 @@ class OllamaTextRequest(AnswerRequest):
 
 
 class EmbedRequest(StayingModel):
-    input: str | list[str] = Field(description="a text, or several; none: the model is loaded")
+    input: str | Items[str] = Field(description="a text, or several; none: the model is loaded")
     dimensions: int | None = Field(None, ge=1, description="must be what the model has")
 
     ignored = frozenset({"options", "truncate"})  # a text that is too long is an error in any case

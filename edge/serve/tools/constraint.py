@@ -31,7 +31,8 @@ def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any
         either = grammar.rule(" | ".join(_call(grammar, form, function) for function in functions))
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         raise BadRequest("the parameters of a tool are no JSON schema, or nested too deep", "tools") from None
-    mark, rest = _calls(grammar, form, either, several=use.several or not use.must_call)
+    several = not use.must_call if use.several is None else use.several
+    mark, rest = _calls(grammar, form, either, several=several)
     calls = f"{grammar.literal(mark)} {rest}"
     if use.must_call:
         start = [f"start: {calls}"]
@@ -41,7 +42,8 @@ def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any
         start = [f"start: {calls} | TEXT?", rf"TEXT: /[^\s{{\[]{ANYTHING}/"]
     else:
         # A call begins at the mark, and must go on as a call.
-        start = [f"start: ({grammar.up_to(mark, 'free')} {rest})* TEXT", f"TEXT: /{ANYTHING}/"]
+        times = "*" if several else "?"
+        start = [f"start: ({grammar.up_to(mark, 'free')} {rest}){times} TEXT", f"TEXT: /{ANYTHING}/"]
     return "\n".join([*start, *grammar.lines])
 
 

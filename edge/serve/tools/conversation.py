@@ -12,6 +12,7 @@ from edge.serve.tools.formats import CallFormat, format_of
 from edge.serve.tools.functions import FunctionUse, Message, json_text
 from edge.serve.tools.parser import CallParser
 from edge.serve.tools.writing import introduced, plain, with_calls_as_text
+from edge.templates.template import CONTINUES
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,16 @@ class Conversation:
     variables: Mapping[str, Any]  # of the template
     think: int | None = None  # tokens of thoughts; None: the server's default
     template: str = ""  # source of the model's template
+    is_single: bool = False  # an answer has one call at most
 
     def parser(self, streams: bool = False) -> CallParser | None:
         """Return a parser for one answer; None if there are no calls. streams: calls are given as they come."""
         if self.form is None:
             return None
-        return CallParser(self.form, self.functions, streams=streams, is_constrained="lark" in self.sampling)
+        is_constrained = "lark" in self.sampling
+        return CallParser(
+            self.form, self.functions, streams=streams, is_constrained=is_constrained, is_single=self.is_single
+        )
 
     def behind(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages that follow in the template's form."""
@@ -60,9 +65,12 @@ def conversation(
     text_schema: Mapping[str, Any] | None = None,
     variables: Mapping[str, Any] | None = None,
     think: int | None = None,
+    *,
+    continues: bool = False,
 ) -> Conversation:
     """Return the conversation. template: source of the model's template. text_schema: JSON schema of an answer that is
-    no call. think: tokens of thoughts. BadRequest for a request that cannot be put to a model."""
+    no call. think: tokens of thoughts. continues: where the last message is text of the model alone, and nothing
+    constrains the answer, it is the beginning of the answer. BadRequest for a request that cannot be put to a model."""
     functions = use.functions if use.choice != "none" else ()
     for function in functions:
         json_text(function.to_json(), "tools")
@@ -77,8 +85,11 @@ def conversation(
     elif text_schema is not None:
         sampling["json_schema"] = json_text(text_schema, "response_format")
     knows_tools = "tools" in template
+    own = _in_template_form(messages, functions, form, template)
+    if continues and not sampling and len(own) > 1 and is_beginning(own[-1]):
+        own = [*own[:-1], {**own[-1], CONTINUES: True}]
     return Conversation(
-        _in_template_form(messages, functions, form, template),
+        own,
         [function.to_json() for function in functions] if knows_tools else (),
         sampling,
         form if use.callable else None,
@@ -86,7 +97,13 @@ def conversation(
         variables or {},
         think,
         template,
+        use.several is False,
     )
+
+
+def is_beginning(message: Message) -> bool:
+    """Return whether a message is text of the model alone, which an answer may go on with."""
+    return message["role"] == "assistant" and bool(message["content"]) and message.keys() <= {"role", "content", "name"}
 
 
 def _in_template_form(

@@ -34,7 +34,7 @@ class FunctionUse:
     functions: Sequence[Function] = ()
     choice: Literal["auto", "none", "required"] = "auto"
     name: str | None = None  # the function that must be called
-    several: bool = False  # allow more than one call if a call must come
+    several: bool | None = None  # allow more than one call; None: unless a call must come
 
     def __post_init__(self) -> None:
         """Raise BadRequest if two have one name, the required one does not exist, or a schema is not that of an

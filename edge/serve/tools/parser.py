@@ -55,11 +55,18 @@ class CallParser:
     """
 
     def __init__(
-        self, form: CallFormat, functions: Mapping[str, Any], *, streams: bool = False, is_constrained: bool = False
+        self,
+        form: CallFormat,
+        functions: Mapping[str, Any],
+        *,
+        streams: bool = False,
+        is_constrained: bool = False,
+        is_single: bool = False,
     ) -> None:
         """functions: schemas of parameters by name. streams: give calls as they come, else only complete ones.
-        is_constrained: a grammar of this format holds the answer, so that calls begin as it says."""
-        self.form, self._functions, self._streams = form, functions, streams
+        is_constrained: a grammar of this format holds the answer, so that calls begin as it says. is_single: the answer
+        ends with its first complete call."""
+        self.form, self._functions, self._streams, self.is_single = form, functions, streams, is_single
         self._starts = form.starts
         if is_constrained:
             self._starts = () if form.bare else form.starts[:1]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from edge.serve.apis.chat import CHAT, ChatMessage, ChatRequest, Tool
-from edge.serve.apis.fields import Fields
+from edge.serve.apis.fields import Fields, Items
 from edge.serve.apis.tokens import template_of
 from edge.serve.http.errors import BadRequest, NotThere
 from edge.serve.served import ServedModels
@@ -16,10 +16,10 @@ from edge.serve.warming.turns import PLACEHOLDERS
 
 class PrefixRequest(Fields):
     model: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)] | None = Field(
         None, description="a chat begins with them; where the last is a user's, its text may go on"
     )
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     prompt: str | None = Field(None, min_length=1, description="a text begins with it, in place of messages")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -26,7 +27,8 @@ class WarmingRequests:
     ) -> None:
         """scheduler: the one in use. put: adds a job for the engine thread."""
         self._scheduler = scheduler
-        self._running: dict[int, tuple[Prefix, Running]] = {}  # by the scheduler's number
+        self._numbers = itertools.count(-1, -1)  # below 0: others are of the server
+        self._running: dict[int, tuple[Prefix, Running]] = {}  # by number
         self.warmer = Warmer(
             inputs,
             start=lambda prefix: put(partial(self._begin, prefix)),
@@ -55,7 +57,7 @@ class WarmingRequests:
             prefix.tokens, 1, namespace=prefix.namespace, adapters=prefix.adapters, background=True, ends=False
         )
         try:
-            running = self._scheduler().prepare(request)
+            running = self._scheduler().prepare(request, number=next(self._numbers))
         except EdgeError:  # it fits no more
             self.warmer.ended(prefix, None)
             return

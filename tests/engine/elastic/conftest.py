@@ -80,12 +80,14 @@ class Memory:
 
 
 @contextmanager
-def followed(memory: Memory) -> Iterator[None]:
-    """Let weights that change follow a memory, and look at it only when told."""
+def followed(memory: Memory, grow_wait_s: float = 60.0) -> Iterator[None]:
+    """Let weights that change follow a memory, and look at it only when told. grow_wait_s: of reading that a pass may
+    wait for, so that it puts no change off."""
     with (
         steady_runtime(),
         mock.patch("edge.elastic.load.load_elastic", partial(load_elastic, room=memory.room)),
         mock.patch("edge.elastic.weights.LOOK_S", 1e9),
+        mock.patch("edge.elastic.weights.GROW_WAIT_S", grow_wait_s),
         mock.patch("edge.elastic.governor.SLACK", 1 << 40),  # sizes of these models are near each other
     ):
         yield
@@ -100,9 +102,9 @@ class ElasticEngine(NamedTuple):
 
 @contextmanager
 def engine_in(
-    memory: Memory, path: Path, options: EngineOptions = OPTIONS, least: int = 42 * MIB
+    memory: Memory, path: Path, options: EngineOptions = OPTIONS, least: int = 42 * MIB, grow_wait_s: float = 60.0
 ) -> Iterator[ElasticEngine]:
     """Yield an engine that follows a memory, and looks at it only when told, with its weights."""
-    with followed(memory), Engine(path, replace(options, least_memory=least)) as engine:
+    with followed(memory, grow_wait_s), Engine(path, replace(options, least_memory=least)) as engine:
         assert isinstance(engine.paging, ElasticWeights)
         yield ElasticEngine(engine, engine.paging)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.demo import MODEL_PATH
-from edge.errors import ChatFileError, ContextFull, EngineError, Interrupted
+from edge.errors import ChatFileError, ContextFull, EngineError, Interrupted, SamplingError
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.model import Model
@@ -355,6 +355,16 @@ def test_an_answer_that_another_conversation_interrupts_ends_with_an_error(demo:
         next(answer)
     again = Chat(demo)
     assert [r.token_id for r in again.ask("What is 3 plus 4?", GREEDY, max_tokens=8)] == other
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_an_answer_of_no_tokens_is_refused(demo: Engine, n: int) -> None:
+    """And not taken for one without end."""
+    model = Model(demo, demo.close)
+    with pytest.raises(SamplingError, match=f"max_tokens is {n}: an answer has 1 token or more"):
+        next(model.generate([5, 6, 7], max_tokens=n))
+    with model.stream() as requests, pytest.raises(SamplingError, match=f"max_tokens is {n}"):
+        requests.add([5, 6, 7], max_tokens=n)
 
 
 def test_requests_and_conversations_take_turns(demo: Engine) -> None:

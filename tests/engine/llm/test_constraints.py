@@ -72,6 +72,7 @@ def test_a_lark_grammar_is_followed(llama: Engine) -> None:
         ({"logit_bias": {1: 1e308}}, "must be from"),
         ({"logit_bias": dict.fromkeys(range(MAX_BIASES + 1), 1.0)}, str(MAX_BIASES)),
         ({"frequency_penalty": float("inf")}, "frequency_penalty"),
+        ({"top_k": 2**32 + 1}, "top_k must be from 0 to 2147483647"),
         ({"presence_penalty": -1000.0}, "presence_penalty"),
     ],
 )

@@ -68,13 +68,13 @@ def cases(model: Path) -> list[tuple[list[int], list[int]]]:
     return result
 
 
-def greedy(whole: Engine, prompt: Sequence[int]) -> tuple[list[int], float]:
+def greedy(whole: Engine, prompt: Sequence[int], n: int = LONGEST) -> tuple[list[int], float]:
     """The answer, and by how many deviations each token was ahead of the next best at least."""
     whole.kv_clear()
     for start in range(0, len(prompt), whole.batch):
         logits = whole.decode(prompt[start : start + whole.batch], start)
     answer, lead = [], float("inf")
-    for i in range(LONGEST):
+    for i in range(n):
         second, best = np.sort(logits)[-2:]
         lead = min(lead, float((best - second) / logits.std()))
         answer.append(int(logits.argmax()))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from edge.multimodal.encoder import MediaEncoder, RawMedia
 from edge.multimodal.media import EmbeddingRows, embeddings_of, rows_from
 from edge.multimodal.prompt import encoded as encoded_files
 from tests.support import projectors
-from tests.support.helpers import TIMEOUT_S
+from tests.support.helpers import TIMEOUT_S, until
 from tests.support.multimodal import encoded, open_projector, pixels, png, wav
+from tests.support.workers import gone
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,21 @@ def test_a_hash_is_of_pixels_and_not_of_their_file(pictures: MediaEncoder) -> No
     once, again = pictures.encode(png()), pictures.encode(png(compress_level=0))
     assert once.tokens == again.tokens
     assert pictures.encode(png(2)).tokens != once.tokens
+
+
+def test_a_picture_is_encoded_once_for_each_namespace(pictures: MediaEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a client notices by speed that another one sent the same."""
+    encode, n_encoded = pictures.encode_raw, 0
+
+    def counting(data: bytes) -> Any:
+        nonlocal n_encoded
+        n_encoded += 1
+        return encode(data)
+
+    monkeypatch.setattr(pictures, "encode_raw", counting)
+    for namespace, n in (("a", 1), ("b", 2), ("a", 2), ("b", 2), ("", 3)):
+        encoded_files(pictures, [("mark", png(4711))], namespace=namespace)
+        assert n_encoded == n
 
 
 def test_a_grey_of_16_bits_is_that_of_8(pictures: MediaEncoder) -> None:
@@ -168,9 +185,10 @@ def test_a_process_that_ends_during_a_file_costs_an_error(
 
 
 def end(encoder: MediaEncoder) -> None:
-    assert encoder._process is not None
-    os.kill(encoder._process.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, encoder._process.pid, os.WEXITED | os.WNOWAIT)
+    assert encoder.pid is not None
+    pid = encoder.pid
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: gone(pid), "the end of the process")  # the encoder has not looked
 
 
 def test_an_interrupt_leaves_no_answer_for_the_next_file(

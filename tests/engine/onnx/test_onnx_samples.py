@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from edge.onnx.samples import Input, Samples, SamplesError, random_feeds
+from edge.onnx.samples import ANY_SHAPE, Input, Samples, SamplesError, declared_shape, random_feeds
 from edge.quantization.onnx import quantize
 from tests.support.onnx_files import quick, samples, small_model, vectors  # noqa: F401 (fixtures)
 from tests.support.onnx_graphs import run
@@ -21,6 +22,12 @@ def test_ranges_follow_the_samples(tmp_path: Path, source: Path) -> None:
     quantize(source, tmp_path / "wide.onnx", "int8", wide)
     [expected], [fit], [coarse] = (run(path, x) for path in (source, tmp_path / "fit.onnx", tmp_path / "wide.onnx"))
     assert np.linalg.norm(coarse - expected) > 10 * np.linalg.norm(fit - expected)
+
+
+def test_sizes_that_a_file_declares_are_fixed_also_where_they_are_0() -> None:
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [0, "n", None, 3, -1])
+    assert declared_shape(value) == (0, "n", "?", 3, "?")
+    assert declared_shape(onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None)) == ANY_SHAPE
 
 
 def test_a_folder_of_samples(tmp_path: Path, source: Path) -> None:

@@ -21,7 +21,7 @@ from edge.llama.buffers import ROW_GROUP, CallerBuffer
 from edge.paging import reader as reader_module
 from edge.paging.direct_file import DirectFile
 from edge.paging.load import load_stub
-from edge.paging.reader import Job, Reader
+from edge.paging.reader import Job, Reader, beside, helped
 from edge.paging.roles import Roles, sort_weights
 from edge.paging.window import Pager, Piece, Source
 from quant.gguf.file import GgufFile
@@ -377,35 +377,59 @@ def test_of_jobs_that_are_dropped_together_nothing_more_is_read(
             space.close()
 
 
-def test_what_nobody_waits_for_gets_every_second_chunk(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And every one while nothing else is read."""
-    goes_on, reads, read = threading.Event(), list[int](), DirectFile.read
+def test_a_reader_beside_another_holds_what_it_reads_to_the_same_digests(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, read = Reader(PAGE, 1, PAGE, verify=True), DirectFile.read
+    piece = loaded.pieces(False)[0]
+    space = AddressSpace(piece.span, huge=True)
+    other = beside(reader, 1)
 
-    def slow(file: DirectFile, offset: int, n_bytes: int, into: memoryview) -> int:
-        assert goes_on.wait(TIMEOUT_S)
-        reads.append(offset)
+    def damaged(file: DirectFile, offset: int, n_bytes: int, into: memoryview) -> int:
+        skip = read(file, offset, n_bytes, into)
+        into[skip] ^= 1
+        return skip
+
+    try:
+        reader.wait(reader.submit(piece.read(space, 0)))
+        other.wait(other.submit(piece.read(space, 0)))
+        monkeypatch.setattr(DirectFile, "read", damaged)
+        with pytest.raises(WeightsError, match="not those that were read the first time"):
+            other.wait(other.submit(piece.read(space, 0)))
+    finally:
+        other.close()
+        reader.close()
+        space.close()
+
+
+def test_helpers_read_at_once_with_a_reader_and_end_with_their_block(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, alone, read, threads = threading.Barrier(2), threading.Event(), DirectFile.read, set[int]()
+
+    def meets(file: DirectFile, offset: int, n_bytes: int, into: memoryview) -> int:
+        threads.add(threading.get_ident())
+        if not alone.is_set():
+            at_once.wait(TIMEOUT_S)
         return read(file, offset, n_bytes, into)
 
-    monkeypatch.setattr(DirectFile, "read", slow)
-    reader = Reader(PAGE, 1, PAGE)
-    pieces = [piece for piece in loaded.pieces(False) if piece.n_bytes > 6 * PAGE][:3]
+    monkeypatch.setattr(DirectFile, "read", meets)
+    pieces = [piece for piece in loaded.pieces(False) if piece.n_bytes > 2 * PAGE][:2]
     spaces = [AddressSpace(piece.span, huge=True) for piece in pieces]
-    first, idle, ahead = (piece.read(space, 0) for piece, space in zip(pieces, spaces, strict=True))
+    reader = Reader(PAGE, 1, 1 << 20)  # each piece is one chunk
     try:
-        reader.submit(first)  # its first chunk is under way while the others come
-        until(lambda: bool(first.at_work), "the first chunk")
-        reader.submit_idle([idle])
-        reader.submit(ahead)
-        goes_on.set()
-        for job in (first, idle, ahead):
-            reader.wait(job)
+        jobs = [reader.submit(piece.read(space, 0)) for piece, space in zip(pieces, spaces, strict=True)]
+        with helped(reader, 1):
+            for job in jobs:
+                reader.wait(job)
+        assert len(threads) == 2
+        threads.clear()
+        alone.set()
+        for _ in range(4):
+            reader.wait(reader.submit(pieces[0].read(spaces[0], 0)))
+        assert len(threads) == 1
     finally:
-        goes_on.set()
+        at_once.abort()
         reader.close()
         for space in spaces:
             space.close()
-    of_idle = [idle.offset <= offset < idle.offset + idle.n_bytes for offset in reads]
-    n = min(sum(of_idle), len(reads) - sum(of_idle))
-    assert n > 5
-    assert of_idle[1 : 2 * n - 2 : 2] == [False] * (n - 1)
-    assert of_idle[2 : 2 * n - 1 : 2] == [True] * (n - 1)

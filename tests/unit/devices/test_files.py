@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 
-from devices.files import remove_temporary, removed_at_end, write_whole
+from devices import files
+from devices.files import locked, remove_temporary, removed_at_end, write_whole
 from tests.support.small_disk import small_disk
 
 
@@ -58,3 +59,34 @@ def test_threads_register_what_is_to_be_removed_at_once(tmp_path: Path) -> None:
         remove_temporary()
     assert left.exists()
     assert not gone.exists()
+
+
+def test_a_lock_that_somebody_keeps_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LOCK_S", 0.0)
+    with locked(tmp_path):
+        with pytest.raises(TimeoutError) as refused, locked(tmp_path):
+            pytest.fail("two have the lock")
+        assert str(refused.value) == (
+            f"another process holds the lock of {tmp_path} for 0 s by now, and may be stopped; `fuser {tmp_path}/.lock`"
+            " names it: end it, or let it go on"
+        )
+    with locked(tmp_path):
+        pass
+
+
+def test_a_lock_that_is_free_soon_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder lets it go when the other one has tried."""
+    tried = Event()
+    monkeypatch.setattr("devices.files.time.sleep", lambda seconds: tried.set())
+
+    def lock_too() -> None:
+        with locked(tmp_path):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path):
+            other = pool.submit(lock_too)
+            assert tried.wait(60.0)
+        other.result(60.0)

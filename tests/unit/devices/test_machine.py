@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from devices import machine, machine_disk
 from devices.machine import Rate, describe_machine
-from devices.machine_cores import core_kinds, instruction_sets
+from devices.machine_cores import cache_bytes, core_kinds, instruction_sets
 from devices.machine_disk import disk_read_rate
 from devices.profile import DeviceProfile, describe
 from devices.remembered import MAX_AGE_S
@@ -93,6 +93,18 @@ def test_intel_says_which_cores_are_slow(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpus").write_text(f"{which}\n")
     assert core_kinds(cpus(tmp_path, cores)) == (1, 3)
+
+
+def test_the_largest_cache(tmp_path: Path) -> None:
+    least = cache_bytes(tmp_path / "nothing")
+    assert least == 16 << 20
+    for cpu, index, size in ((0, 0, "32K"), (0, 3, "32768K"), (1, 3, "98304K"), (1, 4, "what?"), (2, 2, "")):
+        folder = tmp_path / "system" / "cpu" / f"cpu{cpu}" / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        (folder / "size").write_text(f"{size}\n")
+    assert cache_bytes(tmp_path) == 96 << 20
+    (tmp_path / "system" / "cpu" / "cpu1" / "cache" / "index3" / "size").write_text("2048K\n")
+    assert cache_bytes(tmp_path) == 32 << 20
 
 
 def test_this_machine_has_cores(tmp_path: Path) -> None:

@@ -110,6 +110,41 @@ def test_pieces_of_a_kind_are_far_from_each_other() -> None:
     assert all(a != b for a, b in pairwise(order))
 
 
+def test_what_precedes_each_step_is_not_timed() -> None:
+    machine, order = Machine([]), []
+
+    def step() -> None:
+        order.append("step")
+        machine.run(TRUE_S)
+
+    def before() -> None:
+        order.append("before")
+        machine.run(10 * TRUE_S)
+
+    task = TimedTask(step, before_step=before)
+    [best] = best_of([task], clock=lambda: machine.now_s, watch=machine.watch)
+    assert best == BestTime(pytest.approx(TRUE_S), False)
+    assert all(after == "step" for event, after in pairwise(order) if event == "before")
+    assert order.count("step") - order.count("before") == 4  # a warm-up for each sample
+    # All samples of a task together take a bounded time, with what precedes their steps.
+    began = machine.now_s
+    best_of([TimedTask(step, before_step=lambda: machine.run(1.0))], 0.1, clock=lambda: machine.now_s, samples=8)
+    assert machine.now_s - began < 2 * 51 * 1.01
+
+
+def test_a_burst_is_compared_with_all_of_a_sample() -> None:
+    """Two samples that lose 8 % of their steps' time: 4 % of the sample, as much precedes the steps."""
+    machine = Machine([])
+
+    def step() -> None:
+        machine.run(TRUE_S)
+        machine.lost_s += 0.08 * TRUE_S
+
+    task = TimedTask(step, before_step=lambda: machine.run(TRUE_S))
+    [best] = best_of([task], clock=lambda: machine.now_s, watch=machine.watch)
+    assert not best.busy
+
+
 # ------------------------------------------------------------------------------------------- what the system tells
 
 

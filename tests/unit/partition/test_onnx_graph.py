@@ -9,10 +9,10 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from partition.errors import CannotSlice, PlanError
-from partition.model.onnx_graph import OnnxGraph
+from partition.model.onnx_graph import OnnxGraph, uses
 from partition.plan import onnx_cuts
 from partition.plan.onnx_cuts import StageIO, cut_at, cuts, routes, stage_io
 from tests.support.onnx_graphs import light
@@ -35,6 +35,17 @@ MOBILENET = {
     (0,): 12845056, (1,): 6422528, (2, 3): 2408448, (4, 5, 6): 802816, (7, 8, 9, 10): 401408, (11, 12, 13): 602112,
     (14, 15, 16): 250880, (17,): 501760,
 }  # fmt: skip
+
+
+def test_sparse_weights_of_a_branch_are_its_own() -> None:
+    sparse = helper.make_sparse_tensor(
+        helper.make_tensor("s", TensorProto.FLOAT, [1], [2.0]), helper.make_tensor("", TensorProto.INT64, [1], [0]), [3]
+    )
+    inner = helper.make_node("Add", ["x", "s"], ["y"])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])
+    branch = helper.make_graph([inner], "then", [], [result], sparse_initializer=[sparse])
+    node = helper.make_node("If", ["condition"], ["z"], then_branch=branch, else_branch=branch)
+    assert set(uses(node)) == {"condition", "x"}
 
 
 @pytest.mark.parametrize("name", LIGHT)

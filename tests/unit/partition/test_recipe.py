@@ -4,12 +4,13 @@ import hashlib
 import struct
 import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from partition.fields import is_digest
-from partition.slices.recipe import MAX_BYTES, Copy, Literal, Recipe, RecipeError, Segment, Zeros, whole
+from partition.slices.recipe import MAX_BYTES, Blocks, Copy, Literal, Recipe, RecipeError, Segment, Zeros, whole
 
 DIGEST = hashlib.sha256(b"model").hexdigest()
 HEAD = struct.Struct("<8s32sQI")
@@ -29,7 +30,8 @@ def recipes(model: bytes) -> st.SearchStrategy[Recipe]:
     """Any recipe for a slice of these bytes."""
     literal = st.binary(min_size=1, max_size=40).map(Literal)
     zeros = st.integers(1, 40).map(Zeros)
-    segments: st.SearchStrategy[Segment] = copies(len(model)) | literal | zeros
+    blocks = st.builds(Blocks, st.integers(1, 9), st.integers(10, 40), st.integers(0, 4), st.integers(1, 2))
+    segments: st.SearchStrategy[Segment] = copies(len(model)) | literal | zeros | blocks
     digest = hashlib.sha256(model).hexdigest()
     return st.lists(segments, min_size=1, max_size=8).map(lambda result: Recipe(digest, len(model), tuple(result)))
 
@@ -110,6 +112,41 @@ def test_what_is_refused_says_why(data: bytes, words: str) -> None:
 def test_copies_that_cannot_be(numbers: tuple[int, ...]) -> None:
     with pytest.raises(RecipeError, match="needed are"):
         Copy(*numbers)
+
+
+def test_scales_of_made_up_weights_are_in_place_and_differ() -> None:
+    """As those of a trained model do: scales that are all the same are looked up too fast, and at random too slowly."""
+    made_up = Blocks(100_000, 20, 4, 2)
+    blocks = np.frombuffer(made_up.data(0, made_up.n_bytes), np.uint8).reshape(-1, 20)
+    assert not blocks[:, :4].any()
+    assert not blocks[:, 8:].any()
+    low, high = blocks[:, 4:8].copy().view("<f2").astype(float).T
+    for scales, least in ((low, 2**-8), (high, 2**-4)):
+        assert (least <= scales).all()
+        assert (scales < 8 * least).all()
+        assert len(set(scales[:64])) > 48  # neighbours differ
+        lines = scales.astype("<f2").view(np.uint16) // 16  # of a cache: 16 entries of llama.cpp's table
+        shares = np.sort(np.bincount(lines))[::-1].cumsum() / len(scales)
+        n_lines = [int(np.searchsorted(shares, share)) for share in (0.5, 0.9, 0.99)]
+        assert n_lines == pytest.approx([43, 104, 155], abs=5)
+    assert abs(np.corrcoef(low, high)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (0, 20, 0, 1),
+        (1, 20, 19, 1),
+        (1, 2000, 0, 1),
+        (1, 20, -2, 1),
+        (1, 20, 0, 0),
+        (1, 20, 0, 3),
+        (MAX_BYTES + 1, 2, 0, 1),
+    ],
+)
+def test_made_up_weights_that_cannot_be(numbers: tuple[int, int, int, int]) -> None:
+    with pytest.raises(RecipeError, match="needed are"):
+        Blocks(*numbers)
 
 
 def test_other_things_that_cannot_be() -> None:

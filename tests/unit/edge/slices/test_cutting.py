@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge.errors import SliceError
 from edge.slices import cutting
 from edge.slices.cutting import chunks, digest_of
-from partition.slices.recipe import Copy, Literal, Recipe, Zeros, whole
+from partition.slices.recipe import Blocks, Copy, Literal, Recipe, Zeros, whole
 from tests.unit.partition.test_recipe import recipes
 
 MODEL = bytes(i * 37 % 251 for i in range(1500))
@@ -27,6 +27,8 @@ def sliced(recipe: Recipe, model: bytes) -> bytes:
             parts.append(segment.data)
         elif isinstance(segment, Zeros):
             parts.append(b"\0" * segment.length)
+        elif isinstance(segment, Blocks):
+            parts.append(segment.data(0, segment.n_bytes))
         else:
             starts = (segment.offset + i * segment.stride for i in range(segment.count))
             parts += [model[start : start + segment.length] for start in starts]

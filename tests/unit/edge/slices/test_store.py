@@ -228,6 +228,17 @@ def test_many_writers_of_one_slice_and_of_many(store: SliceStore, tmp_path: Path
         assert store.put_cut(recipe, model, recipe.model_digest).read_bytes() == model.read_bytes()
 
 
+def test_a_store_whose_lock_somebody_keeps_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("devices.files.LOCK_S", 0.0)
+    store, other = SliceStore(tmp_path, MIB), SliceStore(tmp_path, MIB)
+    with store.locked(), pytest.raises(SliceError) as refused:
+        other.make_room(1)
+    assert f"the cache {tmp_path} cannot be used: another process holds the lock of {tmp_path}" in str(refused.value)
+    other.make_room(1)
+
+
 CHILD = """
 import sys
 from pathlib import Path

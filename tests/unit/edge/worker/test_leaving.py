@@ -43,6 +43,12 @@ def test_a_second_word_or_control_c_ends_it_at_once(signals: list[int], at_once:
     assert signal_.at_once == at_once
 
 
+def test_a_signal_ends_a_wait() -> None:
+    signal_ = _EndSignal()
+    signal_(signal.SIGTERM, None)
+    signal_.wait(1e6)  # or the test would not end
+
+
 def test_it_stays_while_it_is_used_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "_LEAVE_POLL_S", 0.0)
     first = Busy(5)

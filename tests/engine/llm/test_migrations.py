@@ -1,0 +1,343 @@
+"""Requests that are answered by the placement of prompts, and move between it and the one that generates: answers are
+those of one device, whatever is lost, cancelled or full on the way."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.llm.engine import Engine
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.llm.requests import Event, Request
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Scheduler
+from edge.llm.step_budget import TILE_ROWS
+from partition.predict.migration import LEAST_TOKENS, Pace
+from tests.engine.llm.test_phases import folder, greedy
+from tests.support.deployments import pipeline, stages, tensor
+from tests.support.phases import Counting, Phases, moving_at_random, phases
+from tests.support.ranks_here import ranks_here
+from tests.support.slices import synthetic
+from tests.support.thorough import some
+
+OPTIONS = EngineOptions(threads=1, context=512, batch=16, sequences=3, outputs=8, kv_type="f32", flash_attention="off")
+LONG = 3 * LEAST_TOKENS  # tokens of an answer
+CLEAR = 1e-3  # by how much each best logit leads: sums in another order change less
+Asked = list[tuple[list[int], list[int]]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic(tmp_path_factory.mktemp("model") / "llama.gguf", "llama", layers=4)
+
+
+@pytest.fixture(scope="module")
+def asked(model: Path) -> Asked:
+    """Prompts and their greedy answers on one device, each token of which leads clearly."""
+    rng, found = random.Random(7), Asked()
+    with Engine(model, OPTIONS) as whole:
+        for length in (3, 20, 33, 40, 50):
+            while True:
+                prompt = [rng.randrange(3, 512) for _ in range(length)]
+                answer, lead = greedy(whole, prompt, LONG)
+                if lead > CLEAR:
+                    found.append((prompt, answer))
+                    break
+    return found
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def counting(model: Path, stack: ExitStack) -> Any:
+    """Makes engines that are closed at the end."""
+    return lambda lives=1 << 30, options=OPTIONS: stack.enter_context(Counting(model, options, lives))
+
+
+def request(prompt: Sequence[int], n: int = LONG, **how: Any) -> Request:
+    return Request(list(prompt), n, ends=False, **how)
+
+
+class FixedPace(Pace):
+    """A pace that is known, whatever is measured."""
+
+    token_s = 1.0
+
+    def __init__(self, token_s: float) -> None:
+        super().__init__()
+        self.token_s = token_s
+
+
+def with_paces(both: Phases, scheduler: Scheduler, here_s: float, there_s: float) -> None:
+    """Tokens take so long where answers are generated, and on the placement of prompts."""
+    scheduler._in_flight.pace = FixedPace(here_s)
+    both.placement._answering.in_flight.pace = FixedPace(there_s)
+    both.placement.copy_token_s = 1e-6
+
+
+def events(scheduler: Scheduler) -> Iterator[Event]:
+    while scheduler.busy:
+        yield from scheduler.step()
+
+
+def answers(scheduler: Scheduler, asked: Asked) -> dict[int, list[int]]:
+    """Answer all at once; what is told must be complete."""
+    numbers = [scheduler.add(request(prompt)) for prompt, _ in asked]
+    told: dict[int, list[int]] = {number: [] for number in numbers}
+    ends = []
+    for event in events(scheduler):
+        told[event.request] += [event.token_id] if event.token_id is not None else []
+        ends += [event.finish_reason] if event.finish_reason is not None else []
+    assert ends == ["length"] * len(asked)
+    return told
+
+
+def assert_nothing_is_left(both: Phases, scheduler: Scheduler) -> None:
+    assert not scheduler.slots.away.requests
+    assert not any(slot.busy for slot in scheduler.slots.all)
+    both.placement.close()  # its thread lets go of what is over
+    assert both.lost or not both.placement._open
+
+
+# --- where requests are answered ---
+
+
+def fill(scheduler: Scheduler, asked: Asked) -> list[int]:
+    """Use all slots of the placement that generates, until nothing is computed elsewhere: the requests."""
+    numbers = [scheduler.add(request(prompt)) for prompt, _ in asked[: OPTIONS.sequences]]
+    while len(scheduler.running) < OPTIONS.sequences or not all(running.answer for running in scheduler.running):
+        scheduler.step()
+    return numbers
+
+
+def test_who_has_no_room_is_answered_by_the_placement_of_prompts(counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 1.0)
+        fill(scheduler, asked)
+        prefill.computed.clear()
+        prompt, answer = asked[4]
+        number = scheduler.add(request(prompt))
+        told = [event.token_id for event in events(scheduler) if event.request == number]
+        assert told == answer
+        assert sum(prefill.computed) == len(prompt) + LONG - 1
+        assert scheduler.slots.away.migrations == 0  # its answer did not move
+        assert_nothing_is_left(both, scheduler)
+
+
+def test_who_is_slower_there_comes_back_once_there_is_room(counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill, least=500) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 0.01, 1.0)
+        others = fill(scheduler, asked)
+        prompt, answer = asked[4]
+        number, told = scheduler.add(request(prompt)), []
+        while not any(running.answer for running in scheduler.slots.away.requests):
+            told += scheduler.step()
+        decode.computed.clear()
+        for other in others:
+            scheduler.cancel(other)
+        told += events(scheduler)
+        assert [event.token_id for event in told if event.request == number] == answer
+        assert scheduler.slots.away.migrations == 1
+        assert decode.computed == [1] * len(decode.computed)  # its keys and values came along
+        assert decode.computed
+        assert_nothing_is_left(both, scheduler)
+
+
+def test_who_is_slower_here_leaves_with_its_keys_and_values(counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    prompt, answer = asked[4]
+    with phases(decode, prefill, least=500) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 0.1)
+        assert list(answers(scheduler, asked[4:]).values()) == [answer]
+        assert scheduler.slots.away.migrations == 1
+        assert prefill.computed == [1] * (LONG - 1)
+        assert sum(decode.computed) == len(prompt)
+        assert_nothing_is_left(both, scheduler)
+
+
+def test_stages_send_keys_and_values_between_their_steps(
+    model: Path, counting: Any, asked: Asked, tmp_path: Path
+) -> None:
+    prefill = counting()
+    with (
+        ranks_here(model, pipeline(1, 1), OPTIONS, tmp_path) as decode,
+        phases(decode, prefill, least=500) as both,
+        Scheduler(both.engine, keep=True) as scheduler,
+    ):
+        with_paces(both, scheduler, 1.0, 0.1)
+        assert list(answers(scheduler, asked[3:]).values()) == [answer for _, answer in asked[3:]]
+        assert scheduler.slots.away.migrations
+        assert max(prefill.computed) <= 2  # the next token of each
+
+
+def test_what_the_other_placement_holds_is_not_copied(counting: Any, asked: Asked, monkeypatch: Any) -> None:
+    """Such as the prompt that it computed."""
+    decode, prefill = counting(), counting()
+    written: list[int] = []
+    write = prefill.states.write
+
+    def noted(sequence: int, block: Any) -> None:
+        written.append(len(block.positions))
+        write(sequence, block)
+
+    monkeypatch.setattr(prefill.states, "write", noted)
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 0.1)
+        assert list(answers(scheduler, asked[4:]).values()) == [asked[4][1]]
+        assert sum(written) == 1  # the prompt's last token
+
+
+def test_who_moved_stays_for_a_while(counting: Any, asked: Asked) -> None:
+    """Though both placements would send it back each time."""
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 0.1)
+        moved_at: list[int] = []
+        running = scheduler.prepare(request(asked[4][0]))
+        scheduler.enqueue(running)
+        while scheduler.busy:
+            scheduler.step()
+            if running.moved_at not in (None, *moved_at):
+                moved_at.append(running.moved_at or 0)
+                here_s, there_s = (0.1, 1.0) if scheduler.slots.away.requests else (1.0, 0.1)
+                with_paces(both, scheduler, here_s, there_s)
+        assert list(running.answer) == asked[4][1]
+        assert len(moved_at) == scheduler.slots.away.migrations > 1
+        assert min(second - first for first, second in pairwise(moved_at)) >= LEAST_TOKENS
+
+
+def test_nobody_moves_where_nothing_is_kept(counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill) as both, Scheduler(both.engine) as scheduler:
+        with_paces(both, scheduler, 1.0, 0.1)
+        assert list(answers(scheduler, asked).values()) == [answer for _, answer in asked]
+        assert 1 not in prefill.computed[: len(asked)]
+        assert not scheduler.slots.away.migrations
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"background": True}, {"sampling": SamplingParams(temperature=0, grammar='root ::= "a"+')}],
+    ids=["background", "grammar"],
+)
+def test_who_stays(kind: dict[str, Any], counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 0.1)
+        for prompt, _ in asked:
+            scheduler.add(request(prompt, **kind))
+        for _ in events(scheduler):
+            assert not scheduler.slots.away.requests
+
+
+def test_prompts_go_in_small_parts_beside_answers(counting: Any, asked: Asked) -> None:
+    options = replace(OPTIONS, batch=64)
+    decode, prefill = counting(options=options), counting(options=options)
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 1.0)
+        both.placement._answering._budget.rows = TILE_ROWS  # so many take as long as a step may
+        others = fill(scheduler, asked)
+        prefill.gate.clear()
+        prefill.computed.clear()
+        scheduler.add(request(asked[4][0]))
+        while not scheduler.slots.away.requests:
+            scheduler.step()
+        scheduler.cancel(others[0])
+        number, told = scheduler.add(request(asked[3][0], namespace="other")), []
+        while not scheduler.slots.remote.requests:
+            told += scheduler.step()
+        prefill.gate.set()
+        told += events(scheduler)
+        assert [event.token_id for event in told if event.request == number] == asked[3][1]
+        assert max(prefill.computed) < TILE_ROWS
+
+
+# --- whatever happens ---
+
+
+PAIRS = [(None, None), (pipeline(1, 1), None), (None, pipeline(2, 1)), (tensor(1, 1), stages(2, 1))]
+
+
+@pytest.mark.parametrize("seed", range(some(8, 80)))
+def test_requests_move_at_any_moment(
+    seed: int, model: Path, counting: Any, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    moving_at_random(monkeypatch, rng)
+    with ExitStack() as stack:
+        engines: list[TextEngine] = []
+        for name, how in zip(("decode", "prefill"), PAIRS[seed % len(PAIRS)], strict=True):
+            ranks = how and stack.enter_context(ranks_here(model, how, OPTIONS, folder(tmp_path, name)))
+            engines.append(ranks or counting())
+        both = stack.enter_context(phases(engines[0], engines[1], rng.choice((1, 30))))
+        scheduler = stack.enter_context(Scheduler(both.engine, keep=True))
+        waiting, told = [*asked, *asked], dict[int, tuple[list[int], list[int], list[str]]]()
+        rng.shuffle(waiting)
+        while waiting or scheduler.busy:
+            if waiting and rng.random() < 0.2:
+                prompt, answer = waiting.pop()
+                told[scheduler.add(request(prompt))] = answer, [], []
+            if told and rng.random() < 0.01:
+                scheduler.cancel(rng.choice(list(told)))
+            for event in scheduler.step():
+                answer, tokens, ends = told[event.request]
+                assert not ends
+                tokens += [event.token_id] if event.token_id is not None else []
+                ends += [event.finish_reason] if event.finish_reason is not None else []
+        for answer, tokens, ends in told.values():
+            assert tokens == (answer if ends == ["length"] else answer[: len(tokens)])
+            assert ends in (["length"], ["cancelled"])
+        assert not both.lost
+        assert_nothing_is_left(both, scheduler)
+
+
+@pytest.mark.parametrize("lives", range(5, 200, some(24, 3)))
+@pytest.mark.parametrize("who", ["decode", "prefill"])
+def test_nothing_is_lost_where_an_engine_is(
+    who: str, lives: int, counting: Any, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moving_at_random(monkeypatch, random.Random(lives))
+    engines = {name: counting(lives if name == who else 1 << 30) for name in ("decode", "prefill")}
+    with (
+        phases(engines["decode"], engines["prefill"], recovered=lambda error: counting()) as both,
+        Scheduler(both.engine, keep=True) as scheduler,
+    ):
+        assert list(answers(scheduler, asked).values()) == [answer for _, answer in asked]
+        assert_nothing_is_left(both, scheduler)
+
+
+def test_who_is_cancelled_there_leaves_nothing_behind(counting: Any, asked: Asked) -> None:
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 0.1)
+        number = scheduler.add(request(asked[4][0]))
+        while not scheduler.slots.away.requests:
+            scheduler.step()
+        prefill.gate.clear()  # also while a token is computed
+        scheduler.cancel(number)
+        assert [event.finish_reason for event in scheduler.step() if event.finish_reason] == ["cancelled"]
+        assert not scheduler.busy
+        prefill.gate.set()
+        assert list(answers(scheduler, asked[3:4]).values()) == [asked[3][1]]
+        assert_nothing_is_left(both, scheduler)
+
+
+def test_a_full_cache_sends_its_last_request_back(counting: Any, asked: Asked) -> None:
+    tight = replace(OPTIONS, context=256)
+    decode, prefill = counting(options=tight), counting(options=tight)
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 1.0)
+        assert list(answers(scheduler, asked).values()) == [answer for _, answer in asked]
+        assert_nothing_is_left(both, scheduler)

@@ -1,0 +1,89 @@
+"""After a loss a model goes on with this device alone, whatever keeps this device from reaching others."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices.errors import TrustError
+from devices.trust.credentials import DEVICE_FILE
+from edge.cluster.fleet import Fleet
+from edge.deployment.kinds import Building, Deciding, Running
+from edge.deployment.supervisor import Supervisor
+from edge.tasks import SILENT, Progress, Steps
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL, Plan
+from tests.support import planning
+from transport.errors import LinkClosed
+
+PLAN = make_plan(planning.work(8).limits, "made up", "", (LOCAL,), "tensor")
+
+
+class Alone(Deciding[Plan]):
+    """Plans for this device alone, where no worker is there."""
+
+    @property
+    def addresses(self) -> list[str]:
+        return ["127.0.0.1:1"]
+
+    def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[Plan, str]:
+        assert fleet is None
+        return PLAN, "; ".join(notes)
+
+    def pays(self, plan: Plan, current: Plan) -> bool:
+        return False
+
+
+class Engines(Building[Plan, str]):
+    """Loads nothing."""
+
+    def load(self, fleet: Fleet | None, plan: Plan, life: ExitStack, steps: Steps) -> tuple[str, None]:
+        return "another engine", None
+
+    def send_ahead(self, fleet: Fleet, plan: Plan, check: Progress) -> None: ...
+
+
+def supervisor() -> Supervisor[Plan, str]:
+    supervisor = Supervisor(Alone(), Engines(), SILENT, insecure=False)
+    supervisor.running = Running("an engine", PLAN, "", ("this device",))
+    return supervisor
+
+
+@pytest.fixture
+def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of this device's credentials."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "edge/credentials").mkdir(parents=True)
+    return tmp_path / "edge/credentials" / DEVICE_FILE
+
+
+def test_files_that_cannot_be_read_forbid_no_engine_of_this_device(credentials: Path) -> None:
+    credentials.mkdir()  # it cannot be read
+    supervised = supervisor()
+    assert supervised.replace(LinkClosed("pi went away"), 1, lambda: None) == "another engine"
+    assert supervised.running is not None
+    assert "planned without 127.0.0.1:1: [Errno 21] Is a directory" in supervised.running.why
+    with pytest.raises(IsADirectoryError):  # a better plan is another matter
+        supervised.offer("pi is there again", lambda plan: True, lambda done, total: None, lambda switched: None)
+
+
+def test_damaged_credentials_forbid_no_engine_of_this_device(credentials: Path) -> None:
+    credentials.write_text("damaged")
+    supervised = supervisor()
+    assert supervised.replace(LinkClosed("pi went away"), 1, lambda: None) == "another engine"
+    with pytest.raises(TrustError, match="are damaged"):
+        supervised.offer("pi is there again", lambda plan: True, lambda done, total: None, lambda switched: None)
+
+
+def test_what_waits_to_take_over_ends_also_where_what_runs_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervised, ended = supervisor(), list[Any]()
+
+    def fail() -> None:
+        raise LinkClosed("pi went away")
+
+    supervised._life.callback(fail)
+    supervised._offered.callback(ended.append, "offered")
+    with pytest.raises(LinkClosed):
+        supervised.close()
+    assert ended == ["offered"]

@@ -1,0 +1,25 @@
+"""Background work goes on after an error, which is logged once."""
+
+import threading
+
+import pytest
+
+from edge.tasks import Repeated
+from tests.support.links import WAIT_S
+
+
+def test_work_goes_on_after_errors(caplog: pytest.LogCaptureFixture) -> None:
+    runs, enough = [0], threading.Event()
+
+    def work() -> None:
+        runs[0] += 1
+        if runs[0] == 4:
+            enough.set()
+        if runs[0] < 4:
+            raise OSError(24, "Too many open files")
+
+    with caplog.at_level("WARNING"), Repeated(work, 0.0, "members"):
+        assert enough.wait(WAIT_S)
+    assert [record.message for record in caplog.records] == [
+        'background-work-failed work=members why="OSError: [Errno 24] Too many open files"'
+    ]
