@@ -76,7 +76,7 @@ def measured(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any
 def moves(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Requests that are answered by both placements, and by one."""
     setting = SETTINGS["moves"]
-    work = {"model": str(args.model.resolve()), "prompt": 64, "tokens": 8 if args.tiny else 64, "requests": 8}
+    work = {"model": str(args.model.resolve()), "prompt": 64, "tokens": 8 if args.tiny else 48, "requests": 8}
     cores = {key: setting[key] for key in ("own", "other")}
     return {"ways": beside_worker("moves_side", work, folder, link=setting["link"], tiny=args.tiny, **cores)}
 

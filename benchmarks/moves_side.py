@@ -22,19 +22,15 @@ from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.slots import AwayRequests
 from edge.planning.choice import PlanChoice
-from edge.planning.choose import arrange, work_options
 from edge.survey.cluster import Cluster
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
-from tests.support.measuring import measure_briefly
 
 
 def main() -> None:
     work = json.loads(sys.argv[1])
-    if work["tiny"]:
-        measure_briefly(pytest.MonkeyPatch())
     print(json.dumps(run(work)))
 
 
@@ -45,12 +41,9 @@ def run(work: dict[str, Any]) -> dict[str, Any]:
     options = EngineOptions(threads=1, context=work["requests"] * (n_tokens + 32), sequences=4)
     result: dict[str, Any] = {}
     with Cluster([work["worker"]], insecure=True) as cluster:
-        planner = arrange(path, cluster, work_options(path, options, "tcp", "f32")).planner
-        assert planner is not None
-        alone = planner.only_own().front(("latency",))[0][0].plan
-        there = [LOCAL, device(work["worker"])]
-        prompts = make_plan(limits(GgufFile.open(path)), alone.model, alone.model_digest, there, "pipeline", [0, 1])
-        plan = replace(by_device(alone), prefill=prompts, prefill_from=32)
+        cut, there = limits(GgufFile.open(path)), [LOCAL, device(work["worker"])]
+        prompts = by_device(make_plan(cut, path.name, "", there, "pipeline", [0, 1]))
+        plan = replace(by_device(make_plan(cut, path.name, "", [LOCAL])), prefill=prompts, prefill_from=32)
         with deploy(PlanChoice(path, plan, "phases"), cluster, options) as model:
             for name in ("the device that generates", "both"):
                 with nullcontext() if name == "both" else pytest.MonkeyPatch.context() as patch:

@@ -29,7 +29,6 @@ Pieces = Callable[[int, int], Floats | Bytes]  # floats [lo, hi) of a tensor, as
 BLOCK = 32  # floats; wire types encode as many together, so tensors are cut at multiples of it
 CHUNK_FLOATS = 32 << 10  # 128 KiB
 _AHEAD = 1  # chunks sent before the first is received; three in all fit in a socket's send buffer (425,984 bytes)
-_PART_BYTES = 1 << 20  # broadcast and gather cut at this
 
 
 class Wire(Protocol):
@@ -148,20 +147,20 @@ class Group:
         """Replace `data` (uint8, contiguous, the same size everywhere) by the root's."""
         if self.rank == root:
             for rank in self._targets:
-                self._send_parts(rank, data)
+                self.links[rank].send_parts(data)
         else:
-            self._receive_parts(root, data)
+            self.links[root].receive_parts(data)
 
     def gather(self, data: Bytes, root: int = 0) -> list[Bytes] | None:
         """Collect the tensors of all ranks at the root, in rank order; return None elsewhere. All have the same
         size."""
         if self.rank != root:
-            self._send_parts(root, data)
+            self.links[root].send_parts(data)
             return None
         rows = [data if rank == root else np.empty_like(data) for rank in range(self.world_size)]
         for rank, row in enumerate(rows):
             if rank != root:
-                self._receive_parts(rank, row)
+                self.links[rank].receive_parts(row)
         return rows
 
     def barrier(self) -> None:
@@ -335,14 +334,6 @@ class Group:
         if buffer is None or buffer.size < n_bytes:
             buffer = self._wire_buffers[name] = np.empty(n_bytes, np.uint8)
         return buffer[:n_bytes]
-
-    def _send_parts(self, rank: int, data: Bytes) -> None:
-        for lo in range(0, max(1, data.size), _PART_BYTES):
-            self.links[rank].send(data[lo : lo + _PART_BYTES])
-
-    def _receive_parts(self, rank: int, out: Bytes) -> None:
-        for lo in range(0, max(1, out.size), _PART_BYTES):
-            self.links[rank].receive_into(out[lo : lo + _PART_BYTES])
 
 
 def _spans(n: int) -> list[tuple[int, int]]:

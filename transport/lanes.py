@@ -22,6 +22,7 @@ _IDLE_S = 7 * 86400.0  # for the next frame of any lane; who waits for one in pa
 _LAST_S = 1.0  # for the thread that reads to notice that the link below has ended
 _MOST_BYTES = 4 << 20  # of a frame: the larger tensors are sent in parts of a mebibyte
 _MOST_WAITING = 256 << 20  # bytes that came for a lane and were not taken: more than the states of any step
+_FRAME_BYTES = 512  # that a frame which waits takes beside its payload
 _HEAD_BYTES = 1 + HEADER_BYTES
 
 
@@ -55,7 +56,7 @@ class Trunk:
             self._changed.wait_for(lambda: waiting or self._error, timeout_s)
             if waiting:
                 frame = waiting.popleft()
-                self._bytes[number] -= len(frame)
+                self._bytes[number] -= len(frame) + _FRAME_BYTES
                 return frame
             if self._error is None:
                 return None
@@ -83,9 +84,12 @@ class Trunk:
         number, frame = data[0], data[1:]
         with self._changed:
             self._waiting[number].append(frame)
-            self._bytes[number] += len(frame)
+            self._bytes[number] += len(frame) + _FRAME_BYTES
             if self._bytes[number] > _MOST_WAITING:
-                raise ProtocolError(f"{self.link.peer} sent {self._bytes[number]} bytes that nobody waits for")
+                raise ProtocolError(
+                    f"{self.link.peer} sent {len(self._waiting[number])} frames, with {self._bytes[number]} bytes,"
+                    " that nobody waits for"
+                )
             self._changed.notify_all()
 
 

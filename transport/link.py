@@ -16,6 +16,7 @@ from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
 from transport.frame import HEADER_BYTES, MAX_REASON, SEQUENCES, Buffer, Frame, Kind, pack_header
 from transport.received import ReceivedFrames
 
+PART_BYTES = 1 << 20  # of a large payload in one frame; gRPC messages have four times as much at most
 CONTROL_BYTES = 1 << 20  # the largest payload `receive` takes where the caller names no other
 _GOODBYE_S = 0.05  # a last word is a courtesy; nobody waits for it
 
@@ -81,6 +82,12 @@ class Link(ABC):
                 self._fail(error)
             self.sent_bytes += len(head) + len(view)
 
+    def send_parts(self, payload: Buffer) -> None:
+        """Send a payload of any size in DATA frames of up to PART_BYTES. Errors as `send`."""
+        view = memoryview(payload).cast("B")
+        for lo in range(0, len(view), PART_BYTES):
+            self.send(view[lo : lo + PART_BYTES])
+
     def receive(self, timeout_s: float | None = None, max_bytes: int = CONTROL_BYTES) -> Frame:
         """Receive the next frame, of at most `max_bytes`. The default wait is `step_timeout_s`.
 
@@ -108,6 +115,12 @@ class Link(ABC):
             self._fail(error)
         self.received_bytes += len(view)
         self.receive_s += time.perf_counter() - began
+
+    def receive_parts(self, buffer: Buffer) -> None:
+        """Fill `buffer` with what `send_parts` sends. Errors as `receive`."""
+        view = memoryview(buffer).cast("B")
+        for lo in range(0, len(view), PART_BYTES):
+            self.receive_into(view[lo : lo + PART_BYTES])
 
     def close(self, reason: str = "") -> None:
         """Tell the peer if that is possible at once, and close. Closing twice is harmless."""

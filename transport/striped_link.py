@@ -39,10 +39,11 @@ class StripedLink(Link):
         self._in: Iterator[Link] = cycle(links)
 
     def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
-        first = PIECE_BYTES - HEADER_BYTES
+        first, deadline = PIECE_BYTES - HEADER_BYTES, time.monotonic() + timeout_s
         next(self._out).send(header + payload[:first], Kind.STRIPE, timeout_s)
         for lo in range(first, len(payload), PIECE_BYTES):
-            next(self._out).send(payload[lo : lo + PIECE_BYTES], Kind.STRIPE, timeout_s)
+            left_s = max(0.0, deadline - time.monotonic())
+            next(self._out).send(payload[lo : lo + PIECE_BYTES], Kind.STRIPE, left_s)
 
     def _read(self, timeout_s: float, max_bytes: int) -> Frame:
         deadline = time.monotonic() + timeout_s

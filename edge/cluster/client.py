@@ -79,14 +79,14 @@ class Remote(Closing):
         Bytes sent, 0 where none were needed. A connection that breaks is made again, and only the rest is sent.
         WorkerError, SliceError or a TransportError where it cannot be.
         """
-        sent, most, attempts = 0, -1, 0
+        sent, most, attempts, waits = 0, -1, 0, 0
         while True:
             try:
                 n_sent = self._offer(recipe, digest, progress)
                 if n_sent is None:
                     return sent
                 if n_sent > most:
-                    most, attempts = n_sent, 0
+                    most, attempts, waits = n_sent, 0, 0
                 upload = _Upload(chunks(recipe, model, n_sent, _CHUNK_BYTES), n_sent, recipe.n_bytes, progress)
                 try:
                     self._upload(upload, digest, recipe.n_bytes, n_sent)
@@ -100,8 +100,11 @@ class Remote(Closing):
                     raise
                 self._reconnect()
             except WorkerError as error:
-                if error.error != "SliceBusy":  # somebody else was first: the next offer waits for what comes of it
+                # Somebody else was first: the next offer waits for what comes of it.
+                waits += 1
+                if error.error != "SliceBusy" or waits * _LOOK_S > CUT_TIMEOUT_S:
                     raise
+                time.sleep(_LOOK_S)
 
     def _reconnect(self) -> None:
         """Wait until the worker can be reached again."""

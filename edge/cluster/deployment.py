@@ -183,7 +183,9 @@ class Deployment(RankGroup):
                 pool.submit(self._load, rank, digests, slices[rank][0].recipe, options, total)
                 for rank, digests in zip(ranks, named, strict=True)
             ]
-            results(loading, also_watched=(own,))
+            for rank, n_bytes in zip(ranks, results(loading, also_watched=(own,)), strict=True):
+                address = plan.shard(rank).device
+                self.memory_bytes[address] = self.memory_bytes.get(address, 0) + n_bytes
             model, shards = own.result()
         finally:
             # Not waited for: where it fails, all is closed, and threads end where they wait or show progress.
@@ -259,7 +261,8 @@ class Deployment(RankGroup):
 
     def _load(
         self, rank: int, digests: Sequence[str], recipe: Recipe, options: EngineOptions, total: AggregateProgress
-    ) -> None:
+    ) -> int:
+        """Load a rank's slices on its worker: the bytes that they were granted there."""
         digest, *adapters = digests
         part = self.plan.shard(rank)
         values: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in _OF_A_DEVICE}
@@ -275,11 +278,11 @@ class Deployment(RankGroup):
         message = options_message(replace(options, **values))
         command = pb.Load(slice=digest, options=message, stages=self.plan.widths, prefix_key=key, adapters=adapters)
         with self._named(rank), total.part(recipe.n_bytes) as shown:
-            loaded = self._by_rank[rank].ask(
+            event = self._by_rank[rank].ask(
                 pb.Command(load=command),
                 lambda event: shown(event.loading.fraction * recipe.n_bytes, recipe.n_bytes),
             )
-        self.memory_bytes[part.device] = self.memory_bytes.get(part.device, 0) + loaded.loaded.memory_bytes
+        return event.loaded.memory_bytes
 
     # --- the end, and when something fails ---
 

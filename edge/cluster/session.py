@@ -26,7 +26,7 @@ from edge.worker.limits import ResourceLimits
 from edge.worker.process import RankProcess
 from transport import edge_pb2 as pb
 from transport import rpc
-from transport.errors import LinkClosed, LinkTimeout, TransportError
+from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
 from transport.link import DEFAULTS, Deadlines, Link
 
 COMMAND_TIMEOUT_S = 120.0  # for the engine process to say something about a command
@@ -179,7 +179,16 @@ def connect_all(sessions: Sequence[EngineSession], transport: str = "auto") -> l
 
 
 def tell_peers(sessions: Sequence[EngineSession], ranks: Sequence[Peer], transport: str) -> None:
-    """Tell each session to link to all other `ranks`; `answers` waits for what comes of it."""
+    """Tell each session to link to all other `ranks`; `answers` waits for what comes of it. Refused where another
+    device is to dial a rank at an address that only this one can use."""
+    for peer in ranks:
+        if "%" in peer.host and any(
+            isinstance(session, RemoteSession) and session.rank < peer.rank for session in sessions
+        ):
+            raise Refused(
+                f"{peer.name} is to be dialled by other devices, and {peer.host} names an interface of this one;"
+                " give its host name, or an address without %"
+            )
     for session in sessions:
         messages = [
             pb.Peer(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from edge.elastic.governor import SLACK
 from edge.elastic.sizes import SizeChoice, Sizes
 from edge.paging.arena import ElasticArena, key_of
-from edge.paging.reader import Job, Reader, beside, beside_bytes
+from edge.paging.reader import Job, Reader, beside_bytes, helper_reader
 from edge.paging.window import Piece
 
 _POPULATED = 8 << 20  # bytes at once: after so many it is seen whether they are still of use
@@ -55,7 +55,7 @@ class ReadAhead:
                 room -= piece.span
         self.end([*now.plan.resident, *pieces])
         self._arena.make_places(pieces, sizes.having)
-        self._reader = beside(self._passes, 1) if pieces else None
+        self._reader = helper_reader(self._passes, 1) if pieces else None
         self._jobs, self.budget = {piece: piece.read(*self._arena.place(piece)) for piece in pieces}, budget - slack
         for piece, job in self._jobs.items():
             job.left = 0 if self._arena.holds(piece) else job.left

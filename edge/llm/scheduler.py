@@ -90,9 +90,7 @@ class Scheduler(Closing):
     ) -> Running:
         """A request that `enqueue` can take: all that can be wrong with it is found here. Any thread may do this.
         given_up: whether nobody waits for it any more. number: unique among all requests; None: the next one.
-
-        ContextFull where it alone does not fit, SamplingError for options that cannot be used.
-        """
+        ContextFull where it alone does not fit, SamplingError for options that cannot be used."""
         return prepare(next(self._numbers) if number is None else number, request, self.engine, given_up)
 
     def enqueue(self, running: Running) -> int:
@@ -219,12 +217,12 @@ class Scheduler(Closing):
                 continue
             growth = sum(min(other.left, HEADROOM) for other in (running, *others)) if others else min(1, left)
             placement = self.slots.place(running.tokens, growth, running.namespace)
-            if placement is None and self.slots.away.begin(running):
+            if placement is None:
+                if not self.slots.away.begin(running):
+                    return True
                 self.waiting.remove(running)
                 self._admitted(running.number)
                 continue
-            if placement is None:
-                return True
             former = running.former = running.former or self.slots.former(running.tokens, running.namespace)
             if (former or self.slots.restores) and self._in_flight.steps:
                 return False

@@ -100,14 +100,14 @@ class Dialler:
             raise Refused(f"{peer} takes no TCP links; use gRPC")
         trials: dict[str, Trial] = {}
         failed: dict[str, TransportError] = {}
-        for kind in kinds:
-            try:
-                trials[kind] = Trial(self.connect(kind, peer))
-            except TransportError as error:
-                failed[kind] = error
-        if not trials:
-            raise list(failed.values())[-1]
         try:
+            for kind in kinds:
+                try:
+                    trials[kind] = Trial(self.connect(kind, peer))
+                except TransportError as error:
+                    failed[kind] = error
+            if not trials:
+                raise list(failed.values())[-1]
             return self._chosen(peer, trials, failed)
         except BaseException:
             for trial in trials.values():

@@ -152,7 +152,10 @@ class Relink:
         except (TransportError, TrustError) as error:
             if link.broken is not None:
                 raise
-            redialled = replace(now, kinds=(now.link.kind,), why=f"{now.why}; {kind} failed: {error}")
+            # The other way may be compared again; the usual one would be tried after each answer, so it is not.
+            kinds = now.kinds if now.usual else (now.link.kind,)
+            self._compared[peer.rank] = now.link.kind
+            redialled = replace(now, kinds=kinds, why=f"{now.why}; {kind} failed: {error}")
         finish(link)
         if redialled.link is now.link:
             link.send(_KEEP, Kind.CONTROL)

@@ -277,7 +277,7 @@ class Reader:
             )
 
 
-def beside(reader: Reader, threads: int) -> Reader:
+def helper_reader(reader: Reader, threads: int) -> Reader:
     """Return a reader with threads of its own, which holds what is read again to the same digests."""
     other = Reader(reader._row_bytes, threads, reader.chunk)
     other._digests = reader._digests

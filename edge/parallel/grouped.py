@@ -103,11 +103,14 @@ class GroupedEngine(DistributedEngine):
         self._submitted.append(self._threads[group].submit(step, self._engines[group]))
 
     def collect(self) -> Floats:
-        """Logits of the oldest step that was submitted; of one without logits, none. They hold until the next step of
-        its group."""
-        logits = self._submitted[0].result()
-        self._submitted.popleft()
-        return logits
+        """Logits of the oldest step that was submitted, or its error; of one without logits, none. They hold until the
+        next step of its group."""
+        step = self._submitted[0]
+        try:
+            return step.result()
+        finally:
+            if step.done():  # else this wait was interrupted
+                self._submitted.popleft()
 
     @property
     def uncollected(self) -> int:

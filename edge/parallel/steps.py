@@ -49,14 +49,13 @@ from partition.state.shape import StateShape
 from transport.collective import Wire
 from transport.errors import ProtocolError
 from transport.frame import Payload
-from transport.link import Link
+from transport.link import PART_BYTES, Link
 
 Floats = NDArray[np.float32]
 
 LEAST_CHUNK = 32  # tokens: below, a pass over the weights costs nearly as much for fewer
 _CHUNKS_A_STAGE = 4  # of a long prompt: so many keep all stages busy four fifths of the time, or more
-PART_FLOATS = 256 << 10  # 1 MiB: far below what frames and gRPC messages may hold
-_PART_BYTES = 4 * PART_FLOATS
+PART_FLOATS = PART_BYTES // 4
 
 # Of a removal: rank 0 has no layer, and others may be unable to forget part of a sequence (windows, recurrent layers),
 # so each rank is to tell it whether it could.
@@ -226,16 +225,13 @@ def receive_states(link: Link, states: Floats, wire: Wire | None = None) -> None
 
 def send_block(link: Link, block: KVBlock, shape: StateShape) -> None:
     """Send keys and values behind a step."""
-    data = encode(block, shape)
-    for lo in range(0, data.size, _PART_BYTES):
-        link.send(data[lo : lo + _PART_BYTES])
+    link.send_parts(encode(block, shape))
 
 
 def receive_block(link: Link, shape: StateShape, positions: Range) -> KVBlock:
     """Receive a block that `send_block` sent, of a slice of this shape. StateError for anything else."""
     data = np.empty(encoded_bytes(shape, len(positions)), np.uint8)
-    for lo in range(0, data.size, _PART_BYTES):
-        link.receive_into(data[lo : lo + _PART_BYTES])
+    link.receive_parts(data)
     return decode(data, shape, positions)
 
 

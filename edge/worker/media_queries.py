@@ -1,6 +1,6 @@
 """Pictures and sounds over a link: rank 0 sends files, the rank with the projector answers with embeddings.
 
-A request is a CONTROL frame, and the file in DATA frames of up to PART_BYTES:
+A request is a CONTROL frame, and the file in DATA frames (`Link.send_parts`):
 
 | bytes | field |
 | 0     | operation: 1 encode, 2 end |
@@ -30,7 +30,6 @@ from transport.errors import ProtocolError
 from transport.frame import Kind
 from transport.link import Link
 
-PART_BYTES = 1 << 20  # of a file or an answer in one frame
 MOST_ANSWER_BYTES = 1 << 30  # of embeddings
 _HEAD = struct.Struct("<BBHI")
 _ENCODE, _END = 1, 2
@@ -49,7 +48,7 @@ class RemoteEncoder:
         breaks, or the answer takes longer than `timeout_s` or is not valid: the encoder is of no use then."""
         try:
             self._link.send(_HEAD.pack(_ENCODE, 0, 0, len(data)), Kind.CONTROL)
-            _send(self._link, data)
+            self._link.send_parts(data)
             head = self._link.receive(timeout_s)
             if head.kind is not Kind.CONTROL:
                 raise ProtocolError(f"{self._link.peer} sent {head.kind.name} where an answer was expected")
@@ -87,20 +86,12 @@ def follow(encoder: MediaEncoder, link: Link) -> None:
         except MediaError as error:
             answer, rest = {"error": str(error), "ended": isinstance(error, EncoderEnded)}, b""
         link.send(json.dumps(answer).encode(), Kind.CONTROL)
-        _send(link, rest)
-
-
-def _send(link: Link, data: bytes) -> None:
-    view = memoryview(data)
-    for start in range(0, len(view), PART_BYTES):
-        link.send(view[start : start + PART_BYTES])
+        link.send_parts(rest)
 
 
 def _received(link: Link, n_bytes: int) -> bytes:
     buffer = bytearray(n_bytes)
-    view = memoryview(buffer)
-    for start in range(0, n_bytes, PART_BYTES):
-        link.receive_into(view[start : start + PART_BYTES])
+    link.receive_parts(buffer)
     return bytes(buffer)
 
 

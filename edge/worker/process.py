@@ -27,6 +27,7 @@ from transport.link import Deadlines
 from transport.tcp_link import TcpLink
 
 EXIT_S = 2.0  # for the process to end by itself before it is killed
+KILL_S = 10.0  # for a process that is killed to end: one that waits for a disk or a driver may not
 _IDLE_S = 7 * 86400.0  # for its next event: as long as a session may be idle
 _LONGEST_LINE = 4 << 10  # bytes; a longer line is split
 _LAST_LINES = 5  # of its output, for the report of its death
@@ -50,23 +51,22 @@ class RankProcess:
         self.folder = Path(tempfile.mkdtemp(prefix="edge-"))
         self._registered = ExitStack()  # so that a signal that ends this process at once leaves no folder
         self._registered.enter_context(removed_at_end(self.folder))
-        ours, theirs = socket.socketpair()
         arguments = ["--host", host, "--folder", str(self.folder), *limits.options()]
         if shares_memory:
             arguments.insert(0, "--shares-memory")
         if credentials is not None:
             arguments += ["--credentials", str(credentials)]
-        output, their_output = os.pipe()
-        try:
+        with ExitStack() as undo:  # of what is there, where it does not start
+            undo.callback(self._remove_folder)
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            undo.callback(theirs.close)
+            output, their_output = os.pipe()
+            undo.callback(os.close, output)
             with os.fdopen(their_output, "wb"), memory_signals_blocked():
                 self._process = _start(arguments, [theirs.fileno(), their_output], fork_server)
-        except BaseException:
-            ours.close()
-            os.close(output)
-            self._remove_folder()
-            raise
-        finally:
             theirs.close()
+            undo.pop_all()
         self.pid = self._process.pid
         self._session = session
         self._socket = ours
@@ -116,23 +116,23 @@ class RankProcess:
 
     def _end(self) -> None:
         with self._lock:
-            self._process_end()
-
-    def _process_end(self) -> None:
-        try:
-            self._process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # native code reacts to nothing else
-            self._process.wait()
-        self._listener.join(EXIT_S)
-        self._remove_folder()
+            try:
+                self._process.wait(EXIT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # native code reacts to nothing else
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(KILL_S)
+            self._listener.join(EXIT_S)
+            self._remove_folder()
 
     def _remove_folder(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         self._registered.close()
 
     def _reason(self) -> str:
-        code = self._process.wait()
+        code = self._process.poll()
+        if code is None:
+            return f"the engine process was killed, and did not end within {KILL_S:g} s"
         how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
         hint = " (out of memory is the usual cause)" if code == -signal.SIGKILL else ""
         lines = f": {' | '.join(self._last_lines)}" if self._last_lines else ""
@@ -159,6 +159,7 @@ def _start(
         pass_fds=[control],
         stdin=subprocess.DEVNULL,
         stderr=output,
+        start_new_session=True,  # Ctrl-C must end the parent alone
     )
 
 

@@ -38,6 +38,7 @@ MAX_SESSIONS = 8
 LINKS_PER_RANK = 2  # links to a rank at a time: one in use, and one that is about to end
 ACCEPT_S = 5.0  # for the engine process to accept a link
 TURN_S = 300.0  # to wait for the loads of other sessions
+_ENDING = "this worker is about to end and takes no new session; go on without it"
 _SIGN_OF_LIFE_S = 5.0  # between two events to an owner whose load waits
 
 
@@ -100,6 +101,7 @@ class Sessions:
         self.memory = None if memory_limit_bytes is None else WorkerMemory(memory_limit_bytes, self._send)
         self._prefix_bytes = prefix_bytes
         self._sessions: dict[str, Session] = {}
+        self._starting = 0  # processes that start, and are no sessions yet
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held by the session that loads, if memory is limited
         self._leaving = self._closed = False
@@ -198,32 +200,39 @@ class Sessions:
         if self._fork_server is not None:
             self._fork_server.prepare()  # takes a while the first time, so it runs without the lock
         with self._lock:
-            self._check_open()
-        name = secrets.token_hex(8)
-        member = None if self.memory is None else self.memory.open(name)
-        try:
+            if self._closed or self._leaving:
+                raise Refused(_ENDING)
+            if len(self._sessions) + self._starting >= MAX_SESSIONS:
+                raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
+            self._starting += 1
+        member: Member | None = None
+        try:  # without the lock: others may have to give memory back, and a process may take minutes to start
+            name = secrets.token_hex(8)
+            member = None if self.memory is None else self.memory.open(name)
+            shares = member is not None
+            child = RankProcess(
+                self._host, self._credentials, self._limits, name, self._fork_server, shares_memory=shares
+            )
+            links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
+            session = Session(name, first.open, child, links, member)
             with self._lock:
-                self._check_open()
-                child = RankProcess(
-                    self._host, self._credentials, self._limits, name, self._fork_server, shares_memory=bool(member)
-                )
-                links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
-                session = self._sessions[name] = Session(name, first.open, child, links, member)
+                ends = self._closed or self._leaving
+                if not ends:
+                    self._sessions[name] = session
+            if ends:
+                child.stop()
+                raise Refused(_ENDING)
         except BaseException:
             if self.memory is not None and member is not None:
                 self.memory.leave(member)
             raise
+        finally:
+            with self._lock:
+                self._starting -= 1
         with suppress(TransportError):  # it may have died already: its last event says how
             child.send(first)
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
         return session
-
-    def _check_open(self) -> None:
-        """Raise Refused if there may be no new session."""
-        if self._closed or self._leaving:
-            raise Refused("this worker is about to end and takes no new session; go on without it")
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
 
     def _feed(self, session: Session, commands: Iterator[pb.Command]) -> None:
         """Send commands to the process, until the owner ends the stream."""
@@ -240,6 +249,8 @@ class Sessions:
                     try:
                         self._grant(session, command.load)
                     except EdgeError as error:
+                        if not session.slice:  # else another one is loaded
+                            self._release(session)
                         failed = pb.Failed(error=type(error).__name__, message=str(error))
                         self._answer(session, pb.Event(failed=failed))
                         continue

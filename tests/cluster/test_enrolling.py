@@ -76,7 +76,7 @@ def test_a_worker_that_restarts_before_it_has_the_answer_joins_all_the_same(
     assert pending.stat().st_mode & 0o777 == 0o600
     certificate = cluster.authority.enroll(request.invitation_pem, request.csr_pem)
     assert restarted.Install(pb.Certificate(certificate_pem=certificate), cast(Any, None)).name == "pi"
-    assert held(cluster.at("pi")).holder.role == "worker"
+    assert membership_in(cluster.at("pi")).holder.role == "worker"
     assert not pending.exists()
 
 

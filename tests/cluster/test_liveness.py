@@ -75,10 +75,10 @@ def test_a_device_that_is_lost_does_not_answer_again() -> None:
     """Not when its session has ended, nor when it is given up and heard later."""
     said: list[str] = []
     pi, lost, looks = Quiet("pi"), [], round(liveness.LOST_S / (HEARTBEAT_S / 2))
-    one = LivenessMonitor(lambda: cast(Any, [pi]), said.append)
-    one.close()  # this test looks
+    monitor = LivenessMonitor(lambda: cast(Any, [pi]), said.append)
+    monitor.close()  # this test looks
     for pi.silent_s in (3.0, None, 0.2):
-        one.look()
+        monitor.look()
     assert said == ["waiting for pi: no answer for 3 s"]
     giving_up = LivenessMonitor(lambda: cast(Any, [pi]), said.append, lost=lost.append)
     giving_up.close()

@@ -93,7 +93,7 @@ def test_no_answer_is_lost_whoever_is(seed: int, model: Path, cases: Cases, tmp_
 
 @pytest.mark.parametrize("seed", range(some(14, 200)))
 def test_no_answer_is_lost_while_requests_move(
-    seed: int, model: Path, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, model: Path, cases: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
     moving_at_random(monkeypatch, rng, 0.5)
@@ -102,7 +102,7 @@ def test_no_answer_is_lost_while_requests_move(
     with cluster(model, tmp_path, 3) as here, here.running(decode, options, prefill) as engine:
         with_fault(here, rng)
         for _ in range(2):  # again, with what is left
-            assert answer(engine, asked, 4) == [tokens for _, tokens in asked[:4]], here.said
+            assert answer(engine, cases, 4) == [tokens for _, tokens in cases[:4]], here.said
 
 
 def test_a_lost_placement_of_prompts_is_said_and_left(

@@ -600,11 +600,17 @@ def test_batches_go_on_once_a_full_disk_has_room(place: Place, monkeypatch: pyte
             raise OSError("no space left on device")
         work(*arguments, **more)
 
+    async def wait(runner: BatchRunner) -> None:
+        while not batch.ended:
+            assert runner._task is not None
+            assert not runner._task.done()
+            await asyncio.sleep(0.01)
+
     monkeypatch.setattr(store, what, failing)
-    place.run(store, until_ended=batch)
+    place.run(store, meanwhile=wait)
     assert batch.status == "completed"
     assert failures < 0
-    assert {one["custom_id"] for one in output(store, batch, batch.output_file_id)} == {"a", "b"}
+    assert {line["custom_id"] for line in output(store, batch, batch.output_file_id)} == {"a", "b"}
 
 
 def test_a_runner_whose_store_fails_is_closed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_a_response_is_cut_off_only_where_its_client_takes_nothing(
     if tls:
         here, there = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context(cafile=pem[0])
         here.load_cert_chain(*pem)
-    body, made = bytes(32 << 20), list[Any]()
+    body, protocols = bytes(32 << 20), list[Any]()
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         length = (b"content-length", str(len(body)).encode())
@@ -169,8 +169,8 @@ def test_a_response_is_cut_off_only_where_its_client_takes_nothing(
 
     def protocol() -> asyncio.Protocol:
         config = uvicorn.Config(app, lifespan="off", log_level="error", timeout_keep_alive=3600)
-        made.append(connections.bounded_connections()(config, ServerState(), {}))  # type: ignore[call-arg]
-        return made[-1]
+        protocols.append(connections.bounded_connections()(config, ServerState(), {}))  # type: ignore[call-arg]
+        return protocols[-1]
 
     async def run() -> int:
         loop = asyncio.get_running_loop()
@@ -178,7 +178,7 @@ def test_a_response_is_cut_off_only_where_its_client_takes_nothing(
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), ssl=there)
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             head = len(await reader.readuntil(b"\r\n\r\n"))
-            connection = made[0]
+            connection = protocols[0]
             while not connection.cycle.response_complete:
                 await asyncio.sleep(0)
             n_read, unsent = 0, connection._unsent()

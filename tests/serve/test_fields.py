@@ -248,7 +248,7 @@ def test_an_answer_goes_on_behind_its_beginning(api: Api, more: dict[str, Any], 
     models = ScriptedModels()
     with serving(create_app(models, ServeOptions())) as url:
         assert post(url, api, **more).status_code == 200
-    messages = models.scripted.asked[-1].messages or ()
+    messages = models.scripted.requests[-1].messages or ()
     assert [CONTINUES in message for message in messages] == [*[False] * (len(messages) - 1), continues]
 
 
@@ -265,7 +265,7 @@ def test_turns_of_one_role_are_one_in_anthropics_api() -> None:
     ]
     with serving(create_app(models, ServeOptions())) as url:
         assert post(url, MESSAGES, messages=turns).status_code == 200
-    messages = [(message["role"], message["content"]) for message in models.scripted.asked[-1].messages or ()]
+    messages = [(message["role"], message["content"]) for message in models.scripted.requests[-1].messages or ()]
     assert messages[0] == ("user", "Hi\n\nthere")
     assert messages[2:] == [("assistant", "Well."), messages[3], ("user", "So?\n\nAnd?")]
 
@@ -291,7 +291,7 @@ def test_seeds_have_64_bits_and_one_of_them_is_any() -> None:
         for seed, used in ((5, 5), (-1, None), (-2, 2**32 - 3), (2**40, 2**40 % (2**32 - 1)), (2**63 - 1, 2**31 - 1)):
             for api in (CHAT, COMPLETIONS, RESPONSES):
                 assert post(url, api, seed=seed).status_code == 200
-                assert models.scripted.asked[-1].sampling.get("seed") == used
+                assert models.scripted.requests[-1].sampling.get("seed") == used
 
 
 def test_a_template_renders_variables() -> None:

@@ -146,12 +146,12 @@ def test_null_is_as_nothing(models: ScriptedModels) -> None:
     with serving(create_app(models, ServeOptions())) as url:
         body: Any = {"messages": [*HI, call, *HI], "options": None, "stream": False}
         assert httpx.post(f"{url}/api/chat", json=body).status_code == 200
-        [asked] = models.scripted.asked
-        assert asked.sampling == {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
-        assert (asked.messages or ())[1]["tool_calls"][0]["function"]["arguments"] == {}
+        [request] = models.scripted.requests
+        assert request.sampling == {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
+        assert (request.messages or ())[1]["tool_calls"][0]["function"]["arguments"] == {}
         for path, body in (("/api/chat", {"messages": None}), ("/api/generate", {"prompt": None})):
             assert httpx.post(url + path, json={**body, "stream": False}).json()["done_reason"] == "load"
-    assert len(models.scripted.asked) == 1
+    assert len(models.scripted.requests) == 1
 
 
 def test_a_context_that_the_server_lacks_is_told(server: str) -> None:

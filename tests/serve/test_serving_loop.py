@@ -134,7 +134,7 @@ def test_moves_between_placements_are_counted(replies: Replies, monkeypatch: pyt
         loop = ServingLoop(CONFIG, both.engine, None, replies.send)
         thread = run(loop)
         begin(loop, 1, prompt=[5] * 70, max_tokens=40)
-        replies.of(1, "piece")
+        replies.replies_to(1, "piece")
         status = loop.ask("status", {})
         loop.end()
         thread.join(WAIT_S)
@@ -210,7 +210,7 @@ def test_a_request_that_was_prepared_before_an_error_is_told_from_those_after_it
     begin(loop, 2, prompt="Good day", max_tokens=2)
     thread = run(loop)
     try:
-        tokens = {number: len([m for m in replies.of(number, "piece") if "piece" in m]) for number in (2, 1)}
+        tokens = {number: len([m for m in replies.replies_to(number, "piece") if "piece" in m]) for number in (2, 1)}
     finally:
         loop.end()
         thread.join(WAIT_S)
@@ -229,7 +229,7 @@ def test_a_stop_string_is_told_where_the_request_has_it(
             loop.expect(number)
             sampling = {"temperature": 0, "stop": stop}
             loop.generate(number, **generation_json(Generation(messages=question, sampling=sampling), []))
-        ends = [replies.of(number, "piece")[-1]["piece"] for number in (1, 2)]
+        ends = [replies.replies_to(number, "piece")[-1]["piece"] for number in (1, 2)]
     finally:
         loop.end()
         thread.join(WAIT_S)

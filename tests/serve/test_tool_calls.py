@@ -185,7 +185,7 @@ def test_a_call_behind_which_another_breaks_is_not_to_be_made(streams: bool) -> 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_answer_that_may_have_one_call_ends_with_it(streams: bool) -> None:
-    one, other = (written_calls(HERMES, [("time", arguments)]) for arguments in ({}, {"a": 1}))
+    first, second = (written_calls(HERMES, [("time", arguments)]) for arguments in ({}, {"a": 1}))
 
     class Answer(Pieces):
         cancelled = 0
@@ -197,14 +197,18 @@ def test_an_answer_that_may_have_one_call_ends_with_it(streams: bool) -> None:
         parser = CallParser(HERMES, FUNCTIONS, streams=streams, is_single=is_single)
         return [delta async for delta in deltas_of(answer, parser)]
 
-    for pieces in ((Piece(one + other, 1),), (Piece(one, 1), Piece(other, 2)), (Piece(one + other, 1, "length"),)):
+    for pieces in (
+        (Piece(first + second, 1),),
+        (Piece(first, 1), Piece(second, 2)),
+        (Piece(first + second, 1, "length"),),
+    ):
         answer = Answer(*pieces)
-        found = asyncio.run(collected(answer, is_single=True))
-        assert [type(delta) for delta in found] == [Begin, Call, CallArguments, CallEnd, End]
-        assert isinstance(found[-1], End)
-        assert found[-1].reason == "tool_calls"
+        deltas = asyncio.run(collected(answer, is_single=True))
+        assert [type(delta) for delta in deltas] == [Begin, Call, CallArguments, CallEnd, End]
+        assert isinstance(deltas[-1], End)
+        assert deltas[-1].reason == "tool_calls"
         assert answer.cancelled == 1
-    answer = Answer(Piece(one + other))
+    answer = Answer(Piece(first + second))
     assert len([d for d in asyncio.run(collected(answer, is_single=False)) if isinstance(d, Call)]) == 2
     assert answer.cancelled == 0
 

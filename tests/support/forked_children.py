@@ -80,9 +80,9 @@ def _be_alone(streams: tuple[int, ...], descriptors: Any, env: Any, *, is_leader
     close_all_but(*descriptors)
 
 
-def close_all_but(*kept: int) -> None:
+def close_all_but(*open_descriptors: int) -> None:
     """Close all descriptors but the standard streams and these."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor > 2 and descriptor not in kept:
+        if descriptor > 2 and descriptor not in open_descriptors:
             with suppress(OSError):  # of the folder that was listed
                 os.close(descriptor)

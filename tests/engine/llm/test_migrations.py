@@ -29,7 +29,7 @@ from tests.support.thorough import some
 OPTIONS = EngineOptions(threads=1, context=512, batch=16, sequences=3, outputs=8, kv_type="f32", flash_attention="off")
 LONG = 3 * LEAST_TOKENS  # tokens of an answer
 CLEAR = 1e-3  # by how much each best logit leads: sums in another order change less
-Asked = list[tuple[list[int], list[int]]]
+Cases = list[tuple[list[int], list[int]]]
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +38,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def asked(model: Path) -> Asked:
+def cases(model: Path) -> Cases:
     """Prompts and their greedy answers on one device, each token of which leads clearly."""
-    rng, found = random.Random(7), Asked()
+    rng, cases = random.Random(7), Cases()
     with Engine(model, OPTIONS) as whole:
         for length in (3, 20, 33, 40, 50):
             while True:
                 prompt = [rng.randrange(3, 512) for _ in range(length)]
                 answer, lead = greedy(whole, prompt, LONG)
                 if lead > CLEAR:
-                    found.append((prompt, answer))
+                    cases.append((prompt, answer))
                     break
-    return found
+    return cases
 
 
 @pytest.fixture
@@ -90,16 +90,16 @@ def events(scheduler: Scheduler) -> Iterator[Event]:
         yield from scheduler.step()
 
 
-def answers(scheduler: Scheduler, asked: Asked) -> dict[int, list[int]]:
-    """Answer all at once; what is told must be complete."""
-    numbers = [scheduler.add(request(prompt)) for prompt, _ in asked]
-    told: dict[int, list[int]] = {number: [] for number in numbers}
+def answers(scheduler: Scheduler, cases: Cases) -> dict[int, list[int]]:
+    """Answer all at once; what is replies must be complete."""
+    numbers = [scheduler.add(request(prompt)) for prompt, _ in cases]
+    replies: dict[int, list[int]] = {number: [] for number in numbers}
     ends = []
     for event in events(scheduler):
-        told[event.request] += [event.token_id] if event.token_id is not None else []
+        replies[event.request] += [event.token_id] if event.token_id is not None else []
         ends += [event.finish_reason] if event.finish_reason is not None else []
-    assert ends == ["length"] * len(asked)
-    return told
+    assert ends == ["length"] * len(cases)
+    return replies
 
 
 def assert_nothing_is_left(both: Phases, scheduler: Scheduler) -> None:
@@ -112,55 +112,55 @@ def assert_nothing_is_left(both: Phases, scheduler: Scheduler) -> None:
 # --- where requests are answered ---
 
 
-def fill(scheduler: Scheduler, asked: Asked) -> list[int]:
+def fill(scheduler: Scheduler, cases: Cases) -> list[int]:
     """Use all slots of the placement that generates, until nothing is computed elsewhere: the requests."""
-    numbers = [scheduler.add(request(prompt)) for prompt, _ in asked[: OPTIONS.sequences]]
+    numbers = [scheduler.add(request(prompt)) for prompt, _ in cases[: OPTIONS.sequences]]
     while len(scheduler.running) < OPTIONS.sequences or not all(running.answer for running in scheduler.running):
         scheduler.step()
     return numbers
 
 
-def test_who_has_no_room_is_answered_by_the_placement_of_prompts(counting: Any, asked: Asked) -> None:
+def test_who_has_no_room_is_answered_by_the_placement_of_prompts(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
     with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
         with_paces(both, scheduler, 1.0, 1.0)
-        fill(scheduler, asked)
+        fill(scheduler, cases)
         prefill.computed.clear()
-        prompt, answer = asked[4]
+        prompt, answer = cases[4]
         number = scheduler.add(request(prompt))
-        told = [event.token_id for event in events(scheduler) if event.request == number]
-        assert told == answer
+        replies = [event.token_id for event in events(scheduler) if event.request == number]
+        assert replies == answer
         assert sum(prefill.computed) == len(prompt) + LONG - 1
         assert scheduler.slots.away.migrations == 0  # its answer did not move
         assert_nothing_is_left(both, scheduler)
 
 
-def test_who_is_slower_there_comes_back_once_there_is_room(counting: Any, asked: Asked) -> None:
+def test_who_is_slower_there_comes_back_once_there_is_room(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
     with phases(decode, prefill, least=500) as both, Scheduler(both.engine, keep=True) as scheduler:
         with_paces(both, scheduler, 0.01, 1.0)
-        others = fill(scheduler, asked)
-        prompt, answer = asked[4]
-        number, told = scheduler.add(request(prompt)), []
+        others = fill(scheduler, cases)
+        prompt, answer = cases[4]
+        number, replies = scheduler.add(request(prompt)), []
         while not any(running.answer for running in scheduler.slots.away.requests):
-            told += scheduler.step()
+            replies += scheduler.step()
         decode.computed.clear()
         for other in others:
             scheduler.cancel(other)
-        told += events(scheduler)
-        assert [event.token_id for event in told if event.request == number] == answer
+        replies += events(scheduler)
+        assert [event.token_id for event in replies if event.request == number] == answer
         assert scheduler.slots.away.migrations == 1
         assert decode.computed == [1] * len(decode.computed)  # its keys and values came along
         assert decode.computed
         assert_nothing_is_left(both, scheduler)
 
 
-def test_who_is_slower_here_leaves_with_its_keys_and_values(counting: Any, asked: Asked) -> None:
+def test_who_is_slower_here_leaves_with_its_keys_and_values(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
-    prompt, answer = asked[4]
+    prompt, answer = cases[4]
     with phases(decode, prefill, least=500) as both, Scheduler(both.engine, keep=True) as scheduler:
         with_paces(both, scheduler, 1.0, 0.1)
-        assert list(answers(scheduler, asked[4:]).values()) == [answer]
+        assert list(answers(scheduler, cases[4:]).values()) == [answer]
         assert scheduler.slots.away.migrations == 1
         assert prefill.computed == [1] * (LONG - 1)
         assert sum(decode.computed) == len(prompt)
@@ -168,7 +168,7 @@ def test_who_is_slower_here_leaves_with_its_keys_and_values(counting: Any, asked
 
 
 def test_stages_send_keys_and_values_between_their_steps(
-    model: Path, counting: Any, asked: Asked, tmp_path: Path
+    model: Path, counting: Any, cases: Cases, tmp_path: Path
 ) -> None:
     prefill = counting()
     with (
@@ -177,12 +177,12 @@ def test_stages_send_keys_and_values_between_their_steps(
         Scheduler(both.engine, keep=True) as scheduler,
     ):
         with_paces(both, scheduler, 1.0, 0.1)
-        assert list(answers(scheduler, asked[3:]).values()) == [answer for _, answer in asked[3:]]
+        assert list(answers(scheduler, cases[3:]).values()) == [answer for _, answer in cases[3:]]
         assert scheduler.slots.away.migrations
         assert max(prefill.computed) <= 2  # the next token of each
 
 
-def test_what_the_other_placement_holds_is_not_copied(counting: Any, asked: Asked, monkeypatch: Any) -> None:
+def test_what_the_other_placement_holds_is_not_copied(counting: Any, cases: Cases, monkeypatch: Any) -> None:
     """Such as the prompt that it computed."""
     decode, prefill = counting(), counting()
     written: list[int] = []
@@ -195,17 +195,17 @@ def test_what_the_other_placement_holds_is_not_copied(counting: Any, asked: Aske
     monkeypatch.setattr(prefill.states, "write", noted)
     with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
         with_paces(both, scheduler, 1.0, 0.1)
-        assert list(answers(scheduler, asked[4:]).values()) == [asked[4][1]]
+        assert list(answers(scheduler, cases[4:]).values()) == [cases[4][1]]
         assert sum(written) == 1  # the prompt's last token
 
 
-def test_who_moved_stays_for_a_while(counting: Any, asked: Asked) -> None:
+def test_who_moved_stays_for_a_while(counting: Any, cases: Cases) -> None:
     """Though both placements would send it back each time."""
     decode, prefill = counting(), counting()
     with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
         with_paces(both, scheduler, 1.0, 0.1)
         moved_at: list[int] = []
-        running = scheduler.prepare(request(asked[4][0]))
+        running = scheduler.prepare(request(cases[4][0]))
         scheduler.enqueue(running)
         while scheduler.busy:
             scheduler.step()
@@ -213,17 +213,17 @@ def test_who_moved_stays_for_a_while(counting: Any, asked: Asked) -> None:
                 moved_at.append(running.moved_at or 0)
                 here_s, there_s = (0.1, 1.0) if scheduler.slots.away.requests else (1.0, 0.1)
                 with_paces(both, scheduler, here_s, there_s)
-        assert list(running.answer) == asked[4][1]
+        assert list(running.answer) == cases[4][1]
         assert len(moved_at) == scheduler.slots.away.migrations > 1
         assert min(second - first for first, second in pairwise(moved_at)) >= LEAST_TOKENS
 
 
-def test_nobody_moves_where_nothing_is_kept(counting: Any, asked: Asked) -> None:
+def test_nobody_moves_where_nothing_is_kept(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
     with phases(decode, prefill) as both, Scheduler(both.engine) as scheduler:
         with_paces(both, scheduler, 1.0, 0.1)
-        assert list(answers(scheduler, asked).values()) == [answer for _, answer in asked]
-        assert 1 not in prefill.computed[: len(asked)]
+        assert list(answers(scheduler, cases).values()) == [answer for _, answer in cases]
+        assert 1 not in prefill.computed[: len(cases)]
         assert not scheduler.slots.away.migrations
 
 
@@ -232,35 +232,35 @@ def test_nobody_moves_where_nothing_is_kept(counting: Any, asked: Asked) -> None
     [{"background": True}, {"sampling": SamplingParams(temperature=0, grammar='root ::= "a"+')}],
     ids=["background", "grammar"],
 )
-def test_who_stays(kind: dict[str, Any], counting: Any, asked: Asked) -> None:
+def test_who_stays(kind: dict[str, Any], counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
     with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
         with_paces(both, scheduler, 1.0, 0.1)
-        for prompt, _ in asked:
+        for prompt, _ in cases:
             scheduler.add(request(prompt, **kind))
         for _ in events(scheduler):
             assert not scheduler.slots.away.requests
 
 
-def test_prompts_go_in_small_parts_beside_answers(counting: Any, asked: Asked) -> None:
+def test_prompts_go_in_small_parts_beside_answers(counting: Any, cases: Cases) -> None:
     options = replace(OPTIONS, batch=64)
     decode, prefill = counting(options=options), counting(options=options)
     with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
         with_paces(both, scheduler, 1.0, 1.0)
         both.placement._answering._budget.rows = TILE_ROWS  # so many take as long as a step may
-        others = fill(scheduler, asked)
+        others = fill(scheduler, cases)
         prefill.gate.clear()
         prefill.computed.clear()
-        scheduler.add(request(asked[4][0]))
+        scheduler.add(request(cases[4][0]))
         while not scheduler.slots.away.requests:
             scheduler.step()
         scheduler.cancel(others[0])
-        number, told = scheduler.add(request(asked[3][0], namespace="other")), []
+        number, replies = scheduler.add(request(cases[3][0], namespace="other")), []
         while not scheduler.slots.remote.requests:
-            told += scheduler.step()
+            replies += scheduler.step()
         prefill.gate.set()
-        told += events(scheduler)
-        assert [event.token_id for event in told if event.request == number] == asked[3][1]
+        replies += events(scheduler)
+        assert [event.token_id for event in replies if event.request == number] == cases[3][1]
         assert max(prefill.computed) < TILE_ROWS
 
 
@@ -272,7 +272,7 @@ PAIRS = [(None, None), (pipeline(1, 1), None), (None, pipeline(2, 1)), (tensor(1
 
 @pytest.mark.parametrize("seed", range(some(8, 80)))
 def test_requests_move_at_any_moment(
-    seed: int, model: Path, counting: Any, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, model: Path, counting: Any, cases: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
     moving_at_random(monkeypatch, rng)
@@ -283,20 +283,20 @@ def test_requests_move_at_any_moment(
             engines.append(ranks or counting())
         both = stack.enter_context(phases(engines[0], engines[1], rng.choice((1, 30))))
         scheduler = stack.enter_context(Scheduler(both.engine, keep=True))
-        waiting, told = [*asked, *asked], dict[int, tuple[list[int], list[int], list[str]]]()
+        waiting, replies = [*cases, *cases], dict[int, tuple[list[int], list[int], list[str]]]()
         rng.shuffle(waiting)
         while waiting or scheduler.busy:
             if waiting and rng.random() < 0.2:
                 prompt, answer = waiting.pop()
-                told[scheduler.add(request(prompt))] = answer, [], []
-            if told and rng.random() < 0.01:
-                scheduler.cancel(rng.choice(list(told)))
+                replies[scheduler.add(request(prompt))] = answer, [], []
+            if replies and rng.random() < 0.01:
+                scheduler.cancel(rng.choice(list(replies)))
             for event in scheduler.step():
-                answer, tokens, ends = told[event.request]
+                answer, tokens, ends = replies[event.request]
                 assert not ends
                 tokens += [event.token_id] if event.token_id is not None else []
                 ends += [event.finish_reason] if event.finish_reason is not None else []
-        for answer, tokens, ends in told.values():
+        for answer, tokens, ends in replies.values():
             assert tokens == (answer if ends == ["length"] else answer[: len(tokens)])
             assert ends in (["length"], ["cancelled"])
         assert not both.lost
@@ -306,7 +306,7 @@ def test_requests_move_at_any_moment(
 @pytest.mark.parametrize("lives", range(5, 200, some(24, 3)))
 @pytest.mark.parametrize("who", ["decode", "prefill"])
 def test_nothing_is_lost_where_an_engine_is(
-    who: str, lives: int, counting: Any, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    who: str, lives: int, counting: Any, cases: Cases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moving_at_random(monkeypatch, random.Random(lives))
     engines = {name: counting(lives if name == who else 1 << 30) for name in ("decode", "prefill")}
@@ -314,15 +314,15 @@ def test_nothing_is_lost_where_an_engine_is(
         phases(engines["decode"], engines["prefill"], recovered=lambda error: counting()) as both,
         Scheduler(both.engine, keep=True) as scheduler,
     ):
-        assert list(answers(scheduler, asked).values()) == [answer for _, answer in asked]
+        assert list(answers(scheduler, cases).values()) == [answer for _, answer in cases]
         assert_nothing_is_left(both, scheduler)
 
 
-def test_who_is_cancelled_there_leaves_nothing_behind(counting: Any, asked: Asked) -> None:
+def test_who_is_cancelled_there_leaves_nothing_behind(counting: Any, cases: Cases) -> None:
     decode, prefill = counting(), counting()
     with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
         with_paces(both, scheduler, 1.0, 0.1)
-        number = scheduler.add(request(asked[4][0]))
+        number = scheduler.add(request(cases[4][0]))
         while not scheduler.slots.away.requests:
             scheduler.step()
         prefill.gate.clear()  # also while a token is computed
@@ -330,14 +330,14 @@ def test_who_is_cancelled_there_leaves_nothing_behind(counting: Any, asked: Aske
         assert [event.finish_reason for event in scheduler.step() if event.finish_reason] == ["cancelled"]
         assert not scheduler.busy
         prefill.gate.set()
-        assert list(answers(scheduler, asked[3:4]).values()) == [asked[3][1]]
+        assert list(answers(scheduler, cases[3:4]).values()) == [cases[3][1]]
         assert_nothing_is_left(both, scheduler)
 
 
-def test_a_full_cache_sends_its_last_request_back(counting: Any, asked: Asked) -> None:
+def test_a_full_cache_sends_its_last_request_back(counting: Any, cases: Cases) -> None:
     tight = replace(OPTIONS, context=256)
     decode, prefill = counting(options=tight), counting(options=tight)
     with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
         with_paces(both, scheduler, 1.0, 1.0)
-        assert list(answers(scheduler, asked).values()) == [answer for _, answer in asked]
+        assert list(answers(scheduler, cases).values()) == [answer for _, answer in cases]
         assert_nothing_is_left(both, scheduler)

@@ -21,7 +21,7 @@ from edge.llama.buffers import ROW_GROUP, CallerBuffer
 from edge.paging import reader as reader_module
 from edge.paging.direct_file import DirectFile
 from edge.paging.load import load_stub
-from edge.paging.reader import Job, Reader, beside, helped
+from edge.paging.reader import Job, Reader, helped, helper_reader
 from edge.paging.roles import Roles, sort_weights
 from edge.paging.window import Pager, Piece, Source
 from quant.gguf.file import GgufFile
@@ -383,7 +383,7 @@ def test_a_reader_beside_another_holds_what_it_reads_to_the_same_digests(
     reader, read = Reader(PAGE, 1, PAGE, verify=True), DirectFile.read
     piece = loaded.pieces(False)[0]
     space = AddressSpace(piece.span, huge=True)
-    other = beside(reader, 1)
+    other = helper_reader(reader, 1)
 
     def damaged(file: DirectFile, offset: int, n_bytes: int, into: memoryview) -> int:
         skip = read(file, offset, n_bytes, into)

@@ -359,14 +359,14 @@ def test_the_owners_certificate_is_renewed(cluster: Cluster) -> None:
 def test_an_owners_certificate_of_a_clock_far_ahead_is_renewed(cluster: Cluster) -> None:
     ahead = NOW + 11 * YEAR_S
     reopened(cluster, ahead)
-    early = held(cluster.at("desk")).holder
+    early = membership_in(cluster.at("desk")).holder
     assert early.begins > NOW
     reopened(cluster)
-    renewed = held(cluster.at("desk")).holder
+    renewed = membership_in(cluster.at("desk")).holder
     assert renewed.begins <= NOW < renewed.expires
     assert early.serial in revoked(cluster)
     reopened(cluster)
-    assert held(cluster.at("desk")).holder == renewed  # once
+    assert membership_in(cluster.at("desk")).holder == renewed  # once
 
 
 def test_credentials_of_another_cluster_are_not_replaced(cluster: Cluster, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_saved_are_all_tokens_less_the_copy_and_a_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "source", "target"),
+    ("move", "source", "target"),
     [
         (replace(ONE, since_move=LEAST_TOKENS - 1), SLOW, FAST),
         (replace(ONE, copy_s=None), SLOW, FAST),
@@ -51,10 +51,10 @@ def test_saved_are_all_tokens_less_the_copy_and_a_pass() -> None:
     ],
     ids=str,
 )
-def test_who_stays(one: Migration, source: PlacementLoad, target: PlacementLoad) -> None:
+def test_who_stays(move: Migration, source: PlacementLoad, target: PlacementLoad) -> None:
     assert ONE.saved_s(SLOW, FAST) > 0
-    assert one.saved_s(source, target) <= 0
-    assert best([one], source, target) is None
+    assert move.saved_s(source, target) <= 0
+    assert best([move], source, target) is None
 
 
 def test_who_gains_most_moves_and_the_first_of_those_that_gain_as_much() -> None:

@@ -127,14 +127,24 @@ def test_what_is_no_frame_of_a_lane_is_refused(kind: Kind, payload: bytes) -> No
 
 def test_a_peer_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames that nobody receives are limited; those that were received count no more."""
-    monkeypatch.setattr(module, "_MOST_WAITING", 1000)
+    monkeypatch.setattr(module, "_MOST_WAITING", 2000)
     here, there = two()
     for _ in range(8):
         here[0].links[1].send(bytes(500))
         there[0].links[0].receive()
     for _ in range(3):
         here[0].links[1].send(bytes(500))
-    with pytest.raises(ProtocolError, match="bytes that nobody waits for"):
+    with pytest.raises(ProtocolError, match="sent 2 frames, with 2056 bytes, that nobody waits for"):
+        there[1].links[0].receive()
+
+
+def test_a_peer_cannot_fill_the_memory_with_empty_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each takes beside its payload counts, too."""
+    monkeypatch.setattr(module, "_MOST_WAITING", 2000)
+    here, there = two()
+    for _ in range(4):
+        here[0].links[1].send()
+    with pytest.raises(ProtocolError, match="sent 4 frames, with 2112 bytes, that nobody waits for"):
         there[1].links[0].receive()
 
 

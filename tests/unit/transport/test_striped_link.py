@@ -110,16 +110,20 @@ def test_several_are_tried_where_the_buffer_of_one_is_what_holds_it(
         assert stripes(LinkFigures(seconds, seconds, seconds, send, receive)) == n
 
 
-def test_a_last_word_waits_no_longer_over_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each connection waits as long as the whole link would."""
+def test_a_frame_has_one_deadline_over_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pieces wait for what is left of it: by a clock that each of them takes 25 s of."""
     here, _ = two()
     waited: list[float] = []
+    now_s = [100.0]
+    monkeypatch.setattr("transport.striped_link.time.monotonic", lambda: now_s[0])
 
     def noted(header: bytes, payload: memoryview, timeout_s: float) -> None:
         waited.append(timeout_s)
+        now_s[0] += 25.0
 
     for link in here.links:
         monkeypatch.setattr(link, "_write", noted)
-    here.send(bytes(PIECE_BYTES))
+    here.send(bytes(3 * PIECE_BYTES + 1))
     here.send(b"a", timeout_s=0.25)
-    assert waited == [PATIENT.send_timeout_s] * 2 + [0.25]
+    assert PATIENT.send_timeout_s == 60.0
+    assert waited == [60.0, 35.0, 10.0, 0.0, 0.25]

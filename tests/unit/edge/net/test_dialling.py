@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from devices.errors import TrustError
 from edge.net import peers
 from edge.net.dialling import Dialled, Dialler
 from edge.net.peers import HELLO, SECRET_BYTES, STRIPE, Listener, Peer
@@ -93,6 +94,23 @@ def test_a_peer_returns_the_very_hello(returned: bytes, accepted: bool, monkeypa
         with pytest.raises(ProtocolError, match=r"rank 1 \(pi\) did not return our HELLO"):
             dialler.connect("tcp", peer)
         assert here.broken is not None
+
+
+def test_an_error_at_the_second_way_leaves_no_link_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where this device's credentials are replaced by damaged ones."""
+    here, there = memory_link.pair()
+    monkeypatch.setattr(Dialler, "_tcp", lambda *_: here)
+    there.send(HELLO.pack(SECRET, 0, 1), Kind.HELLO)
+    ways: list[Any] = [None]
+
+    def credentials() -> Any:
+        if not ways:
+            raise TrustError("the credentials are damaged")
+        return ways.pop()
+
+    with pytest.raises(TrustError):
+        Dialler(0, SECRET, QUICK, credentials, 0).dial(Peer(1, "pi", "127.0.0.1", 1, 1, "s"))
+    assert here.broken is not None
 
 
 # Several connections of one link.

@@ -117,6 +117,27 @@ def test_what_cannot_be_dialled_changes_nothing_and_is_not_tried_again(
         assert answers(engine) == [before]
 
 
+def test_a_comparison_that_failed_once_may_be_made_again(
+    one: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise[:] = [False]
+    with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment:
+        engine = deployment.engine
+        answers(engine)
+
+        def connect(self: Dialler, kind: str, peer: Peer) -> Any:
+            raise LinkClosed("nothing listens there")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Dialler, "connect", connect)
+            [report, _] = engine.guarded(lambda: engine.rank_links.reports(Order.COMPARE))
+        assert report.links[0].usual
+        assert report.links[0].why.endswith("; grpc failed: nothing listens there")
+        noise[:] = [True]
+        engine.guarded(lambda: engine.rank_links.reports(Order.COMPARE))
+        assert engine.links == {1: OTHER}
+
+
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 def test_a_way_that_was_asked_for_stays(one_worker: Worker, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_watch, "_FITS", 0.0)

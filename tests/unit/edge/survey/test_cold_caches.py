@@ -100,7 +100,7 @@ def shard_with_cache(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_steps_are_timed_cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, microbenchmark)
+    clock = Clock().install(monkeypatch, microbenchmark)
     shard = shard_with_cache(clock, monkeypatch)
     assert [best.seconds for best in timing.time_shard(shard, (1, 4), 4, depth=2, other_bytes=MIB)] == pytest.approx(
         [COLD_S] * 3
@@ -110,7 +110,7 @@ def test_steps_are_timed_cold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_other_memory_is_read_under_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pauses would fall on that in place of the steps, which would then seem as quick as without a quota."""
-    clock = Clock().of(monkeypatch, microbenchmark)
+    clock = Clock().install(monkeypatch, microbenchmark)
     shard = shard_with_cache(clock, monkeypatch)
     monkeypatch.setattr(microbenchmark, "cpu_quota", lambda: 0.4)
     timing.time_shard(shard, (1,), 4, other_bytes=MIB)
