@@ -43,7 +43,6 @@ class RankProcess:
         limits: ResourceLimits,
         session: str,
         fork_server: ForkServer | None = None,
-        *,
         shares_memory: bool = False,
     ) -> None:
         """Start it. host: address of its TCP links; credentials: their folder, if links are encrypted; fork_server:

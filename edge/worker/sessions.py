@@ -9,9 +9,10 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -98,9 +99,10 @@ class Sessions:
         self._host = host
         self._credentials = credentials
         self._limits = limits
-        self.memory = None if memory_limit_bytes is None else WorkerMemory(memory_limit_bytes, self._send)
         self._prefix_bytes = prefix_bytes
         self._sessions: dict[str, Session] = {}
+        send = partial(_send, self._sessions)
+        self.memory = None if memory_limit_bytes is None else WorkerMemory(memory_limit_bytes, send)
         self._starting = 0  # processes that start, and are no sessions yet
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held by the session that loads, if memory is limited
@@ -210,9 +212,7 @@ class Sessions:
             name = secrets.token_hex(8)
             member = None if self.memory is None else self.memory.open(name)
             shares = member is not None
-            child = RankProcess(
-                self._host, self._credentials, self._limits, name, self._fork_server, shares_memory=shares
-            )
+            child = RankProcess(self._host, self._credentials, self._limits, name, self._fork_server, shares)
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
             session = Session(name, first.open, child, links, member)
             with self._lock:
@@ -296,13 +296,6 @@ class Sessions:
         if self.memory is not None and session.member is not None:
             self.memory.empty(session.member, session.child.pid)
 
-    def _send(self, name: str, command: pb.Command) -> None:
-        """Send a command of the daemon's own to the process of a session, if there is one."""
-        session = self._sessions.get(name)
-        if session is not None:
-            with suppress(TransportError):  # it has ended
-                session.child.send(command)
-
     def _watch(self, session: Session) -> None:
         """Pass on events of the process, until it ends."""
         try:
@@ -366,3 +359,11 @@ class Sessions:
             if session.has_turn:
                 session.has_turn = False
                 self._turn.release()
+
+
+def _send(sessions: Mapping[str, Session], name: str, command: pb.Command) -> None:
+    """Send a command of the daemon's own to the process of a session, if there is one."""
+    session = sessions.get(name)
+    if session is not None:
+        with suppress(TransportError):  # it has ended
+            session.child.send(command)
