@@ -6,9 +6,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ import psutil
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _PRESSURE = Path("/proc/pressure/memory")
+_ANY = 1 << 62  # bytes: more is no limit
 _MOST_MEMORY_MB = 256  # read to measure the memory: more than caches hold
 _LEAST_MEMORY_MB = 64
 _MEMORY_SHARE = 4  # at most one fourth of the free memory is taken for the measurement
@@ -84,19 +86,25 @@ def _cgroup_room() -> int | None:
     return min((room for room in rooms if room is not None), default=None)
 
 
-def _own_groups(controller: str) -> Iterator[tuple[Path, int]]:
+def _own_groups(controller: str) -> Iterable[tuple[Path, int]]:
     """(folder, version) of the control groups this process is in, for one controller, from its own to the outermost."""
     try:
-        lines = _OWN_GROUPS.read_text().splitlines()
+        return _groups(_OWN_GROUPS.read_text(), controller, _CGROUPS)
     except OSError:  # not Linux
-        return
-    for line in lines:
+        return ()
+
+
+@lru_cache(8)  # memory is looked at ten times a second
+def _groups(text: str, controller: str, root: Path) -> Sequence[tuple[Path, int]]:
+    groups = []
+    for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        mount, version = (_CGROUPS / controller, 1) if controllers else (_CGROUPS, 2)
+        mount, version = (root / controller, 1) if controllers else (root, 2)
         own = mount / path.lstrip("/")
-        yield from ((group, version) for group in (own, *own.parents) if group.is_relative_to(mount))
+        groups += [(group, version) for group in (own, *own.parents) if group.is_relative_to(mount)]
+    return groups
 
 
 def _room(group: Path, version: int) -> int | None:
@@ -112,7 +120,8 @@ def _room(group: Path, version: int) -> int | None:
         with suppress(OSError, ValueError):  # "max" where there is none
             limits.append(int((group / name).read_text()))
     try:
-        limit = min(limits)
+        if (limit := min(limits)) > _ANY:
+            return None
         used = int((group / use_file).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):

@@ -82,23 +82,31 @@ class DeviceProfile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: _Optional[bool] = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class SessionState(_message.Message):
-    __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid")
+    __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid", "share_bytes", "least_bytes", "most_bytes", "use")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     SLICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    SHARE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEAST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
     session: str
     rank: int
     world_size: int
     slice: str
     memory_bytes: int
     pid: int
-    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., slice: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    share_bytes: int
+    least_bytes: int
+    most_bytes: int
+    use: float
+    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., slice: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., share_bytes: _Optional[int] = ..., least_bytes: _Optional[int] = ..., most_bytes: _Optional[int] = ..., use: _Optional[float] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("open", "connect", "load", "answer", "measure", "allreduce", "unload", "run", "time")
+    __slots__ = ("open", "connect", "load", "answer", "measure", "allreduce", "unload", "run", "time", "share")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +116,7 @@ class Command(_message.Message):
     UNLOAD_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     open: Open
     connect: Connect
     load: Load
@@ -117,10 +126,11 @@ class Command(_message.Message):
     unload: Unload
     run: Run
     time: Time
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., allreduce: _Optional[_Union[Allreduce, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., time: _Optional[_Union[Time, _Mapping]] = ...) -> None: ...
+    share: MemoryShare
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., allreduce: _Optional[_Union[Allreduce, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., time: _Optional[_Union[Time, _Mapping]] = ..., share: _Optional[_Union[MemoryShare, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("opened", "connected", "loading", "loaded", "answered", "measured", "allreduced", "unloaded", "ran", "timed", "alive", "failed", "died")
+    __slots__ = ("opened", "connected", "loading", "loaded", "answered", "measured", "allreduced", "unloaded", "ran", "timed", "memory", "claim", "alive", "failed", "died")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +141,8 @@ class Event(_message.Message):
     UNLOADED_FIELD_NUMBER: _ClassVar[int]
     RAN_FIELD_NUMBER: _ClassVar[int]
     TIMED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DIED_FIELD_NUMBER: _ClassVar[int]
@@ -144,10 +156,12 @@ class Event(_message.Message):
     unloaded: Unloaded
     ran: Ran
     timed: Timed
+    memory: MemoryUse
+    claim: MemoryClaim
     alive: Alive
     failed: Failed
     died: Died
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., allreduced: _Optional[_Union[Allreduced, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., ran: _Optional[_Union[Ran, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., allreduced: _Optional[_Union[Allreduced, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., ran: _Optional[_Union[Ran, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ..., memory: _Optional[_Union[MemoryUse, _Mapping]] = ..., claim: _Optional[_Union[MemoryClaim, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("rank", "world_size", "secret", "connect_timeout_s", "step_timeout_s", "send_timeout_s", "affinity", "streams")
@@ -472,6 +486,38 @@ class Alive(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     leaving: bool
     def __init__(self, leaving: _Optional[bool] = ...) -> None: ...
+
+class MemoryShare(_message.Message):
+    __slots__ = ("bytes", "coming", "number", "answers", "refused")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMING_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    coming: int
+    number: int
+    answers: bool
+    refused: str
+    def __init__(self, bytes: _Optional[int] = ..., coming: _Optional[int] = ..., number: _Optional[int] = ..., answers: _Optional[bool] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class MemoryClaim(_message.Message):
+    __slots__ = ("least", "most")
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    least: int
+    most: int
+    def __init__(self, least: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
+
+class MemoryUse(_message.Message):
+    __slots__ = ("resident", "seen", "computed_s")
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
+    resident: int
+    seen: int
+    computed_s: float
+    def __init__(self, resident: _Optional[int] = ..., seen: _Optional[int] = ..., computed_s: _Optional[float] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message")

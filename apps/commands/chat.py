@@ -148,6 +148,11 @@ def run(args: argparse.Namespace) -> int:
     template = _read(args.chat_template) if args.chat_template else None
     path = model_path(args.model)
     config = distributed.engine_config(args, path, devices, follows_load=True)
+    if args.least_memory is not None:
+        from edge.elastic.share import SHARE
+        from edge.elastic.signals import follow_memory_signals
+
+        follow_memory_signals(SHARE.ask)
     with _loaded(args, config, template, once=prompt is not None) as loaded:
         if prompt is None:
             from apps.show.terminal import talk

@@ -186,6 +186,7 @@ def run(args: argparse.Namespace) -> int:
         tls_key=args.tls_key,
         shared_prefixes=args.shared_prefixes,
         front=args.front,
+        memory=args.memory if devices is None else None,
         idle_unload_s=math.inf if args.idle_unload is None else args.idle_unload * 60,
         pinned=tuple(name for name, preset in presets.items() if preset.pinned),
     )

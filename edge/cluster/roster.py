@@ -26,6 +26,7 @@ AT_ONCE = 16  # workers asked at a time
 JOINED, LEAVING, LOST = "joined", "leaving", "lost"  # it takes part, is about to end, was seen within a day and is gone
 SLOW = "slow"  # it takes part, and a model that ran on it within a day found it slower than it had been
 _SEEN = "seen-workers"  # the file that remembers who answered, by address
+_SHARE = ("share_bytes", "least_bytes", "most_bytes", "use")  # of a session, where its worker divides its memory
 _SLOWED = "slow-workers"  # the file that remembers how many times as long they took, by address
 
 
@@ -165,7 +166,13 @@ def _ask(entry: Entry, insecure: bool, timeout_s: float) -> None:
     Remembered(_SEEN).put(entry.address, worker.name)
     entry.state = {
         "sessions": [
-            {"rank": s.rank, "world_size": s.world_size, "slice": s.slice, "memory_bytes": s.memory_bytes}
+            {
+                "rank": s.rank,
+                "world_size": s.world_size,
+                "slice": s.slice,
+                "memory_bytes": s.memory_bytes,
+                **({name: getattr(s, name) for name in _SHARE} if s.share_bytes else {}),
+            }
             for s in said.sessions
         ],
         "slices_bytes": said.slices_bytes,

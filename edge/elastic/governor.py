@@ -12,6 +12,11 @@ _NEAR = 4  # room is scarce where it is no more than what is held and one part i
 _STALLED_SHARE = 16  # of what is held is then given back: one part in so many
 
 
+def limit_of(budget: int) -> int:
+    """Return the bytes of room in which a budget that shrinks is so large."""
+    return -(-budget * SLACK // (SLACK - 1))
+
+
 class Governor:
     """Budget of a process, by the room that it sees from time to time, at most `most` bytes. For any thread."""
 

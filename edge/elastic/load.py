@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from edge.elastic.governor import SLACK, Governor
+from edge.elastic.governor import SLACK, Governor, limit_of
 from edge.elastic.room import ROOM, Room
 from edge.elastic.sizes import Preference, Sizes
 from edge.elastic.weights import ElasticWeights, RoomIsGone
@@ -31,6 +31,7 @@ def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = 
     sizes = Sizes(opening, sizes_, shared.parts, shared.sizes, least, prefer)
     # A budget only grows by more than this slack: just below the one of which all is in memory, it could not.
     most = min(opening.options.memory, sizes.most + 2 * sizes.most // SLACK + 1)
+    room.share.request(min(limit_of(sizes.least), most), most)
     for _ in range(_ATTEMPTS):
         budget = min(most, room.for_process(most))
         if budget < sizes.least:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from devices.probe import memory_room, memory_stalled_s, own_rss
+from edge.elastic.share import SHARE, MemoryShare
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,12 @@ class Room:
     free: Callable[[], int] = memory_room  # bytes that an allocation could have; below 0: to be given back
     stalled_s: Callable[[], float] = memory_stalled_s  # seconds, since some time
     now: Callable[[], float] = time.monotonic
+    share: MemoryShare = SHARE
 
     def for_process(self, planned: int) -> int:
         """Return the bytes that plans of this process may come to. planned: those of its plan now. What it holds beyond
-        that is not there for weights."""
-        return min(self.resident(), planned) + self.free()
+        that is not there for weights, nor what is beyond its share."""
+        return min(min(self.resident(), planned) + self.free(), self.share.limit)
 
 
 ROOM = Room()

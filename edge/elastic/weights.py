@@ -87,6 +87,7 @@ class ElasticWeights(PagedWeights):
         if not self._computing:
             self._lock.acquire()
             self._computing = True
+            self._room.share.begin_pass()
             try:
                 self._change()
             except BaseException:
@@ -156,13 +157,19 @@ class ElasticWeights(PagedWeights):
             return  # that is not there yet, or still there
         promised = max((due.n_bytes - due.n_bytes // SLACK for due in [*self._due]), default=0)  # and being read
         budget = self._governor.look(room, max(self.choice.n_bytes, promised), stalled_s, self._room.now())
+        if budget > self._room.share.limit:  # which others are to have, also where nothing has to change for it
+            self._governor.budget = budget = self._room.share.limit
         if budget != before:
             self._due.append(self.sizes.choose(budget))
 
     def follow(self) -> None:
         """Look, and change what is due unless a pass is computed, which has the next one change it. What may be due
         soon is read ahead."""
+        seen = self._room.share.seen
         self.look()
+        resident = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
+        if self._intact and not self._changing:  # else what a change gives back may still be there
+            self._room.share.report(resident, seen)
         with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
             shrinks = bool(self._due) and self._governor.budget < self.choice.n_bytes
             if self._due and self._lock.acquire(timeout=PASS_WAIT_S if shrinks else 0):
@@ -193,6 +200,7 @@ class ElasticWeights(PagedWeights):
     def _pass_is_over(self) -> None:
         if self._computing:
             self._computing = False
+            self._room.share.end_pass()
             self._lock.release()
 
     def _change(self) -> None:
@@ -200,12 +208,12 @@ class ElasticWeights(PagedWeights):
         until it can."""
         if self._intact and _due_now(self) is None:
             return
-        due = self._due.pop() if self._due else self.choice
-        if self._intact and due.is_like(self.choice):
-            self.choice = due
-            return
-        began_s, self._changing = self._room.now(), True
+        began_s, self._changing = self._room.now(), True  # before it is known what is due: `follow` may just look
         try:
+            due = self._due.pop() if self._due else self.choice
+            if self._intact and due.is_like(self.choice):
+                self.choice = due
+                return
             with self._arena_lock:
                 due = self._change_within_room(due)
         finally:
@@ -294,4 +302,4 @@ def pass_size(weights: PagedWeights | None) -> int:
     return weights.pass_size if isinstance(weights, ElasticWeights) else 0
 
 
-_NO_HOOK = Hook(lambda node: False, lambda node: None)
+_NO_HOOK = Hook(lambda node: False, None)

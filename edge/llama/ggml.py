@@ -70,6 +70,10 @@ _device_type = _ggml("ggml_backend_dev_type", C.c_int, C.c_void_p)
 _device_name = _ggml("ggml_backend_dev_name", C.c_char_p, C.c_void_p)
 _device_description = _ggml("ggml_backend_dev_description", C.c_char_p, C.c_void_p)
 _device_memory = _ggml("ggml_backend_dev_memory", None, C.c_void_p, C.POINTER(C.c_size_t), C.POINTER(C.c_size_t))
+_set_node_callback = _ggml("ggml_backend_sched_set_eval_callback", None, C.c_void_p, C.c_void_p, C.c_void_p)
+# llama.cpp's own one, as there is none of C; None: a build that hides it.
+_get_scheduler: Any = getattr(libllama, "_ZNK13llama_context9get_schedEv", lambda context: None)
+_get_scheduler.restype, _get_scheduler.argtypes = C.c_void_p, [C.c_void_p]
 _CPU_DEVICE = 0
 _GPU_DEVICES = (1, 2)  # of their own memory, and of the machine's
 _op_name = _ggml("ggml_op_name", C.c_char_p, C.c_int)
@@ -135,6 +139,13 @@ check_layout()
 
 _MOST_VIEWS = 4096
 _views: dict[tuple[int, ...], NDArray[np.float32]] = {}
+
+
+def use_node_callback(context: Any, callback: Any) -> None:
+    """Have this callback, or None, called while the graph of the last decode is computed again. A new graph has that of
+    the context. context: handle of one that is open."""
+    if scheduler := _get_scheduler(context):
+        _set_node_callback(scheduler, callback, None)
 
 
 class Node:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from edge.errors import EngineError
 from edge.llama.batch import Batch
-from edge.llama.ggml import Node
+from edge.llama.ggml import Node, use_node_callback
 from edge.llama.llama import Context
 
 
@@ -52,6 +52,10 @@ class _Hooks(NamedTuple):
         return cls(before, run, ready) if hooks else None
 
 
+def _that_call(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
+    return tuple(hook for hook in hooks if hook.run is not None or hook.before is not None)
+
+
 class NodeHooks:
     """Turns hooks into llama.cpp's node callback, of the context that `decode` is given.
 
@@ -59,7 +63,7 @@ class NodeHooks:
     """
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
-        self._hooks = tuple(hooks)
+        self._hooks = _that_call(hooks)
         self._cache: dict[_Key, tuple[list[_Hooks | None], list[_Readies]]] = {}
         self._plan: list[_Hooks | None] = []  # by node index
         self._next: list[_Readies] = []  # likewise: what the node behind it may have to wait for; empty: none does
@@ -74,6 +78,12 @@ class NodeHooks:
     def decode(self, context: Context, rows: Batch, n: int, outputs: int) -> None:
         """Decode the first `n` rows, of which `outputs` give logits. Errors of `Context.decode`, of hooks and of
         `end`."""
+        if context._handle:
+            use_node_callback(context._handle, context._on_node if self._hooks else None)
+        if not self._hooks:
+            self._ended = True  # a new graph calls all the same
+            context.decode(rows, n)
+            return
         self.begin(
             n,
             outputs,
@@ -92,7 +102,7 @@ class NodeHooks:
 
     def use(self, hooks: Sequence[Hook]) -> None:
         """Run these hooks from the next graph on, and learn all graphs anew."""
-        self._hooks = tuple(hooks)
+        self._hooks = _that_call(hooks)
         self._cache.clear()
 
     def begin(

@@ -95,6 +95,15 @@ class LoadedStage:
         self.engine.close()
 
 
+def need_bytes(path: str, takes: Boundary, gives: Boundary, limit_bytes: int) -> int:
+    """Return the bytes of memory that the stage in the file `path` takes at least while it is loaded. NotEnoughMemory
+    where that is more than the limit; 0: no limit."""
+    crossing = sum(tensor.n_bytes for boundary in (takes, gives) for tensor in boundary.tensors)
+    need = _COPIES * Path(path).stat().st_size + crossing
+    _check_limit(need, limit_bytes)
+    return need
+
+
 def load(
     path: str, takes: Boundary, gives: Boundary, threads: int, provider: str | None = None, limit_bytes: int = 0
 ) -> tuple[LoadedStage, int]:
@@ -105,8 +114,7 @@ def load(
     errors of OnnxEngine.
     """
     before, size = own_rss(), Path(path).stat().st_size
-    crossing = sum(tensor.n_bytes for boundary in (takes, gives) for tensor in boundary.tensors)
-    _check_limit(_COPIES * size + crossing, limit_bytes)  # at least: before native code reads it
+    need_bytes(path, takes, gives, limit_bytes)  # before native code reads it
     try:
         engine = OnnxEngine(Path(path), threads, provider, buffers=SETS)
     except ModuleNotFoundError as error:

@@ -69,6 +69,12 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
     async def plan(http: Request) -> Response:
         return Json(await unless_gone(http, state.use_plan(await read(http, state.PlanRequest), models)))
 
+    async def memory(_http: Request) -> Response:
+        return Json(state.memory(models))
+
+    async def ask_memory(http: Request) -> Response:
+        return Json(await state.ask_memory(await read(http, state.MemoryRequest), models))
+
     async def announce(http: Request) -> Response:
         request = await read(http, prefixes.PrefixRequest)
         return Json(await unless_gone(http, prefixes.announce(request, models, namespace_of(http.scope))))
@@ -110,6 +116,8 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
         post("/detokenize", "Tell the text of tokens.", tokens.DetokenizeRequest, tokens.detokenize),
         post("/apply-template", "Tell the prompt of a chat.", ChatRequest, tokens.apply_template),
         Endpoint("POST", "/v1/plan", "Run a model as another plan says.", plan, state.PlanRequest),
+        Endpoint("GET", "/v1/memory", "Tell how the models share the server's memory.", memory),
+        Endpoint("POST", "/v1/memory", "Have the models give memory back.", ask_memory, state.MemoryRequest),
         Endpoint("POST", "/v1/prefixes", "Announce what prompts will begin with.", announce, prefixes.PrefixRequest),
         Endpoint("GET", "/v1/prefixes", "Tell what was announced.", announced),
         Endpoint("DELETE", "/v1/prefixes/{name}", "Forget what was announced.", forget),

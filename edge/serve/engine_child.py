@@ -8,15 +8,29 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Protocol
 
 from devices.processes.interpreter import module_command
 from edge.api.config import EngineConfig
+from edge.elastic.signals import memory_signals_blocked
 from edge.errors import EngineGone
 from edge.serve.messages import MOST_LINE_BYTES, error_of, resolve
 
 ANSWER_S = 660.0  # for the answer to a request other than a generation
 EXIT_S = 10.0  # for a process to end by itself
+
+
+class ChildShare(Protocol):
+    """Share of a process in the memory of its server."""
+
+    def receive(self, message: Mapping[str, Any]) -> bool:
+        """Handle a message of the process; False if it is about other things."""
+
+    def leave(self) -> None:
+        """Let others have what the process had. It has ended."""
+
+
+NewShare = Callable[[Callable[[Mapping[str, Any]], None]], ChildShare]
 
 
 class NoAnswer(EngineGone):
@@ -27,19 +41,29 @@ class EngineChild:
     """A process, and this end of its socket. Once it is asked to end, none of its messages counts."""
 
     def __init__(
-        self, name: str, receive: Callable[[Mapping[str, Any]], None], ended: Callable[[Exception], None]
+        self,
+        name: str,
+        receive: Callable[[Mapping[str, Any]], None],
+        ended: Callable[[Exception], None],
+        share: NewShare | None = None,
     ) -> None:
-        """name: of the model. receive: gets its messages. ended: called with the reason if it ends by itself."""
+        """name: of the model. receive: gets its messages. ended: called with the reason if it ends by itself. share:
+        makes its share of memory, which is given what sends to it; None: it has what its configuration says."""
         self._name, self._receive, self._ended = name, receive, ended
+        self._share = None if share is None else share(self.send)
         self.loaded = asyncio.get_running_loop().create_future()  # whether it has loaded the model, or why not
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._fatal: Exception | None = None  # the error that it reported before its end
         self._is_ending = False
 
     async def start(self, config: EngineConfig) -> None:
-        """Start the process, which loads the model. OSError."""
-        self.process, reader, self._writer = await spawn("edge.serve.engine.child")
-        self.send({"config": config.to_json()})
+        """Start the process, which loads the model, if need be once it has its share. OSError."""
+        try:
+            self.process, reader, self._writer = await spawn("edge.serve.engine.child")
+        except BaseException:
+            self._leave()
+            raise
+        self.send({"config": config.to_json(), "shares_memory": self._share is not None})
         self.listening = asyncio.create_task(self._listen(reader))  # until the process has ended
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -87,6 +111,7 @@ class EngineChild:
         except Exception as error:  # such as a line that is too long: nothing behind it can be read
             self.kill(f"it sent what cannot be read ({error})")
         code = await exit_code(self.process)
+        self._leave()
         self._writer.close()
         reason: Exception = EngineGone(f"{self._name} was asked to end")
         if not self._is_ending:
@@ -96,9 +121,15 @@ class EngineChild:
         if not self.loaded.done():
             self.loaded.set_exception(reason)
 
+    def _leave(self) -> None:
+        if self._share is not None:
+            self._share.leave()
+
     def _take(self, message: Mapping[str, Any]) -> None:
         if "fatal" in message:
             self._fatal = error_of(message["fatal"])
+            return
+        if self._share is not None and self._share.receive(message):
             return
         self._receive(message)
         if "ready" in message and not self.loaded.done():
@@ -120,12 +151,13 @@ async def spawn(module: str) -> tuple[asyncio.subprocess.Process, asyncio.Stream
         reader, writer = await asyncio.open_connection(sock=ours, limit=MOST_LINE_BYTES)
         stack.callback(writer.close)
         # Last: a process that was started before this is cancelled would be left alone.
-        process = await asyncio.create_subprocess_exec(
-            *module_command(module, "--control", str(theirs.fileno())),
-            pass_fds=[theirs.fileno()],
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with memory_signals_blocked():
+            process = await asyncio.create_subprocess_exec(
+                *module_command(module, "--control", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
         stack.pop_all()
     return process, reader, writer
 

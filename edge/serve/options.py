@@ -38,6 +38,7 @@ class ServeOptions:
     front: Path | None = None  # JSON of `edge pareto --json`
     idle_unload_s: float = math.inf  # a model that nobody uses for so long is unloaded
     pinned: tuple[str, ...] = ()  # models that are loaded at the start, and stay
+    memory: int | None = None  # bytes that all models share; None: each has what its options say
     shared_prefixes: bool = False  # share the prefix cache between keys: timing may show one the prompts of another
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from edge.api.config import EngineConfig
 from edge.errors import EdgeError, EngineGone
 from edge.serve.answer import Answers, ProcessAnswer
-from edge.serve.engine_child import EngineChild, NoAnswer
+from edge.serve.engine_child import EngineChild, NewShare, NoAnswer
 from edge.serve.messages import generation_json
 from edge.serve.served import Generation
 from edge.serve.watch import DEADLINES, RESTARTING, Deadlines, Watch
@@ -34,13 +34,20 @@ class EngineProcess:
     """The engine process of a model, and those that replace it; for one event loop."""
 
     def __init__(
-        self, name: str, config: EngineConfig, *, say: Callable[[str], None], deadlines: Deadlines = DEADLINES
+        self,
+        name: str,
+        config: EngineConfig,
+        *,
+        say: Callable[[str], None],
+        deadlines: Deadlines = DEADLINES,
+        share: NewShare | None = None,
     ) -> None:
-        """say: gets lines for people."""
+        """say: gets lines for people. share: of each of its processes, as `EngineChild` has it."""
         self.name, self.config, self.restarts, self._say = name, config, 0, say
         self.about: Mapping[str, Any] = {}  # the key `model` of its status, as of the last time the model was loaded
         self.failed: Exception | None = None  # why it takes no more requests
         self.answers = Answers()
+        self._share = share
         self._numbers = itertools.count(1)
         self._starting = asyncio.Lock()  # held while the process is replaced
         self._child: EngineChild | None = None  # the one in use
@@ -88,7 +95,12 @@ class EngineProcess:
                 try:
                     await self._load(config)
                 except (EdgeError, OSError) as error:
-                    await self._load_as_before(error)
+                    try:
+                        await self._load(self.config)
+                    except (EdgeError, OSError) as again:
+                        gone = EngineGone(f"it could not be moved: {error}; and it does not run as before: {again}")
+                        self._give_up(gone)
+                        raise gone from again
                     raise
                 self.config, self._ended_in_a_row = config, 0
         finally:
@@ -178,7 +190,7 @@ class EngineProcess:
         gone = EngineGone("the server ends")
         if self._closing.is_set():
             raise gone
-        child = EngineChild(self.name, self._receive, self._ended)
+        child = EngineChild(self.name, self._receive, self._ended, self._share)
         await child.start(config)
         self._child = child
         if self._closing.is_set():  # closed meanwhile, when there was no process to end
@@ -190,15 +202,6 @@ class EngineProcess:
             await self._end_child(gone)
             raise gone from None
         self._watch.begin(partial(self.ask, "heartbeat", {}), child.kill)
-
-    async def _load_as_before(self, error: Exception) -> None:
-        """Load the model as before a move that failed. EngineGone if that fails, too."""
-        try:
-            await self._load(self.config)
-        except (EdgeError, OSError) as again:
-            gone = EngineGone(f"it could not be moved: {error}; and it does not run as before: {again}")
-            self._give_up(gone)
-            raise gone from again
 
     def _ended(self, reason: Exception) -> None:
         """Handle a process that ended by itself: if it had loaded the model, start another, and send it the requests

@@ -17,13 +17,12 @@ from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.client import EngineClient
 from edge.serve.lifetimes import Lifetimes
+from edge.serve.memory import ModelMemory
 from edge.serve.model_files import ModelFile, model_file
-from edge.serve.process import EngineProcess
 from partition.plan.plan import Plan
 
 _BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file, its projector and its adapters
 _MOST_NAMED = 20  # models listed in an error message
-_LOOK_S = 1.0  # between looks for idle models
 _RECENT_S = 60.0  # since a model was used, within which it is not unloaded for a batch
 
 
@@ -38,11 +37,12 @@ class Router:
         say: Callable[[str], None] = lambda line: None,
         lifetimes: Lifetimes | None = None,
         fetch: Callable[[str, Progress], EngineConfig] | None = None,
+        memory: int | None = None,
     ) -> None:
         """configs: of each model, by name, the default one first. queue: requests that may wait for each. say: gets
         lines for people. lifetimes: of idle models; None: they stay until another needs their memory. fetch: fetches a
-        model by its name and returns its configuration; None: it is not allowed. EngineError for adapters that cannot
-        be named."""
+        model by its name and returns its configuration; None: it is not allowed. memory: bytes that the models share;
+        None: each has what its configuration says. EngineError for adapters that cannot be named."""
         self._configs = dict(configs)
         names = list(configs)
         self._adapters = {
@@ -53,6 +53,8 @@ class Router:
         self._models: dict[str, EngineClient] = {}
         self._lifetimes = lifetimes or Lifetimes()
         self._fetch = fetch
+        several = len(configs) > 1 or fetch is not None
+        self.memory = ModelMemory(memory, self._unload_longest_idle, several=several)
         self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
         self._awaited: Counter[str] = Counter()  # requests that wait until each is loaded
         self._loads: dict[str, asyncio.Task[EngineClient]] = {}
@@ -80,8 +82,11 @@ class Router:
                 if model is None:
                     if name in self._models:
                         await self._unload(name)
-                    await self._make_room(name)
-                    model = EngineClient(EngineProcess(name, self._configs[name], say=self._say), self._queue)
+                    config = self._configs[name]
+                    while _needs_room(config, self._adapters[name], self.memory):
+                        if not await self._unload_longest_idle(name):
+                            break
+                    model = EngineClient(self.memory.process(name, config, self._say), self._queue)
                     try:
                         await model.process.start()
                     except BaseException:
@@ -135,7 +140,7 @@ class Router:
         self._configs[name] = config
         try:
             model = await self.model(name)
-            await model.process.use(config)  # if it was loaded before
+            await model.process.use(self.memory.config(config))  # if it was loaded before
         except BaseException:
             loaded = self._models.get(name)
             self._configs[name] = before if loaded is None else loaded.process.config
@@ -160,11 +165,8 @@ class Router:
         name = self._known(name)
         busy = {other for other, model in self._models.items() if model.process.busy}
         busy |= {other for other, n in self._awaited.items() if n}
-        if (
-            name not in self._models
-            and not self._awaited[name]
-            and not _has_room(self._configs[name], self._adapters[name])
-        ):
+        is_new = name not in self._models and not self._awaited[name]
+        if is_new and _needs_room(self._configs[name], self._adapters[name], self.memory):
             busy |= {other for other in self._idle() if self._lifetimes.idle_s(other) < _RECENT_S}
         return bool(busy - {name})
 
@@ -177,12 +179,6 @@ class Router:
                 elif self.expires_s(name) <= 0:
                     self._say(f"{name}: let go, nobody uses it")
                     await self._unload(name)
-
-    async def watch_idle(self) -> None:
-        """Call `unload_idle` again and again."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            await self.unload_idle()
 
     def _idle(self) -> list[str]:
         """Return the loaded models that nobody waits for, and that may be unloaded."""
@@ -242,13 +238,14 @@ class Router:
             raise UnknownModel(f"there is no model {name[:200]!r} here; there are {named}")
         return name
 
-    async def _make_room(self, name: str) -> None:
-        """Unload models that are not in use, the longest unused first, while this one needs their memory."""
-        for other in sorted(self._idle(), key=self._lifetimes.idle_s, reverse=True):
-            if _has_room(self._configs[name], self._adapters[name]):
-                return
-            self._say(f"{other}: let go, {name} needs the memory")
-            await self._unload(other)
+    async def _unload_longest_idle(self, needs: str) -> bool:
+        """Unload the model, another than `needs`, that nobody has used for longest; False if none may be."""
+        idle = [name for name in self._idle() if name != needs]
+        if idle:
+            longest = max(idle, key=self._lifetimes.idle_s)
+            self._say(f"{longest}: let go, {needs or 'somebody else'} needs the memory")
+            await self._unload(longest)
+        return bool(idle)
 
     async def _unload(self, name: str, why: str = "the model was just unloaded; ask again to load it") -> None:
         """Unload a model, unless somebody does so already. why: for requests that had found it loaded."""
@@ -256,8 +253,10 @@ class Router:
             await model.process.close(why)
 
 
-def _has_room(config: EngineConfig, adapters: ServedAdapters) -> bool:
-    """Return whether a model can be loaded beside the others. OSError without its file."""
+def _needs_room(config: EngineConfig, adapters: ServedAdapters, memory: ModelMemory) -> bool:
+    """Return whether a model needs the memory of others before it is loaded; where memory is divided it asks itself.
+    OSError without its file."""
     files = [Path(path) for path in (config.path, config.mmproj) if path is not None]
     n_bytes = sum(path.stat().st_size for path in files) + adapters.file_bytes
-    return not config.options.get("memory") and n_bytes * _BESIDE_WEIGHTS <= psutil.virtual_memory().available
+    fits = n_bytes * _BESIDE_WEIGHTS <= psutil.virtual_memory().available
+    return memory.n_bytes is None and (bool(config.options.get("memory")) or not fits)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from edge.elastic.shares import Share
 from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
@@ -151,8 +152,31 @@ class ServedModel(Protocol):
         EngineGone while its model is being loaded."""
 
 
+class ServedMemory(Protocol):
+    """Memory that the models of the server share."""
+
+    @property
+    def n_bytes(self) -> int | None:
+        """Bytes that they share; None: each has what its options say."""
+
+    @property
+    def target(self) -> int | None:
+        """Bytes that they were asked to keep to; None: all."""
+
+    def shares(self) -> Mapping[str, Share]:
+        """Return the shares of the loaded models by name; none where nothing is divided."""
+
+    async def ask(self, n_bytes: int | None) -> None:
+        """Have the models together hold so many bytes, or the least of those in use if that is more; idle ones are
+        unloaded where need be. None: all. NotAllowed where nothing is divided."""
+
+
 class ServedModels(Protocol):
     """All models of the server."""
+
+    @property
+    def memory(self) -> ServedMemory:
+        """Return the memory that they share."""
 
     @property
     def names(self) -> Sequence[str]:

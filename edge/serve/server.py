@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from edge.api.config import EngineConfig
+from edge.elastic.signals import follow_memory_signals
 from edge.errors import EdgeError
 from edge.models.wheels import Progress
 from edge.net.channel import check_own
@@ -24,6 +26,7 @@ from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router
 
 _STREAMS_END_S = 5  # for streams to report the server's end to their clients
+_LOOK_S = 1.0  # between looks for idle models
 _BACKLOG = 512  # connections that wait to be accepted
 _REMEDIES = {
     errno.EADDRINUSE: "give another port, or end the program that has this one",
@@ -40,9 +43,9 @@ def serve(
     listening: Callable[[str], None],
     fetch: Callable[[str, Progress], EngineConfig] | None = None,
 ) -> None:
-    """Serve models until SIGINT or SIGTERM. configs: by name; the first is loaded at once, and is the default. queue:
-    requests that may wait for each. say: gets lines for people. listening: gets the URL once the server answers.
-    fetch: as of Router.
+    """Serve models until SIGINT or SIGTERM; SIGUSR1 asks them for the memory that they can give back, SIGUSR2 lets them
+    have it again. configs: by name; the first is loaded at once, and is the default. queue: requests that may wait for
+    each. say: gets lines for people. listening: gets the URL once the server answers. fetch: as of Router.
 
     TrustError as `check`, OSError if the address is not available, the errors of loading the first model.
     """
@@ -70,7 +73,17 @@ async def _serve(
     fetch: Callable[[str, Progress], EngineConfig] | None,
 ) -> None:
     lifetimes = Lifetimes(options.idle_unload_s, options.pinned)
-    router = Router(configs, queue=queue, say=say, lifetimes=lifetimes, fetch=fetch)
+    router = Router(configs, queue=queue, say=say, lifetimes=lifetimes, fetch=fetch, memory=options.memory)
+    loop = asyncio.get_running_loop()
+
+    async def give_back(n_bytes: int | None) -> None:
+        try:
+            await router.memory.ask(n_bytes)
+        except EdgeError as error:
+            say(str(error))
+
+    if threading.current_thread() is threading.main_thread():
+        follow_memory_signals(lambda n_bytes: asyncio.run_coroutine_threadsafe(give_back(n_bytes), loop))
     app = create_app(router, options)
     batches: BatchRunner = app.state.batches
     server = _Server(uvicorn_config(app, options), router, batches)
@@ -82,7 +95,7 @@ async def _serve(
                 await router.model(name)
             except (EdgeError, OSError) as error:  # others answer
                 say(f"{name}: {error}")
-        tasks = [asyncio.create_task(router.watch_idle())]
+        tasks = [asyncio.create_task(_unload_idle(router))]
         try:
             await batches.resume()
         except (EdgeError, OSError) as error:
@@ -96,6 +109,13 @@ async def _serve(
             task.cancel()
         await batches.close()
         await router.close()
+
+
+async def _unload_idle(router: Router) -> None:
+    """Unload idle models again and again."""
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        await router.unload_idle()
 
 
 def uvicorn_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:

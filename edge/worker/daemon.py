@@ -21,6 +21,7 @@ from devices.names import join_address
 from devices.processes.limits import share_one_arena
 from devices.trust import credentials as trust_files
 from edge import log
+from edge.elastic.signals import follow_memory_signals
 from edge.net.channel import check_own, is_loopback
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
@@ -58,6 +59,7 @@ def serve(options: DaemonOptions) -> None:
     """Serve until SIGTERM or SIGINT; the log says when and where the worker can be reached.
 
     After SIGTERM owners of running sessions have LEAVE_S to move away. SIGINT, or a second signal, ends all at once.
+    SIGUSR1 asks sessions for the memory that they can give back, SIGUSR2 lets them have it again.
 
     Refused if this address needs credentials; OSError if it cannot be listened on.
     """
@@ -75,6 +77,7 @@ def serve(options: DaemonOptions) -> None:
     store = SliceStore(options.cache, options.cache_bytes)
     limiter = ConnectionLimiter(connections_allowed())
     worker = Worker(worker_options, store, Digests(options.state), limiter)
+    follow_memory_signals(worker.ask_memory)
     try:
         _serve(options, worker, limiter, end)
     finally:

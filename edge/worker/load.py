@@ -10,6 +10,7 @@ from typing import TypeVar
 from devices.machine_disk import disk_read_rate
 from devices.sleeping import sleep_profile
 from edge.adapters.file import AdapterFile, adapter_sizes
+from edge.elastic.share import SHARE
 from edge.elastic.weights import ElasticWeights
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
@@ -21,6 +22,7 @@ from edge.llm.prefixes import seal
 from edge.llm.states import held_bytes
 from edge.net.relink import Relink
 from edge.paging import memory
+from edge.paging.budget import other_parts
 from edge.paging.memory import MemoryNeed
 from edge.parallel.follower import follow_groups
 from edge.parallel.shard import Shard, load_shards
@@ -137,11 +139,13 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
     if limit and not uses_gpu:
         budget = min(limit, options.memory or limit)
-        gives_back = limits.gives_back if (options.groups or 1) == 1 else 0  # of weights that change there is one graph
-        options = replace(options, memory=budget, least_memory=max(1, budget - gives_back) if gives_back else None)
+        # Of weights that change there is one graph.
+        follows = (SHARE.is_divided or limits.gives_back) and (options.groups or 1) == 1 and not sleep_profile()
+        options = replace(options, memory=budget, least_memory=max(1, budget - limits.gives_back) if follows else None)
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
-    if options.memory is None:
+    need = None
+    if options.least_memory is None:  # else the engine requests its memory when it knows its sizes
         sizes = ContextSizes(
             context,
             kv,
@@ -153,10 +157,15 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             rollback=options.rollback,
             **adapter_sizes([AdapterFile(Path(path), file, shape) for path in options.lora], shape.n_layers),
         )
-        need = memory.need(request.path, sizes)
-        _check_limit(need, limit)
-    else:  # the engine accounts for itself, and pages what does not fit
-        need = None
+        if options.memory is None:
+            need = memory.need(request.path, sizes)
+            _check_limit(need, limit)
+            SHARE.request(need.total, need.total)
+        elif SHARE.is_divided:  # what it takes if all is in memory, and a little more
+            parts = other_parts(file, shape, sizes, options.memory)
+            whole = (sum(parts.values()) + options.reserved + file.size_bytes) * 17 // 16
+            whole = min(options.memory, whole)
+            options = replace(options, memory=SHARE.request(whole, whole))
     if here is None:
         if sleep_profile():
             raise EdgeError("this device of a lab sleeps: it has no weights to draft with; let another one draft")
@@ -178,9 +187,10 @@ def _with_least(load: Callable[[EngineOptions], T], options: EngineOptions) -> T
     try:
         return load(options)
     except NotEnoughMemory as error:
-        if options.least_memory is None or options.memory is None:
+        if options.least_memory is None or options.memory is None or options.least_memory >= options.memory:
             raise
-        return load(replace(options, least_memory=min(error.least or options.memory, options.memory)))
+        least = (error.least or options.memory) * 17 // 16  # this process takes more than before the first try
+        return load(replace(options, least_memory=min(least, options.memory)))
 
 
 def _check_limit(need: MemoryNeed, limit: int) -> None:

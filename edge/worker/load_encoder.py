@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from devices.sleeping import sleep_profile
+from edge.elastic.share import SHARE
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.multimodal.encoder import MediaEncoder
 from edge.multimodal.projector import open_projector
@@ -65,6 +66,7 @@ def load(request: pb.Load, limits: ResourceLimits, folder: Path, progress: Calla
             f"the projector needs {bytes_text(need)}, this worker has {bytes_text(request.memory_limit_bytes)} left of"
             " its limit; encode on another device"
         )
+    SHARE.request(need, need)
     text, n_bytes = folder / "text-model.gguf", request.encoder.text_model_bytes
     if n_bytes > MAX_BYTES:
         raise EdgeError(f"a text model of {n_bytes} bytes; the most are {MAX_BYTES}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from devices.probe import own_rss
+from edge.elastic.share import SHARE
+from edge.errors import NotEnoughMemory
 from edge.net.relink import Relink
 from edge.onnx import stage as onnx_stage
 from edge.worker.limits import ResourceLimits
@@ -55,4 +58,13 @@ def load(request: pb.Load, _: int, limits: ResourceLimits, __: Callable[[float],
     takes, gives = boundaries_from(request.stage)
     threads = max(1, min(request.stage.threads or limits.threads, limits.threads))
     provider = request.stage.provider if request.stage.HasField("provider") else None
-    return OnnxPart(*onnx_stage.load(request.path, takes, gives, threads, provider, request.memory_limit_bytes))
+    before, limit = own_rss(), request.memory_limit_bytes
+    need = before + onnx_stage.need_bytes(request.path, takes, gives, limit)
+    SHARE.request(need, need)
+    stage, n_bytes = onnx_stage.load(request.path, takes, gives, threads, provider, limit)
+    try:
+        SHARE.request(before + n_bytes, before + n_bytes)  # less or more: its values are known only now
+    except NotEnoughMemory:
+        stage.close()
+        raise
+    return OnnxPart(stage, n_bytes)

@@ -18,6 +18,7 @@ from devices.files import removed_at_end
 from devices.processes.forking import ForkedProcess, ForkServer
 from devices.processes.interpreter import module_command
 from edge import log
+from edge.elastic.signals import memory_signals_blocked
 from edge.worker.limits import ResourceLimits
 from transport import edge_pb2 as pb
 from transport.errors import TransportError
@@ -42,13 +43,16 @@ class RankProcess:
         limits: ResourceLimits,
         session: str,
         fork_server: ForkServer | None = None,
+        shares_memory: bool = False,
     ) -> None:
         """Start it. host: address of its TCP links; credentials: their folder, if links are encrypted; fork_server:
-        starts it in place of a new interpreter."""
+        starts it in place of a new interpreter; shares_memory: it asks for memory, and gives some back."""
         self.folder = Path(tempfile.mkdtemp(prefix="edge-"))
         self._registered = ExitStack()  # so that a signal that ends this process at once leaves no folder
         self._registered.enter_context(removed_at_end(self.folder))
         arguments = ["--host", host, "--folder", str(self.folder), *limits.options()]
+        if shares_memory:
+            arguments.insert(0, "--shares-memory")
         if credentials is not None:
             arguments += ["--credentials", str(credentials)]
         with ExitStack() as undo:  # of what is there, where it does not start
@@ -58,7 +62,7 @@ class RankProcess:
             undo.callback(theirs.close)
             output, their_output = os.pipe()
             undo.callback(os.close, output)
-            with os.fdopen(their_output, "wb"):
+            with os.fdopen(their_output, "wb"), memory_signals_blocked():
                 self._process = _start(arguments, [theirs.fileno(), their_output], fork_server)
             theirs.close()
             undo.pop_all()

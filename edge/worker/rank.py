@@ -27,6 +27,7 @@ import numpy as np
 from devices.network import path_hints
 from devices.sleeping import run_first, sleep_profile
 from edge import log
+from edge.elastic.signals import ignore_memory_signals
 from edge.errors import EdgeError
 from edge.net import peers
 from edge.net.dialling import Dialled
@@ -35,6 +36,7 @@ from edge.net.relink import Relink
 from edge.net.rendezvous import TRANSPORTS, join, polling_s
 from edge.parallel.topology import world_size
 from edge.worker.limits import ResourceLimits, add_arguments, compute_on
+from edge.worker.memory import follow_daemon, join_daemon
 from edge.worker.messages import deadlines_of
 from edge.worker.process import EXIT_S
 from quant.wire import WIRES
@@ -277,9 +279,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
     parser.add_argument("--host", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--credentials", type=Path)
+    parser.add_argument("--shares-memory", action="store_true", help="the daemon divides memory among sessions")
     add_arguments(parser)
     args = parser.parse_args(argv)
     log.set_up()
+    ignore_memory_signals()
     if sleep_profile():
         run_first(children=True)
     control = TcpLink(socket.socket(fileno=args.control), "the daemon", poll_s=0)
@@ -298,6 +302,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     try:
         limits = ResourceLimits.from_args(args)
         compute_on(limits.affinity)  # before libraries start threads that compute
+        if args.shares_memory:
+            join_daemon(partial(emit, control))
         rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), limits)
         ranks.append(rank)
     except Exception as error:
@@ -334,7 +340,12 @@ def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path, ra
     """Queue commands as they come. End this process when the daemon has gone, whatever it computes."""
     while True:
         try:
-            commands.put(bytes(control.receive(_IDLE_S).payload))
+            data = bytes(control.receive(_IDLE_S).payload)
+            command = pb.Command.FromString(data)
+            if command.HasField("share"):  # at once, whatever is computed
+                follow_daemon(command.share)
+            else:
+                commands.put(data)
         except TransportError:
             with suppress(Exception):  # this process ends, whatever the error
                 for rank in ranks:

@@ -114,6 +114,15 @@ class Worker:
         self._leaving = True
         self._sessions.leave()
 
+    def ask_memory(self, n_bytes: int | None) -> None:
+        """Have all sessions together hold so many bytes, or their least if that is more; None: as at the start.
+        Without a limit of memory nothing is divided."""
+        if self._sessions.memory is None:
+            log.warning("memory-asked", why="this worker was started without --memory, so it gives none back")
+            return
+        self._sessions.memory.ask(n_bytes)
+        log.info("memory-asked", bytes=n_bytes)
+
     def close(self) -> None:
         """End all engine processes."""
         self._sessions.close()

@@ -9,20 +9,21 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
 
-from devices.probe import own_rss, rss
 from devices.processes.forking import ForkServer, available
-from devices.processes.limits import give_back_memory
 from edge import log
-from edge.errors import EdgeError, NotEnoughMemory
+from edge.elastic.shares import Member, Share
+from edge.errors import EdgeError
 from edge.slices.store import SliceStore
 from edge.worker.limits import ResourceLimits
+from edge.worker.memory import WorkerMemory
 from edge.worker.messages import deadlines_of
 from edge.worker.process import RankProcess
 from transport import edge_pb2 as pb
@@ -38,9 +39,6 @@ MAX_SESSIONS = 8
 LINKS_PER_RANK = 2  # links to a rank at a time: one in use, and one that is about to end
 ACCEPT_S = 5.0  # for the engine process to accept a link
 TURN_S = 300.0  # to wait for the loads of other sessions
-_MIB = 1 << 20
-_PROCESS_BYTES = 96 * _MIB  # of an engine process that has loaded nothing yet; it takes 60 to 75 MiB
-_DAEMON_BYTES = 24 * _MIB  # that the daemon may need later: received data, and its pages
 _ENDING = "this worker is about to end and takes no new session; go on without it"
 _SIGN_OF_LIFE_S = 5.0  # between two events to an owner whose load waits
 
@@ -53,8 +51,9 @@ class Session:
     open: pb.Open
     child: RankProcess
     links: threading.Semaphore  # of links that it may still accept
+    member: Member | None = None  # of those that divide the worker's memory
     slice: str = ""
-    memory_bytes: int = 0  # granted to its load
+    memory_bytes: int = 0  # that it loaded, or holds now where the worker divides its memory
     has_turn: bool = False  # whether it is the one session that loads
     events: queue.SimpleQueue[pb.Event | None] = field(default_factory=queue.SimpleQueue)  # for the owner
     lease: ExitStack = field(default_factory=ExitStack)  # keeps the loaded slice in the cache
@@ -62,17 +61,12 @@ class Session:
     answered: threading.Condition = field(default_factory=threading.Condition)  # notified when a command is answered
 
     @property
-    def held_bytes(self) -> int:
-        """Memory that counts for it: granted to its load, or taken by its process if it has none."""
-        return self.memory_bytes or max(_PROCESS_BYTES, rss(self.child.pid))
-
-    @property
     def runs(self) -> bool:
         """Return whether it takes part in the steps of a model."""
         with self.answered:
             return "run" in self.pending
 
-    def state(self) -> pb.SessionState:
+    def state(self, share: Share) -> pb.SessionState:
         """Return its state for Describe."""
         return pb.SessionState(
             session=self.name,
@@ -81,6 +75,10 @@ class Session:
             slice=self.slice,
             memory_bytes=self.memory_bytes,
             pid=self.child.pid,
+            share_bytes=share.limit,
+            least_bytes=share.least,
+            most_bytes=share.most,
+            use=share.use,
         )
 
 
@@ -101,9 +99,10 @@ class Sessions:
         self._host = host
         self._credentials = credentials
         self._limits = limits
-        self._memory_limit = memory_limit_bytes
         self._prefix_bytes = prefix_bytes
         self._sessions: dict[str, Session] = {}
+        send = partial(_send, self._sessions)
+        self.memory = None if memory_limit_bytes is None else WorkerMemory(memory_limit_bytes, send)
         self._starting = 0  # processes that start, and are no sessions yet
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held by the session that loads, if memory is limited
@@ -114,8 +113,9 @@ class Sessions:
 
     def states(self) -> list[pb.SessionState]:
         """Return the state of every session."""
+        figures = {} if self.memory is None else self.memory.figures()
         with self._lock:
-            return [session.state() for session in self._sessions.values()]
+            return [session.state(figures.get(session.name, Share())) for session in self._sessions.values()]
 
     @property
     def in_use(self) -> int:
@@ -206,13 +206,15 @@ class Sessions:
                 raise Refused(_ENDING)
             if len(self._sessions) + self._starting >= MAX_SESSIONS:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
-            self._check_room()
             self._starting += 1
-        try:  # without the lock: a process may take minutes to start
+        member: Member | None = None
+        try:  # without the lock: others may have to give memory back, and a process may take minutes to start
             name = secrets.token_hex(8)
-            child = RankProcess(self._host, self._credentials, self._limits, name, self._fork_server)
+            member = None if self.memory is None else self.memory.open(name)
+            shares = member is not None
+            child = RankProcess(self._host, self._credentials, self._limits, name, self._fork_server, shares)
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
-            session = Session(name, first.open, child, links)
+            session = Session(name, first.open, child, links, member)
             with self._lock:
                 ends = self._closed or self._leaving
                 if not ends:
@@ -220,6 +222,10 @@ class Sessions:
             if ends:
                 child.stop()
                 raise Refused(_ENDING)
+        except BaseException:
+            if self.memory is not None and member is not None:
+                self.memory.leave(member)
+            raise
         finally:
             with self._lock:
                 self._starting -= 1
@@ -228,26 +234,13 @@ class Sessions:
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
         return session
 
-    def _check_room(self) -> None:
-        """Raise NotEnoughMemory if the limit has no room for another engine process, loaded or not."""
-        if self._memory_limit is None:
-            return
-        daemon, others = _daemon_bytes(), sum(s.held_bytes for s in self._sessions.values())
-        others += self._starting * _PROCESS_BYTES
-        if daemon + others + _PROCESS_BYTES > self._memory_limit:
-            left = max(0, self._memory_limit - daemon - others)
-            raise NotEnoughMemory(
-                f"a session needs {_PROCESS_BYTES / _MIB:,.0f} MiB before it loads anything, and of this worker's"
-                f" {self._memory_limit / _MIB:,.0f} MiB {left / _MIB:,.0f} are left: its daemon takes"
-                f" {daemon / _MIB:,.0f}, other sessions {others / _MIB:,.0f}; start it with more --memory"
-                + (", or end a session" if others else "")
-            )
-
     def _feed(self, session: Session, commands: Iterator[pb.Command]) -> None:
         """Send commands to the process, until the owner ends the stream."""
         try:
             for command in commands:
                 kind = command.WhichOneof("command") or ""
+                if kind == "share":  # which this daemon alone gives
+                    continue
                 with session.answered:
                     if kind == "load":  # the memory left for it is known when all commands before it are done
                         session.answered.wait_for(lambda: not session.pending)
@@ -283,7 +276,7 @@ class Sessions:
         load.memory_limit_bytes = 0
         load.prefix_folder, load.prefix_bytes = str(self._store.folder.with_name("prefixes")), self._prefix_bytes
         session.slice = load.slice
-        if self._memory_limit is not None:
+        if self.memory is not None:
             # One load at a time: the memory that it leaves is known when it is done.
             deadline = time.monotonic() + TURN_S
             while not self._turn.acquire(timeout=_SIGN_OF_LIFE_S):
@@ -293,16 +286,15 @@ class Sessions:
                 session.events.put(pb.Event(loading=pb.Loading(fraction=0)))
             with self._lock:
                 session.has_turn = True
-                others = sum(s.held_bytes for s in self._sessions.values() if s is not session)
-            daemon = _daemon_bytes()
-            left = self._memory_limit - daemon - others
-            if left <= 0:
-                self._release(session)
-                raise NotEnoughMemory(
-                    f"of this worker's {self._memory_limit / _MIB:,.0f} MiB nothing is left: its daemon holds"
-                    f" {daemon / _MIB:,.0f} MiB and other sessions {others / _MIB:,.0f}; start it with more --memory"
-                )
-            load.memory_limit_bytes = left
+                idle = [other for other in self._sessions.values() if not other.slice]
+            for other in idle:
+                self._empty(other)
+            load.memory_limit_bytes = max(1, self.memory.budget())
+
+    def _empty(self, session: Session) -> None:
+        """Let others have the memory of a session that has nothing loaded."""
+        if self.memory is not None and session.member is not None:
+            self.memory.empty(session.member, session.child.pid)
 
     def _watch(self, session: Session) -> None:
         """Pass on events of the process, until it ends."""
@@ -312,6 +304,14 @@ class Sessions:
                 pending = session.pending[0] if session.pending else ""
                 if kind == "opened":
                     event.opened.session = session.name
+                elif kind in ("claim", "memory"):
+                    if self.memory is not None and session.member is not None:
+                        if kind == "claim":
+                            self.memory.claim(session.member, event.claim)
+                        else:
+                            session.memory_bytes = event.memory.resident if session.slice else 0
+                            self.memory.report(session.member, event.memory)
+                    continue
                 elif kind == "loaded":
                     session.memory_bytes = event.loaded.memory_bytes
                     self._end_turn(session)
@@ -326,9 +326,12 @@ class Sessions:
                 log.warning("engine-died", session=session.name, why=died.died.reason)
                 session.events.put(died)
         finally:
+            session.child.stop()  # it has ended, but after an error here
             with self._lock:
                 self._sessions.pop(session.name, None)
             self._release(session)
+            if self.memory is not None and session.member is not None:
+                self.memory.leave(session.member)
             with session.answered:
                 session.pending.clear()
                 session.answered.notify_all()
@@ -347,6 +350,7 @@ class Sessions:
         with session.answered:
             session.lease.close()
             session.slice, session.memory_bytes = "", 0
+        self._empty(session)
         self._end_turn(session)
 
     def _end_turn(self, session: Session) -> None:
@@ -357,7 +361,9 @@ class Sessions:
                 self._turn.release()
 
 
-def _daemon_bytes() -> int:
-    """Bytes that the daemon holds and may need later, without received data that was freed."""
-    give_back_memory()
-    return own_rss() + _DAEMON_BYTES
+def _send(sessions: Mapping[str, Session], name: str, command: pb.Command) -> None:
+    """Send a command of the daemon's own to the process of a session, if there is one."""
+    session = sessions.get(name)
+    if session is not None:
+        with suppress(TransportError):  # it has ended
+            session.child.send(command)

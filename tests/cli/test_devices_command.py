@@ -119,7 +119,8 @@ def test_the_json(devices: Run, two: tuple[Worker, Worker], silent: list[str]) -
     assert there["profile"].keys() == {field.name for field in dataclasses.fields(DeviceProfile)}
     assert there["profile"]["memory_limit_bytes"] == 1 << 30
     (session,) = there["sessions"]
-    assert session == {"rank": 0, "world_size": 1, "slice": "", "memory_bytes": 0}
+    process = dict.fromkeys(("share_bytes", "least_bytes", "most_bytes"), 96 << 20)
+    assert session == {"rank": 0, "world_size": 1, "slice": "", "memory_bytes": 0, "use": 0.0, **process}
     assert there["slices_bytes"] == 0
     assert there["slices_limit_bytes"] == 20 << 30
     assert absent["error"] == f"nothing listens at {absent['address']}"

@@ -1,16 +1,19 @@
 """A file with several sizes by command: made, looked into, run in a range of memory, and refused where it cannot be."""
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge.demo import MODEL_PATH
+from edge.models import shapes, synth
 from tests.cli.test_serve_command import served
 from tests.cli.test_serve_models_command import configs_of
-from tests.support.helpers import assert_one_line_error, run_edge
+from tests.support.helpers import assert_one_line_error, run_edge, start_edge, until
 
 HOW = ("--types", "q4_0,q8_0", "--sizes", "2", "--context", "256", "--minutes", "0.05", "--threads", "1")
 WAIT_S = 240.0
@@ -62,7 +65,34 @@ def test_a_server_runs_in_a_range(elastic_file: tuple[Path, dict[str, Any], str]
     path, _, _ = elastic_file
     options = ("--memory", "250MiB..2GiB", "--prefer", "quality")
     with served(str(path), *options, "--context", "512", "--prefix-cache", "0") as server:
-        assert server.answer()
+        answer = server.answer()
+        assert answer
+        server.process.send_signal(signal.SIGUSR1)  # the model is idle: it leaves
+        until(lambda: server.get("/v1/memory")["models"] == {}, "its memory to be given back")
+        assert server.get("/v1/memory")["asked_bytes"] == 0
+        server.process.send_signal(signal.SIGUSR2)
+        until(lambda: server.get("/v1/memory")["asked_bytes"] is None, "memory that nobody asks for")
+        assert server.answer() == answer
+        assert server.get("/v1/memory")["memory_bytes"] == 2 << 30
+
+
+def test_a_chat_gives_memory_back_at_a_signal_and_its_answer_stays(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    synth.synthesize(model, shapes.shape("llama", layers=5, embd=1024, ff=4096, heads=8, kv=4, vocab=1024), "f16")
+    ask = ("chat", model, "-p", "hello", "--temperature", "0", "--max-tokens", "40", "--prefix-cache", "0")
+    options = ("--threads", "1", "--context", "256", "--batch", "32", "--allow-repetition", "--draft", "off")
+    command = (*ask, *options, "--memory", "200MiB..2GiB")
+    alone = run_edge(*command)
+    assert alone.returncode == 0, alone.stderr
+    with start_edge(*command) as process:
+        assert process.stdout is not None
+        begun = os.read(process.stdout.fileno(), 1)  # `communicate` would not see what a buffer holds
+        process.send_signal(signal.SIGUSR1)
+        text, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    assert (begun + text).decode() == alone.stdout
+    assert b"read for every token" in errors
+    assert "read for every token" not in alone.stderr
 
 
 def test_a_server_has_the_range_and_the_preference(monkeypatch: pytest.MonkeyPatch) -> None:

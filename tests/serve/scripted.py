@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from edge.elastic.shares import Share
 from edge.errors import EdgeError, NotAllowed, SamplingError, UnknownModel
 from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
@@ -126,6 +127,20 @@ class Scripted:
         }  # fmt: skip
 
 
+class ScriptedMemory:
+    """A budget of one model, and what was asked of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self.n_bytes = name, 2048
+        self.target: int | None = None
+
+    def shares(self) -> Mapping[str, Share]:
+        return {self._name: Share(limit=2048, resident=1024, least=512, most=4096, use=0.5)}
+
+    async def ask(self, n_bytes: int | None) -> None:
+        self.target = n_bytes
+
+
 class ScriptedModels:
     """One model, and what became of its plan."""
 
@@ -134,6 +149,7 @@ class ScriptedModels:
         self.plans: list[Mapping[str, Any]] = []
         self.kept_s: float | None = None
         self.other_is_busy = False
+        self.memory = ScriptedMemory(self.scripted.name)
         self.fetched: list[str] | None = None  # None: that is not allowed
 
     @property

@@ -30,7 +30,8 @@ TOKENIZE = ("/tokenize", {"content": "Hi"})
 DETOKENIZE = ("/detokenize", {"tokens": [1]})
 TEMPLATE = ("/apply-template", {"messages": HI})
 PLAN = ("/v1/plan", {"plan": {}})
-ALL = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT, EMBEDDINGS, TOKENIZE, DETOKENIZE, TEMPLATE, PLAN)
+MEMORY = ("/v1/memory", {"memory": 5})
+ALL = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT, EMBEDDINGS, TOKENIZE, DETOKENIZE, TEMPLATE, PLAN, MEMORY)
 Api = tuple[str, dict[str, Any]]
 every_api = pytest.mark.parametrize("api", ALL, ids=lambda api: api[0])
 
@@ -76,7 +77,7 @@ def test_what_is_no_request(url: str, api: Api, body: bytes) -> None:
     refused(url, api[0], body)
 
 
-@every_api
+@pytest.mark.parametrize("api", [api for api in ALL if api is not MEMORY], ids=lambda api: api[0])
 def test_a_model_that_is_not_there(url: str, api: Api) -> None:
     if api is not PLAN:
         assert "nobody" in refused(url, api[0], {**api[1], "model": "nobody"}, 404)["message"]

@@ -40,6 +40,11 @@ _GAUGES: dict[str, tuple[str, Callable[[Status], float]]] = {
     "edge_slots": ("Answers that may be in the making.", lambda status: status["model"]["sequences"]),
     "edge_slots_busy": ("Answers in the making.", lambda s: sum(slot["is_processing"] for slot in s["slots"])),
 }
+_MEMORY = {
+    "limit": ("share_bytes", "Memory that the model may hold now."),
+    "resident": ("resident_bytes", "Memory that it holds."),
+    "use": ("use_ratio", "Part of the last minutes in which it computed."),
+}  # of models that share the server's memory
 
 
 def metrics(statuses: Sequence[Status]) -> bytes:
@@ -73,6 +78,12 @@ class _Collected(Collector):
                 if (drafts := status.get("speculation")) is not None:
                     counter.add_metric([status["model"]["name"], drafts["draft"]], drafts[key])
             yield counter
+        for key, (suffix, text) in _MEMORY.items():
+            gauge = GaugeMetricFamily(f"edge_memory_{suffix}", text, labels=["model"])
+            for status in self._statuses:
+                if (share := status.get("memory")) is not None:
+                    gauge.add_metric([status["model"]["name"]], share[key])
+            yield gauge
         for name, (text, value) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=["model"])
             for status in self._statuses:

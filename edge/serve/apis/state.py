@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,18 @@ from pydantic import Field
 
 from edge.errors import EdgeError
 from edge.serve.apis.fields import DEFAULTS, Fields, JsonObject
-from edge.serve.http.errors import NotThere
+from edge.serve.http.errors import BadRequest, NotThere
 from edge.serve.served import ServedModel, ServedModels
+from edge.units import as_bytes
 from edge.version import version
 
 MAX_FRONT = 64 << 20  # bytes of the file
+
+
+class MemoryRequest(Fields):
+    memory: int | str | None = Field(
+        description="bytes, or a size such as 2GiB, for all models together; 0: the least; null: as at the start"
+    )
 
 
 class PlanRequest(Fields):
@@ -65,13 +73,15 @@ async def cluster(models: ServedModels) -> dict[str, Any]:
 
 async def statuses(models: ServedModels) -> list[dict[str, Any]]:
     """Return the status of each loaded model, under its name in requests."""
-    return list(await asyncio.gather(*(_status(model) for model in await models.loaded())))
+    return list(await asyncio.gather(*(_status(model, models) for model in await models.loaded())))
 
 
-async def _status(model: ServedModel) -> dict[str, Any]:
+async def _status(model: ServedModel, models: ServedModels) -> dict[str, Any]:
     try:
         status = await model.status()
-        return {**status, "model": {**status["model"], "name": model.name}}
+        share = models.memory.shares().get(model.name)
+        memory = None if share is None else asdict(share)
+        return {**status, "memory": memory, "model": {**status["model"], "name": model.name}}
     except EdgeError as error:
         return {"model": {"name": model.name}, "slots": [], "devices": [], "error": str(error)}
 
@@ -92,6 +102,24 @@ def _read(path: Path) -> Any:
         return json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise NotThere(f"{path.name} cannot be read: {error}") from error
+
+
+def memory(models: ServedModels) -> dict[str, Any]:
+    """Return the memory that the models share, and the share of each that is loaded."""
+    shares = {name: asdict(share) for name, share in models.memory.shares().items()}
+    return {"memory_bytes": models.memory.n_bytes, "target_bytes": models.memory.target, "models": shares}
+
+
+async def ask_memory(request: MemoryRequest, models: ServedModels) -> dict[str, Any]:
+    """Have the models give memory back, or let them have it again. BadRequest, NotAllowed."""
+    try:
+        n_bytes = as_bytes(request.memory)
+    except ValueError as error:
+        raise BadRequest(f"memory {error}", "memory") from None
+    if n_bytes is not None and n_bytes < 0:
+        raise BadRequest(f"memory is {n_bytes}: bytes from 0 on, or a size such as 2GiB", "memory")
+    await models.memory.ask(n_bytes)
+    return memory(models)
 
 
 async def use_plan(request: PlanRequest, models: ServedModels) -> dict[str, Any]:

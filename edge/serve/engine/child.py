@@ -21,7 +21,9 @@ from typing import Any
 from devices.processes.limits import give_back_memory
 from edge.api.config import EngineConfig
 from edge.api.media import media_encoder
+from edge.elastic.signals import ignore_memory_signals
 from edge.serve.engine.loop import ServingLoop
+from edge.serve.engine.memory import follow_share
 from edge.serve.messages import MOST_LINE_BYTES, error_json
 from edge.speculate.factory import speculation
 from edge.tasks import ShowStep, Steps
@@ -78,11 +80,15 @@ def main() -> int:
     """Serve until the server goes; return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", type=int, required=True, help="file descriptor of a socket to the server")
+    ignore_memory_signals()
     control = Control(socket.socket(fileno=parser.parse_args().control))
     messages = control.lines()
     steps = _RemoteSteps(control)
     try:
-        config = EngineConfig.from_json(next(messages)["config"])
+        first = next(messages)
+        config = EngineConfig.from_json(first["config"])
+        if first["shares_memory"]:
+            messages = follow_share(config.options, control.send, messages)
         with config.loaded(steps) as (engine, deployed, draft), ExitStack() as stack:
             drafter = speculation(draft, engine, stack.enter_context, steps)
             encoder = stack.enter_context(media_encoder(config, engine, steps))

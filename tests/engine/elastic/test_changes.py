@@ -18,6 +18,7 @@ import pytest
 
 from edge.api.config import EngineConfig
 from edge.elastic.governor import GROW_AFTER_S, Governor
+from edge.elastic.share import MemoryShare, MemoryUse
 from edge.elastic.sizes import Preference, Sizes
 from edge.errors import EngineError, Interrupted, NotEnoughMemory, WeightsError
 from edge.llama.buffers import Weight
@@ -359,6 +360,52 @@ def test_weights_that_are_closed_read_nothing_ahead(elastic: Callable[[str], Ela
     memory.now_s += GROW_AFTER_S / 2
     weights.follow()
     assert (weights._ahead.n_bytes, weights._arena._places) == (0, {})  # type: ignore[attr-defined]
+
+
+def test_what_a_change_gives_back_is_reported_when_it_is_free(
+    elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever divides a budget gives it to others at once."""
+    memory, share, reported = Memory(1 << 30), MemoryShare(), list[MemoryUse]()
+    share.join(lambda least, most: None, reported.append)
+    with engine_in(memory, elastic("llama").path) as (_, weights):
+        share.limit = 1 << 30
+        weights._room, release = replace(memory.room, share=share), weights._release
+        weights.follow()
+        [before] = reported
+        with monkeypatch.context() as patch:
+            patch.setattr(weights, "_release", lambda: (weights.follow(), release()))
+            share.limit = budgets(weights.sizes)[2]
+            weights.follow()
+        assert weights.choice.number == 2
+        assert {use.resident for use in reported} == {before.resident}
+        weights.follow()
+        assert reported[-1].resident < before.resident
+
+
+def test_a_share_that_nothing_has_to_change_for_is_followed(elastic: Callable[[str], Elastic]) -> None:
+    """Others wait until it is reported."""
+    memory, share, reported = Memory(1 << 30), MemoryShare(), list[MemoryUse]()
+    share.join(lambda least, most: None, reported.append)
+    with engine_in(memory, elastic("llama").path) as (_, weights):
+        at = budgets(weights.sizes)
+        weights._room = replace(memory.room, share=share)
+        for share.limit in (at[1], (at[1] + at[2]) // 2):
+            for _ in range(2):
+                weights.follow()
+            assert weights.choice.number == 1
+            assert weights.choice.n_bytes < reported[-1].resident <= share.limit
+
+
+def test_nothing_is_called_at_nodes_while_all_weights_stay(elastic: Callable[[str], Elastic]) -> None:
+    memory = Memory(1 << 30)
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        hooks = engine._loaded.hooks
+        assert hooks is not None
+        for room, pages in ((1 << 30, False), (weights.sizes.least, True), (1 << 30, False)):
+            memory.is_now(weights, room, WAIT_S)
+            weights.follow()
+            assert (weights.plan.pages, bool(hooks._hooks)) == (pages, pages)
 
 
 class Waited:

@@ -56,6 +56,32 @@ def test_a_node_that_is_computed_for_the_next_one_runs_no_hook_of_another(synthe
     assert ran == ["l_out-0"] * 3
 
 
+def test_hooks_that_call_nothing_are_asked_nothing_until_others_come(
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes of a new graph may be asked about, those of one that is computed again are not."""
+    asked, seen, call = [0], list[str](), NodeHooks.callback
+
+    def counted(hooks: NodeHooks, address: int, ask: bool, unused: None) -> bool:
+        asked[0] += 1
+        return call(hooks, address, ask, unused)
+
+    monkeypatch.setattr(NodeHooks, "callback", counted)
+    idle, looks = Hook(named("l_out-0"), None), Hook(named("l_out-0"), lambda node: seen.append(node.name))
+    with Engine(synthetic("llama"), OPTIONS, hooks=[idle]) as engine, Engine(synthetic("llama"), OPTIONS) as plain:
+        node_hooks = engine._loaded.hooks
+        assert node_hooks is not None
+        for position in range(8):
+            if position == 3:
+                node_hooks.use([looks])
+            elif position == 6:
+                node_hooks.use([idle])
+            before = asked[0]
+            assert np.array_equal(engine.decode([7], position), plain.decode([7], position))
+            assert (asked[0] > before) == (position < 1 or 3 <= position < 6)
+            assert len(seen) == min(max(position - 2, 0), 3)
+
+
 def test_a_hook_that_only_looks_changes_nothing_and_one_that_writes_does(synthetic: Synthetic) -> None:
     path = synthetic("llama")
     with Engine(path, OPTIONS) as engine:

@@ -58,6 +58,8 @@ def test_a_start_that_fails_counts_no_more(sessions: Sessions, monkeypatch: pyte
     monkeypatch.setattr(worker_sessions, "RankProcess", fail)
     with pytest.raises(OSError, match="Too many open files"):
         sessions._start(OPEN)
+    assert sessions.memory is not None
+    assert sessions.memory.figures() == {}
     monkeypatch.setattr(worker_sessions, "RankProcess", Child)
     sessions._start(OPEN)
 
