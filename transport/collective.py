@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from transport.choice import ALGORITHMS, RING_WINDOW, Algorithm, Choice, choose, ring_chunks
 from transport.lanes import lanes
-from transport.link import Link
+from transport.link import Link, receive_parts, send_parts
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -147,20 +147,20 @@ class Group:
         """Replace `data` (uint8, contiguous, the same size everywhere) by the root's."""
         if self.rank == root:
             for rank in self._targets:
-                self.links[rank].send_parts(data)
+                send_parts(self.links[rank], data)
         else:
-            self.links[root].receive_parts(data)
+            receive_parts(self.links[root], data)
 
     def gather(self, data: Bytes, root: int = 0) -> list[Bytes] | None:
         """Collect the tensors of all ranks at the root, in rank order; return None elsewhere. All have the same
         size."""
         if self.rank != root:
-            self.links[root].send_parts(data)
+            send_parts(self.links[root], data)
             return None
         rows = [data if rank == root else np.empty_like(data) for rank in range(self.world_size)]
         for rank, row in enumerate(rows):
             if rank != root:
-                self.links[rank].receive_parts(row)
+                receive_parts(self.links[rank], row)
         return rows
 
     def barrier(self) -> None:

@@ -82,12 +82,6 @@ class Link(ABC):
                 self._fail(error)
             self.sent_bytes += len(head) + len(view)
 
-    def send_parts(self, payload: Buffer) -> None:
-        """Send a payload of any size in DATA frames of up to PART_BYTES. Errors as `send`."""
-        view = memoryview(payload).cast("B")
-        for lo in range(0, len(view), PART_BYTES):
-            self.send(view[lo : lo + PART_BYTES])
-
     def receive(self, timeout_s: float | None = None, max_bytes: int = CONTROL_BYTES) -> Frame:
         """Receive the next frame, of at most `max_bytes`. The default wait is `step_timeout_s`.
 
@@ -115,12 +109,6 @@ class Link(ABC):
             self._fail(error)
         self.received_bytes += len(view)
         self.receive_s += time.perf_counter() - began
-
-    def receive_parts(self, buffer: Buffer) -> None:
-        """Fill `buffer` with what `send_parts` sends. Errors as `receive`."""
-        view = memoryview(buffer).cast("B")
-        for lo in range(0, len(view), PART_BYTES):
-            self.receive_into(view[lo : lo + PART_BYTES])
 
     def close(self, reason: str = "") -> None:
         """Tell the peer if that is possible at once, and close. Closing twice is harmless."""
@@ -210,3 +198,17 @@ class Link(ABC):
         if last is not None:
             self._send_last(last, reason)
         self._end()
+
+
+def send_parts(link: Link, payload: Buffer) -> None:
+    """Send a payload of any size in DATA frames of up to PART_BYTES. Errors as `Link.send`."""
+    view = memoryview(payload).cast("B")
+    for lo in range(0, len(view), PART_BYTES):
+        link.send(view[lo : lo + PART_BYTES])
+
+
+def receive_parts(link: Link, buffer: Buffer) -> None:
+    """Fill `buffer` with what `send_parts` sends. Errors as `Link.receive`."""
+    view = memoryview(buffer).cast("B")
+    for lo in range(0, len(view), PART_BYTES):
+        link.receive_into(view[lo : lo + PART_BYTES])

@@ -49,7 +49,7 @@ from partition.state.shape import StateShape
 from transport.collective import Wire
 from transport.errors import ProtocolError
 from transport.frame import Payload
-from transport.link import PART_BYTES, Link
+from transport.link import PART_BYTES, Link, receive_parts, send_parts
 
 Floats = NDArray[np.float32]
 
@@ -225,13 +225,13 @@ def receive_states(link: Link, states: Floats, wire: Wire | None = None) -> None
 
 def send_block(link: Link, block: KVBlock, shape: StateShape) -> None:
     """Send keys and values behind a step."""
-    link.send_parts(encode(block, shape))
+    send_parts(link, encode(block, shape))
 
 
 def receive_block(link: Link, shape: StateShape, positions: Range) -> KVBlock:
     """Receive a block that `send_block` sent, of a slice of this shape. StateError for anything else."""
     data = np.empty(encoded_bytes(shape, len(positions)), np.uint8)
-    link.receive_parts(data)
+    receive_parts(link, data)
     return decode(data, shape, positions)
 
 

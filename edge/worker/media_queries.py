@@ -1,6 +1,6 @@
 """Pictures and sounds over a link: rank 0 sends files, the rank with the projector answers with embeddings.
 
-A request is a CONTROL frame, and the file in DATA frames (`Link.send_parts`):
+A request is a CONTROL frame, and the file in DATA frames (`transport.link.send_parts`):
 
 | bytes | field |
 | 0     | operation: 1 encode, 2 end |
@@ -28,7 +28,7 @@ from edge.multimodal.media import MOST_ROWS
 from edge.parallel.follower import IDLE_S
 from transport.errors import ProtocolError
 from transport.frame import Kind
-from transport.link import Link
+from transport.link import Link, receive_parts, send_parts
 
 MOST_ANSWER_BYTES = 1 << 30  # of embeddings
 _HEAD = struct.Struct("<BBHI")
@@ -48,7 +48,7 @@ class RemoteEncoder:
         breaks, or the answer takes longer than `timeout_s` or is not valid: the encoder is of no use then."""
         try:
             self._link.send(_HEAD.pack(_ENCODE, 0, 0, len(data)), Kind.CONTROL)
-            self._link.send_parts(data)
+            send_parts(self._link, data)
             head = self._link.receive(timeout_s)
             if head.kind is not Kind.CONTROL:
                 raise ProtocolError(f"{self._link.peer} sent {head.kind.name} where an answer was expected")
@@ -86,12 +86,12 @@ def follow(encoder: MediaEncoder, link: Link) -> None:
         except MediaError as error:
             answer, rest = {"error": str(error), "ended": isinstance(error, EncoderEnded)}, b""
         link.send(json.dumps(answer).encode(), Kind.CONTROL)
-        link.send_parts(rest)
+        send_parts(link, rest)
 
 
 def _received(link: Link, n_bytes: int) -> bytes:
     buffer = bytearray(n_bytes)
-    link.receive_parts(buffer)
+    receive_parts(link, buffer)
     return bytes(buffer)
 
 

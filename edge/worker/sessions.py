@@ -202,7 +202,7 @@ class Sessions:
         if self._fork_server is not None:
             self._fork_server.prepare()  # takes a while the first time, so it runs without the lock
         with self._lock:
-            if self._closed or self._leaving:
+            if self._ends():
                 raise Refused(_ENDING)
             if len(self._sessions) + self._starting >= MAX_SESSIONS:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
@@ -216,7 +216,7 @@ class Sessions:
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
             session = Session(name, first.open, child, links, member)
             with self._lock:
-                ends = self._closed or self._leaving
+                ends = self._ends()
                 if not ends:
                     self._sessions[name] = session
             if ends:
@@ -233,6 +233,9 @@ class Sessions:
             child.send(first)
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
         return session
+
+    def _ends(self) -> bool:
+        return self._closed or self._leaving
 
     def _feed(self, session: Session, commands: Iterator[pb.Command]) -> None:
         """Send commands to the process, until the owner ends the stream."""

@@ -139,7 +139,7 @@ def test_a_peer_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_peer_cannot_fill_the_memory_with_empty_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What each takes beside its payload counts, too."""
+    """Each counts with more than its payload."""
     monkeypatch.setattr(module, "_MOST_WAITING", 2000)
     here, there = two()
     for _ in range(4):

@@ -60,25 +60,25 @@ def test_hooks_that_call_nothing_are_asked_nothing_until_others_come(
     synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes of a new graph may be asked about, those of one that is computed again are not."""
-    asked, seen, call = [0], list[str](), NodeHooks.callback
+    requests, seen, call = [0], list[str](), NodeHooks.callback
 
     def counted(hooks: NodeHooks, address: int, ask: bool, unused: None) -> bool:
-        asked[0] += 1
+        requests[0] += 1
         return call(hooks, address, ask, unused)
 
     monkeypatch.setattr(NodeHooks, "callback", counted)
-    idle, looks = Hook(named("l_out-0"), None), Hook(named("l_out-0"), lambda node: seen.append(node.name))
+    idle, checks = Hook(named("l_out-0"), None), Hook(named("l_out-0"), lambda node: seen.append(node.name))
     with Engine(synthetic("llama"), OPTIONS, hooks=[idle]) as engine, Engine(synthetic("llama"), OPTIONS) as plain:
         node_hooks = engine._loaded.hooks
         assert node_hooks is not None
         for position in range(8):
             if position == 3:
-                node_hooks.use([looks])
+                node_hooks.use([checks])
             elif position == 6:
                 node_hooks.use([idle])
-            before = asked[0]
+            before = requests[0]
             assert np.array_equal(engine.decode([7], position), plain.decode([7], position))
-            assert (asked[0] > before) == (position < 1 or 3 <= position < 6)
+            assert (requests[0] > before) == (position < 1 or 3 <= position < 6)
             assert len(seen) == min(max(position - 2, 0), 3)
 
 
