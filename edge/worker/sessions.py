@@ -202,7 +202,7 @@ class Sessions:
         if self._fork_server is not None:
             self._fork_server.prepare()  # takes a while the first time, so it runs without the lock
         with self._lock:
-            if self._ends():
+            if _ends(self):
                 raise Refused(_ENDING)
             if len(self._sessions) + self._starting >= MAX_SESSIONS:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
@@ -216,7 +216,7 @@ class Sessions:
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
             session = Session(name, first.open, child, links, member)
             with self._lock:
-                ends = self._ends()
+                ends = _ends(self)
                 if not ends:
                     self._sessions[name] = session
             if ends:
@@ -233,9 +233,6 @@ class Sessions:
             child.send(first)
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
         return session
-
-    def _ends(self) -> bool:
-        return self._closed or self._leaving
 
     def _feed(self, session: Session, commands: Iterator[pb.Command]) -> None:
         """Send commands to the process, until the owner ends the stream."""
@@ -370,3 +367,8 @@ def _send(sessions: Mapping[str, Session], name: str, command: pb.Command) -> No
     if session is not None:
         with suppress(TransportError):  # it has ended
             session.child.send(command)
+
+
+def _ends(sessions: Sessions) -> bool:
+    """Return whether no session may start any more."""
+    return sessions._closed or sessions._leaving

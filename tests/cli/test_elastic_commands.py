@@ -69,9 +69,9 @@ def test_a_server_runs_in_a_range(elastic_file: tuple[Path, dict[str, Any], str]
         assert answer
         server.process.send_signal(signal.SIGUSR1)  # the model is idle: it leaves
         until(lambda: server.get("/v1/memory")["models"] == {}, "its memory to be given back")
-        assert server.get("/v1/memory")["asked_bytes"] == 0
+        assert server.get("/v1/memory")["target_bytes"] == 0
         server.process.send_signal(signal.SIGUSR2)
-        until(lambda: server.get("/v1/memory")["asked_bytes"] is None, "memory that nobody asks for")
+        until(lambda: server.get("/v1/memory")["target_bytes"] is None, "memory that nobody asks for")
         assert server.answer() == answer
         assert server.get("/v1/memory")["memory_bytes"] == 2 << 30
 

@@ -60,15 +60,15 @@ class Owner:
 
 
 @contextmanager
-def owner(one_worker: Worker, model: Path, *, groups: int = 1) -> Iterator[Owner]:
+def owner(device: Worker, model: Path, *, groups: int = 1) -> Iterator[Owner]:
     """An owner whose model is on the worker alone; with two groups of requests, half of it is."""
-    plan = plan_for(model, [one_worker], tensor(1, 1) if groups > 1 else pipeline(0, 1))
+    plan = plan_for(model, [device], tensor(1, 1) if groups > 1 else pipeline(0, 1))
     options = replace(OPTIONS, groups=groups, sequences=groups)
     with (
-        Fleet([one_worker.address]) as fleet,
+        Fleet([device.address]) as fleet,
         Deployment(fleet, plan, GgufFile.open(model), options, DEFAULT_EXCHANGE) as deployment,
     ):
-        yield Owner(deployment.engine, fleet, one_worker.address)
+        yield Owner(deployment.engine, fleet, device.address)
 
 
 def test_a_session_that_comes_later_gets_its_share_and_both_compute_what_one_device_does(
@@ -78,14 +78,14 @@ def test_a_session_that_comes_later_gets_its_share_and_both_compute_what_one_dev
     with Engine(model, OPTIONS) as alone:
         expected = tokens(alone, 12)
     with (
-        worker(tmp_path / "w", "--memory", f"{MEMORY}B", *ONE_THREAD) as one_worker,
-        most_held(one_worker.process.pid) as current,
-        owner(one_worker, model) as first,
+        worker(tmp_path / "w", "--memory", f"{MEMORY}B", *ONE_THREAD) as device,
+        most_held(device.process.pid) as peak,
+        owner(device, model) as first,
     ):
         answer = tokens(first.engine, 6)
         [before] = first.shares()
         assert before.most_bytes <= before.share_bytes
-        with owner(one_worker, model) as second:
+        with owner(device, model) as second:
             assert tokens(second.engine, 12) == expected
             behind = len(PROMPT) + 5
             assert answer + tokens(first.engine, 6, behind, answer[-1]) == expected
@@ -96,25 +96,25 @@ def test_a_session_that_comes_later_gets_its_share_and_both_compute_what_one_dev
             assert sum(state.memory_bytes for state in states) < MEMORY
         until(lambda: len(first.shares()) == 1, "the end of the second session")
         until(lambda: first.shares()[0].share_bytes >= before.most_bytes, "the share of the first one to be as before")
-        one_worker.process.send_signal(signal.SIGUSR1)
+        device.process.send_signal(signal.SIGUSR1)
         until(lambda: first.shares()[0].memory_bytes <= before.least_bytes, "its memory to be given back")
         first.engine.kv_clear()
         assert tokens(first.engine, 12) == expected
-        one_worker.process.send_signal(signal.SIGUSR2)
+        device.process.send_signal(signal.SIGUSR2)
         until(lambda: first.shares()[0].share_bytes >= before.most_bytes, "its share to be there again")
-    assert 300 * MIB < current[0] <= MEMORY
+    assert 300 * MIB < peak[0] <= MEMORY
 
 
 def test_a_session_that_is_killed_leaves_its_memory_and_one_too_many_is_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_folders(monkeypatch, tmp_path / "own")
-    with worker(tmp_path / "w", "--memory", "430MiB", *ONE_THREAD) as one_worker, owner(one_worker, model) as first:
+    with worker(tmp_path / "w", "--memory", "430MiB", *ONE_THREAD) as device, owner(device, model) as first:
         expected = tokens(first.engine, 6)
         [before] = first.shares()
-        with owner(one_worker, model) as second:
+        with owner(device, model) as second:
             full = r"needs at least .* of \d+ MiB that are shared .* can be had: .*more --memory, or end a session"
-            with pytest.raises(WorkerError, match=full), owner(one_worker, model):
+            with pytest.raises(WorkerError, match=full), owner(device, model):
                 pass
             until(lambda: len(first.shares()) == 2, "the end of the session that was refused")
             assert tokens(second.engine, 6) == expected
@@ -131,13 +131,10 @@ def test_a_session_that_cannot_change_has_what_it_needs_and_leaves_the_rest(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_folders(monkeypatch, tmp_path / "own")
-    with (
-        worker(tmp_path / "w", "--memory", "900MiB", *ONE_THREAD) as one_worker,
-        owner(one_worker, model, groups=2) as first,
-    ):
+    with worker(tmp_path / "w", "--memory", "900MiB", *ONE_THREAD) as device, owner(device, model, groups=2) as first:
         [state] = first.shares()
         assert 170 * MIB < state.least_bytes == state.most_bytes == state.share_bytes < 400 * MIB
-        with owner(one_worker, model) as second:
+        with owner(device, model) as second:
             assert len(tokens(second.engine, 2)) == 2
             [same, other] = second.shares()
             assert same.share_bytes == state.share_bytes

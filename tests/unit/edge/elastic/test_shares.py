@@ -70,14 +70,14 @@ def test_the_rest_is_shared_in_proportion_to_use() -> None:
 
 
 class Processes:
-    """Processes that share a budget, by a clock of the test. Each does at once as it is told."""
+    """Processes that share a budget, by a clock of the test. Each does at once as it is words."""
 
     def __init__(self, budget: int) -> None:
         self.budget, self.now_s = budget, 0.0
         self.limits: dict[str, int] = {}
         self.members: dict[str, Member] = {}
         self.computed_s: dict[str, float] = {}
-        self.n_sent = self.shrunk = 0  # words, and those of them that took memory away
+        self.words = self.shrunk = 0  # changes, and those of them that took memory away
         self.shares = MemoryShares(lambda: self.budget, lambda: self.now_s)
 
     def come(self, name: str, least: int, most: int) -> int:
@@ -85,7 +85,7 @@ class Processes:
 
         def tell(n_bytes: int, coming: int, number: int, answers: bool) -> None:
             self.shrunk += n_bytes < self.limits.get(name, 0)
-            self.n_sent += n_bytes != self.limits.get(name)
+            self.words += n_bytes != self.limits.get(name)
             self.limits[name] = n_bytes
 
         self.members[name], self.computed_s[name] = self.shares.join(name, tell), 0.0
@@ -98,13 +98,13 @@ class Processes:
         del self.limits[name]
 
     def computes(self, seconds: float, *names: str) -> None:
-        """Pass time in which these compute, and all do as they are told."""
+        """Pass time in which these compute, and all do as they are words."""
         for second in range(round(seconds) + 1):
             self.now_s += second > 0
             for name, member in self.members.items():
                 self.computed_s[name] += second > 0 and name in names
-                current = min(self.limits[name], member.most)
-                self.shares.report(member, MemoryUse(current, member.number, self.computed_s[name]))
+                resident = min(self.limits[name], member.most)
+                self.shares.report(member, MemoryUse(resident, member.number, self.computed_s[name]))
 
 
 def test_who_comes_later_gets_what_an_idle_one_gives_back() -> None:
@@ -124,9 +124,9 @@ def test_memory_follows_use_and_stays_where_it_is_while_nobody_computes() -> Non
     assert processes.limits == {"a": 500, "b": 500}
     processes.computes(600, "a")
     assert processes.limits["a"] > 800
-    before, message = dict(processes.limits), processes.n_sent
+    before, words = dict(processes.limits), processes.words
     processes.computes(3600)
-    assert (processes.limits, processes.n_sent) == (before, message)
+    assert (processes.limits, processes.words) == (before, words)
     processes.computes(600, "b")
     assert processes.limits["b"] > 800
 
@@ -136,10 +136,10 @@ def test_processes_that_take_turns_do_not_swap_their_memory_each_time(period: in
     processes = Processes(1000)
     for name in ("a", "b"):
         processes.come(name, 100, 900)
-    began, message = processes.now_s, processes.n_sent
+    began, words = processes.now_s, processes.words
     for turn in range(400 // period):
         processes.computes(period, "ab"[turn % 2])
-    changes = (processes.n_sent - message) / 2
+    changes = (processes.words - words) / 2
     assert changes <= min(4, (processes.now_s - began) / SETTLED_S)
 
 
@@ -155,27 +155,27 @@ def test_memory_changes_hands_no_more_often_than_it_settles() -> None:
 
 
 def test_nothing_is_promised_before_it_was_given_back() -> None:
-    message: dict[str, list[tuple[int, int, int, bool]]] = {"a": [], "b": []}
+    words: dict[str, list[tuple[int, int, int, bool]]] = {"a": [], "b": []}
     shares = MemoryShares(lambda: 1000, lambda: 0.0)
-    a, b = (shares.join(name, lambda *limit, name=name: message[name].append(limit)) for name in "ab")
+    a, b = (shares.join(name, lambda *limit, name=name: words[name].append(limit)) for name in "ab")
     shares.claim(a, 100, 900, "a")
     shares.claim(b, 100, 900, "b")
-    assert message == {"a": [(900, 900, 1, True), (500, 500, 2, False)], "b": [(100, 500, 1, True)]}
+    assert words == {"a": [(900, 900, 1, True), (500, 500, 2, False)], "b": [(100, 500, 1, True)]}
     shares.report(a, MemoryUse(300, 1))  # sent before it knew, while it still grew
-    assert message["b"][1:] == []
+    assert words["b"][1:] == []
     shares.report(a, MemoryUse(700, 2))
-    assert message["b"][1:] == [(300, 500, 2, False)]
+    assert words["b"][1:] == [(300, 500, 2, False)]
     shares.report(a, MemoryUse(500, 2))
-    assert message["b"][2:] == [(500, 500, 3, False)]
+    assert words["b"][2:] == [(500, 500, 3, False)]
 
 
 def test_a_claim_is_answered_where_nothing_changes() -> None:
-    messages: list[tuple[int, int, int, bool]] = []
+    words: list[tuple[int, int, int, bool]] = []
     shares = MemoryShares(lambda: 1000, lambda: 0.0)
-    member = shares.join("a", lambda *limit: messages.append(limit))
+    member = shares.join("a", lambda *limit: words.append(limit))
     for _ in range(2):
         shares.claim(member, 100, 100, "a")
-    assert messages == [(100, 100, 1, True), (100, 100, 2, True)]
+    assert words == [(100, 100, 1, True), (100, 100, 2, True)]
 
 
 def test_a_limit_that_a_process_has_not_seen_yet_counts() -> None:
@@ -255,12 +255,12 @@ def test_who_has_left_gets_nothing() -> None:
     processes.come("b", 100, 900)
     gone = processes.members["b"]
     processes.leave("b")
-    message = processes.n_sent
+    words = processes.words
     processes.shares.claim(gone, 100, 900, "b")
     processes.shares.report(gone, MemoryUse(900, gone.number))
     processes.shares.fix(gone, 900)
     processes.shares.leave(gone)
-    assert (processes.n_sent, processes.limits) == (message, {"a": 900})
+    assert (processes.words, processes.limits) == (words, {"a": 900})
     assert processes.shares.figures().keys() == {"a"}
 
 
@@ -269,11 +269,11 @@ class Process:
     """A process that reads what it is told, gives memory back, takes some and reports, each when the test lets it."""
 
     member: Member
-    inbox: deque[tuple[int, int, int, bool]]
+    words: deque[tuple[int, int, int, bool]]
     limit: int = 0  # that it has read
     seen: int = 0
     most: int = 0
-    resident: int = 0
+    has: int = 0
     reports: deque[MemoryUse] = field(default_factory=deque)  # on their way
 
 
@@ -294,8 +294,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def join(self) -> None:
         if len(self.processes) < 5:
-            message: deque[tuple[int, int, int, bool]] = deque()
-            self.processes.append(Process(self.shares.join("p", lambda *limit: message.append(limit)), message))
+            words: deque[tuple[int, int, int, bool]] = deque()
+            self.processes.append(Process(self.shares.join("p", lambda *limit: words.append(limit)), words))
 
     @precondition(lambda self: self.processes)
     @rule(number=NUMBERS, least=st.integers(0, 900), more=st.integers(0, 1500))
@@ -304,28 +304,28 @@ class AnyOrder(RuleBasedStateMachine):
         others = sum(other.member.least for other in self.processes if other is not process)
         while process.reports:  # they come in the order in which they were sent
             self.shares.report(process.member, process.reports.popleft())
-        process.resident = process.limit = min(process.resident, least + more)  # until the answer comes
-        process.inbox.clear()
+        process.has = process.limit = min(process.has, least + more)  # until the answer comes
+        process.words.clear()
         try:
             self.shares.claim(process.member, least, least + more, "p")
             process.most = least + more
         except NotEnoughMemory:
             assert least + others > self.budget
-            process.inbox.append((*process.member.sent, process.member.number, True))
+            process.words.append((*process.member.sent, process.member.number, True))
 
     @precondition(lambda self: self.processes)
     @rule(number=NUMBERS, what=st.sampled_from(("read", "give", "take", "report", "report arrives", "leave")))
     def act(self, number: int, what: str) -> None:
         process = self.processes[number % len(self.processes)]
-        if what == "read" and process.inbox:
-            process.limit, _, process.seen, _ = process.inbox.popleft()
+        if what == "read" and process.words:
+            process.limit, _, process.seen, _ = process.words.popleft()
         elif what == "give":
-            process.resident = min(process.resident, process.limit)
+            process.has = min(process.has, process.limit)
         elif what == "take":
-            process.resident = max(process.resident, min(process.limit, process.most))
+            process.has = max(process.has, min(process.limit, process.most))
         elif what == "report":
             process.reports.append(
-                MemoryUse(max(process.resident, min(process.limit, process.most)), process.seen, self.now_s)
+                MemoryUse(max(process.has, min(process.limit, process.most)), process.seen, self.now_s)
             )
         elif what == "report arrives" and process.reports:
             self.shares.report(process.member, process.reports.popleft())
@@ -343,7 +343,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def no_more_is_held_or_promised_than_there_is(self) -> None:
-        assert sum(max(process.resident, min(process.limit, process.most)) for process in self.processes) <= self.budget
+        assert sum(max(process.has, min(process.limit, process.most)) for process in self.processes) <= self.budget
         assert sum(process.member.reserved for process in self.processes) <= self.budget
         assert set(self.shares._members) == {process.member for process in self.processes}
 
@@ -351,11 +351,11 @@ class AnyOrder(RuleBasedStateMachine):
         """Let all do as they are told: nobody waits for ever."""
         for _ in range(3):
             for process in self.processes:
-                while process.inbox:
-                    process.limit, _, process.seen, _ = process.inbox.popleft()
-                process.resident = min(process.limit, process.most)
+                while process.words:
+                    process.limit, _, process.seen, _ = process.words.popleft()
+                process.has = min(process.limit, process.most)
                 process.reports.clear()
-                self.shares.report(process.member, MemoryUse(process.resident, process.seen))
+                self.shares.report(process.member, MemoryUse(process.has, process.seen))
         for process in self.processes:
             assert process.limit == process.member.share >= process.member.least
 

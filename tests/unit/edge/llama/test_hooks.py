@@ -60,10 +60,10 @@ def test_hooks_that_call_nothing_are_asked_nothing_until_others_come(
     synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes of a new graph may be asked about, those of one that is computed again are not."""
-    requests, seen, call = [0], list[str](), NodeHooks.callback
+    calls, seen, call = [0], list[str](), NodeHooks.callback
 
     def counted(hooks: NodeHooks, address: int, ask: bool, unused: None) -> bool:
-        requests[0] += 1
+        calls[0] += 1
         return call(hooks, address, ask, unused)
 
     monkeypatch.setattr(NodeHooks, "callback", counted)
@@ -76,9 +76,9 @@ def test_hooks_that_call_nothing_are_asked_nothing_until_others_come(
                 node_hooks.use([checks])
             elif position == 6:
                 node_hooks.use([idle])
-            before = requests[0]
+            before = calls[0]
             assert np.array_equal(engine.decode([7], position), plain.decode([7], position))
-            assert (requests[0] > before) == (position < 1 or 3 <= position < 6)
+            assert (calls[0] > before) == (position < 1 or 3 <= position < 6)
             assert len(seen) == min(max(position - 2, 0), 3)
 
 
