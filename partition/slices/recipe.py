@@ -25,7 +25,7 @@ from partition.fields import is_digest
 MAX_SEGMENTS = 1_000_000
 MAX_BYTES = 1 << 44  # of a model and of a slice: 16 TiB
 
-_MAGIC = b"EDGECUT\x02"
+_MAGIC = b"EDGECUT\x01"
 _HEAD = struct.Struct("<8s32sQI")
 _LITERAL, _ZEROS, _PIECE, _PIECES, _BLOCKS = range(5)
 _TAGS = {_LITERAL: struct.Struct("<Q"), _ZEROS: struct.Struct("<Q"), _PIECE: struct.Struct("<QQ")}
