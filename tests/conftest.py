@@ -181,6 +181,17 @@ OPTIONS = EngineOptions(threads=1, context=256, batch=32)
 Synthetic = Callable[..., Path]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_priority() -> Iterator[None]:
+    """After the tests of a file this thread runs as before: what sleeps in a lab comes before all else."""
+    if not hasattr(os, "sched_getscheduler"):  # not Linux
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    yield
+    os.sched_setscheduler(0, policy, parameters)
+
+
 @pytest.fixture(scope="module")
 def measured_briefly() -> Iterator[None]:
     """Surveys and measurements of the tests of a file take as short as can be."""

@@ -1,10 +1,8 @@
 """Sleeping ranks: how long they wait, what they give, and which positions they hold, with a clock of the tests."""
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -43,14 +41,6 @@ OPTIONS = EngineOptions(context=64, batch=16, sequences=4, threads=1)
 FILE = GgufFile.open(MODEL_PATH)
 SIZES = PartSizes.from_file(FILE)
 ROWS, BEHIND = 4, 12
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_priority() -> Iterator[None]:
-    """After these tests this thread runs as before: what sleeps comes before all else."""
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
-    yield
-    os.sched_setscheduler(0, policy, parameters)
 
 
 def test_processes_that_a_sleeping_thread_starts_do_not_come_first() -> None:
