@@ -165,13 +165,20 @@ def test_what_is_populated_is_not_given_back_meanwhile(
         monkeypatch.setattr(ElasticArena, "keep_only", keeps)
         memory.free = budget
         memory.now_s += 0.1
-        over = weights._ahead._over
         gate.opens.set()
-        follows = threading.Thread(target=weights.follow)
-        follows.start()
-        until(over.is_set, "populating to be ended")
-        goes_on.set()
-        follows.join(WAIT_S)
+        populates = weights._ahead._populates
+        assert populates is not None
+        join = populates.join
+
+        def joins() -> None:
+            goes_on.set()
+            join()
+
+        monkeypatch.setattr(populates, "join", joins)
+        try:
+            weights.follow()
+        finally:
+            goes_on.set()
         assert order[:2] == ["populated", "given back"]
         assert "populated" not in order[1:]
 
