@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ class Router:
         if model is not None:  # without waiting for models that are being loaded
             return model
         self._awaited[name] += 1
+        self._cancel_abandoned()
 
         async def load() -> EngineClient:
             async with self._loading:
@@ -98,6 +100,7 @@ class Router:
 
         if (loading := self._loads.get(name)) is None or loading.done():
             loading = self._loads[name] = asyncio.create_task(load())
+            loading.add_done_callback(partial(self._forget_load, name))
         try:
             return await asyncio.shield(loading)  # goes on if its client has gone, who may come again
         except asyncio.CancelledError:
@@ -106,9 +109,20 @@ class Router:
             raise
         finally:
             self._awaited[name] -= 1
-            if not self._awaited[name] and self._awaited.total() and self._loads.get(name) is loading:
-                del self._loads[name]
-                loading.cancel()  # for others, who wait for another model
+            self._cancel_abandoned()
+
+    def _cancel_abandoned(self) -> None:
+        """Cancel the loads that nobody waits for, if somebody waits for another model."""
+        if self._awaited.total():
+            for name in [name for name in self._loads if not self._awaited[name]]:
+                self._loads.pop(name).cancel()
+
+    def _forget_load(self, name: str, loading: asyncio.Task[EngineClient]) -> None:
+        """Forget a load that is done."""
+        if self._loads.get(name) is loading:
+            del self._loads[name]
+        if not loading.cancelled():
+            loading.exception()  # seen, where nobody waits for it any more
 
     async def loaded(self) -> Sequence[EngineClient]:
         return [model for model in self._models.values() if model.process.failed is None]
