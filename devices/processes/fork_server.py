@@ -83,6 +83,8 @@ class _Server:
 def main() -> None:
     """The server, and then each process that it forked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # service managers send them to all processes
+        signal.signal(number, signal.SIG_IGN)
     _, descriptor, *names = sys.argv
     module, *_ = map(importlib.import_module, names)
     gc.collect()

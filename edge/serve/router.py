@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from partition.plan.plan import Plan
 _BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file, its projector and its adapters
 _MOST_NAMED = 20  # models listed in an error message
 _RECENT_S = 60.0  # since a model was used, within which it is not unloaded for a batch
+
+_Loads = dict[str, asyncio.Task[EngineClient]]  # by the name of the model
 
 
 class Router:
@@ -57,7 +60,7 @@ class Router:
         self.memory = ModelMemory(memory, self._unload_longest_idle, several=several)
         self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
         self._awaited: Counter[str] = Counter()  # requests that wait until each is loaded
-        self._loads: dict[str, asyncio.Task[EngineClient]] = {}
+        self._loads: _Loads = {}
         self._moves: set[asyncio.Task[None]] = set()  # to other plans; references, so that they are not collected
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
@@ -75,6 +78,7 @@ class Router:
         if model is not None:  # without waiting for models that are being loaded
             return model
         self._awaited[name] += 1
+        _cancel_abandoned(self._loads, self._awaited)
 
         async def load() -> EngineClient:
             async with self._loading:
@@ -98,6 +102,7 @@ class Router:
 
         if (loading := self._loads.get(name)) is None or loading.done():
             loading = self._loads[name] = asyncio.create_task(load())
+            loading.add_done_callback(partial(_forget, self._loads, name))
         try:
             return await asyncio.shield(loading)  # goes on if its client has gone, who may come again
         except asyncio.CancelledError:
@@ -106,9 +111,7 @@ class Router:
             raise
         finally:
             self._awaited[name] -= 1
-            if not self._awaited[name] and self._awaited.total() and self._loads.get(name) is loading:
-                del self._loads[name]
-                loading.cancel()  # for others, who wait for another model
+            _cancel_abandoned(self._loads, self._awaited)
 
     async def loaded(self) -> Sequence[EngineClient]:
         return [model for model in self._models.values() if model.process.failed is None]
@@ -251,6 +254,21 @@ class Router:
         """Unload a model, unless somebody does so already. why: for requests that had found it loaded."""
         if (model := self._models.pop(name, None)) is not None:
             await model.process.close(why)
+
+
+def _cancel_abandoned(loads: _Loads, awaited: Counter[str]) -> None:
+    """Cancel the loads that nobody waits for, if somebody waits for another model."""
+    if awaited.total():
+        for name in [name for name in loads if not awaited[name]]:
+            loads.pop(name).cancel()
+
+
+def _forget(loads: _Loads, name: str, loading: asyncio.Task[EngineClient]) -> None:
+    """Forget a load that is done."""
+    if loads.get(name) is loading:
+        del loads[name]
+    if not loading.cancelled():
+        loading.exception()  # seen, where nobody waits for it any more
 
 
 def _needs_room(config: EngineConfig, adapters: ServedAdapters, memory: ModelMemory) -> bool:

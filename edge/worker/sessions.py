@@ -20,6 +20,7 @@ import grpc
 from devices.processes.forking import ForkServer, available
 from edge import log
 from edge.elastic.shares import Member, Share
+from edge.elastic.signals import memory_signals_blocked
 from edge.errors import EdgeError
 from edge.slices.store import SliceStore
 from edge.worker.limits import ResourceLimits
@@ -200,7 +201,8 @@ class Sessions:
 
     def _start(self, first: pb.Command) -> Session:
         if self._fork_server is not None:
-            self._fork_server.prepare()  # takes a while the first time, so it runs without the lock
+            with memory_signals_blocked():
+                self._fork_server.prepare()  # takes a while the first time, so it runs without the lock
         with self._lock:
             if _ends(self):
                 raise Refused(_ENDING)
@@ -219,16 +221,16 @@ class Sessions:
                 ends = _ends(self)
                 if not ends:
                     self._sessions[name] = session
+                    self._starting -= 1
             if ends:
                 child.stop()
                 raise Refused(_ENDING)
         except BaseException:
+            with self._lock:
+                self._starting -= 1
             if self.memory is not None and member is not None:
                 self.memory.leave(member)
             raise
-        finally:
-            with self._lock:
-                self._starting -= 1
         with suppress(TransportError):  # it may have died already: its last event says how
             child.send(first)
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)

@@ -109,6 +109,27 @@ def test_a_key_of_the_terminal_ends_neither(one_worker: Worker) -> None:
             assert psutil.Process(other.pid).ppid() == server
 
 
+def test_signals_that_ask_for_memory_do_not_end_it() -> None:
+    """Service managers send them to all processes of a worker."""
+    server = ForkServer("edge.worker.rank")
+    try:
+        server.prepare()
+        assert server._process is not None
+        pid = server._process.pid
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(pid, number)
+        child = RankProcess("127.0.0.1", None, ResourceLimits(1), "signalled", server)
+        try:
+            assert psutil.Process(child.pid).ppid() == pid
+        finally:
+            child.ask_to_end()
+            while child.receive() is not None:
+                pass
+            child.died()
+    finally:
+        server.close()
+
+
 def test_a_server_that_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "module_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
     server = ForkServer("json")

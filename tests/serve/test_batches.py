@@ -613,6 +613,27 @@ def test_batches_go_on_once_a_full_disk_has_room(place: Place, monkeypatch: pyte
     assert {line["custom_id"] for line in output(store, batch, batch.output_file_id)} == {"a", "b"}
 
 
+def test_a_batch_whose_end_is_not_written_ends_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = place.store()
+    batch, failures = place.batch(store, line("a"), line("b")), 1
+    write = store._sealed.write
+
+    def failing(name: str, records: Any) -> None:
+        nonlocal failures
+        if name == batch.id and failures:
+            failures -= 1
+            raise OSError("no space left on device")
+        write(name, records)
+
+    monkeypatch.setattr(store._sealed, "write", failing)
+    place.run(store, until_ended=batch)
+    assert failures == 0
+    after = place.store()
+    [on_disk] = after.batches()
+    assert on_disk.status == "completed"
+    assert [file.id for file in after.files("me") if file.purpose == "batch_output"] == [on_disk.output_file_id]
+
+
 def test_a_runner_whose_store_fails_is_closed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     store = place.store()
     place.batch(store, line("a"))

@@ -4,9 +4,11 @@ that was unused for longest."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +122,47 @@ def test_who_waits_for_a_model_is_seen_by_others() -> None:
         assert not router.busy_beside("b")
 
     run(test)
+
+
+async def abandoned(router: Router, name: str) -> asyncio.Task[Any]:
+    """Return the load of a model whose client gave up."""
+    client = asyncio.ensure_future(router.model(name))
+    await asyncio.sleep(0)  # it has begun
+    load = router._loads[name]
+    client.cancel()
+    await asyncio.gather(client, return_exceptions=True)
+    return load
+
+
+def test_who_comes_after_a_client_gave_up_does_not_wait_for_its_model() -> None:
+    async def test(router: Router, clock: Clock) -> None:
+        load = await abandoned(router, "a")
+        await router.model("b")
+        assert load.cancelled()
+        assert await loaded(router) == ["b"]
+
+    run(test)
+
+
+def test_a_load_that_is_done_is_forgotten() -> None:
+    """Also the error of a load whose client gave up: nobody is left to see it."""
+    unseen: list[Any] = []
+
+    async def test(router: Router, clock: Clock) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+        await router.model("a")
+        assert not router._loads
+        router._configs["b"] = replace(CONFIG, path="there is no such file")
+        async with router._loading:
+            load = await abandoned(router, "b")
+        await asyncio.wait([load])
+        await asyncio.sleep(0)
+        assert not router._loads
+        del load
+        gc.collect()
+
+    run(test)
+    assert not unseen
 
 
 def test_a_batch_waits_where_a_model_that_was_just_used_would_leave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallArguments, CallEnd, CallParser, CallStart
 from edge.serve.tools.values import MAX_DEPTH
 from edge.serve.tools.writing import written_calls
+from edge.templates.template import CONTINUES
 from edge.thinking.format import thinking_format
 from edge.thinking.splitter import ThoughtSplitter
 from tests.serve.calls import FUNCTIONS, merged, parsed, splits
@@ -298,6 +299,14 @@ def test_a_template_that_writes_no_calls_gets_them_as_text_in_its_format() -> No
     known = conversation(LOOP, FunctionUse([WEATHER]), "{{ tools }}<|tool_call|>")
     assert known.messages[1] == {"role": "assistant", "content": '<|tool_call|>[{"name": "time", "arguments": {}}]'}
     assert known.messages[2]["role"] == "tool"
+
+
+@pytest.mark.parametrize("template", ["{{ messages }}", "{{ tools }}<|tool_call|>"])
+def test_an_answer_does_not_go_on_behind_calls_that_became_text(template: str) -> None:
+    last = {"role": "assistant", "content": "Now:"}
+    for message, continues in ((last, True), ({**last, "tool_calls": [CALL]}, False)):
+        messages = conversation([USER, message], FunctionUse(()), template, continues=True).messages
+        assert (CONTINUES in messages[-1]) is continues
 
 
 def test_a_template_that_writes_calls_and_no_tools_is_told_the_tools_in_its_format() -> None:

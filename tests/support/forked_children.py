@@ -36,7 +36,7 @@ def fork_children(be_module: Callable[[list[str]], NoReturn]) -> None:
             *rest: Any,
         ) -> None:  # fmt: skip
             is_child = [*args[:_MODULE]] == _START and args[_MODULE].endswith("child") and args[_MODULE] in sys.modules
-            if not is_child or _has_threads():
+            if not is_child or cwd is not None or _has_threads():
                 super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc]
                 return
             streams = rest[_STREAMS]

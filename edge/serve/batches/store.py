@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +242,10 @@ class BatchStore:
                 content = "".join(f"{text}\n" for text in texts).encode()
                 file = self._add_file(batch.owner, f"{batch.id}_{name}.jsonl", "batch_output", content, batch.lasts_s)
                 setattr(batch, f"{name}_file_id", file.id)
-        batch.status, batch.times[f"{status}_at"] = status, int(self.clock())
-        self._sealed.write(batch.id, [_state(batch), *(_record({**line, "text": ""}) for line in lines)])
+        times = {**batch.times, f"{status}_at": int(self.clock())}
+        ended = _state(replace(batch, status=status, times=times))
+        self._sealed.write(batch.id, [ended, *(_record({**line, "text": ""}) for line in lines)])
+        batch.status, batch.times = status, times  # not before: who sees that it has ended never ends it again
 
     # --- the folder ---
 

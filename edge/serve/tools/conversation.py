@@ -86,7 +86,7 @@ def conversation(
         sampling["json_schema"] = json_text(text_schema, "response_format")
     knows_tools = "tools" in template
     own = _in_template_form(messages, functions, form, template)
-    if continues and not sampling and len(own) > 1 and is_beginning(own[-1]):
+    if continues and not sampling and len(own) > 1 and is_beginning(messages[-1]):
         own = [*own[:-1], {**own[-1], CONTINUES: True}]
     return Conversation(
         own,
