@@ -48,7 +48,7 @@ print(owner_key(Path(sys.argv[1])).hex())
 
 
 def has_open(child: subprocess.Popen[str], file: Path) -> bool:
-    """Whether a process has a file open, as Linux lists them."""
+    """Return whether a process has a file open, as Linux lists them."""
     with suppress(FileNotFoundError):  # one is closed meanwhile
         return any(descriptor.samefile(file) for descriptor in Path(f"/proc/{child.pid}/fd").glob("*"))
     return False
