@@ -55,6 +55,7 @@ class ElasticWeights(PagedWeights):
         self.sizes, self._governor, self._room = sizes, governor, room
         self._lock = threading.Lock()  # of a pass, or a change
         self._computing, self.pass_size = False, 0
+        self._was_stopped = False  # since a pass ended by itself: then the next one is computed to its end
         self._intact = True  # False: a change failed, and is to be tried again
         self._changing = False
         self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
@@ -107,6 +108,7 @@ class ElasticWeights(PagedWeights):
     def end(self) -> None:
         try:
             super().end()
+            self._was_stopped = False
         finally:
             self._pass_is_over()
 
@@ -171,31 +173,18 @@ class ElasticWeights(PagedWeights):
         if self._intact and not self._changing:  # else what a change gives back may still be there
             self._room.share.report(resident, seen)
         with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
-            shrinks = bool(self._due) and self._governor.budget < self.choice.n_bytes
+            due = next(iter([*self._due]), None)
+            shrinks = due is not None and due.n_bytes < self.choice.n_bytes and not due.is_like(self.choice)
             if self._due and self._lock.acquire(timeout=PASS_WAIT_S if shrinks else 0):
                 try:
                     if self._watch is None or not self._watch.is_over:
                         self._change()
                 finally:
                     self._lock.release()
-            elif shrinks and self._due and self.stop_pass is not None:  # the pass takes long
+            elif shrinks and self._due and self.stop_pass is not None and not self._was_stopped:  # the pass takes long
+                self._was_stopped = True
                 self.stop_pass()
-            self._read_ahead()
-
-    def _read_ahead(self) -> None:
-        """Read what a larger budget would have if it stays likely, and give that back where it does not."""
-        if not self._arena_lock.acquire(blocking=False):
-            return
-        try:
-            if self._watch is not None and self._watch.is_over:
-                return
-            budget = self._governor.coming(self._room.now())
-            if (budget > self._governor.budget or self._due) and self._intact:
-                self._ahead.follow(self.sizes, budget, self.choice)
-            elif budget < self._ahead.budget:
-                self._ahead.end(self.choice.plan.resident)
-        finally:
-            self._arena_lock.release()
+            _read_ahead(self)
 
     def _pass_is_over(self) -> None:
         if self._computing:
@@ -240,10 +229,11 @@ class ElasticWeights(PagedWeights):
 
     def _change_to(self, choice: SizeChoice) -> None:
         super().reset()
+        self._ahead.end([*self.choice.plan.resident, *choice.plan.resident])  # where that fails, all stays as it is
         self.choice, self._intact = choice, False
         self._release()
-        self._ahead.end(choice.plan.resident)
         assert isinstance(self._arena, ElasticArena)
+        self._arena.keep_only(choice.plan.resident)
         self._arena.make_places(choice.plan.resident, self.sizes.having)
         try:
             self._use(choice.roles, choice.plan)
@@ -268,14 +258,35 @@ class ElasticWeights(PagedWeights):
             raise RoomIsGone
 
 
+def _read_ahead(weights: ElasticWeights) -> None:
+    """Read what a larger budget would have if it stays likely, and give that back where it does not."""
+    if not weights._arena_lock.acquire(blocking=False):
+        return
+    try:
+        if weights._watch is not None and weights._watch.is_over:
+            return
+        budget = weights._governor.coming(weights._room.now())
+        if (budget > weights._governor.budget or weights._due) and weights._intact:
+            weights._ahead.follow(weights.sizes, budget, weights.choice)
+        elif budget < weights._ahead.budget:
+            weights._ahead.end(weights.choice.plan.resident)
+    finally:
+        weights._arena_lock.release()
+
+
 def _due_now(weights: ElasticWeights) -> SizeChoice | None:
     """Return what is due. More is not yet, while much of it can be read as passes go on."""
     due = next(iter([*weights._due]), None)
     if due is None or due.n_bytes <= weights.choice.n_bytes:
         return due
-    with weights._arena_lock, suppress(WeightsError, OSError):  # the change itself tells
-        if not weights._ahead.budget:
-            weights._ahead.follow(weights.sizes, weights._governor.budget, weights.choice)
+    if not weights._arena_lock.acquire(blocking=False):  # no pass waits for reads that end
+        return None
+    try:
+        with suppress(WeightsError, OSError):  # the change itself tells
+            if not weights._ahead.budget:
+                weights._ahead.follow(weights.sizes, weights._governor.budget, weights.choice)
+    finally:
+        weights._arena_lock.release()
     return due if weights._ahead.left <= max(_LITTLE, GROW_WAIT_S * weights.sizes.read_rate) else None
 
 

@@ -287,7 +287,7 @@ class AwayRequests:
     def __init__(self, engine: TextEngine, slots: Slots) -> None:
         self._engine, self._slots = engine, slots
         self._answers: dict[int, RemoteAnswer] = {}  # by the number of the request
-        self.migrations = 0  # of requests whose answers had begun
+        self.migrations, self._sent = 0, (-1, 0)  # of answers that had begun; number and tokens of who left last
 
     @property
     def requests(self) -> list[Running]:
@@ -331,8 +331,7 @@ class AwayRequests:
                 self._answers[choice.number].end()
         complete: list[Running] = []
         for answer in list(self._answers.values()):
-            is_over, running = answer.is_over, answer.running
-            news = answer.take()
+            is_over, running, news = answer.is_over, answer.running, answer.take()
             events += news
             if news and news[-1].finish_reason is not None:
                 complete.append(running)
@@ -362,8 +361,8 @@ class AwayRequests:
         """Return whether a request can be answered elsewhere. Processes that follow constraints serve one thread."""
         request, slot = running.request, running.slot
         is_special = request.media or request.background or running.continuation.is_constrained or running.window
-        is_exact = slot is None or slot.exact is None
-        return self._placement is not None and self._slots.keeps and is_exact and not is_special
+        is_able = (slot is None or slot.exact is None) and self._sent != (running.number, len(running.tokens))
+        return self._placement is not None and self._slots.keeps and is_able and not is_special
 
     def _migration(self, running: Running) -> Migration:
         token_s = self._placement.copy_token_s
@@ -390,11 +389,12 @@ class AwayRequests:
         if not self._placement.answer(answer):
             return False
         self._answers[running.number] = answer
+        self._sent = running.number, len(running.tokens)
         self._moved(running)
         return True
 
     def _moved(self, running: Running) -> None:
         running.chosen_at, running.token_at = 0.0, None  # the gap to its next token is of no placement
-        if running.answer:
+        if len(running.answer) > (running.moved_at or 0):
             running.moved_at = len(running.answer)
             self.migrations += 1

@@ -126,6 +126,8 @@ class Answering:
                 if not start <= len(slot.tokens) < stop or not self._slots.make_room(stop - start):
                     return
                 slot.cut(start)
+                if len(slot.tokens) != start:  # this cache had to forget more
+                    return
                 self._engine.states.write(slot.sequence, block)
                 slot.submitted(tokens[start:stop])
         except EdgeError:

@@ -21,7 +21,7 @@ from edge.paging.window import Piece
 from tests.engine.elastic.conftest import Elastic, ElasticEngine, Memory, engine_in
 from tests.engine.elastic.test_changes import WAIT_S, budgets
 from tests.support.helpers import until
-from tests.support.paging import OPTIONS, PROMPT
+from tests.support.paging import MIB, OPTIONS, PROMPT
 
 
 class Gate:
@@ -225,3 +225,42 @@ def test_stopping_a_pass_for_memory_does_not_lose_a_stop_of_somebody_else(elasti
             engine.decode(PROMPT, 0)
         engine.resume()
         assert np.isfinite(engine.decode(PROMPT, 0)).all()
+
+
+def test_a_pass_goes_on_where_less_memory_changes_nothing(
+    elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the least that it can run in, the room changes at every look."""
+    memory, stops = Memory(42 * MIB), list[bool]()
+    monkeypatch.setattr("edge.elastic.weights.PASS_WAIT_S", 0.0)
+
+    def shrinks(_: object) -> None:
+        memory.free //= 2
+        weights.follow()
+        stops.append(engine._context.stopping.flag.value == b"x")
+
+    monkeypatch.setattr("edge.elastic.weights._NO_HOOK", Hook(lambda node: node.name == "l_out-1", shrinks))
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        memory.is_now(weights, weights.sizes.least)
+        weights.follow()
+        weights.choice = replace(weights.choice, n_bytes=weights.choice.n_bytes + 1)  # chosen in a little more
+        engine.decode(PROMPT, 0)
+        assert stops == [False]
+        assert weights._due
+
+
+def test_a_pass_is_stopped_only_once(elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next attempt is computed to its end, however often memory shrinks."""
+    memory, stops = Memory(1 << 30), list[bool]()
+    monkeypatch.setattr("edge.elastic.weights.PASS_WAIT_S", 0.0)
+
+    def shrinks(_: object) -> None:
+        memory.free = smaller[min(len(stops), 1)]
+        weights.follow()
+        stops.append(engine._context.stopping.flag.value == b"x")
+
+    monkeypatch.setattr("edge.elastic.weights._NO_HOOK", Hook(lambda node: node.name == "l_out-1", shrinks))
+    with engine_in(memory, elastic("llama").path) as (engine, weights):
+        smaller = [budgets(weights.sizes)[2], weights.sizes.least]
+        engine.decode(PROMPT, 0)
+        assert stops == [True, False]
