@@ -200,9 +200,10 @@ def test_who_leaves_takes_nothing_new_and_ends_when_told_again(two: list[Worker]
         Fleet([first.address]) as fleet,
         Deployment(fleet, plan, file, OPTIONS) as deployment,
     ):
+        assert deployment.engine.decode([5], 0).size  # from now on it takes part in steps
         first.process.send_signal(signal.SIGTERM)
         until(lambda: deployment.leaving == ["one"], "word of it")
-        assert deployment.engine.decode([5], 0).size  # it serves meanwhile
+        assert deployment.engine.decode([6], 1).size  # it serves meanwhile
         assert remote.describe()[1].leaving
         with pytest.raises(Refused, match="takes no new session"), sessions([remote], 1):
             pass
