@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -35,10 +35,13 @@ def cpu_group() -> CountedGroup:
 class Worker:
     """A real `edge worker` that keeps its slices in `folder`. It can be killed, and started again where it was."""
 
-    def __init__(self, folder: Path, listen: str = "127.0.0.1:0", threads: int | None = 1) -> None:
-        """threads: that it lends; None: all."""
+    def __init__(
+        self, folder: Path, listen: str = "127.0.0.1:0", threads: int | None = 1, more: Sequence[str] = ()
+    ) -> None:
+        """threads: that it lends; None: all. more: arguments."""
         self._folder, self._log = folder, folder / "log"
-        self._command = [*EDGE, "worker", "--listen", listen, *(("--threads", str(threads)) if threads else ())]
+        lends = ("--threads", str(threads)) if threads else ()
+        self._command = [*EDGE, "worker", "--listen", listen, *lends, *more]
         self.process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 

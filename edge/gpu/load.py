@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 
 from devices.probe import available_memory
 from edge.errors import EngineError, NotEnoughMemory
+from edge.gpu.processor_rows import processor_rows
 from edge.llama import ggml, llama
 from edge.llama.buffers import CallerBuffer, Device
 from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.layer_stream import HostWeight, Layer, LayerStream, copy_layer, place_layer
 from edge.llama.llama import ContextSizes
+from edge.microbenchmark import sample_s
 from edge.paging import memory
-from edge.paging.gpu_layers import GpuLayers
+from edge.paging.gpu_layers import GpuLayers, measured_key
 from edge.paging.mapped import ModelInMemory, check_generates_text
 from edge.paging.memory import MIB, context_parts
 from partition.model.model import ModelShape, block_of
@@ -27,6 +30,7 @@ from quant.text import bytes_text
 _ALIGNED = 64  # bytes; the processor's kernels read so many at once
 Rows = Callable[[int], llama.Batch]
 BUFFERS, PRODUCTS = "two buffers", "products"
+_PIECE_BYTES = 2 * MIB  # in which drivers give memory
 MARGIN_BYTES = 16 * MIB  # for passes that take more for their products than the first one
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
 _COMPUTE = re.compile(r"(\S+) compute buffer size\s*=\s*([\d.]+) MiB")
@@ -107,6 +111,15 @@ def load_on_gpu(
         layer_bytes = {n: sum(device.span(part.weight) for part in layer) for n, layer in layers.items()}
         largest = max(layer_bytes.values())
 
+        def taken() -> int:
+            """Bytes that the driver has given until now; 0 if it does not tell."""
+            return 0 if free is None else free - (ggml.gpu_free_bytes([handle]) or free)
+
+        def products(parts: Mapping[str, int]) -> int:
+            """What the driver takes beside all other parts: counted, if it tells."""
+            others = sum(parts.values()) - parts[PRODUCTS]
+            return max(0, taken() - others) + MARGIN_BYTES if taken() > 0 else parts[PRODUCTS]
+
         def choose(parts: dict[str, int]) -> tuple[int, ...]:
             chosen = share_out(layer_bytes, have - sum(parts.values()))
             if chosen is None:
@@ -125,7 +138,7 @@ def load_on_gpu(
             buffers.callback(stream.close)
             closing.callback(stream.finish)
             stream.stream(layers)  # all of them, until it is known what the driver takes
-            stream.begin()  # the context reserves for passes with the layers on the device
+            stream.begin(sizes.batch)  # the context reserves for passes with the layers on the device
         else:
             for layer in layers:
                 stay(layer)
@@ -136,28 +149,46 @@ def load_on_gpu(
         context = llama.Context(model, sizes, threads=threads, on_node=on_node)
         closing.callback(context.close)
         if stream is not None and node_hooks is not None:
-            batch = rows(sizes.batch)
-            batch.positions[:] = range(sizes.batch)
-            batch.outputs[sizes.batch - 1] = 1
-            stream.begin()
-            node_hooks.decode(context, batch, sizes.batch, 1)
-            context.wait()
-            if free is not None and (used := free - (ggml.gpu_free_bytes([handle]) or free)) > 0:
-                others = sum(parts.values()) - parts[PRODUCTS] + SLOTS * largest
-                parts[PRODUCTS] = max(0, used - others) + MARGIN_BYTES
-            streamed = choose(parts)
-            stream.stream({n: _page_locked(layers[n], device, buffers) for n in streamed})
-            if streamed:
+
+            def a_pass(n: int, processor_rows: int = 0) -> None:
+                if stream.processor_rows != processor_rows:
+                    stream.processor_rows = processor_rows
+                    node_hooks.use(stream.hooks())
+                batch = rows(n)
+                batch.positions[:] = range(n)
+                batch.outputs[n - 1] = 1
+                stream.begin(n)
+                node_hooks.decode(context, batch, n, 1)
+                context.wait()
+                context.kv_clear()
+
+            for n in (sizes.batch, 1):  # a token has kernels of its own, for which the driver takes memory, too
+                a_pass(n)
+            parts[PRODUCTS] = products(parts | {BUFFERS: SLOTS * largest})
+            stream.finish()
+            passing = {n: _page_locked(layers[n], device, buffers) for n in choose(parts)}
+            if passing:
                 parts[BUFFERS] = SLOTS * largest
             else:
                 stream.close()  # its buffers make room for the last layers
-            for layer in layers:
-                if layer not in streamed:
-                    stay(layer)
+            for n in layers:
+                if n in passing:
+                    continue
+                if passing and taken() + layer_bytes[n] + _PIECE_BYTES + MARGIN_BYTES > have:
+                    passing[n] = _page_locked(layers[n], device, buffers)  # the driver took more than was accounted
+                else:
+                    stay(n)
+            stream.stream(passing)
+            streamed = tuple(sorted(passing))
+            if streamed and is_gpu and stream.is_locked:
+                node_hooks.use(stream.hooks())
+                key = partial(measured_key, shape, sizes, threads, [*streamed])
+                stream.processor_rows = processor_rows(sizes.batch, a_pass, key, sample_s(threads))
             node_hooks.use((*stream.hooks(), *hooks))
-            context.kv_clear()
         parts["layers"] = sum(n for layer, n in layer_bytes.items() if layer not in streamed)
-        chosen = GpuBudget(budget, parts, streamed)
+        if stream is not None:
+            parts[PRODUCTS] = products(parts)
+        chosen = GpuBudget(budget, parts, streamed, stream.processor_rows if stream else 0)
         on_device = GpuLayers(len(layers) - len(streamed) + 1, len(layers) + 1, _why(chosen), chosen)
         return ModelInMemory(
             model, context, sizes, node_hooks, need, closing.pop_all(), gpu_layers=on_device, stream=stream
@@ -184,7 +215,7 @@ def _page_locked(layer: Layer, device: Device, buffers: ExitStack) -> Layer:
     to, at, moved = np.frombuffer(buffer.view(), np.uint8), 0, []
     for part, span in zip(layer, spans, strict=True):
         to[at : at + len(part.data)] = part.data
-        moved.append(HostWeight(part.weight, to[at : at + len(part.data)]))
+        moved.append(HostWeight(part.weight, to[at : at + len(part.data)], (buffer, at)))
         at += span
     return moved
 
@@ -193,4 +224,5 @@ def _why(chosen: GpuBudget) -> str:
     within = f"within {bytes_text(chosen.budget)}"
     if not chosen.streamed:
         return f"all fit {within}"
-    return f"{within}; the others pass through two buffers there"
+    least = f" for more than {chosen.processor_rows} rows at once" if chosen.processor_rows else ""
+    return f"{within}; the others pass through two buffers there{least}"

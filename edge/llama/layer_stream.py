@@ -1,4 +1,5 @@
-"""Layers that pass through two buffers of a GPU: each is copied there while the layers before it compute."""
+"""Layers that pass through two buffers of a GPU: each is copied there while the layers before it compute. For passes
+of few rows the processor may compute them where they are."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,7 @@ class HostWeight:
 
     weight: Weight
     data: NDArray[np.uint8]
+    locked: tuple[DeviceBuffer, int] | None = None  # page-locked memory that has them, and from which byte on
 
 
 Layer = Sequence[HostWeight]
@@ -36,6 +39,13 @@ def place_layer(layer: Layer, device: Device, buffer: DeviceBuffer) -> None:
     for part in layer:
         part.weight.place(buffer, at)
         at += device.span(part.weight)
+
+
+def _place_here(layer: Layer) -> None:
+    """Let the weights of a layer lie where they are in this machine's memory."""
+    for part in layer:
+        assert part.locked is not None
+        part.weight.place(*part.locked)
 
 
 def copy_layer(layer: Layer) -> None:
@@ -61,7 +71,9 @@ class LayerStream:
         self._arriving: list[tuple[int, Future[None]] | None] = []  # layer that each slot has, or will have
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="edge-gpu-copy")
         self._in_use: int | None = None
-        self._placed = False
+        self._placed: Literal["slots", "here"] | None = None
+        # In a pass of so many rows or fewer the processor computes the layers. Graphs must be learned anew for another.
+        self.processor_rows = 0
         self._seen: int | None = None  # layer of the last node that was learned
         try:
             for _ in range(SLOTS):
@@ -77,18 +89,30 @@ class LayerStream:
         self._by_address = {part.weight.address: n for n, layer in layers.items() for part in layer}
         self._names = {part.weight.name for layer in layers.values() for part in layer}
         self._orders = [list(self._layers)[slot::SLOTS] for slot in range(SLOTS)]
-        self._in_use, self._placed = None, False
+        self._in_use, self._placed, self.processor_rows = None, None, 0
 
-    def begin(self) -> None:
-        """A pass comes next. Call it before its graph is made."""
+    @property
+    def is_locked(self) -> bool:
+        """True if the layers are in page-locked memory, from which the processor can compute."""
+        return all(part.locked for layer in self._layers.values() for part in layer)
+
+    def begin(self, rows: int) -> None:
+        """A pass of so many rows comes next. Call it before its graph is made."""
         self._in_use = self._seen = None  # also of a pass that was interrupted
-        if self._placed:
+        place: Literal["slots", "here"] = "here" if rows <= self.processor_rows else "slots"
+        if place == self._placed:
             return
-        self._placed = True
+        for slot, arriving in enumerate(self._arriving):  # copies go to where weights are placed
+            if arriving is not None and arriving[1].exception() is not None:
+                self._arriving[slot] = None
+        self._placed = place
         for slot, order in enumerate(self._orders):
             for n in order:
-                place_layer(self._layers[n], self._device, self._slots[slot])
-            if order:
+                if place == "slots":
+                    place_layer(self._layers[n], self._device, self._slots[slot])
+                else:
+                    _place_here(self._layers[n])
+            if place == "slots" and order and self._arriving[slot] is None:
                 self._copy(slot, order[0])
 
     def hooks(self) -> list[Hook]:
@@ -116,6 +140,8 @@ class LayerStream:
 
     def _enters(self, node: Node) -> bool:
         """Return whether a node is the first of a streamed layer."""
+        if self._placed == "here":
+            return False
         for address in node.sources:
             name = Node(address).name if address else ""
             if name.count("#") == 2 and name.split("#")[1] in self._names:
@@ -130,6 +156,8 @@ class LayerStream:
 
     def _leaves(self, node: Node) -> bool:
         """Return whether a node is the last of a streamed layer."""
+        if self._placed == "here":
+            return False
         match = _LAYER_OUT.fullmatch(node.name)
         if match is None or int(match[1]) not in self._layers:
             return False

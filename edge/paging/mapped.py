@@ -39,7 +39,7 @@ class ModelInMemory:
         """Compute the first `n` rows, of which `outputs` give logits; again where that was stopped for the memory."""
         while True:
             if self.stream is not None:
-                self.stream.begin()
+                self.stream.begin(n)
             with suppress(PassStopped):
                 with nullcontext() if self.weights is None else one_pass(self.weights, rows, n):
                     if self.hooks is None:

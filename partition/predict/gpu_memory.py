@@ -17,6 +17,7 @@ class GpuBudget:
     budget: int  # bytes
     parts: Mapping[str, int]  # bytes by part
     streamed: tuple[int, ...]  # layers that pass through the buffers
+    processor_rows: int = 0  # in a pass of so many rows or fewer the processor computes those
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli/chat.md says."""
@@ -25,6 +26,7 @@ class GpuBudget:
             "total_bytes": sum(self.parts.values()),
             "parts": dict(self.parts),
             "streamed_layers": list(self.streamed),
+            "processor_rows": self.processor_rows,
         }
 
 

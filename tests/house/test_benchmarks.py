@@ -25,6 +25,7 @@ SECTIONS = {
     "bench_drafts": ("resident", "far", "paged"),
     "bench_elastic": ("change", "follow", "chat"),
     "bench_engine": ("loop", "attention"),
+    "bench_gpu": (),  # needs a llama.cpp that was built for a GPU
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
     "bench_paging": ("limit", "mmap", "keeps-up", "experts", "path"),

@@ -14,8 +14,9 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import ggml
 from edge.llama.buffers import Device, DeviceBuffer
-from edge.llama.hooks import Hook
+from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.layer_stream import LayerStream
+from edge.llama.llama import Batch, Context
 from edge.llm.engine import Engine, ModelRunner
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, reproducible
@@ -137,6 +138,46 @@ def test_each_layer_is_copied_once_a_pass_while_the_one_before_computes(
             engine.decode([7], len(PROMPT) + i)
         assert len(copies.done) == 3 * a_pass
         assert set(copies.done) <= set(budget_of(engine).streamed)
+
+
+@pytest.mark.usefixtures("on_processor")
+def test_passes_of_few_rows_are_computed_where_the_weights_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They copy nothing, and passes of many rows find the layers that were on their way before."""
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        expected = answer(engine)
+    copies = Copies(monkeypatch)
+    with Engine(MODEL_PATH, with_streamed(MODEL_PATH, 5)) as engine:
+        stream, node_hooks = engine._loaded.stream, engine._loaded.hooks
+        assert stream is not None
+        assert node_hooks is not None
+        assert stream.is_locked
+        stream.processor_rows = 4
+        copies.done.clear()
+        np.testing.assert_array_equal(answer(engine), expected)
+        assert len(copies.done) == 2 + 2 * 5  # of the first two layers, and in each of two prompts
+        stream.processor_rows = 0
+        node_hooks.use(stream.hooks())
+        engine.decode([7], len(PROMPT) + 4)
+        assert len(copies.done) == 2 + 3 * 5
+
+
+def test_a_prompt_and_a_token_are_computed_before_layers_are_chosen(
+    on_processor: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver takes memory for the kernels of both when they are first used. The token needs no room behind the
+    prompt."""
+    rows: list[int] = []
+    decode = NodeHooks.decode
+
+    def noted(self: NodeHooks, context: Context, batch: Batch, n: int, outputs: int) -> None:
+        rows.append(n)
+        decode(self, context, batch, n, outputs)
+
+    monkeypatch.setattr(NodeHooks, "decode", noted)
+    with Engine(MODEL_PATH, replace(with_streamed(MODEL_PATH, 4), context=32)) as engine:
+        assert budget_of(engine).streamed
+        assert rows[-2:] == [32, 1]
+        assert engine.kv_last(0) == -1
 
 
 @pytest.mark.usefixtures("on_processor")

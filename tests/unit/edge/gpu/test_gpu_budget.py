@@ -75,7 +75,7 @@ def test_too_little_names_the_parts_and_what_is_free() -> None:
 
 
 def test_it_is_in_what_commands_print() -> None:
-    budget = GpuBudget(100, {"head": 10, "layers": 50}, (1, 3, 5))
+    budget = GpuBudget(100, {"head": 10, "layers": 50}, (1, 3, 5), 4)
     assert GpuLayers(4, 7, "because", budget).to_json() == {
         "layers": 4,
         "of": 7,
@@ -85,5 +85,6 @@ def test_it_is_in_what_commands_print() -> None:
             "total_bytes": 60,
             "parts": {"head": 10, "layers": 50},
             "streamed_layers": [1, 3, 5],
+            "processor_rows": 4,
         },
     }
