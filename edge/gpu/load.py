@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -98,7 +100,6 @@ def load_on_gpu(
     on_gpu = -1 if is_gpu else 0
     need = memory.check(file.path, shape, sizes)
     device, free = Device(handle), ggml.gpu_free_bytes([handle]) if is_gpu else None
-    have = budget if free is None else min(budget, free)
     parts = fixed_parts(file, shape, sizes, memory.dry_run(file.path, sizes, on_gpu)[1], device.buffer_name)
     with ExitStack() as closing:
         own = CallerBuffer(rb"^blk\.")
@@ -109,39 +110,16 @@ def load_on_gpu(
         check_generates_text(model, file.path)
         layers = _layers(file, own)
         layer_bytes = {n: sum(device.span(part.weight) for part in layer) for n, layer in layers.items()}
-        largest = max(layer_bytes.values())
-
-        def taken() -> int:
-            """Bytes that the driver has given until now; 0 if it does not tell."""
-            return 0 if free is None else free - (ggml.gpu_free_bytes([handle]) or free)
-
-        def products(parts: Mapping[str, int]) -> int:
-            """What the driver takes beside all other parts: counted, if it tells."""
-            others = sum(parts.values()) - parts[PRODUCTS]
-            return max(0, taken() - others) + MARGIN_BYTES if taken() > 0 else parts[PRODUCTS]
-
-        def choose(parts: dict[str, int]) -> tuple[int, ...]:
-            chosen = share_out(layer_bytes, have - sum(parts.values()))
-            if chosen is None:
-                raise too_little(shape, parts | {BUFFERS: SLOTS * largest}, budget, free)
-            return chosen
-
-        def stay(layer: int) -> None:
-            buffer = device.allocate(layer_bytes[layer])
-            buffers.callback(buffer.close)
-            place_layer(layers[layer], device, buffer)
-            copy_layer(layers[layer])
-
-        streamed = choose(parts)
-        stream = LayerStream(device, largest) if streamed else None
+        account = _Account(shape, handle, budget, free, parts, layer_bytes)
+        streamed = account.choose()
+        stream = LayerStream(device, account.largest) if streamed else None
         if stream is not None:
             buffers.callback(stream.close)
             closing.callback(stream.finish)
             stream.stream(layers)  # all of them, until it is known what the driver takes
             stream.begin(sizes.batch)  # the context reserves for passes with the layers on the device
         else:
-            for layer in layers:
-                stay(layer)
+            _stay(list(chain(*layers.values())), device, buffers)
         # Other hooks may wait for ranks, which know nothing of the passes below.
         first_hooks = stream.hooks() if stream else hooks
         node_hooks = NodeHooks(first_hooks) if first_hooks else None
@@ -164,22 +142,7 @@ def load_on_gpu(
 
             for n in (sizes.batch, 1):  # a token has kernels of its own, for which the driver takes memory, too
                 a_pass(n)
-            parts[PRODUCTS] = products(parts | {BUFFERS: SLOTS * largest})
-            stream.finish()
-            passing = {n: _page_locked(layers[n], device, buffers) for n in choose(parts)}
-            if passing:
-                parts[BUFFERS] = SLOTS * largest
-            else:
-                stream.close()  # its buffers make room for the last layers
-            for n in layers:
-                if n in passing:
-                    continue
-                if passing and taken() + layer_bytes[n] + _PIECE_BYTES + MARGIN_BYTES > have:
-                    passing[n] = _page_locked(layers[n], device, buffers)  # the driver took more than was accounted
-                else:
-                    stay(n)
-            stream.stream(passing)
-            streamed = tuple(sorted(passing))
+            streamed = _settle(stream, layers, account, device, buffers)
             if streamed and is_gpu and stream.is_locked:
                 node_hooks.use(stream.hooks())
                 key = partial(measured_key, shape, sizes, threads, [*streamed])
@@ -187,12 +150,84 @@ def load_on_gpu(
             node_hooks.use((*stream.hooks(), *hooks))
         parts["layers"] = sum(n for layer, n in layer_bytes.items() if layer not in streamed)
         if stream is not None:
-            parts[PRODUCTS] = products(parts)
+            account.count_products()
         chosen = GpuBudget(budget, parts, streamed, stream.processor_rows if stream else 0)
         on_device = GpuLayers(len(layers) - len(streamed) + 1, len(layers) + 1, _why(chosen), chosen)
         return ModelInMemory(
             model, context, sizes, node_hooks, need, closing.pop_all(), gpu_layers=on_device, stream=stream
         )
+
+
+@dataclass
+class _Account:
+    """Use of a device's memory."""
+
+    shape: ModelShape
+    handle: int  # ggml's, of the device
+    budget: int
+    free: int | None  # bytes before anything was loaded; None: the driver does not tell
+    parts: dict[str, int]  # bytes by part
+    layer_bytes: Mapping[int, int]
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest layer."""
+        return max(self.layer_bytes.values())
+
+    def choose(self) -> tuple[int, ...]:
+        """Return the layers to stream. NotEnoughMemory."""
+        chosen = share_out(self.layer_bytes, self._most - sum(self.parts.values()))
+        if chosen is None:
+            raise too_little(self.shape, self.parts | {BUFFERS: SLOTS * self.largest}, self.budget, self.free)
+        return chosen
+
+    def count_products(self, beside: int = 0) -> None:
+        """See what the driver has given for products, if it tells. beside: bytes that are no part yet."""
+        if (given := self._given()) > 0:
+            others = sum(self.parts.values()) - self.parts[PRODUCTS] + beside
+            self.parts[PRODUCTS] = max(0, given - others) + MARGIN_BYTES
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Return whether the driver can give so much more; True if it does not tell."""
+        return self._given() + n_bytes + _PIECE_BYTES + MARGIN_BYTES <= self._most if self.free is not None else True
+
+    @property
+    def _most(self) -> int:
+        return self.budget if self.free is None else min(self.budget, self.free)
+
+    def _given(self) -> int:
+        """Return the bytes that the driver has given since; 0 if it does not tell."""
+        return 0 if self.free is None else self.free - (ggml.gpu_free_bytes([self.handle]) or self.free)
+
+
+def _settle(
+    stream: LayerStream, layers: Mapping[int, Layer], account: _Account, device: Device, buffers: ExitStack
+) -> tuple[int, ...]:
+    """Bring layers to where they stay, and stream the others, which are returned. NotEnoughMemory."""
+    account.count_products(SLOTS * account.largest)
+    stream.finish()
+    passing = {n: _page_locked(layers[n], device, buffers) for n in account.choose()}
+    if passing:
+        account.parts[BUFFERS] = SLOTS * account.largest
+        for n in sorted(layers.keys() - passing.keys()):
+            # The driver takes more than is asked for: whole pieces, and tables of the page-locked memory.
+            if account.has_room(account.layer_bytes[n]):
+                _stay(layers[n], device, buffers)
+            else:
+                passing[n] = _page_locked(layers[n], device, buffers)
+    else:
+        stream.close()  # its buffers make room for the last layers
+        _stay(list(chain(*layers.values())), device, buffers)
+    stream.stream(passing)
+    return tuple(sorted(passing))
+
+
+def _stay(layer: Layer, device: Device, buffers: ExitStack) -> None:
+    """Bring a layer, or several, to memory of the device that it has to itself."""
+    buffer = device.allocate(sum(device.span(part.weight) for part in layer))
+    buffers.callback(buffer.close)
+    place_layer(layer, device, buffer)
+    copy_layer(layer)
 
 
 def _layers(file: GgufFile, own: CallerBuffer) -> dict[int, Layer]:

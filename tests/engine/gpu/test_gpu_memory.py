@@ -15,7 +15,7 @@ from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import ggml
 from edge.llama.buffers import Device, DeviceBuffer
 from edge.llama.hooks import Hook, NodeHooks
-from edge.llama.layer_stream import LayerStream
+from edge.llama.layer_stream import Layer, LayerStream, copy_layer
 from edge.llama.llama import Batch, Context
 from edge.llm.engine import Engine, ModelRunner
 from edge.llm.interface import TextEngine
@@ -140,6 +140,55 @@ def test_each_layer_is_copied_once_a_pass_while_the_one_before_computes(
         assert set(copies.done) <= set(budget_of(engine).streamed)
 
 
+class Driver:
+    """A driver that gives memory in pieces, and some for page-locked memory of the machine."""
+
+    PIECE, FREE = 2 << 20, 1 << 40
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given = self.most = 0
+        allocate, allocate_host = Device.allocate, Device.allocate_host
+
+        def given(device: Device, n_bytes: int) -> DeviceBuffer:
+            return self._gives(allocate(device, n_bytes), -(-n_bytes // self.PIECE) * self.PIECE)
+
+        def page_locked(device: Device, n_bytes: int) -> DeviceBuffer:
+            return self._gives(allocate_host(device, n_bytes), n_bytes // 8)
+
+        monkeypatch.setattr(Device, "allocate", given)
+        monkeypatch.setattr(Device, "allocate_host", page_locked)
+        monkeypatch.setattr(ggml, "gpu_free_bytes", lambda devices: self.FREE - self.given)
+        monkeypatch.setattr(ggml, "cpu_device", lambda: None)  # the processor's is a GPU's
+
+    def _gives(self, buffer: DeviceBuffer, n_bytes: int) -> DeviceBuffer:
+        close = buffer.close
+
+        def closed() -> None:
+            self.given -= n_bytes
+            close()
+
+        self.given += n_bytes
+        self.most = max(self.most, self.given)
+        buffer.close = closed  # type: ignore[method-assign]
+        return buffer
+
+
+@pytest.mark.usefixtures("on_processor")
+@pytest.mark.parametrize("kib", [6800, 7600, 8400, 9200])
+def test_a_budget_holds_what_the_driver_really_gives(kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        expected = answer(engine)
+    driver = Driver(monkeypatch)
+    for name, value in (("processor_rows", lambda *_: 0), ("_PRODUCTS_BYTES", 0), ("MARGIN_BYTES", 1 << 20)):
+        monkeypatch.setattr(f"edge.gpu.load.{name}", value)
+    with Engine(MODEL_PATH, replace(OPTIONS, gpu_memory=kib << 10)) as engine:
+        account = budget_of(engine)
+        assert driver.most <= sum(account.parts.values()) <= kib << 10
+        assert bool(account.streamed) == (kib < 9200)
+        np.testing.assert_array_equal(answer(engine), expected)
+    assert driver.given == 0
+
+
 @pytest.mark.usefixtures("on_processor")
 def test_passes_of_few_rows_are_computed_where_the_weights_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """They copy nothing, and passes of many rows find the layers that were on their way before."""
@@ -159,6 +208,32 @@ def test_passes_of_few_rows_are_computed_where_the_weights_are(monkeypatch: pyte
         node_hooks.use(stream.hooks())
         engine.decode([7], len(PROMPT) + 4)
         assert len(copies.done) == 2 + 3 * 5
+
+
+@pytest.mark.usefixtures("on_processor")
+def test_a_copy_that_failed_is_made_again_after_passes_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails: list[bool] = []
+
+    def copied(layer: Layer) -> None:
+        if fails:
+            fails.clear()
+            raise EngineError("the driver is gone for a moment")
+        copy_layer(layer)
+
+    monkeypatch.setattr("edge.llama.layer_stream.copy_layer", copied)
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        expected = answer(engine)
+    with Engine(MODEL_PATH, with_streamed(MODEL_PATH, 3)) as engine:
+        stream = engine._loaded.stream
+        assert stream is not None
+        stream.processor_rows = 4
+        engine.decode(PROMPT, 0)
+        stream.finish()  # nothing is on its way
+        fails.append(True)
+        stream._copy(0, min(stream._layers))
+        engine.decode([7], len(PROMPT))
+        assert not fails
+        np.testing.assert_array_equal(answer(engine), expected)
 
 
 def test_a_prompt_and_a_token_are_computed_before_layers_are_chosen(
