@@ -1,11 +1,11 @@
 """A GPU's memory as a budget, beside llama.cpp's own offload; and a GPU and the processor beside it as two stages.
 
-    python benchmarks/bench_gpu.py [--only budget|prompts|beside] [--work DIR] [--model NAME] [--json [FILE]]
+    python benchmarks/bench_gpu.py [--only budget|prompts|stages] [--work DIR] [--model NAME] [--json [FILE]]
 
 | section | question                                                                                         |
 | budget  | does what a process takes of the GPU's memory ever pass --gpu-memory?                            |
 | prompts | how long do a prompt of 512 tokens and a token take, beside llama.cpp's offload in the same bytes? |
-| beside  | eight answers at once: layers on the GPU and on the processor in one process, or as two stages?  |
+| stages  | eight answers at once: layers on the GPU and on the processor in one process, or as two stages?  |
 
 llama.cpp has as many layers on the GPU as its dry run says, and copies each matrix of the others there for a prompt,
 from the mapped file or from page-locked memory (`--no-mmap`). Layers that are streamed pass through two buffers. Every
@@ -70,7 +70,7 @@ def main() -> None:
     parser = parser_of(__doc__, SECTIONS)
     parser.add_argument("--work", type=Path, metavar="DIR", help="for model files (default: a folder that is deleted)")
     parser.add_argument("--model", choices=list(MODELS), default="8b", help="whose shape (default: 8b)")
-    parser.add_argument("--threads", type=int, default=7, help="of the processor in `beside` (default: 7)")
+    parser.add_argument("--threads", type=int, default=7, help="of the processor in `stages` (default: 7)")
     bench(parser, SECTIONS, prepare)
 
 
@@ -86,6 +86,7 @@ def prepare(folder: Path, args: argparse.Namespace) -> Figures:
 
 
 def needs_gpu() -> None:
+    """Leave the section out where there is no GPU."""
     if not llama.has_gpu():
         raise LeftOut("this build of llama.cpp finds no GPU")
 
@@ -105,7 +106,7 @@ def side(
 
 
 class Account:
-    """What parts of a model take of the GPU's memory."""
+    """Parts of the GPU's memory that a model takes."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, GgufFile.open(path)
@@ -207,10 +208,10 @@ def show_prompts(figures: Figures) -> str:
     return table(header, lines)
 
 
-# --- the processor beside it ---
+# --- the processor as a stage ---
 
 
-def beside(folder: Path, args: argparse.Namespace) -> Figures:
+def stages(folder: Path, args: argparse.Namespace) -> Figures:
     """Tokens a second of eight answers at once, by the number of layers on the GPU."""
     needs_gpu()
     file = GgufFile.open(args.path)
@@ -225,13 +226,13 @@ def beside(folder: Path, args: argparse.Namespace) -> Figures:
             worker.start()
             closing.callback(worker.end)
             serve = partial(edge_serve, args.path, folder, context=256, requests=STREAMS)
-            stages = (
+            cut = (
                 "--workers", worker.wait(), "--parallel", "pipeline", "--gpu-layers", "0",
                 "--shares", f"{shape.n_layers - layers},{layers}",
             )  # fmt: skip
             servers = {
                 ONE: serve(threads=args.threads + 1, more=("--gpu-layers", str(layers + 1))),
-                TWO: serve(threads=args.threads, more=stages),
+                TWO: serve(threads=args.threads, more=cut),
             }
             with running(servers):
                 rounds = alternate(
@@ -251,7 +252,7 @@ def answered(server: Server, words: Words, ends: list[int]) -> dict[str, float]:
     return asyncio.run(at_once(server, bodies))
 
 
-def show_beside(figures: Figures) -> str:
+def show_stages(figures: Figures) -> str:
     return table(
         ["layers on the GPU", f"{ONE}, tokens/s", f"{TWO}, tokens/s", "ratio"],
         [
@@ -266,7 +267,7 @@ def show_beside(figures: Figures) -> str:
 SECTIONS = {
     "budget": Section(budget, show_budget),
     "prompts": Section(prompts, show_prompts),
-    "beside": Section(beside, show_beside),
+    "stages": Section(stages, show_stages),
 }
 
 if __name__ == "__main__":

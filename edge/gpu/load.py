@@ -181,21 +181,21 @@ class _Account:
             raise too_little(self.shape, self.parts | {BUFFERS: SLOTS * self.largest}, self.budget, self.free)
         return chosen
 
-    def count_products(self, beside: int = 0) -> None:
-        """See what the driver has given for products, if it tells. beside: bytes that are no part yet."""
-        if (given := self._given()) > 0:
-            others = sum(self.parts.values()) - self.parts[PRODUCTS] + beside
-            self.parts[PRODUCTS] = max(0, given - others) + MARGIN_BYTES
+    def count_products(self, uncounted: int = 0) -> None:
+        """See what the driver has given for products, if it tells. uncounted: bytes that are no part yet."""
+        if (taken := self._taken()) > 0:
+            others = sum(self.parts.values()) - self.parts[PRODUCTS] + uncounted
+            self.parts[PRODUCTS] = max(0, taken - others) + MARGIN_BYTES
 
     def has_room(self, n_bytes: int) -> bool:
         """Return whether the driver can give so much more; True if it does not tell."""
-        return self._given() + n_bytes + _PIECE_BYTES + MARGIN_BYTES <= self._most if self.free is not None else True
+        return self._taken() + n_bytes + _PIECE_BYTES + MARGIN_BYTES <= self._most if self.free is not None else True
 
     @property
     def _most(self) -> int:
         return self.budget if self.free is None else min(self.budget, self.free)
 
-    def _given(self) -> int:
+    def _taken(self) -> int:
         """Return the bytes that the driver has given since; 0 if it does not tell."""
         return 0 if self.free is None else self.free - (ggml.gpu_free_bytes([self.handle]) or self.free)
 

@@ -146,29 +146,29 @@ class Driver:
     PIECE, FREE = 2 << 20, 1 << 40
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.given = self.most = 0
+        self.taken = self.most = 0
         allocate, allocate_host = Device.allocate, Device.allocate_host
 
-        def given(device: Device, n_bytes: int) -> DeviceBuffer:
+        def allocate_pieces(device: Device, n_bytes: int) -> DeviceBuffer:
             return self._gives(allocate(device, n_bytes), -(-n_bytes // self.PIECE) * self.PIECE)
 
         def page_locked(device: Device, n_bytes: int) -> DeviceBuffer:
             return self._gives(allocate_host(device, n_bytes), n_bytes // 8)
 
-        monkeypatch.setattr(Device, "allocate", given)
+        monkeypatch.setattr(Device, "allocate", allocate_pieces)
         monkeypatch.setattr(Device, "allocate_host", page_locked)
-        monkeypatch.setattr(ggml, "gpu_free_bytes", lambda devices: self.FREE - self.given)
+        monkeypatch.setattr(ggml, "gpu_free_bytes", lambda devices: self.FREE - self.taken)
         monkeypatch.setattr(ggml, "cpu_device", lambda: None)  # the processor's is a GPU's
 
     def _gives(self, buffer: DeviceBuffer, n_bytes: int) -> DeviceBuffer:
         close = buffer.close
 
         def closed() -> None:
-            self.given -= n_bytes
+            self.taken -= n_bytes
             close()
 
-        self.given += n_bytes
-        self.most = max(self.most, self.given)
+        self.taken += n_bytes
+        self.most = max(self.most, self.taken)
         buffer.close = closed  # type: ignore[method-assign]
         return buffer
 
@@ -186,7 +186,7 @@ def test_a_budget_holds_what_the_driver_really_gives(kib: int, monkeypatch: pyte
         assert driver.most <= sum(account.parts.values()) <= kib << 10
         assert bool(account.streamed) == (kib < 9200)
         np.testing.assert_array_equal(answer(engine), expected)
-    assert driver.given == 0
+    assert driver.taken == 0
 
 
 @pytest.mark.usefixtures("on_processor")
