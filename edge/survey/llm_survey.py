@@ -119,9 +119,10 @@ class _LayerProfiler:
             for room, address in zip(devices.memory_bytes, addresses, strict=True)
         ]
         self._pages = [room < AMPLE * file.size_bytes for room in self.rooms]  # whether it may have to page
-        digests = [probe.digest for probe in self._slices.values()]
+        # What of the model a slice lacks empties caches between its steps: it takes longer beside more.
+        timed_parts = [f"{probe.digest} {probe.other_bytes}" for probe in self._slices.values()]
         self.keys: Sequence[str] = [
-            key_of([*digests, str(threads.get(address)), str(pages)], profile)
+            key_of([*timed_parts, str(threads.get(address)), str(pages)], profile)
             for address, pages, profile in zip(addresses, self._pages, devices.profiles, strict=True)
         ]
 
