@@ -178,7 +178,7 @@ def tls_error(error: OSError, peer: str) -> TransportError:
 def _not_in_date(peer: str) -> Refused:
     return Refused(
         f"the certificate of {peer} is not in date, by this device's clock; set the clock (timedatectl set-ntp true),"
-        f" or, where it is right, revoke and invite that device again"
+        " or, where it is right, revoke and invite that device again"
     )
 
 

@@ -16,7 +16,7 @@ from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
 from partition.predict.gpu_memory import SLOTS
 
-_LAYER_OUT = re.compile(r"l_out-(\d+)")  # the node of a layer that all others of it come before
+LAYER_OUT = re.compile(r"l_out-(\d+)")  # the node of a layer that all others of it come before
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class LayerStream:
 
     def _leaves(self, node: Node) -> bool:
         """Return whether a node is the last of a streamed layer."""
-        match = _LAYER_OUT.fullmatch(node.name)
+        match = LAYER_OUT.fullmatch(node.name)
         if match is None or int(match[1]) not in self._layers:
             return False
         self._seen = None  # a later node of it would bring it back
