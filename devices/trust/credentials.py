@@ -17,7 +17,7 @@ from pathlib import Path
 from devices.errors import TrustError
 from devices.files import locked, write_private
 from devices.trust import certificates
-from devices.trust.certificates import INVITED, OWNER, WORKER, Holder
+from devices.trust.certificates import DAY_S, INVITED, OWNER, WORKER, Holder
 from devices.trust.invitation import parse_token
 
 DEVICE_FILE, CRL_FILE, PENDING_FILE = "device.pem", "revoked.pem", "pending.pem"
@@ -139,7 +139,7 @@ def install(folder: Path, certificate: bytes, now: float | None = None) -> Membe
     TrustError, and nothing changes, unless this cluster signed it for this key, this device's name and the role worker.
     """
     with locked(folder):
-        membership = _membership(folder)
+        membership = required(folder)
         try:
             key = (folder / PENDING_FILE).read_bytes()
         except FileNotFoundError:
@@ -170,7 +170,7 @@ def update_crl(folder: Path, crl: bytes) -> Membership:
     one that the cluster's owner did not sign.
     """
     with locked(folder):
-        membership = _membership(folder)
+        membership = required(folder)
         number, revoked = certificates.read_crl(crl, certificates.from_pem(membership.authority))
         if number <= membership.crl_number or not revoked >= membership.revoked:
             return membership
@@ -178,7 +178,8 @@ def update_crl(folder: Path, crl: bytes) -> Membership:
         return load(folder) or membership
 
 
-def _membership(folder: Path) -> Membership:
+def required(folder: Path) -> Membership:
+    """The membership in a folder that has had one. TrustError if it is gone."""
     membership = load(folder)
     if membership is None:
         raise TrustError(f"this device is in no cluster: there are no credentials in {folder}; join with a token first")
@@ -205,7 +206,7 @@ def _parse(device: bytes) -> Membership:
 
 def _ago(seconds: float) -> str:
     """A time span in its largest whole unit: "3 h"."""
-    for unit, length in (("days", 2 * 86_400), ("h", 2 * 3600), ("min", 120)):
-        if seconds >= length:
-            return f"{seconds // {'days': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit}"
+    for unit, length in (("days", DAY_S), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit}"
     return f"{seconds:.0f} s"
