@@ -2,6 +2,8 @@
 
 import errno
 
+from devices.files import FULL
+
 # Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
 _NAMES = {
     2: "BadRequest MediaError NotAllowed PictureError PlanError SamplingError ShapeError UnknownTypeError UsageError",
@@ -16,7 +18,6 @@ _NAMES = {
 }
 EXIT_CODES = {name: code for code, names in _NAMES.items() for name in names.split()}
 EXIT_BUG, EXIT_NO_ROOM, EXIT_INTERRUPTED = 1, 4, 130
-FULL = (errno.ENOSPC, errno.EDQUOT)
 # Advice to people, by the system's error of a file.
 REMEDIES = {
     errno.ENOENT: "check its name",

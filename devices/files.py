@@ -16,6 +16,8 @@ from pathlib import Path
 
 from devices.paths import state_folder
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk that has no room
+DIRECT = getattr(os, "O_DIRECT", 0)  # flag of reads past the page cache; 0 where the system has none
 LOCK_S = 60.0  # to wait for a lock, which whoever has it holds for moments
 _LOOK_S = 0.02  # between two tries
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 _DEVICES = Path("/sys/devices")
-_CPUINFO = Path("/proc/cpuinfo")
+CPUINFO = Path("/proc/cpuinfo")
 # A core below this part of the fastest one's speed is an efficiency core. Cores of one kind differ by less, as some may
 # clock a bit higher than others; kinds differ by more.
 _SLOWER = 0.75
@@ -59,7 +59,7 @@ def cache_bytes(devices: Path = _DEVICES) -> int:
     return max(_LEAST_CACHE, *(int(size[:-1]) << 10 for size in sizes if size[:-1].isdigit() and size[-1] == "K"), 0)
 
 
-def instruction_sets(cpuinfo: Path = _CPUINFO) -> tuple[str, ...]:
+def instruction_sets(cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
     """The sets this processor has, of those that ggml has kernels for: "avx2", "avx512_vnni", "neon", "i8mm" and so on.
 
     Where cores differ, those that all have. cpuinfo: what Linux shows of its processors.

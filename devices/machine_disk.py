@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from devices.files import DIRECT
+
 _MOST_BYTES = 256 << 20  # size limit of the file that is read
 _LEAST_BYTES = 16 << 20  # below, what is measured is more the way to the disk than the disk
 _ROOM_SHARE = 4  # it takes at most this part of the room that is left
@@ -21,7 +23,6 @@ _BLOCK = 4 << 20  # bytes of one read
 _THREADS = 2  # reads under way, as when weights are paged
 _MOST_WRITE_S = 2.0  # so long the file grows; a slow card then has a smaller one
 _MOST_READ_S = 0.5  # so long it is read
-_DIRECT = getattr(os, "O_DIRECT", 0)
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
@@ -73,13 +74,13 @@ def _fill(fd: int, most: int) -> int:
 
 def _pass_cache(fd: int) -> str:
     """Make reads come from the disk itself, in the best way the system has; return which one."""
-    if _DIRECT:
+    if DIRECT:
         with suppress(OSError):  # some filesystems refuse here, others when read
-            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | _DIRECT)
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | DIRECT)
             with mmap.mmap(-1, _BLOCK) as block:
                 if os.preadv(fd, [block], 0) == _BLOCK:
                     return "direct"
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~_DIRECT)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~DIRECT)
     if hasattr(fcntl, "F_NOCACHE"):
         fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
         return "uncached"

@@ -20,7 +20,7 @@ _PRESSURE = Path("/proc/pressure/memory")
 _ANY = 1 << 62  # bytes: more is no limit
 _MOST_MEMORY_MB = 256  # read to measure the memory: more than caches hold
 _LEAST_MEMORY_MB = 64
-_MEMORY_SHARE = 4  # at most one fourth of the free memory is taken for the measurement
+MEMORY_SHARE = 4  # at most one fourth of the free memory is taken for a measurement
 
 
 def default_threads() -> int:
@@ -176,7 +176,7 @@ def memory_bandwidth_gbps(threads: int, most_bytes: int | None = None, repeats: 
     """
     import numpy as np
 
-    room = available_memory() // _MEMORY_SHARE
+    room = available_memory() // MEMORY_SHARE
     megabytes = min(_MOST_MEMORY_MB, (room if most_bytes is None else min(room, most_bytes)) // 1_000_000)
     if megabytes < _LEAST_MEMORY_MB:
         raise OSError(f"less than {_LEAST_MEMORY_MB} MB of memory may be taken to measure it")

@@ -16,11 +16,10 @@ from typing import Any
 import psutil
 
 from devices import probe
-from devices.machine_cores import sysctl
+from devices.machine_cores import CPUINFO, sysctl
 from devices.sleeping import sleep_profile
 
 MAX_TEXT = 200  # characters; profiles come from other machines and end up on terminals
-_CPUINFO = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # drawn anew at each start; containers see that of their machine
 _BOARD = Path("/proc/device-tree/model")
 # (CPU implementer, CPU part) in /proc/cpuinfo. Those of ARM that servers, boards and phones have, Apple's and Ampere's.
@@ -191,7 +190,7 @@ def _system() -> str:
 def _cpuinfo() -> dict[str, str]:
     """Read /proc/cpuinfo; for keys that occur for each core, the first core's value."""
     try:
-        lines = _CPUINFO.read_text(errors="replace").splitlines()
+        lines = CPUINFO.read_text(errors="replace").splitlines()
     except OSError:  # not Linux
         return {}
     info: dict[str, str] = {}

@@ -105,7 +105,8 @@ class Repeated(Closing):
     def __init__(self, work: Callable[[], None], every_s: float, name: str) -> None:
         """every_s: seconds from the end of one run to the start of the next. name: of the thread.
 
-        A run that fails ends nothing: the first error is logged, and the next run follows.
+        A run that fails ends nothing: its error is logged, unless it is that of the run that failed before, and the
+        next run follows.
         """
         self._work, self._every_s, self._name = work, every_s, name
         self._over = threading.Event()
@@ -126,14 +127,15 @@ class Repeated(Closing):
         self._over.set()
 
     def _run(self) -> None:
-        failed = False
+        logged = ""
         while not self._over.wait(self._every_s):
             try:
                 self._work()
             except Exception as error:
-                if not failed and not self.is_over:
-                    log.warning("background-work-failed", work=self._name, why=f"{type(error).__name__}: {error}")
-                    failed = True
+                why = f"{type(error).__name__}: {error}"
+                if why != logged and not self.is_over:
+                    log.warning("background-work-failed", work=self._name, why=why)
+                    logged = why
 
 
 class Steps:

@@ -79,8 +79,8 @@ _TABLE = (
 )
 
 _SCALES = {
-    **dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs"), (0, 1)),
-    **dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s", "iq1_s"), (0, 1)),
+    **dict.fromkeys(("q1_0", "q2_0", "q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs"), (0, 1)),
+    **dict.fromkeys(("iq3_s", "iq3_xxs", "iq2_xxs", "iq2_xs", "iq2_s", "iq1_s"), (0, 1)),
     **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)),
     "q2_k": (80, 2), "q3_k": (108, 1), "q6_k": (208, 1), "tq1_0": (52, 1), "tq2_0": (64, 1),
 }  # fmt: skip

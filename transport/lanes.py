@@ -16,9 +16,8 @@ from contextlib import suppress
 
 from transport.errors import LinkClosed, ProtocolError, TransportError
 from transport.frame import HEADER_BYTES, Frame, Kind, parse_frame
-from transport.link import Link
+from transport.link import IDLE_S, Link
 
-_IDLE_S = 7 * 86400.0  # for the next frame of any lane; who waits for one in particular has a deadline of its own
 _LAST_S = 1.0  # for the thread that reads to notice that the link below has ended
 _MOST_BYTES = 4 << 20  # of a frame: the larger tensors are sent in parts of a mebibyte
 _MOST_WAITING = 256 << 20  # bytes that came for a lane and were not taken: more than the states of any step
@@ -66,7 +65,7 @@ class Trunk:
         """Queue what comes for its lane, until the link ends."""
         try:
             while True:
-                self._queue(self.link.receive(_IDLE_S, _MOST_BYTES))
+                self._queue(self.link.receive(IDLE_S, _MOST_BYTES))
         except TransportError as error:
             with self._changed:
                 self._error = error

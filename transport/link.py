@@ -17,6 +17,7 @@ from transport.frame import HEADER_BYTES, MAX_REASON, SEQUENCES, Buffer, Frame, 
 from transport.received import ReceivedFrames
 
 PART_BYTES = 1 << 20  # of a large payload in one frame; gRPC messages have four times as much at most
+IDLE_S = 7 * 86400.0  # for a frame that nobody owes: a person may think for long, and a broken link is noticed
 CONTROL_BYTES = 1 << 20  # the largest payload `receive` takes where the caller names no other
 _GOODBYE_S = 0.05  # a last word is a courtesy; nobody waits for it
 

@@ -7,9 +7,7 @@ import threading
 from transport.errors import ProtocolError, Refused, TransportError
 from transport.frame import Kind
 from transport.grpc_link import MAX_MESSAGE
-from transport.link import CONTROL_BYTES, Link
-
-_IDLE_S = 7 * 86400.0  # the two ends have deadlines of their own
+from transport.link import CONTROL_BYTES, IDLE_S, Link
 
 
 def relay(a: Link, b: Link) -> None:
@@ -23,7 +21,7 @@ def relay(a: Link, b: Link) -> None:
 def _pump(source: Link, target: Link) -> None:
     try:
         while True:
-            kind, payload = source.receive(_IDLE_S, MAX_MESSAGE)
+            kind, payload = source.receive(IDLE_S, MAX_MESSAGE)
             if kind is not Kind.DATA and len(payload) > CONTROL_BYTES:
                 raise ProtocolError(f"{source.peer} sent {len(payload)} bytes of {kind.name}, which are at most 1 MiB")
             target.send(payload, kind)

@@ -99,7 +99,7 @@ def admit(
     if peer.serial in credentials.revoked:
         raise Refused(f"{peer.name} was revoked; the cluster's owner can invite it again")
     if not shown.not_valid_before_utc.timestamp() <= now < peer.expires:
-        raise Refused(f"the certificate of {peer.name} is not in date, by this device's clock")
+        raise _not_in_date(peer.name)
     if peer.role not in roles:
         raise Refused(f"{peer.name} has the role {peer.role}, and this is for {' or '.join(sorted(roles))}")
     return peer
@@ -157,7 +157,7 @@ def tls_error(error: OSError, peer: str) -> TransportError:
     """Translate an error of a TLS socket into one of our errors."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
-            return Refused(f"the certificate of {peer} is not in date, by this device's clock")
+            return _not_in_date(peer)
         return Refused(f"the certificate of {peer} is of another cluster ({error.verify_message})")
     if not isinstance(error, ssl.SSLError):
         return LinkClosed(f"{peer} went away: {error.strerror or error}")
@@ -173,6 +173,13 @@ def tls_error(error: OSError, peer: str) -> TransportError:
             if reason.endswith(word):
                 return Refused(f"{peer} refused this device: {meaning}")
     return ProtocolError(f"TLS with {peer} failed: {reason}")
+
+
+def _not_in_date(peer: str) -> Refused:
+    return Refused(
+        f"the certificate of {peer} is not in date, by this device's clock; set the clock (timedatectl set-ntp true),"
+        " or, where it is right, revoke and invite that device again"
+    )
 
 
 def identify(host: str, port: int, credentials: Credentials, timeout_s: float) -> Identity:

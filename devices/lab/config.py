@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from devices.catalog import CATALOG, EMULATED
+from devices.cluster_file import MAX_DEVICES, MAX_THREADS
 from devices.cores import check_cores, parse_cores
 from devices.errors import LabFileError
 from devices.lab.shaper import Shape
@@ -21,8 +22,6 @@ from devices.names import MAX_NAME, is_name
 from devices.toml_tables import Table, check_keys, read_toml, short_text, tables
 
 OWNER = "owner"  # in links: this machine itself, where commands such as `edge chat --workers` run
-MAX_DEVICES = 64
-MAX_THREADS = 512
 MAX_CORES = 4096
 MAX_DELAY_MS = 5_000.0
 MAX_MBPS = 1e6

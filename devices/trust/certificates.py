@@ -34,7 +34,7 @@ ROLES = (OWNER, WORKER, INVITED)
 DAY_S = 86_400
 MEMBER_LIFETIME_S = 3650 * DAY_S  # long: a certificate can be revoked
 AUTHORITY_LIFETIME_S = 3 * MEMBER_LIFETIME_S  # so that no member's certificate outlives it for twenty years
-CLOCK_SKEW_S = DAY_S  # certificates begin a day early: a device's clock may be behind
+CLOCK_SKEW_S = DAY_S  # members' certificates begin a day early: a device's clock may be behind
 MAX_CRL_BYTES = 1 << 20
 
 _UNREADABLE = (
@@ -155,7 +155,8 @@ def make_authority(key: PrivateKey, now: float) -> x509.Certificate:
     """The certificate of a new cluster, signed by itself."""
     # A name of its own: TLS libraries look an issuer up by name before they look at its key.
     name = _name({NameOID.COMMON_NAME: f"edge cluster {secrets.token_hex(4)}"})
-    builder = _builder(name, name, key.public_key(), now, now + AUTHORITY_LIFETIME_S)
+    # It cannot be renewed, as all members hold it: so it is valid at any time before, too, should this clock be ahead.
+    builder = _builder(name, name, key.public_key(), 0, now + AUTHORITY_LIFETIME_S)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     return builder.sign(key, SHA256())
@@ -174,7 +175,7 @@ def make_certificate(
     until = min(until, authority.not_valid_after_utc.timestamp())
     subject = _name({NameOID.COMMON_NAME: name, NameOID.ORGANIZATIONAL_UNIT_NAME: role})
     serial = x509.random_serial_number()
-    builder = _builder(subject, authority.subject, key, now, until, serial)
+    builder = _builder(subject, authority.subject, key, now - CLOCK_SKEW_S, until, serial)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -240,7 +241,7 @@ def _reading(what: str) -> Iterator[None]:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: PublicKey, now: float, until: float, serial: int | None = None
+    subject: x509.Name, issuer: x509.Name, key: PublicKey, begins: float, until: float, serial: int | None = None
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -248,7 +249,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(serial or x509.random_serial_number())
-        .not_valid_before(_date(now - CLOCK_SKEW_S))
+        .not_valid_before(_date(begins))
         .not_valid_after(_date(until))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )

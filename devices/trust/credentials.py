@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 from devices.errors import TrustError
 from devices.files import locked, write_private
 from devices.trust import certificates
-from devices.trust.certificates import INVITED, OWNER, WORKER, Holder
+from devices.trust.certificates import DAY_S, INVITED, OWNER, WORKER, Holder
 from devices.trust.invitation import parse_token
 
 DEVICE_FILE, CRL_FILE, PENDING_FILE = "device.pem", "revoked.pem", "pending.pem"
@@ -91,8 +90,9 @@ def save(folder: Path, membership: Membership) -> None:
 def store_token(folder: Path, token: str, now: float | None = None) -> None:
     """Keep what a token holds. The same token again changes nothing, also when it has expired since.
 
-    A later token of the same cluster replaces what is there: the owner asked this device to join anew. TrustError for a
-    token that is damaged, forged or expired, or where this device belongs to another cluster or is the owner's.
+    A later token of the same cluster replaces what is there, and a key that waits to be signed: the owner asked this
+    device to join anew. TrustError for a token that is damaged, forged or expired, or where this device belongs to
+    another cluster or is the owner's.
     """
     invitation = parse_token(token)
     authority, certificate = certificates.to_pem(invitation.authority), certificates.to_pem(invitation.certificate)
@@ -116,35 +116,34 @@ def store_token(folder: Path, token: str, now: float | None = None) -> None:
                 f"run `edge cluster invite {name}` on the owner's machine for a new one"
             )
         crl = membership.crl if membership is not None else None
+        (folder / PENDING_FILE).unlink(missing_ok=True)  # first: a crash in between must not leave it to the new one
         save(folder, Membership(authority, certificate, certificates.key_to_pem(invitation.key), certificate, crl))
 
 
-def make_csr(name: str) -> tuple[bytes, bytes]:
-    """A fresh (key, request for a certificate), both PEM. The key stays on this device."""
-    key = certificates.new_key()
-    return certificates.key_to_pem(key), certificates.make_request(key, name)
-
-
-def pending_csr(folder: Path, name: str) -> tuple[bytes, bytes]:
-    """The (key, request for a certificate) of an enrolment, as `make_csr`. The key is kept in the folder until
-    `install`: the owner signs one, and this device may restart before it has the answer."""
+def pending_csr(folder: Path, name: str) -> bytes:
+    """A request for a certificate. Its key is made here and stays in the folder, the same until `install` or another
+    token: the owner signs one, and this device may restart before it has the answer."""
     path = folder / PENDING_FILE
     with locked(folder):
-        with suppress(FileNotFoundError, TrustError):  # TrustError: it is damaged
+        try:
             key = certificates.key_from_pem(path.read_bytes())
-            return certificates.key_to_pem(key), certificates.make_request(key, name)
-        pem, csr = make_csr(name)
-        write_private(path, pem)
-        return pem, csr
+        except (FileNotFoundError, TrustError):  # TrustError: it is damaged
+            key = certificates.new_key()
+            write_private(path, certificates.key_to_pem(key))
+        return certificates.make_request(key, name)
 
 
-def install(folder: Path, certificate: bytes, key: bytes, now: float | None = None) -> Membership:
-    """Keep the certificate that the owner made out to this device's new key; the membership from now on.
+def install(folder: Path, certificate: bytes, now: float | None = None) -> Membership:
+    """Keep the certificate that the owner made out to the key of `pending_csr`; the membership from now on.
 
     TrustError, and nothing changes, unless this cluster signed it for this key, this device's name and the role worker.
     """
     with locked(folder):
-        membership = _membership(folder)
+        membership = required(folder)
+        try:
+            key = (folder / PENDING_FILE).read_bytes()
+        except FileNotFoundError:
+            raise TrustError("nothing was asked to be signed") from None
         received = certificates.from_pem(certificate)
         to = certificates.holder(received)
         if not certificates.is_issued_by(received, certificates.from_pem(membership.authority)):
@@ -171,7 +170,7 @@ def update_crl(folder: Path, crl: bytes) -> Membership:
     one that the cluster's owner did not sign.
     """
     with locked(folder):
-        membership = _membership(folder)
+        membership = required(folder)
         number, revoked = certificates.read_crl(crl, certificates.from_pem(membership.authority))
         if number <= membership.crl_number or not revoked >= membership.revoked:
             return membership
@@ -179,7 +178,8 @@ def update_crl(folder: Path, crl: bytes) -> Membership:
         return load(folder) or membership
 
 
-def _membership(folder: Path) -> Membership:
+def required(folder: Path) -> Membership:
+    """The membership in a folder that has had one. TrustError if it is gone."""
     membership = load(folder)
     if membership is None:
         raise TrustError(f"this device is in no cluster: there are no credentials in {folder}; join with a token first")
@@ -206,7 +206,7 @@ def _parse(device: bytes) -> Membership:
 
 def _ago(seconds: float) -> str:
     """A time span in its largest whole unit: "3 h"."""
-    for unit, length in (("days", 2 * 86_400), ("h", 2 * 3600), ("min", 120)):
-        if seconds >= length:
-            return f"{seconds // {'days': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit}"
+    for unit, length in (("days", DAY_S), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit}"
     return f"{seconds:.0f} s"

@@ -6,12 +6,12 @@ import shlex
 
 from edge.advice.candidates import Candidate
 from edge.advice.speeds import Profile
+from edge.llm.options import DEFAULT_CONTEXT
 from edge.survey.cluster import Cluster
 from partition.plan.plan import LOCAL
 from partition.predict.pareto import Point
 from quant.mixes import mix_by_name
 
-_CONTEXT = 4096  # tokens, the default of `edge chat`
 _MIB = 1 << 20
 
 
@@ -25,7 +25,7 @@ def command(candidate: Candidate, point: Point, profile: Profile, context: int, 
         file_name = f"{candidate.model.name}-{candidate.mix.name}.gguf"
         first, source = f"edge quantize {_widest(candidate)} {file_name} --type {candidate.mix.name} && ", file_name
     words = ["edge", "chat", source]
-    if context != _CONTEXT:
+    if context != DEFAULT_CONTEXT:
         words += ["--context", str(context)]
     own = next(speed for speed in profile.speeds if speed.device == LOCAL)
     if point.predicted.memory_bytes.get(LOCAL, 0) >= own.memory_bytes:  # it is full: the rest is paged

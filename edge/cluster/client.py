@@ -29,7 +29,6 @@ CALL_TIMEOUT_S = 10.0  # for an answer that takes no work
 CUT_TIMEOUT_S = 3600.0  # for a slice to be cut there, from a model that may first have to be hashed
 STALL_TIMEOUT_S = 60.0  # for an upload that no longer moves; hashing what is held counts as no move
 _SLOWEST_BYTES_PER_S = 10e6  # of a worker that reads what it holds
-_CHUNK_BYTES = 1 << 20
 _LOOK_S = 0.25
 _ATTEMPTS = 5  # to send a slice over connections that break before more of it has come
 RECONNECT_S = 30.0  # for a worker to come back
@@ -87,7 +86,7 @@ class Remote(Closing):
                     return sent
                 if n_sent > most:
                     most, attempts, waits = n_sent, 0, 0
-                upload = _Upload(chunks(recipe, model, n_sent, _CHUNK_BYTES), n_sent, recipe.n_bytes, progress)
+                upload = _Upload(chunks(recipe, model, n_sent), n_sent, recipe.n_bytes, progress)
                 try:
                     self._upload(upload, digest, recipe.n_bytes, n_sent)
                 finally:

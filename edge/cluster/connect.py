@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from devices.errors import TrustError
@@ -22,6 +23,19 @@ CONNECT_TIMEOUT_S = 5.0
 LOSS_TIMEOUT_S = 2.0  # after a loss, while an answer waits: who is late is taken when nobody waits
 
 
+@contextmanager
+def _own_files() -> Iterator[None]:
+    """TrustError where this device's own files of a cluster cannot be read or written, in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise TrustError(
+            f"no worker can be reached without this device's own files of its cluster, and these cannot be used"
+            f" ({error}): let this user read and write {credentials_folder()} and {authority_folder()}"
+        ) from error
+
+
+@_own_files()
 def reach(address: str, *, insecure: bool = False, timeout_s: float = CONNECT_TIMEOUT_S) -> Remote:
     """A worker at HOST or HOST:PORT, ready to be asked: enrolled if it was only invited; it gets the revoked names.
 
@@ -68,6 +82,7 @@ def _connected(host: str, port: int, own: Credentials | None, insecure: bool, ti
     return Remote(channel, host, port, identity)
 
 
+@_own_files()
 def credentials() -> Credentials | None:
     """Return this machine's credentials if it owns a cluster, else None."""
     return None if _authority() is None else trust.credentials()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from devices.errors import TrustError
 from devices.paths import authority_folder, credentials_folder
-from devices.trust import certificates, credentials
+from devices.trust import credentials
 from devices.trust.authority import KEY_FILE, is_owned, read_keys
 from devices.trust.certificates import CLOCK_SKEW_S, DAY_S, INVITED
 from devices.trust.credentials import DEVICE_FILE
@@ -44,14 +44,13 @@ def read_trust(now: float | None = None) -> Trust | None:
         if owned:
             raise TrustError(f"the owner's credentials in {credentials_folder()} are gone; edge devices makes new ones")
         return None
-    begins = certificates.from_pem(membership.certificate).not_valid_before_utc.timestamp()
     keys = [path for path in (credentials_folder() / DEVICE_FILE, authority_folder() / KEY_FILE) if path.exists()]
     holder = membership.holder
     return Trust(
         time.time() if now is None else now,
         holder.name,
         holder.role,
-        begins,
+        holder.begins,
         holder.expires,
         tuple(str(path) for path in keys if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)),
     )

@@ -18,7 +18,7 @@ from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
 from partition.predict.gpu_memory import SLOTS
 
-_LAYER_OUT = re.compile(r"l_out-(\d+)")  # the node of a layer that all others of it come before
+LAYER_OUT = re.compile(r"l_out-(\d+)")  # the node of a layer that all others of it come before
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class LayerStream:
         """Return whether a node is the last of a streamed layer."""
         if self._placed == "here":
             return False
-        match = _LAYER_OUT.fullmatch(node.name)
+        match = LAYER_OUT.fullmatch(node.name)
         if match is None or int(match[1]) not in self._layers:
             return False
         self._seen = None  # a later node of it would bring it back

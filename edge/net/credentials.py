@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from devices.errors import TrustError
 from devices.paths import credentials_folder
 from devices.trust import credentials as files
 from transport.security import Credentials
@@ -18,15 +17,7 @@ def credentials(folder: Path | None = None) -> Credentials | None:
 
 def required(folder: Path) -> Credentials:
     """The credentials in a folder that has had some. TrustError if they are gone."""
-    return from_membership(membership(folder))
-
-
-def membership(folder: Path) -> files.Membership:
-    """The membership in a folder that has had one. TrustError if it is gone."""
-    stored = files.load(folder)
-    if stored is None:
-        raise TrustError(f"the credentials in {folder} are gone; join again")
-    return stored
+    return from_membership(files.required(folder))
 
 
 def from_membership(stored: files.Membership) -> Credentials:

@@ -22,10 +22,9 @@ from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.samples import random_feeds
 from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
-from transport.link import Link
+from transport.link import IDLE_S, Link
 
 SETS = 3  # one is received, one computed, one sent
-IDLE_S = 7 * 86400.0  # for the next item: a person may think for long, and a broken link is noticed anyway
 _COPIES = 2  # of a stage's file while it is loaded: the bytes read, and ONNX Runtime's own layout
 _SAMPLES = 5  # that the runs of a timing are spread over
 _MIB = 1 << 20

@@ -34,11 +34,10 @@ from quant.wire import WIRE_IDS, WIRES
 from transport.collective import Wire
 from transport.errors import ProtocolError
 from transport.frame import Kind
-from transport.link import Link
+from transport.link import PART_BYTES, Link
 
 Array = NDArray[Any]
 
-PART_BYTES = 1 << 20  # far below the limits of frames and gRPC messages
 MOST_TENSOR_BYTES = 1 << 30  # of one tensor of an item
 MOST_DIMS = 32  # the most that every numpy version can hold
 MOST_STAGES = 64

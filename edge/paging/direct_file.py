@@ -7,10 +7,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from devices.files import DIRECT
 from edge.errors import WeightsError
 from edge.llama.address_space import PAGE, AddressSpace
-
-_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class DirectFile:
@@ -82,9 +81,9 @@ class DirectFile:
 
 def _open(path: Path) -> tuple[int, str]:
     """(descriptor, how it is read), the best that this filesystem can."""
-    if _DIRECT:
+    if DIRECT:
         with suppress(OSError):  # tmpfs and others refuse here, some only when read
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _DIRECT)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | DIRECT)
             page = AddressSpace(PAGE)
             try:
                 os.preadv(fd, [page.view(0, PAGE)], 0)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edge.errors import EngineError
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
+from edge.llama.layer_stream import LAYER_OUT
 from edge.llama.products import Products
 from edge.paging.experts import MOST_ROWS, Experts, ReadAhead, Router
 from edge.paging.plan import PagePlan
@@ -20,7 +21,6 @@ from edge.paging.roles import Roles
 from edge.paging.window import Pager, Piece
 
 _CHOSEN = re.compile(r"ffn_moe_topk-(\d+)")  # nodes with the numbers of the experts that rows go through
-_LAYER_OUT = re.compile(r"l_out-(\d+)")
 
 
 class PagingHooks:
@@ -141,7 +141,7 @@ class PagingHooks:
         self._experts.wait(bank)
 
     def _comes_before_experts(self, node: Node) -> bool:
-        match = _LAYER_OUT.fullmatch(node.name)
+        match = LAYER_OUT.fullmatch(node.name)
         return match is not None and int(match[1]) + 1 in self._routers
 
     def _expect(self, node: Node) -> None:

@@ -19,9 +19,7 @@ from partition.plan.plan import Range
 from transport.collective import Group, Wire
 from transport.errors import ProtocolError
 from transport.frame import Kind
-from transport.link import Link
-
-IDLE_S = 7 * 86400.0  # for the next step: a person may think for long, and a link that breaks is noticed
+from transport.link import IDLE_S, Link
 
 
 def follow(

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import PictureError
-from edge.pictures.canvas import TEXT, Label, add_labels, check_picture, new_axes, save
+from edge.pictures.canvas import SIZE_INCHES, TEXT, Label, add_labels, check_picture, new_axes, save
 
-_SIZE_INCHES = (9.0, 6.0)
 _LINE, _FAINT = "#9aa5b1", "#c3cad2"
 _COLORS = {"resident": "#0b6fb8", "spread": "#0a8f6a", "paged": "#d1570f"}
 _LINES = ((10.0, "10 s"), (30.0, "30 s"))
@@ -33,7 +32,7 @@ def _figure(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Any
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes = new_axes(_SIZE_INCHES)
+    axes = new_axes(SIZE_INCHES)
     rows = [row for row in rows if row["answer_s"] <= _MOST_S] or rows
     places = [(row["answer_s"], row["size_bytes"] / _GB) for row in rows]
     front = [i for i, row in enumerate(rows) if row["on_front"]]

@@ -13,6 +13,7 @@ import numpy as np
 from devices.files import temporary_beside
 from edge.errors import PictureError
 
+SIZE_INCHES = (9.0, 6.0)  # of a picture of points with names
 TEXT, GRID, DPI = "#222222", "#e4e7eb", 150
 _BESIDE = 9.0  # pixels at 100 dots an inch between a point and its label
 _DISTANCES = (_BESIDE, 18.0, 28.0, 40.0, 54.0, 70.0, 90.0, 115.0, 145.0)

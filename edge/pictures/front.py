@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.errors import PictureError
 from edge.models.paths import PathLike
-from edge.pictures.canvas import TEXT, Label, Place, add_labels, check_picture, new_axes, save
+from edge.pictures.canvas import SIZE_INCHES, TEXT, Label, Place, add_labels, check_picture, new_axes, save
 from edge.pictures.front_points import (
     DOMINATED,
     KNEE,
@@ -38,7 +38,6 @@ from edge.pictures.front_points import (
 from edge.pictures.front_points import figure as digits
 from quant.text import printable
 
-_SIZE_INCHES = (9.0, 6.0)
 _QUIET, _LINE, _FILL = "#616e7c", "#52606d", "#f0f4f8"
 KIND_COLORS = {"single": "#5f6b7a", "pipeline": "#0b6fb8", "tensor": "#d1570f", "hybrid": "#0a8f6a"}
 # Of types, where these are chosen between; the one with the least divergence first.
@@ -64,7 +63,7 @@ def write_picture(result: Result, path: PathLike) -> None:
 
 
 def _figure(result: Result) -> Any:
-    axes = new_axes(_SIZE_INCHES)
+    axes = new_axes(SIZE_INCHES)
     shown, faint = visible_plans(result)
     look = _Look(result)
     for point in faint:

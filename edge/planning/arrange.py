@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edge.cluster.fleet import device
+from edge.llm.options import DEFAULT_CONTEXT
 from edge.survey.corrections import UsedPlans
 from partition.errors import CannotSlice, PlanError
 from partition.model.model import ModelShape
@@ -21,7 +22,6 @@ from quant.text import number_text
 from quant.types import cache_type
 from transport.choice import choose
 
-CONTEXT = 4096  # tokens, where none is said
 PROMPT, DEPTH = 128, 64  # tokens of a prompt, and behind a row that decodes, where none are said
 
 
@@ -87,7 +87,7 @@ def shared(shares: Mapping[str, float], kind: str, file: GgufFile, model_digest:
 def work_of(
     file: GgufFile,
     *,
-    context: int = CONTEXT,
+    context: int = DEFAULT_CONTEXT,
     concurrency: int = 1,
     prompt: int = PROMPT,
     depth: int = DEPTH,

@@ -10,7 +10,7 @@ from pathlib import Path
 from edge.cluster.deployment import Exchange
 from edge.cluster.fleet import device
 from edge.helpers.encoding import EncoderFiles
-from edge.llm.options import EngineOptions
+from edge.llm.options import DEFAULT_CONTEXT, EngineOptions
 from edge.planning.arrange import DEPTH, work_of
 from edge.planning.drafted import assumed_text, draft_of
 from edge.planning.encoder_place import EncoderPlace, encoder_places
@@ -29,7 +29,7 @@ from partition.search.explain import best
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
-_CONTEXT, _CONCURRENCY, _PROMPT = 4096, 4, 128
+_CONCURRENCY, _PROMPT = 4, 128
 _ANSWER = 64  # tokens that are to have room after a prompt
 _A_REQUEST = 16  # tokens that each of several requests needs at least
 
@@ -89,7 +89,7 @@ def llm_space(
     check_loadable(file)
     work = work_of(
         file,
-        context=options.context or min(ModelShape.from_gguf(file).context_length or _CONTEXT, _CONTEXT),
+        context=options.context or min(ModelShape.from_gguf(file).context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT),
         concurrency=options.concurrency or _CONCURRENCY,
         prompt=options.prompt_tokens or _PROMPT,
         depth=options.depth or DEPTH,

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from devices.files import write_whole
+from devices.files import DIRECT, FULL, write_whole
 from devices.paths import cache_folder
 from edge.errors import PrefixError
 from quant.text import bytes_text
@@ -37,8 +37,6 @@ _COUNTS_PER_LIMIT = 16  # so often is the folder counted while as much is writte
 _SPARE_BYTES = 256 << 20  # that stay free on the disk, or a fiftieth of a small one: a cache must not fill it
 _SPARE_OF_DISK = 50
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_DIRECT = getattr(os, "O_DIRECT", 0)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors that say nothing of the file: there is none, or this process may not open one.
 _OF_THE_PROCESS = (errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
 
@@ -101,7 +99,7 @@ class PrefixStore:
 
         What has the name and is no such file is removed; it is never followed or waited for.
         """
-        for flags in (_FLAGS | _DIRECT, _FLAGS) if direct and _DIRECT else (_FLAGS,):
+        for flags in (_FLAGS | DIRECT, _FLAGS) if direct and DIRECT else (_FLAGS,):
             try:
                 handle = os.open(self._path(name), flags)
                 try:
@@ -210,7 +208,7 @@ class PrefixStore:
             try:
                 write_whole(path, data, sync=False)
             except OSError as exc:
-                if exc.errno not in _FULL:
+                if exc.errno not in FULL:
                     raise
                 with self._lock:
                     self._make_room(0, len(data))

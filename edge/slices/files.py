@@ -1,6 +1,5 @@
 """Files of the slice store: locks that tell what is in use, and errors in words."""
 
-import errno
 import fcntl
 import os
 import shutil
@@ -8,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from devices.files import FULL
 from edge.errors import NoRoom, SliceBusy, SliceError
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager

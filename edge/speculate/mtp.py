@@ -35,7 +35,7 @@ from edge.paging import memory
 from edge.paging.load import load_stub
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.hidden_states import MOST_TOKENS, HiddenStates, Tokens
-from edge.speculate.small_model import DraftPace
+from edge.speculate.small_model import ENOUGH, PROBE, DraftPace
 from edge.speculate.speculation import FEW, Drafts
 from edge.tasks import SILENT, Steps
 from partition.architectures.table import ASSERTED
@@ -46,8 +46,6 @@ from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 from quant.types import cache_type
 
-_PROBE = 12  # tokens at the end of a text that a trial takes in
-_ENOUGH = 8  # tokens that say how fast text is taken in
 _BATCH = 128  # rows of one decode
 _AHEAD = 256  # tokens behind a text that there is room for: as many windows as few stages have
 _ALIGNMENT = 64  # bytes
@@ -184,7 +182,7 @@ class Predictor(Closing):
             goes_on = last - same <= MOST_ROWS
         if goes_on and first < same >= least:
             return same
-        return least if whole else max(least, last - _PROBE)
+        return least if whole else max(least, last - PROBE)
 
     def _compute(self, sequence: int, text: Tokens, start: int, end: int, whole: bool = False) -> None:
         """Compute a text up to position `end`; the logits of its last token are there if that is its end."""
@@ -301,7 +299,7 @@ class MtpDrafts(Drafts):
         began = self._clock()
         self._predictor.take_in(sequence, text, start, whole=whole)
         seconds = self._clock() - began
-        if n >= _ENOUGH or not self._pace.token_s:
+        if n >= ENOUGH or not self._pace.token_s:
             self._pace.token_s = seconds / n
         return seconds
 

@@ -17,8 +17,8 @@ from quant.gguf.header import GgufArray
 _VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens")
 
 
-_PROBE = 12  # tokens at the end of a text that a trial takes in
-_ENOUGH = 8  # tokens that say how fast text is taken in
+PROBE = 12  # tokens at the end of a text that a trial takes in
+ENOUGH = 8  # tokens that say how fast text is taken in
 _AHEAD = 16  # tokens behind the text that there is room for
 
 
@@ -80,7 +80,7 @@ class ModelDrafts(Drafts):
         began = self._clock()
         self._proposer.propose(self._tokens[first:-1], 0)
         seconds = self._clock() - began
-        if n_tokens >= _ENOUGH or not self._pace.token_s:
+        if n_tokens >= ENOUGH or not self._pace.token_s:
             self._pace.token_s = seconds / n_tokens
         self._hold(self._tokens[first:-1])
         return seconds
@@ -109,7 +109,7 @@ class ModelDrafts(Drafts):
 
     def _cheapest(self) -> int:
         """The first token of what a trial sees."""
-        oldest, last = self._oldest(len(self._tokens) + self._ahead), len(self._tokens) - _PROBE
+        oldest, last = self._oldest(len(self._tokens) + self._ahead), len(self._tokens) - PROBE
         return min(max(oldest, self._first), max(oldest, last), key=self._behind)
 
     @property

@@ -25,7 +25,7 @@ from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed, Links
 from quant.text import number_text
 
-_LEAST_STEPS = 16
+LEAST_STEPS = 16  # of a rank, whose times tell anything
 AGE_S = 3600.0  # of plans that were in use: after that, the cause of the delay may be over
 _MOST = 1000.0  # largest factor that counts as a correction
 
@@ -89,7 +89,7 @@ def measured_ratio(summary: Summary | None, predicted_s: float | None) -> float:
     A rank is slower if even the fastest tenth of its steps is, so that a busy moment does not count; it is faster if
     half of them are.
     """
-    if summary is None or summary.steps < _LEAST_STEPS or not predicted_s:
+    if summary is None or summary.steps < LEAST_STEPS or not predicted_s:
         return 1.0
     fast, middle = summary.compute_ms.p10 / 1e3 / predicted_s, summary.compute_ms.median / 1e3 / predicted_s
     return fast if fast > 1 else min(1.0, middle)
@@ -155,7 +155,7 @@ def token_s(times: Sequence[Mapping[str, Summary]]) -> float | None:
     """Return the seconds of a token of one request, waits included, by the fastest tenth of this device's steps; None
     if there were too few. times: of each rank, this device's first."""
     decode = times[0].get("decode") if times else None
-    if decode is None or decode.steps < _LEAST_STEPS:
+    if decode is None or decode.steps < LEAST_STEPS:
         return None
     return (decode.compute_ms.p10 + decode.communication_ms.p10) / 1e3
 

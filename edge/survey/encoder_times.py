@@ -74,24 +74,24 @@ def encoder_times(
         return None if fresh else _read(memory, key)
 
     def measured(key: str, encode: Callable[[bytes], RawMedia]) -> EncoderTime:
-        time = _measured(lambda: encode(sample.data))
-        memory.put(key, {"encode_s": time.encode_s, "transfer_s": time.transfer_s, "rows": time.rows})
-        return time
+        best = _measured(lambda: encode(sample.data))
+        memory.put(key, {"encode_s": best.encode_s, "transfer_s": best.transfer_s, "rows": best.rows})
+        return best
 
     def here() -> EncoderTime:
         key = key_of(parts, own)
-        if (time := known(key)) is not None:
-            return time
+        if (remembered := known(key)) is not None:
+            return remembered
         with MediaEncoder(files.text_model.path, files.projector.path, threads=threads) as encoder:
             return measured(key, encoder.encode_raw)
 
     def there(address: str) -> EncoderTime:
         with LoadedEncoder(Fleet([address], insecure=insecure), steps.say) as loaded:
             key = key_of([*parts, address], own, loaded.profile)
-            if (time := known(key)) is None:
+            if (best := known(key)) is None:
                 loaded.load(files, SILENT, blank=True)
-                time = measured(key, loaded.encode)
-            return replace(time, device=address, name=loaded.name)
+                best = measured(key, loaded.encode)
+            return replace(best, device=address, name=loaded.name)
 
     n, notes = len(addresses) + 1, []
     with steps.step("Measuring the encoder", n, "devices") as show:

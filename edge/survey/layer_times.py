@@ -31,7 +31,7 @@ from edge.worker.messages import options_message
 from partition.errors import CannotSlice, PlanError
 from partition.plan.plan import NOTHING, Range, Slice
 from partition.plan.tensor import shards
-from partition.predict.speeds import Curve, DeviceSpeed
+from partition.predict.speeds import MOST_S, Curve, DeviceSpeed
 from partition.slices.gguf_slice import blank_recipe, check_tensor, limits
 from partition.slices.recipe import Recipe
 from quant.gguf.file import GgufFile
@@ -46,7 +46,6 @@ _CHUNK_S = 1.0  # that they may take
 _SAMPLES = 5  # of each timed step, at least
 _LEAST_BYTES = 96 << 20  # of layers
 _MOST_STEP = 0.3  # of the fastest time of n layers: a step's own part seems larger only by noise
-_MOST_S = 3600.0  # larger times are refused
 _OPTIONS = EngineOptions(context=DEFAULT_BATCH, batch=DEFAULT_BATCH, sequences=max(DECODE_ROWS))
 _ROWS = {
     "layers": (*DECODE_ROWS, PREFILL_ROWS),
@@ -205,7 +204,7 @@ def _timed(
     session.unload()
     seconds, busy = answered.step_s, answered.busy
     n = len(probe.rows) + bool(probe.depth)
-    if not len(seconds) == len(busy) == n or not all(0 < step_s < _MOST_S for step_s in seconds):
+    if not len(seconds) == len(busy) == n or not all(0 < step_s < MOST_S for step_s in seconds):
         raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
     figures = [BestTime(*figure) for figure in zip(seconds, busy, strict=True)]
     return figures, loaded.memory_bytes - probe.recipe.n_bytes, answered.disk_bytes_per_s

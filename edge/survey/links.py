@@ -11,7 +11,7 @@ from devices.remembered import Remembered
 from edge.cluster.session import EngineSession, answers
 from edge.errors import WorkerError
 from partition.errors import PlanError
-from partition.predict.speeds import Links, LinkSpeed
+from partition.predict.speeds import MOST_S, Links, LinkSpeed
 from transport import edge_pb2 as pb
 from transport.measure import TENSOR_BYTES
 
@@ -19,7 +19,6 @@ _PAIR_S = 0.2  # about the time of each pair in each round; half of it measures 
 _ROUNDS = 2  # over all pairs; the better result of each counts
 _APART_S = 0.6  # least time from one round to the next: other work seldom has a processor for that long
 _MOST = 1e15  # seconds, or bytes a second; larger figures are refused
-_MOST_S = 3600.0  # longer round trips are refused
 # A link is unchanged if 8 KiB take as long as before: within this share of the time of their bytes, and noise.
 _ALIKE, _NOISE_S = 0.3, 100e-6
 
@@ -117,7 +116,7 @@ def _trip(session: EngineSession, state: pb.LinkState) -> float:
     """Return the round trip of 8 KiB over a link, which its lower rank measured."""
     trips: Mapping[str, float] = {"tcp": state.tcp_round_trip_s, "grpc": state.grpc_round_trip_s}
     trip = trips.get(state.kind, -1.0)
-    if not 0 <= trip < _MOST_S:
+    if not 0 <= trip < MOST_S:
         raise WorkerError(f"{session.device} says of its links what cannot be; is it of another version?")
     return trip
 

@@ -38,7 +38,6 @@ REMEMBERED = "speeds"  # name of the remembered figures
 # proportion.
 SUM_CPU_S = 90e-6
 AMPLE = 1.5  # times a model's file: weights, KV cache and buffers take less, but for very long contexts
-_MOST_BYTES = 1 << 60
 # Part of a device's limit for all its processes: this process or the daemon, and an engine process beside weights.
 PROBE_BYTES = 250 << 20
 _GROWTH_BYTES = 24 << 20  # that this process may allocate while another one measures
@@ -115,13 +114,13 @@ class _LayerProfiler:
         self._slices, self._n = probes(file, model_digest, closing, min(limited) - PROBE_BYTES if limited else None)
         self.steps = len(self._slices)
         self.rooms = [
-            min(room, memory.get(address, _MOST_BYTES))
-            for room, address in zip(devices.memory_bytes, addresses, strict=True)
+            min(room, memory.get(address, room)) for room, address in zip(devices.memory_bytes, addresses, strict=True)
         ]
         self._pages = [room < AMPLE * file.size_bytes for room in self.rooms]  # whether it may have to page
-        digests = [probe.digest for probe in self._slices.values()]
+        # What of the model a slice lacks empties caches between its steps: it takes longer beside more.
+        timed_parts = [f"{probe.digest} {probe.other_bytes}" for probe in self._slices.values()]
         self.keys: Sequence[str] = [
-            key_of([*digests, str(threads.get(address)), str(pages)], profile)
+            key_of([*timed_parts, str(threads.get(address)), str(pages)], profile)
             for address, pages, profile in zip(addresses, self._pages, devices.profiles, strict=True)
         ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 
 from devices.machine import Machine, Rate, describe_machine
@@ -10,6 +9,7 @@ from devices.names import host_name
 from devices.profile import describe
 from edge.llama import llama
 from edge.llama.ggml import gpu_names
+from edge.version import version
 from quant.text import age_text, bytes_text, number_text
 
 

@@ -4,7 +4,6 @@ presets."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +18,7 @@ from edge.survey.onnx_times import SegmentTimes, probes, timed
 from edge.survey.profile import ClusterProfile, profiled
 from edge.survey.survey import Devices, Survey, host_of, survey
 from edge.tasks import CancelScope, Progress
+from edge.version import version
 from partition.plan.onnx_cuts import Cut, choose
 from partition.predict.onnx_predict import OnnxDevice
 

@@ -27,6 +27,7 @@ from partition.plan.onnx_cuts import Cut
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
 from partition.plan.onnx_split import node_seconds
 from partition.plan.plan import Range
+from partition.predict.speeds import MOST_S
 from partition.slices.recipe import Recipe
 from transport import edge_pb2 as pb
 
@@ -34,7 +35,6 @@ MOST_PARTS = 40  # timed parts; with more segments, neighbours are timed togethe
 _LEAST_S = 0.2  # of timing a part
 _LONG_S = 2.0  # a run of that length is not repeated
 _LEAST_RUNS, _MOST_RUNS = 3, 2000
-_MOST_S = 3600.0  # larger times are refused
 _COPIES = 3  # of its weights in memory while a stage is loaded
 
 
@@ -96,9 +96,7 @@ class SegmentTimes:
             )
         except (TypeError, KeyError, ValueError, OverflowError):
             return None
-        fine = (
-            all(0 <= seconds < _MOST_S for seconds in (*times.segments_s, times.stage_s)) and times.runtime_bytes >= 0
-        )
+        fine = all(0 <= seconds < MOST_S for seconds in (*times.segments_s, times.stage_s)) and times.runtime_bytes >= 0
         known = all(0 <= i < segments for i in times.estimated)
         return times if fine and known and len(times.segments_s) == segments else None
 
@@ -262,6 +260,6 @@ def _seconds(session: EngineSession) -> BestTime:
 
 def _run(session: EngineSession, repeats: int) -> BestTime:
     answered = session.ask(pb.Command(time=pb.Time(steps=repeats))).timed
-    if not 0 < answered.run_s < _MOST_S or len(answered.busy) != 1:
+    if not 0 < answered.run_s < MOST_S or len(answered.busy) != 1:
         raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
     return BestTime(answered.run_s, answered.busy[0])

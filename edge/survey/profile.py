@@ -44,8 +44,8 @@ def reachable(
     """Yield the workers of a cluster that answer, connected until the end of the block, and a note for each other one.
 
     None if there are none. The errors of Fleet if those that answer cannot take part together. timeout_s: for each to
-    answer. return_s: as `Remote.return_s`. anyway: where this device's own files keep it from reaching any (OSError,
-    TrustError), none answers.
+    answer. return_s: as `Remote.return_s`. anyway: where this device's own files keep it from reaching any
+    (TrustError), none answers.
     """
     addresses = [device.address for device in cluster.workers if device.address is not None]
     notes, answering = [], []
@@ -68,7 +68,7 @@ def _tried(address: str, insecure: bool, timeout_s: float, anyway: bool) -> str 
     """Return None if a worker answers; else why not. anyway: as `reachable`."""
     try:
         Fleet([address], insecure=insecure, timeout_s=timeout_s).close()
-    except (OSError, TrustError) as error:  # this device's own credentials: no worker can be reached
+    except TrustError as error:  # this device's own credentials: no worker can be reached
         if not anyway:
             raise
         return str(error)

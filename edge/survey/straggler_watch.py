@@ -14,7 +14,7 @@ from edge.cluster.roster import mark_slow
 from edge.llm.interface import TextEngine
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import KEPT, Summary
-from edge.survey.corrections import Corrections
+from edge.survey.corrections import LEAST_STEPS, Corrections
 from edge.survey.survey import Survey
 from partition.errors import PlanError
 from partition.plan.plan import Plan
@@ -24,7 +24,6 @@ from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed
 
 IN_A_ROW = 3  # windows
-LEAST_STEPS = 16  # of a window
 
 
 class StragglerWatch:

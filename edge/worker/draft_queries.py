@@ -24,10 +24,9 @@ import numpy as np
 
 from edge.llm.interface import Proposer
 from edge.llm.slot import common_prefix
-from edge.parallel.follower import IDLE_S
 from transport.errors import ProtocolError
 from transport.frame import Kind, Payload
-from transport.link import Link
+from transport.link import IDLE_S, Link
 
 ANSWER_S = 10.0  # for an answer to a request: a device that takes longer is of no use
 MOST_TOKENS = 512  # of a request, so that a part of a long text is answered soon, too

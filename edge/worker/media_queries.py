@@ -25,10 +25,9 @@ from edge.errors import MediaError
 from edge.multimodal.decoding import MOST_BYTES
 from edge.multimodal.encoder import EncoderEnded, MediaEncoder, RawMedia
 from edge.multimodal.media import MOST_ROWS
-from edge.parallel.follower import IDLE_S
 from transport.errors import ProtocolError
 from transport.frame import Kind
-from transport.link import Link, receive_parts, send_parts
+from transport.link import IDLE_S, Link, receive_parts, send_parts
 
 MOST_ANSWER_BYTES = 1 << 30  # of embeddings
 _HEAD = struct.Struct("<BBHI")

@@ -23,12 +23,11 @@ from edge.worker.limits import ResourceLimits
 from transport import edge_pb2 as pb
 from transport.errors import TransportError
 from transport.frame import Kind
-from transport.link import Deadlines
+from transport.link import IDLE_S, Deadlines
 from transport.tcp_link import TcpLink
 
 EXIT_S = 2.0  # for the process to end by itself before it is killed
 KILL_S = 10.0  # for a process that is killed to end: one that waits for a disk or a driver may not
-_IDLE_S = 7 * 86400.0  # for its next event: as long as a session may be idle
 _LONGEST_LINE = 4 << 10  # bytes; a longer line is split
 _LAST_LINES = 5  # of its output, for the report of its death
 
@@ -90,7 +89,7 @@ class RankProcess:
     def receive(self) -> pb.Event | None:
         """Return its next event; None once it has ended."""
         try:
-            event: pb.Event = pb.Event.FromString(bytes(self._link.receive(_IDLE_S).payload))
+            event: pb.Event = pb.Event.FromString(bytes(self._link.receive(IDLE_S).payload))
             return event
         except TransportError:
             return None

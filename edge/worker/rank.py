@@ -45,13 +45,13 @@ from transport.choice import ALGORITHMS
 from transport.collective import Group
 from transport.errors import TransportError
 from transport.frame import Kind
+from transport.link import IDLE_S
 from transport.measure import answer, measure
 from transport.tcp_link import TcpLink
 
 if TYPE_CHECKING:
     from edge.worker.loaded import LoadedPart
 
-_IDLE_S = 7 * 86400.0  # for the next command; an earlier end closes the daemon's end of the pair
 _MOST_RANKS = 256
 _MOST_FLOATS = 16 << 20
 _MOST_REPEATS = 10_000
@@ -340,7 +340,7 @@ def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path, ra
     """Queue commands as they come. End this process when the daemon has gone, whatever it computes."""
     while True:
         try:
-            data = bytes(control.receive(_IDLE_S).payload)
+            data = bytes(control.receive(IDLE_S).payload)
             command = pb.Command.FromString(data)
             if command.HasField("share"):  # at once, whatever is computed
                 follow_daemon(command.share)

@@ -79,7 +79,6 @@ class Worker:
         self._sessions = Sessions(
             store, options.host, options.credentials, limits, options.memory_limit_bytes, options.prefix_bytes
         )
-        self._request: tuple[bytes, bytes] | None = None  # (key, signing request) of an enrolment that has begun
         self._leaving = False
         self._enrolling = threading.Lock()
         self._cutting = threading.Lock()
@@ -206,22 +205,17 @@ class Worker:
             membership = self._membership()
             if membership.holder.role != security.INVITED or membership.invitation is None:
                 raise TrustError(f"{membership.holder.name} is a member already")
-            # The same key until it is signed: an earlier request's answer may have been lost, and the owner signs one.
-            if self._request is None:
-                self._request = trust_files.pending_csr(self._folder(), membership.holder.name)
-            return pb.SigningRequest(csr_pem=self._request[1], invitation_pem=membership.invitation)
+            csr = trust_files.pending_csr(self._folder(), membership.holder.name)
+            return pb.SigningRequest(csr_pem=csr, invitation_pem=membership.invitation)
 
     def Install(self, certificate: pb.Certificate, _: grpc.ServicerContext) -> pb.Installed:  # noqa: N802
         """Install the owner's answer to Enroll."""
+        if certificate.refused:
+            name = self._membership().holder.name
+            log.warning("refused", name=name, why=printable(certificate.refused))
+            return pb.Installed(name=name)
         with self._enrolling:
-            if self._request is None:
-                raise TrustError("nothing was asked to be signed")
-            if certificate.refused:
-                name = self._membership().holder.name
-                log.warning("refused", name=name, why=printable(certificate.refused))
-                return pb.Installed(name=name)
-            membership = trust_files.install(self._folder(), certificate.certificate_pem, self._request[0])
-            self._request = None
+            membership = trust_files.install(self._folder(), certificate.certificate_pem)
         log.info("joined", name=membership.holder.name, cluster=membership.fingerprint)
         return pb.Installed(name=membership.holder.name)
 
@@ -287,7 +281,7 @@ class Worker:
         return self._options.credentials
 
     def _membership(self) -> trust_files.Membership:
-        return trust.membership(self._folder())
+        return trust_files.required(self._folder())
 
     # --- around every call ---
 

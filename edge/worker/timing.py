@@ -12,14 +12,13 @@ from functools import partial
 import numpy as np
 
 from devices.machine_cores import cache_bytes
-from devices.probe import available_memory
+from devices.probe import MEMORY_SHARE, available_memory
 from edge.microbenchmark import BestTime, TimedTask, best_of, is_throttled, sample_s
 from edge.parallel.shard import Shard
 
 _MOST_SAMPLES = 1000
 _CACHES = 2  # times the largest cache: reading so much leaves nothing in it
 _MOST_OTHER_BYTES = 256 << 20
-_MEMORY_SHARE = 4  # at most one fourth of the free memory is taken
 
 
 def time_shard(
@@ -71,7 +70,7 @@ def time_shard(
 
 def bytes_to_read(other_bytes: int) -> int:
     """Return the bytes to read in place of so many weights: no more than it takes to replace all that caches hold."""
-    return min(other_bytes, _CACHES * cache_bytes(), _MOST_OTHER_BYTES, available_memory() // _MEMORY_SHARE)
+    return min(other_bytes, _CACHES * cache_bytes(), _MOST_OTHER_BYTES, available_memory() // MEMORY_SHARE)
 
 
 def memory_reader(n_bytes: int) -> Callable[[], None] | None:

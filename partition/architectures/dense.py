@@ -12,30 +12,31 @@ from partition.architectures.tensors import (  # fmt: skip
     GATE_UP,
     GPT,
     GPT_DENSE,
+    GRANITE_SCALES,
     HEAD_NORMS,
     LAYER_NORM,
     LLAMA,
+    MROPE,
     NORM_BIASES,
     OUTER_BIASED,
     POST_NORMS,
     QKV_BIAS,
+    QWEN,
+    SQUARE,
     UNGATED,
     UNGATED_BIAS,
+    WIDE,
     WIDE_NORMS,
     experts,
     without,
 )
 
-_QWEN = {"rope_base": 1e6, "rms_eps": 1e-6}
 # Qwen 2 and Phi-3 insist that attn_q is n_embd x n_embd. EXAONE's graph is the same, but for the order of a product and
 # a scale, with the same rotation (NEOX, unlike llama's) and heads of any number and size. InternLM 2's and Xverse's
 # graph is llama's.
 _SQUARE_Q_AS = "exaone"
-_SQUARE = "its query matrices are as wide as the model, whatever the number of heads"
 _ALIBI = "how far a head sees follows from its number among all heads"
-_WIDE = "{} norms queries and keys over all heads at once"
 _HALF_TURNED = {"rope.dimension_count": "half head"}
-_SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125}
 _PHI_3 = Architecture(
     {**FUSED, **FFN_NORM}, GATE_UP, common={"window": 2047}, square_q=True,
     rules=Rules(fused_gate_up=True, shards_as=_SQUARE_Q_AS), rope=PART, plain=True,
@@ -46,25 +47,24 @@ _XVERSE = Architecture(
     LLAMA, DENSE, square_q=True, never_tied=True, rules=Rules(needs_output=True, shards_as="llama"),
 )  # fmt: skip
 _POSITIONS = {"position_embd.weight": ("context", "embd")}
-_MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
 
 DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(LLAMA, DENSE, experts("ff"), plain=True),
     "qwen2": Architecture(
-        {**LLAMA, **QKV_BIAS}, DENSE, common=_QWEN, square_q=True, rules=Rules(shards_as=_SQUARE_Q_AS), plain=True,
+        {**LLAMA, **QKV_BIAS}, DENSE, common=QWEN, square_q=True, rules=Rules(shards_as=_SQUARE_Q_AS), plain=True,
     ),
-    "qwen3": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, common=_QWEN, plain=True),
+    "qwen3": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, common=QWEN, plain=True),
     **GEMMA_ARCHITECTURES,
     "phi3": _PHI_3,
     "mistral3": Architecture(LLAMA, DENSE),
     "qwen2vl": Architecture(
-        {**LLAMA, **QKV_BIAS}, DENSE, common=_QWEN, keys=_MROPE, square_q=True, rules=Rules(whole_attention=_SQUARE),
+        {**LLAMA, **QKV_BIAS}, DENSE, common=QWEN, keys=MROPE, square_q=True, rules=Rules(whole_attention=SQUARE),
     ),
     "qwen3vl": Architecture(
-        {**LLAMA, **HEAD_NORMS}, DENSE, common=_QWEN, keys=_MROPE, rules=Rules(deepstack=True),
+        {**LLAMA, **HEAD_NORMS}, DENSE, common=QWEN, keys=MROPE, rules=Rules(deepstack=True),
     ),
     "smollm3": Architecture(LLAMA, DENSE, rules=Rules(period=4)),
-    "granite": Architecture(LLAMA, DENSE, keys=_SCALES, rules=Rules(input_node="embd")),
+    "granite": Architecture(LLAMA, DENSE, keys=GRANITE_SCALES, rules=Rules(input_node="embd")),
     "glm4": Architecture(
         {**LLAMA, **QKV_BIAS, **POST_NORMS}, GATE_UP, keys=_HALF_TURNED,
         rules=Rules(fused_gate_up=True, input_node="embd", takes_tokens=True), rope=PART,
@@ -72,28 +72,28 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
     "hunyuan-dense": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, one_expert_is_dense=True),
     "hunyuan_vl": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, one_expert_is_dense=True),
     "ernie4_5": Architecture(LLAMA, DENSE),
-    "paddleocr": Architecture(LLAMA, DENSE, keys=_MROPE, rope=UNCHECKED),
+    "paddleocr": Architecture(LLAMA, DENSE, keys=MROPE, rope=UNCHECKED),
     "granite_swa": Architecture(
-        {**LLAMA, "attn_sinks.weight": ("heads",)}, DENSE, common={"window": 4096}, keys=_SCALES,
+        {**LLAMA, "attn_sinks.weight": ("heads",)}, DENSE, common={"window": 4096}, keys=GRANITE_SCALES,
         rules=Rules(input_node="embd", window=Window(4, listed=True), period=4), rope=UNCHECKED,
     ),
     "exaone": Architecture(LLAMA, DENSE),
     "exaone4": Architecture(
         {**_WITHOUT_NORMS, **POST_NORMS, **HEAD_NORMS}, DENSE, square_q=True,
-        rules=Rules(layers_of_other_kind=(64,), whole_attention=_SQUARE),
+        rules=Rules(layers_of_other_kind=(64,), whole_attention=SQUARE),
     ),
     "olmo2": Architecture(
         {**_WITHOUT_NORMS, **POST_NORMS, **WIDE_NORMS}, DENSE, square_q=True,
-        rules=Rules(needs_output=True, window=Window(4, optional=True), whole_attention=_WIDE.format("olmo2")),
+        rules=Rules(needs_output=True, window=Window(4, optional=True), whole_attention=WIDE.format("olmo2")),
     ),
     "seed_oss": Architecture({**ATTENTION, **QKV_BIAS, "post_attention_norm.weight": ("embd",)}, DENSE),
     "cohere2": Architecture(
         ATTENTION, DENSE, common={"window": 4096, "tied": True}, keys={**LAYER_NORM, "logit_scale": 0.25},
-        square_q=True, always_tied=True, rules=Rules(window=Window(4), period=4, whole_attention=_SQUARE), rope=PART,
+        square_q=True, always_tied=True, rules=Rules(window=Window(4), period=4, whole_attention=SQUARE), rope=PART,
     ),
     "command-r": Architecture(
         ATTENTION, DENSE, common={"tied": True}, keys={**LAYER_NORM, "logit_scale": 0.0625}, square_q=True,
-        always_tied=True, rules=Rules(other_kind_from=64, whole_attention=_SQUARE), rope=PART,
+        always_tied=True, rules=Rules(other_kind_from=64, whole_attention=SQUARE), rope=PART,
     ),
     "apertus": Architecture(
         {**LLAMA, **HEAD_NORMS}, UNGATED,
@@ -123,26 +123,26 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
     "phi2": Architecture(
         {**ATTENTION, **QKV_BIAS, "attn_norm.bias": ("embd",), "attn_output.bias": ("embd",)}, GPT_DENSE,
         outer={**OUTER_BIASED, "output.bias": ("vocab",)}, keys={**LAYER_NORM, **_HALF_TURNED}, square_q=True,
-        never_tied=True, rules=Rules(needs_output=True, needs_bias=True, whole_attention=_SQUARE), rope=PART,
+        never_tied=True, rules=Rules(needs_output=True, needs_bias=True, whole_attention=SQUARE), rope=PART,
     ),
     "stablelm": Architecture(
         {**ATTENTION, **FFN_NORM, **NORM_BIASES}, DENSE, outer=OUTER_BIASED, keys={**LAYER_NORM, **_HALF_TURNED},
-        square_q=True, never_tied=True, rules=Rules(needs_output=True, whole_attention=_SQUARE), rope=PART,
+        square_q=True, never_tied=True, rules=Rules(needs_output=True, whole_attention=SQUARE), rope=PART,
     ),
     "starcoder2": Architecture(
-        _BIASED, GPT_DENSE, outer=OUTER_BIASED, keys=LAYER_NORM, square_q=True, rules=Rules(whole_attention=_SQUARE),
+        _BIASED, GPT_DENSE, outer=OUTER_BIASED, keys=LAYER_NORM, square_q=True, rules=Rules(whole_attention=SQUARE),
     ),
     "gpt2": Architecture(
         GPT, GPT_DENSE, outer={**_POSITIONS, **OUTER_BIASED}, keys=LAYER_NORM, square_q=True,
-        rules=Rules(input_node="inpL", whole_attention=_SQUARE), rope=PART,
+        rules=Rules(input_node="inpL", whole_attention=SQUARE), rope=PART,
     ),
     "gptneox": Architecture(
         GPT, GPT_DENSE, outer=OUTER_BIASED, keys={**LAYER_NORM, **_HALF_TURNED, "use_parallel_residual": True},
-        square_q=True, never_tied=True, rules=Rules(needs_output=True, whole_attention=_SQUARE), rope=PART,
+        square_q=True, never_tied=True, rules=Rules(needs_output=True, whole_attention=SQUARE), rope=PART,
     ),
     "falcon": Architecture(
         {**FUSED, "attn_norm.bias": ("embd",)}, UNGATED, outer=OUTER_BIASED, keys=LAYER_NORM, square_q=True,
-        rules=Rules(whole_attention=_SQUARE),
+        rules=Rules(whole_attention=SQUARE),
     ),
     "bloom": Architecture(
         GPT, GPT_DENSE,
@@ -155,7 +155,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "starcoder": Architecture(
         GPT, GPT_DENSE, outer={**_POSITIONS, **OUTER_BIASED}, keys=LAYER_NORM, square_q=True,
-        rules=Rules(input_node="inpL", whole_attention=_SQUARE), rope=PART,
+        rules=Rules(input_node="inpL", whole_attention=SQUARE), rope=PART,
     ),
     "qwen": Architecture(
         {**FUSED, **FFN_NORM, "attn_qkv.bias": ("qkv",)},
@@ -164,26 +164,26 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
             "ffn_up.weight": ("half ff", "embd"),
             "ffn_down.weight": ("embd", "half ff"),
         },
-        equal_heads=True, square_q=True, never_tied=True, rules=Rules(needs_output=True, whole_attention=_SQUARE),
+        equal_heads=True, square_q=True, never_tied=True, rules=Rules(needs_output=True, whole_attention=SQUARE),
         rope=PART,
     ),
     "orion": Architecture(
         {**LLAMA, **NORM_BIASES}, DENSE, outer=OUTER_BIASED, keys=LAYER_NORM, square_q=True, never_tied=True,
-        rules=Rules(needs_output=True, whole_attention=_SQUARE),
+        rules=Rules(needs_output=True, whole_attention=SQUARE),
     ),
     "olmo": Architecture(
-        _WITHOUT_NORMS, DENSE, outer={}, keys=LAYER_NORM, square_q=True, rules=Rules(whole_attention=_SQUARE),
+        _WITHOUT_NORMS, DENSE, outer={}, keys=LAYER_NORM, square_q=True, rules=Rules(whole_attention=SQUARE),
     ),
     "nemotron": Architecture(
         {**LLAMA, **NORM_BIASES}, UNGATED, outer=OUTER_BIASED, keys={**LAYER_NORM, **_HALF_TURNED}, square_q=True,
-        never_tied=True, rules=Rules(needs_output=True, whole_attention=_SQUARE), rope=PART,
+        never_tied=True, rules=Rules(needs_output=True, whole_attention=SQUARE), rope=PART,
     ),
     "chatglm": Architecture(
         {**FUSED, **FFN_NORM, "attn_qkv.bias": ("qkv",)}, GATE_UP, keys=_HALF_TURNED, square_q=True,
-        rules=Rules(fused_gate_up=True, whole_attention=_SQUARE), rope=PART,
+        rules=Rules(fused_gate_up=True, whole_attention=SQUARE), rope=PART,
     ),
     "plamo": Architecture(
-        ATTENTION, DENSE, square_q=True, never_tied=True, rules=Rules(needs_output=True, whole_attention=_SQUARE),
+        ATTENTION, DENSE, square_q=True, never_tied=True, rules=Rules(needs_output=True, whole_attention=SQUARE),
     ),
     "plamo3": Architecture(
         {**FUSED, **FFN_NORM, **HEAD_NORMS, "post_attention_norm": ("embd",), "post_ffw_norm": ("embd",)}, GATE_UP,
@@ -197,7 +197,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
     "refact": Architecture(LLAMA, DENSE, rules=Rules(whole_attention=_ALIBI), rope=PART),
     "codeshell": Architecture(
         _BIASED, GPT_DENSE, outer=OUTER_BIASED, keys=LAYER_NORM, square_q=True, never_tied=True,
-        rules=Rules(needs_output=True, whole_attention=_SQUARE),
+        rules=Rules(needs_output=True, whole_attention=SQUARE),
     ),
     "deci": Architecture(LLAMA, DENSE),
     "openelm": Architecture(

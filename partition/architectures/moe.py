@@ -18,35 +18,35 @@ from partition.architectures.tensors import (  # fmt: skip
     EXPERT_KEY,
     FFN_NORM,
     FUSED,
+    GRANITE_SCALES,
     HEAD_NORMS,
     LATENT,
     LATENT_KEYS,
     LAYER_NORM,
     LEADING,
     LLAMA,
+    MROPE,
     NO_LATENT_STATES,
     NORM_BIASES,
     ONE_LATENT_STATE,
     OUTER_BIASED,
     POST_NORMS,
     QKV_BIAS,
+    QWEN,
     ROUTER_BIAS,
     SIGMOID,
+    SQUARE,
     TURNED_OTHERWISE,
+    WIDE,
     WIDE_NORMS,
     experts,
     shared,
 )
 
-_QWEN = {"rope_base": 1e6, "rms_eps": 1e-6}
 _YARN = {"rope_scaling": "yarn", "rope_factor": 32.0, "rope_context": 4096}
-_SQUARE = "its query matrices are as wide as the model, whatever the number of heads"
-_WIDE = "{} norms queries and keys over all heads at once"
 _SHARED_SUM = "ffn_out-{}"
 _GATE = "attention has a gate of its own"
 _SHARED: dict[str, Number] = {"expert_shared_count": 1, "expert_shared_feed_forward_length": "shared ff"}
-_MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
-_SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125}
 _DEEPSEEK_2 = Architecture(
     {**LATENT, **FFN_NORM},
     DENSE,
@@ -94,16 +94,16 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         rules=Rules(needs_output=True, ff_key=EXPERT_KEY, window=Window(2)), rope=PART,
     ),
     "qwen3moe": Architecture(
-        {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common=_QWEN, rules=Rules(ff_key=EXPERT_KEY),
+        {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common=QWEN, rules=Rules(ff_key=EXPERT_KEY),
         plain=True,
     ),
     "qwen2moe": Architecture(
         {**LLAMA, **QKV_BIAS}, experts={**experts("expert ff"), **shared(), "ffn_gate_inp_shexp.weight": ("embd",)},
-        common=_QWEN, keys={"expert_shared_feed_forward_length": "shared ff"}, square_q=True, never_tied=True,
-        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, whole_attention=_SQUARE),
+        common=QWEN, keys={"expert_shared_feed_forward_length": "shared ff"}, square_q=True, never_tied=True,
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, whole_attention=SQUARE),
     ),
     "qwen3vlmoe": Architecture(
-        {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common=_QWEN, keys=_MROPE,
+        {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common=QWEN, keys=MROPE,
         rules=Rules(ff_key=EXPERT_KEY, deepstack=True),
     ),
     "deepseek2": replace(_DEEPSEEK_2, predictors=_LATENT_PREDICTOR),
@@ -127,12 +127,12 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "granitemoe": Architecture(
         LLAMA, experts={**experts("ff"), **shared()},
-        keys={**_SCALES, "expert_shared_feed_forward_length": "shared ff"}, rules=Rules(input_node="embd"),
+        keys={**GRANITE_SCALES, "expert_shared_feed_forward_length": "shared ff"}, rules=Rules(input_node="embd"),
     ),
     "olmoe": Architecture(
         {**LLAMA, "attn_q_norm.weight": ("embd",), "attn_k_norm.weight": ("embd",)}, experts=experts("ff"),
         square_q=True, equal_heads=True, never_tied=True,
-        rules=Rules(needs_output=True, whole_attention=_WIDE.format("olmoe")),
+        rules=Rules(needs_output=True, whole_attention=WIDE.format("olmoe")),
     ),
     "ernie4_5-moe": Architecture(
         LLAMA, DENSE, {**experts("expert ff"), **shared(), **ROUTER_BIAS}, common=LEADING,
@@ -155,7 +155,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
     "minimax-m2": Architecture(
         {**LLAMA, **WIDE_NORMS}, experts={**experts("ff"), **ROUTER_BIAS},
         keys={"expert_gating_func": 2, "expert_feed_forward_length": "ff"}, never_tied=True,
-        rules=Rules(needs_output=True, whole_attention=_WIDE.format("minimax-m2")), rope=PART, needs_gate=True,
+        rules=Rules(needs_output=True, whole_attention=WIDE.format("minimax-m2")), rope=PART, needs_gate=True,
     ),
     "dots1": Architecture(
         {**LLAMA, **HEAD_NORMS}, DENSE, {**experts("expert ff"), **shared(), **ROUTER_BIAS}, common=LEADING,
@@ -165,27 +165,27 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
     "phimoe": Architecture(
         {**LLAMA, **NORM_BIASES, **QKV_BIAS, "attn_output.bias": ("embd",)}, experts=experts("ff"),
         outer={**OUTER_BIASED, "output.bias": ("vocab",)}, square_q=True, never_tied=True,
-        rules=Rules(needs_output=True, needs_bias=True, whole_attention=_SQUARE), rope=PART,
+        rules=Rules(needs_output=True, needs_bias=True, whole_attention=SQUARE), rope=PART,
     ),
     "dbrx": Architecture(
         {**FUSED, "attn_output_norm.weight": ("embd",)}, experts=experts("ff"),
         keys={**LAYER_NORM, "attention.clamp_kqv": 8.0}, square_q=True, never_tied=True,
-        rules=Rules(needs_output=True, whole_attention=_SQUARE),
+        rules=Rules(needs_output=True, whole_attention=SQUARE),
     ),
     "grok": Architecture(
         {**LLAMA, "attn_output_norm.weight": ("embd",), "layer_output_norm.weight": ("embd",)},
         experts=experts("expert ff"), square_q=True,
-        rules=Rules(ff_key=EXPERT_KEY, input_node="embd", whole_attention=_SQUARE),
+        rules=Rules(ff_key=EXPERT_KEY, input_node="embd", whole_attention=SQUARE),
     ),
     "deepseek": Architecture(
         LLAMA, DENSE, {**experts("expert ff"), **shared()}, common=LEADING,
         keys={"expert_shared_count": 1, "expert_weights_scale": 1.0}, square_q=True,
-        rules=Rules(ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM, whole_attention=_SQUARE),
+        rules=Rules(ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM, whole_attention=SQUARE),
     ),
     "deepseek2-ocr": Architecture(
         LLAMA, DENSE, {**experts("expert ff"), **shared()}, common=LEADING, keys={"expert_shared_count": 1},
         square_q=True, equal_heads=True,
-        rules=Rules(ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM, whole_attention=_SQUARE), rope=UNCHECKED,
+        rules=Rules(ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM, whole_attention=SQUARE), rope=UNCHECKED,
     ),
     "bailingmoe": Architecture(
         LLAMA, experts={**experts("expert ff"), **shared()},
@@ -195,7 +195,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
     "bailingmoe2": Architecture(
         {**FUSED, **FFN_NORM, **HEAD_NORMS}, DENSE, {**experts("expert ff"), **shared(), **ROUTER_BIAS},
         common=LEADING, keys={**SIGMOID, **_SHARED}, square_q=True, never_tied=True,
-        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, whole_attention=_SQUARE), rope=PART,
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, whole_attention=SQUARE), rope=PART,
     ),
     "exaone-moe": Architecture(
         {**LLAMA, **HEAD_NORMS}, DENSE, {**experts("expert ff"), **shared(), **ROUTER_BIAS},

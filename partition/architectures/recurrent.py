@@ -11,10 +11,12 @@ from partition.architectures.tensors import (  # fmt: skip
     EXPERT_KEY,
     FFN_NORM,
     GATE_UP,
+    GRANITE_SCALES,
     HEAD_NORMS,
     LATENT,
     LATENT_KEYS,
     LAYER_NORM,
+    MROPE,
     NO_LATENT_STATES,
     ROUTER_BIAS,
     UNGATED,
@@ -32,7 +34,6 @@ _SSM_KEYS = {
     "ssm.time_step_rank": "time rank",
 }
 _GROUPED = {**_SSM_KEYS, "ssm.group_count": "groups"}
-_MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
 _NORM: Table = {"attn_norm.weight": ("embd",)}
 _MAMBA: Table = {
     **_NORM,
@@ -119,7 +120,6 @@ _DELTA_KEYS = {**_GROUPED, "ssm.inner_size": "delta values"}
 _DELTA_FIGURES = {"attention_every": 4, "conv": 4, "rope_base": 1e6, "rms_eps": 1e-6}
 _SIZES = {"conv": 4}
 _PLAMO_2_NORMS: Table = {"post_attention_norm": ("embd",), **FFN_NORM, "post_ffw_norm": ("embd",)}
-_SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125}
 
 
 def _rules(**more: object) -> Rules:
@@ -137,12 +137,12 @@ _NEMOTRON_H = Architecture(
 
 RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen35": Architecture(
-        _GATED, DENSE, recurrent=_DELTA_35, common=_DELTA_FIGURES, keys={**_DELTA_KEYS, **_MROPE},
+        _GATED, DENSE, recurrent=_DELTA_35, common=_DELTA_FIGURES, keys={**_DELTA_KEYS, **MROPE},
         rules=_rules(rolls_back=True, recurrent_every=4), rope=PART, predictors=Predictors(),
     ),
     "qwen35moe": Architecture(
         _GATED, experts=_SHARED_GATED, recurrent=_DELTA_35, common=_DELTA_FIGURES,
-        keys={**_DELTA_KEYS, **_MROPE, **_SHARED_KEYS}, rope=PART, predictors=EXPERTS_PREDICT,
+        keys={**_DELTA_KEYS, **MROPE, **_SHARED_KEYS}, rope=PART, predictors=EXPERTS_PREDICT,
         rules=_rules(rolls_back=True, recurrent_every=4, ff_key=EXPERT_KEY),
     ),
     "qwen3next": Architecture(
@@ -164,7 +164,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "granitehybrid": Architecture(
         {**ATTENTION, **FFN_NORM}, DENSE, recurrent={**_MAMBA_2, **FFN_NORM}, common={**_SIZES, "attention_every": 3},
-        keys={**_GROUPED, **_SCALES}, rules=_rules(input_node="embd"), rope=PART, twice_as_wide=True,
+        keys={**_GROUPED, **GRANITE_SCALES}, rules=_rules(input_node="embd"), rope=PART, twice_as_wide=True,
     ),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": replace(

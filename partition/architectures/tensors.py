@@ -4,6 +4,15 @@ from collections.abc import Mapping
 
 from partition.architectures.description import Number, Table
 
+# Metadata and rules that several tables share.
+QWEN: Mapping[str, Number] = {"rope_base": 1e6, "rms_eps": 1e-6}
+MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
+GRANITE_SCALES: Mapping[str, Number] = {
+    "logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125
+}  # fmt: skip
+SQUARE = "its query matrices are as wide as the model, whatever the number of heads"
+WIDE = "{} norms queries and keys over all heads at once"
+
 ATTENTION: Table = {
     "attn_norm.weight": ("embd",),
     "attn_q.weight": ("q", "embd"),

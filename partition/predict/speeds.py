@@ -17,7 +17,7 @@ from partition.predict.hosts import Host, demand
 from partition.predict.hysteresis import lower_bound_factor
 
 FASTEST_LINK_BYTES_PER_S = 50e9  # 400 Gbit/s: a link that is said to do more contradicts the memory behind it
-_MOST_S = 3600.0  # for one step of a layer
+MOST_S = 3600.0  # for one step of a layer; longer times are refused, whatever was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,8 @@ class Curve:
         rows = [n for n, _ in self.points]
         if not rows or rows != sorted(set(rows)) or rows[0] < 1:
             raise PlanError(f"a curve at rows {rows}; needed are one or more, ascending from 1")
-        if not all(0 <= seconds <= _MOST_S for _, seconds in self.points):
-            raise PlanError(
-                f"a curve of {[seconds for _, seconds in self.points]} seconds; needed are 0 to {_MOST_S:g}"
-            )
+        if not all(0 <= seconds <= MOST_S for _, seconds in self.points):
+            raise PlanError(f"a curve of {[seconds for _, seconds in self.points]} seconds; needed are 0 to {MOST_S:g}")
 
     def to_json(self) -> list[list[float]]:
         """[[rows, seconds], ...]."""
@@ -47,7 +45,7 @@ class Curve:
             pair = fields.items(point, f"{where}[{i}]")
             if len(pair) != 2:
                 raise PlanError(f"{where}[{i}]: {len(pair)} numbers; needed are rows and seconds")
-            points.append((fields.number(pair[0], f"{where}[{i}]"), fields.figure(pair[1], f"{where}[{i}]", _MOST_S)))
+            points.append((fields.number(pair[0], f"{where}[{i}]"), fields.figure(pair[1], f"{where}[{i}]", MOST_S)))
         return cls(tuple(points))
 
     def at(self, rows: float) -> float:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 _MAX_CELLS = 50_000  # of a table; where it would have more, solutions are compared one by one
-_COMPARED = 2_000_000  # numbers at a time, then
+COMPARED = 2_000_000  # numbers at a time, then
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class _Rows:
     def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return the same as `Best.beats`."""
         beaten = np.zeros(len(devices), bool)
-        step = max(1, _COMPARED // self._objectives.size)
+        step = max(1, COMPARED // self._objectives.size)
         for at in range(0, len(devices), step):
             part = slice(at, at + step)
             new = objectives[:, None, part]

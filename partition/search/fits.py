@@ -7,9 +7,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from partition.search.best import COMPARED
+
 Array = NDArray[np.float64]
 _MAX_CELLS = 4_000_000  # of a table; where it would have more, options are compared one by one
-_COMPARED = 2_000_000  # numbers at a time, then
 
 
 class Fits:
@@ -38,7 +39,7 @@ class Fits:
         if self._least is not None:
             return np.broadcast_to(self._least[self._places(budget)], budget.shape[1:])
         least = np.full(budget.shape[1], np.inf)
-        step = max(1, _COMPARED // self._needs.size)
+        step = max(1, COMPARED // self._needs.size)
         for at in range(0, budget.shape[1], step):
             part = slice(at, at + step)
             has_room = (self._needs[:, :, None] <= budget[:, None, part]).all(axis=0)

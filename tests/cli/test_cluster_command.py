@@ -15,6 +15,7 @@ from devices.trust import credentials
 from devices.trust.authority import Authority
 from devices.trust.invitation import parse_token
 from tests.support import ROOT
+from tests.support.trust import csr_for
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def test_from_init_to_revoke(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     current = credentials.load(tmp_path / "pi")
     assert current is not None
     assert current.holder.name == "pi"
-    authority.enroll(current.certificate, credentials.make_csr("pi")[1])
+    authority.enroll(current.certificate, csr_for("pi"))
     listed = answer(capsys, "list")
     assert listed.splitlines()[0] == f"cluster {authority.fingerprint}"
     assert "desk  owner, joined, since 20" in listed

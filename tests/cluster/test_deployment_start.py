@@ -1,7 +1,6 @@
 """A deployment that is given up while it starts, and what it tells its ranks."""
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,6 @@ from partition.slices.gguf_slice import limits, slice_recipe
 from partition.slices.recipe import Recipe
 from quant.gguf.file import GgufFile
 from tests.support.deployments import (
-    ONE_THREAD,
     OPTIONS,
     deployed,
     idle,
@@ -42,19 +40,12 @@ from tests.support.deployments import (
 from tests.support.helpers import TIMEOUT_S, until
 from tests.support.links import start
 from tests.support.slices import whole
-from tests.support.workers import Worker, worker
+from tests.support.workers import Worker
 
 
 @pytest.fixture(autouse=True)
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_folders(monkeypatch, tmp_path / "own")
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    folder = tmp_path_factory.mktemp("w")
-    with ExitStack() as stack:
-        yield [stack.enter_context(worker(folder / name, "--name", name, *ONE_THREAD)) for name in ("one", "two")]
 
 
 def refused_by_rank_1(two: list[Worker]) -> Plan:

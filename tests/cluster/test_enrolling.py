@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from devices.errors import TrustError
-from devices.trust import credentials
+from devices.trust import certificates, credentials
 from edge.worker.service import Worker, WorkerOptions
 from tests.support.trust import Cluster, membership_in
 from transport import edge_pb2 as pb
@@ -33,18 +33,18 @@ def enroll(worker: Worker) -> Any:
 
 
 def test_two_at_once_are_given_the_same_request(pi: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, both = credentials.make_csr, threading.Barrier(2)
+    make, both = certificates.new_key, threading.Barrier(2)
 
-    def slow(name: str) -> tuple[bytes, bytes]:
+    def slow() -> certificates.PrivateKey:
         try:
             both.wait(0.3)  # for another that makes one at the same time
         except threading.BrokenBarrierError:
-            return make(name)
+            return make()
         pytest.fail("two keys are made")
 
-    monkeypatch.setattr(credentials, "make_csr", slow)
+    monkeypatch.setattr(certificates, "new_key", slow)
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: enroll(pi), range(2))
+        first, second = pool.map(lambda _: certificates.key_of_request(enroll(pi).csr_pem), range(2))
     assert first == second
 
 
@@ -78,6 +78,15 @@ def test_a_worker_that_restarts_before_it_has_the_answer_joins_all_the_same(
     assert restarted.Install(pb.Certificate(certificate_pem=certificate), cast(Any, None)).name == "pi"
     assert membership_in(cluster.at("pi")).holder.role == "worker"
     assert not pending.exists()
+
+
+def test_a_worker_that_runs_while_another_token_is_stored_asks_with_another_key(pi: Worker, cluster: Cluster) -> None:
+    old = certificates.key_of_request(enroll(pi).csr_pem)
+    cluster.invited("pi")
+    request = enroll(pi)
+    assert certificates.key_of_request(request.csr_pem) != old
+    certificate = cluster.authority.enroll(request.invitation_pem, request.csr_pem)
+    assert pi.Install(pb.Certificate(certificate_pem=certificate), cast(Any, None)).name == "pi"
 
 
 def test_a_device_is_told_that_it_was_refused(pi: Worker, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,15 +30,6 @@ from tests.support.deployments import (
 from tests.support.workers import Worker, worker
 
 GROUPS = replace(OPTIONS, sequences=4, groups=2)
-
-
-@pytest.fixture(scope="module")
-def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    folder = tmp_path_factory.mktemp("w")
-    with pytest.MonkeyPatch.context() as patch:
-        own_folders(patch, folder / "own")
-        with worker(folder / "one", *ONE_THREAD) as first:
-            yield first
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.parallel.prefiller import PrefillPlacement
 from partition.plan.plan import LOCAL
-from tests.cluster.test_survival_schedules import CLEAR, LONGEST, MOST_STEPS, greedy
+from tests.cluster.test_survival_schedules import LONGEST, MOST_STEPS
+from tests.support.cases import Cases, clear_case, random_tokens
 from tests.support.deployments import pipeline, stages, tensor
 from tests.support.faulty_ranks import FAULTS, OF_LINKS, Cluster, Fault, cluster
 from tests.support.phases import moving_at_random
@@ -36,7 +37,6 @@ PAIRS = [
     (pipeline(1, 1), stages(1, 2)),
     (pipeline(1, 1, 1), pipeline(1, 1, 1)),  # a worker that is in both
 ]
-Cases = list[tuple[list[int], list[int]]]
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +46,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cases(model: Path) -> Cases:
-    """Prompts and their answers on one device, each token of which leads clearly."""
-    rng, result = random.Random(5), Cases()
+    rng = random.Random(5)
     with Engine(model, OPTIONS) as whole:
-        while len(result) < 4:
-            prompt = [rng.randrange(3, 512) for _ in range(rng.choice((25, 40, 60)))]
-            answer, lead = greedy(whole, prompt)
-            if lead > CLEAR:
-                result.append((prompt, answer))
-    return result
+        return [clear_case(whole, lambda: random_tokens(rng, rng.choice((25, 40, 60))), LONGEST) for _ in range(4)]
 
 
 def answer(engine: Any, request: Cases, n: int) -> list[list[int]]:

@@ -5,7 +5,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -26,11 +25,11 @@ from partition.plan.plan import LOCAL
 from partition.predict.hosts import Host
 from partition.predict.speeds import Curve, DeviceSpeed
 from quant.gguf.file import GgufFile
-from tests.support.deployments import ONE_THREAD, own_folders, survey_is_over
+from tests.support.deployments import own_folders, survey_is_over
 from tests.support.helpers import TIMEOUT_S, stand_still, until
 from tests.support.links import start
 from tests.support.planning import device
-from tests.support.workers import SECRET, Worker, worker
+from tests.support.workers import SECRET, Worker
 from transport import edge_pb2 as pb
 from transport.errors import LinkClosed, LinkTimeout
 
@@ -44,13 +43,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         own_folders(patch, tmp_path_factory.mktemp("own"))
         yield
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    folder = tmp_path_factory.mktemp("w")
-    with ExitStack() as stack:
-        yield [stack.enter_context(worker(folder / name, "--name", name, *ONE_THREAD)) for name in ("one", "two")]
 
 
 def measured(two: list[Worker], fleet: Fleet) -> survey.Survey[DeviceSpeed]:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
@@ -35,6 +34,7 @@ from edge.llm.scheduler import Scheduler
 from edge.parallel.replacements import ReplaceableEngine
 from partition.plan.plan import LOCAL
 from tests.conftest import Synthetic
+from tests.support.cases import Cases, clear_case, random_tokens
 from tests.support.deployments import pipeline, stages, tensor
 from tests.support.faulty_ranks import FAULTS, OF_LINKS, Cluster, Fault, cluster
 from tests.support.helpers import until
@@ -44,7 +44,6 @@ SEED = int(os.environ.get("EDGE_SURVIVAL_SEED", "0"))
 OPTIONS = EngineOptions(threads=1, context=96, batch=8, sequences=3, kv_type="f32", flash_attention="off")
 PLANS = (tensor(1, 1), pipeline(1, 1), tensor(1, 1, 1), stages(1, 2), stages(2, 1), stages(2, 2))
 LONGEST = 12  # tokens of an answer
-CLEAR = 1e-2  # by how much each best logit leads: sums in another order, and other portions, change less
 FAULT = st.builds(Fault, st.integers(0, 60), st.sampled_from(FAULTS), st.integers(0, 127))
 MOST_STEPS = 5_000  # of a scheduler: only against a hang
 
@@ -64,33 +63,21 @@ def model(synthetic: Synthetic) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(model: Path) -> list[tuple[list[int], list[int]]]:
+def undisturbed(model: Path) -> Cases:
     """Prompts and their greedy answers on one device. In none of them two tokens come close to each other: sums in
     another order then give the same."""
-    rng, results = random.Random(SEED), []
+    rng, results = random.Random(SEED), Cases()
+
+    def prompt() -> list[int]:
+        tokens = random_tokens(rng, rng.choice((1, 2, 5, 8, 9, 20, 33)))
+        if results and rng.random() < 0.4:  # begins like another one
+            return [*rng.choice(results)[0], *tokens][:40]
+        return tokens
+
     with Engine(model, OPTIONS) as whole:
         while len(results) < 12:
-            prompt = [rng.randrange(3, 512) for _ in range(rng.choice((1, 2, 5, 8, 9, 20, 33)))]
-            if results and rng.random() < 0.4:  # begins like another one
-                prompt = [*rng.choice(results)[0], *prompt][:40]
-            answer, lead = greedy(whole, prompt)
-            if lead > CLEAR:
-                results.append((prompt, answer))
+            results.append(clear_case(whole, prompt, LONGEST))
     return results
-
-
-def greedy(whole: Engine, prompt: list[int]) -> tuple[list[int], float]:
-    """The answer, and by how many deviations each token was ahead of the next best at least."""
-    whole.kv_clear()
-    for start in range(0, len(prompt), whole.batch):
-        logits = whole.decode(prompt[start : start + whole.batch], start)
-    answer, lead = [], float("inf")
-    for i in range(LONGEST):
-        second, best = np.sort(logits)[-2:]
-        lead = min(lead, float((best - second) / logits.std()))
-        answer.append(int(logits.argmax()))
-        logits = whole.decode(answer[-1:], len(prompt) + i)
-    return answer, lead
 
 
 class Schedules(RuleBasedStateMachine):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from devices.trust import credentials
+from devices.trust import certificates, credentials
 from devices.trust.authority import Authority
 from devices.trust.credentials import Membership
 from transport.security import Credentials
@@ -30,9 +30,14 @@ class Cluster:
     def joined(self, name: str) -> Membership:
         """A device that was enrolled."""
         invited = self.invited(name)
-        key, csr = credentials.make_csr(name)
+        csr = credentials.pending_csr(self.at(name), name)
         certificate = self.authority.enroll(invited.certificate, csr, self.now)
-        return credentials.install(self.at(name), certificate, key, self.now)
+        return credentials.install(self.at(name), certificate, self.now)
+
+
+def csr_for(name: str) -> bytes:
+    """Return a request for a certificate, for a key that nobody keeps."""
+    return certificates.make_request(certificates.new_key(), name)
 
 
 def membership_in(folder: Path) -> Membership:

@@ -166,8 +166,8 @@ def joined(owner: Device, device: Callable[[str], Device]) -> Callable[[str], De
 def join(authority: Authority, folder: Path, name: str) -> None:
     """Make a member, its credentials in `folder`, without a network."""
     credentials.store_token(folder, authority.invite(name, HOUR_S))
-    key, csr = credentials.make_csr(name)
-    credentials.install(folder, authority.enroll(membership_in(folder).certificate, csr), key)
+    csr = credentials.pending_csr(folder, name)
+    credentials.install(folder, authority.enroll(membership_in(folder).certificate, csr))
 
 
 def started(*workers: tuple[Device, tuple[str, ...]]) -> list[Running]:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.step_budget import TILE_ROWS
 from partition.predict.migration import LEAST_TOKENS, Pace
-from tests.engine.llm.test_phases import folder, greedy
+from tests.engine.llm.test_phases import folder
+from tests.support.cases import Cases, clear_case, come_and_go, random_tokens
 from tests.support.deployments import pipeline, stages, tensor
 from tests.support.phases import Counting, Phases, moving_at_random, phases
 from tests.support.ranks_here import ranks_here
@@ -29,7 +31,6 @@ from tests.support.thorough import some
 OPTIONS = EngineOptions(threads=1, context=512, batch=16, sequences=3, outputs=8, kv_type="f32", flash_attention="off")
 LONG = 3 * LEAST_TOKENS  # tokens of an answer
 CLEAR = 1e-3  # by how much each best logit leads: sums in another order change less
-Cases = list[tuple[list[int], list[int]]]
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +40,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cases(model: Path) -> Cases:
-    """Prompts and their greedy answers on one device, each token of which leads clearly."""
-    rng, cases = random.Random(7), Cases()
+    rng = random.Random(7)
     with Engine(model, OPTIONS) as whole:
-        for length in (3, 20, 33, 40, 50):
-            while True:
-                prompt = [rng.randrange(3, 512) for _ in range(length)]
-                answer, lead = greedy(whole, prompt, LONG)
-                if lead > CLEAR:
-                    cases.append((prompt, answer))
-                    break
-    return cases
+        lengths = (3, 20, 33, 40, 50)
+        return [clear_case(whole, partial(random_tokens, rng, length), LONG, CLEAR) for length in lengths]
 
 
 @pytest.fixture
@@ -289,22 +283,7 @@ def test_requests_move_at_any_moment(
             engines.append(ranks or counting())
         both = stack.enter_context(phases(engines[0], engines[1], rng.choice((1, 30))))
         scheduler = stack.enter_context(Scheduler(both.engine, keep=True))
-        waiting, replies = [*cases, *cases], dict[int, tuple[list[int], list[int], list[str]]]()
-        rng.shuffle(waiting)
-        while waiting or scheduler.busy:
-            if waiting and rng.random() < 0.2:
-                prompt, answer = waiting.pop()
-                replies[scheduler.add(request(prompt))] = answer, [], []
-            if replies and rng.random() < 0.01:
-                scheduler.cancel(rng.choice(list(replies)))
-            for event in scheduler.step():
-                answer, tokens, ends = replies[event.request]
-                assert not ends
-                tokens += [event.token_id] if event.token_id is not None else []
-                ends += [event.finish_reason] if event.finish_reason is not None else []
-        for answer, tokens, ends in replies.values():
-            assert tokens == (answer if ends == ["length"] else answer[: len(tokens)])
-            assert ends in (["length"], ["cancelled"])
+        come_and_go(scheduler, cases, request, rng, 0.01)
         assert not both.lost
         assert_nothing_is_left(both, scheduler)
 

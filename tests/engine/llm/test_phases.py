@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from edge.parallel.prefiller import PrefillPlacement
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Speculation
 from partition.plan.plan import Range
+from tests.support.cases import Cases, clear_case, come_and_go, greedy, random_tokens
 from tests.support.deployments import pipeline, stages, tensor
 from tests.support.drafting import always
 from tests.support.helpers import TIMEOUT_S
@@ -31,7 +33,6 @@ from tests.support.thorough import some
 
 OPTIONS = EngineOptions(threads=1, context=256, batch=8, sequences=3, outputs=8, kv_type="f32", flash_attention="off")
 LONGEST = 10  # tokens of an answer
-CLEAR = 1e-2  # by how much each best logit leads: sums in another order change less
 THIN = pipeline(0, 1)  # the other device computes all of a prompt
 PLACEMENTS = [pipeline(1, 1), pipeline(1, 1, 1), tensor(1, 1), stages(2, 1), stages(1, 2), THIN, tensor(0, 1, 1)]
 
@@ -54,32 +55,11 @@ def counting(model: Path, stack: ExitStack) -> Any:
 
 
 @pytest.fixture(scope="module")
-def cases(model: Path) -> list[tuple[list[int], list[int]]]:
-    """Prompts and their greedy answers on one device, each token of which leads clearly."""
-    rng, result = random.Random(3), list[tuple[list[int], list[int]]]()
+def cases(model: Path) -> Cases:
+    rng = random.Random(3)
     with Engine(model, OPTIONS) as whole:
-        for length in (2, 3, 9, 17, 40, 41, 64):
-            while True:
-                prompt = [rng.randrange(3, 512) for _ in range(length)]
-                answer, lead = greedy(whole, prompt)
-                if lead > CLEAR:
-                    result.append((prompt, answer))
-                    break
-    return result
-
-
-def greedy(whole: Engine, prompt: Sequence[int], n: int = LONGEST) -> tuple[list[int], float]:
-    """The answer, and by how many deviations each token was ahead of the next best at least."""
-    whole.kv_clear()
-    for start in range(0, len(prompt), whole.batch):
-        logits = whole.decode(prompt[start : start + whole.batch], start)
-    answer, lead = [], float("inf")
-    for i in range(n):
-        second, best = np.sort(logits)[-2:]
-        lead = min(lead, float((best - second) / logits.std()))
-        answer.append(int(logits.argmax()))
-        logits = whole.decode(answer[-1:], len(prompt) + i)
-    return answer, lead
+        lengths = (2, 3, 9, 17, 40, 41, 64)
+        return [clear_case(whole, partial(random_tokens, rng, length), LONGEST) for length in lengths]
 
 
 def request(prompt: Sequence[int], n: int = LONGEST, namespace: str = "") -> Request:
@@ -93,9 +73,6 @@ def answers(engine: TextEngine, prompts: Sequence[Sequence[int]], **how: Any) ->
 def folder(parent: Path, name: str) -> Path:
     (parent / name).mkdir()
     return parent / name
-
-
-Cases = list[tuple[list[int], list[int]]]
 
 
 # --- where a prompt is computed ---
@@ -183,7 +160,7 @@ def test_a_second_turn_computes_what_neither_has(counting: Any, cases: Cases, mo
     (prompt, answer), (more, _) = cases[5], cases[4]
     turn = [*prompt, *answer, *more]
     with Engine(model, OPTIONS) as whole:
-        target, lead = greedy(whole, turn)
+        target, lead = greedy(whole, turn, LONGEST)
     assert lead > 1e-4  # all in F32, by one kernel
     with phases(decode, prefill, least=len(more)) as both, Scheduler(both.engine, keep=True) as scheduler:
         for text, expected in ((prompt, answer), (turn, target)):
@@ -316,21 +293,7 @@ def test_requests_come_and_go(seed: int, model: Path, counting: Any, cases: Case
             prefill = stack.enter_context(ranks_here(model, pipeline(2, 1), OPTIONS, folder(tmp_path, "prefill")))
         both = stack.enter_context(phases(decode, prefill, rng.choice((1, 20))))
         scheduler = stack.enter_context(Scheduler(both.engine, keep=bool(seed % 2)))
-        waiting, message = [*cases, *cases], dict[int, tuple[list[int], list[int], list[str]]]()
-        rng.shuffle(waiting)
-        while waiting or scheduler.busy:
-            if waiting and rng.random() < 0.2:
-                prompt, answer = waiting.pop()
-                message[scheduler.add(request(prompt))] = answer, [], []
-            if message and rng.random() < 0.03:
-                scheduler.cancel(rng.choice(list(message)))
-            for event in scheduler.step():
-                answer, tokens, ends = message[event.request]
-                assert not ends
-                tokens += [event.token_id] if event.token_id is not None else []
-                ends += [event.finish_reason] if event.finish_reason is not None else []
-        for answer, tokens, ends in message.values():
-            assert tokens == (answer if ends == ["length"] else answer[: len(tokens)])
+        come_and_go(scheduler, cases, request, rng, 0.03)
         assert not both.lost
 
 

@@ -25,10 +25,10 @@ from edge.llm.slot import Slot
 from edge.llm.slots import Slots
 from edge.parallel.logits import largest
 from tests.conftest import Synthetic
-from tests.support.deployments import EXACT, ONE_THREAD, Grouped, deployed, own_folders, pipeline, stages, tensor
+from tests.support.deployments import EXACT, Grouped, deployed, pipeline, stages, tensor
 from tests.support.drafting import one_slot
 from tests.support.thorough import some
-from tests.support.workers import Worker, worker
+from tests.support.workers import Worker
 
 GREEDY = SamplingParams(temperature=0)
 WORDS = 'root ::= [a-z ]+ "."'
@@ -43,16 +43,6 @@ MIXED = (
     SamplingParams(temperature=0.8, grammar=WORDS, seed=4),
     SamplingParams(temperature=1.5, top_k=3, min_p=0.2, seed=5),
 )
-
-
-@pytest.fixture(scope="module")
-def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A worker that the tests of this file share."""
-    folder = tmp_path_factory.mktemp("w")
-    with pytest.MonkeyPatch.context() as patch:
-        own_folders(patch, folder / "own")
-        with worker(folder / "one", *ONE_THREAD) as first:
-            yield first
 
 
 def alone(engine: TextEngine, requests: Sequence[Request]) -> list[list[int]]:

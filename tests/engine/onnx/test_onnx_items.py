@@ -16,13 +16,13 @@ from hypothesis.extra import numpy as arrays
 
 from edge.onnx import wire as onnx_items
 from edge.onnx.samples import TYPES
-from edge.onnx.wire import MOST_TENSOR_BYTES, PART_BYTES, Array, Boundary, Item, Op, Receiver, Tensor, send
+from edge.onnx.wire import MOST_TENSOR_BYTES, Array, Boundary, Item, Op, Receiver, Tensor, send
 from tests.support import memory_link
 from tests.support.helpers import TIMEOUT_S
 from tests.support.links import start, tcp_sockets
 from transport.errors import LinkClosed, ProtocolError
 from transport.frame import Kind
-from transport.link import Deadlines, Link
+from transport.link import PART_BYTES, Deadlines, Link
 from transport.tcp_link import TcpLink
 
 QUICK = Deadlines(step_timeout_s=5.0, send_timeout_s=5.0)

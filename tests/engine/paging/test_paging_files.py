@@ -10,10 +10,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from devices.files import DIRECT
 from edge.errors import WeightsError
 from edge.llama.address_space import PAGE
 from edge.llm.engine import Engine
-from edge.paging import direct_file
 from edge.paging.direct_file import DirectFile
 from tests.engine.paging.conftest import MakeModel
 from tests.support.paging import (
@@ -83,7 +83,7 @@ def test_a_file_that_ends_while_the_model_is_loaded(path: Path, original: Path) 
 
 
 def refuse_to_open(path: object, flags: int, *more: int, **how: int) -> int:
-    if flags & direct_file._DIRECT:
+    if flags & DIRECT:
         raise OSError(errno.EINVAL, "Invalid argument")
     return _open(path, flags, *more, **how)
 
@@ -91,7 +91,7 @@ def refuse_to_open(path: object, flags: int, *more: int, **how: int) -> int:
 _open = os.open
 
 
-@pytest.mark.skipif(not direct_file._DIRECT, reason="this system has no direct reads at all")
+@pytest.mark.skipif(not DIRECT, reason="this system has no direct reads at all")
 def test_a_filesystem_that_refuses_to_open_for_direct_reads(path: Path, original: Path) -> None:
     with mock.patch.object(os, "open", refuse_to_open), paged(path, least(original)) as engine:
         assert engine.paging is not None
@@ -99,10 +99,10 @@ def test_a_filesystem_that_refuses_to_open_for_direct_reads(path: Path, original
         np.testing.assert_array_equal(answer(engine), expected(original, engine))
 
 
-@pytest.mark.skipif(not direct_file._DIRECT, reason="this system has no direct reads at all")
+@pytest.mark.skipif(not DIRECT, reason="this system has no direct reads at all")
 def test_a_filesystem_that_refuses_only_when_read(path: Path, original: Path) -> None:
     def refuse(descriptor: int, into: list[memoryview], offset: int) -> int:
-        if flags_of(descriptor) & direct_file._DIRECT:
+        if flags_of(descriptor) & DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
         return _preadv(descriptor, into, offset)
 

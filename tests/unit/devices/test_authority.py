@@ -15,10 +15,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from devices import names, paths
 from devices.errors import TrustError
-from devices.trust import certificates, credentials
+from devices.trust import certificates
 from devices.trust.authority import Authority
 from devices.trust.invitation import parse_token
-from tests.support.trust import HOUR_S, YEAR_S, Cluster, membership_in
+from tests.support.trust import HOUR_S, YEAR_S, Cluster, csr_for, membership_in
 from transport import security
 
 NOW = 1_800_000_000.0
@@ -146,14 +146,14 @@ def test_a_name_is_free_again_once_revoked(cluster: Cluster) -> None:
 
 def test_a_second_invitation_replaces_the_first(cluster: Cluster) -> None:
     first, second = (parse_token(cluster.authority.invite("pi", HOUR_S, NOW)) for _ in range(2))
-    _, csr = credentials.make_csr("pi")
+    csr = csr_for("pi")
     assert "replaced by a newer one" in refused(cluster, certificates.to_pem(first.certificate), csr)
     assert cluster.authority.enroll(certificates.to_pem(second.certificate), csr, NOW)
 
 
 def test_an_invitation_lets_one_device_in(cluster: Cluster) -> None:
     invitation = cluster.invited("pi").certificate
-    (_, first), (_, second) = credentials.make_csr("pi"), credentials.make_csr("pi")
+    first, second = csr_for("pi"), csr_for("pi")
     certificate = cluster.authority.enroll(invitation, first, NOW)
     assert "used already" in refused(cluster, invitation, second)
     # The answer was lost on its way: the same key may ask again and gets the same certificate.
@@ -162,7 +162,7 @@ def test_an_invitation_lets_one_device_in(cluster: Cluster) -> None:
 
 def test_two_devices_with_one_token_at_the_same_time(cluster: Cluster) -> None:
     invitation = cluster.invited("pi").certificate
-    requests = [credentials.make_csr("pi")[1] for _ in range(4)]
+    requests = [csr_for("pi") for _ in range(4)]
 
     def enroll(csr: bytes) -> bool:
         try:
@@ -184,7 +184,7 @@ def test_changes_at_the_same_time_lose_nothing(cluster: Cluster) -> None:
 
 
 def test_who_may_not_enroll(cluster: Cluster, tmp_path: Path) -> None:
-    _, csr = credentials.make_csr("pi")
+    csr = csr_for("pi")
     invitation = cluster.invited("pi").certificate
     assert "expired" in refused(cluster, invitation, csr, NOW + HOUR_S)
     stranger = Cluster(tmp_path / "other", NOW).invited("pi").certificate
@@ -201,11 +201,11 @@ def test_an_invitation_nobody_wrote_down_is_not_known(cluster: Cluster) -> None:
     before = (cluster.authority.folder / "members.json").read_bytes()
     invitation = cluster.invited("pi").certificate
     (cluster.authority.folder / "members.json").write_bytes(before)
-    assert "not known here" in refused(cluster, invitation, credentials.make_csr("pi")[1])
+    assert "not known here" in refused(cluster, invitation, csr_for("pi"))
 
 
 def bad_requests() -> Iterator[bytes]:
-    _, good = credentials.make_csr("pi")
+    good = csr_for("pi")
     lines = good.splitlines(keepends=True)
     yield b""
     yield b"x" * 1000
@@ -221,12 +221,12 @@ def test_a_bad_request_is_refused_and_does_not_use_the_invitation_up(cluster: Cl
     invitation = cluster.invited("pi").certificate
     for csr in bad_requests():
         assert "request" in refused(cluster, invitation, csr)
-    assert cluster.authority.enroll(invitation, credentials.make_csr("pi")[1], NOW)
+    assert cluster.authority.enroll(invitation, csr_for("pi"), NOW)
 
 
 def test_the_name_is_the_invitations_whatever_the_request_says(cluster: Cluster) -> None:
     invitation = cluster.invited("pi").certificate
-    pem = cluster.authority.enroll(invitation, credentials.make_csr("desk")[1], NOW)
+    pem = cluster.authority.enroll(invitation, csr_for("desk"), NOW)
     holder = certificates.holder(certificates.from_pem(pem))
     assert (holder.name, holder.role) == ("pi", "worker")
 
@@ -338,7 +338,7 @@ def test_an_invitation_that_a_backup_took_for_good_is_revoked_with_what_came_of_
     cluster.authority.revoke("pi", NOW)
     newer = cluster.authority.crl()
     restore(cluster, backup)
-    certificate = certificates.from_pem(reopened(cluster).enroll(invitation, credentials.make_csr("pi")[1], NOW))
+    certificate = certificates.from_pem(reopened(cluster).enroll(invitation, csr_for("pi"), NOW))
     assert certificate.serial_number in cluster.authority.learn(newer, NOW)
     assert states(cluster)["pi"] == "revoked"
 
@@ -367,6 +367,14 @@ def test_an_owners_certificate_of_a_clock_far_ahead_is_renewed(cluster: Cluster)
     assert early.serial in revoked(cluster)
     reopened(cluster)
     assert membership_in(cluster.at("desk")).holder == renewed  # once
+
+
+def test_a_cluster_that_was_made_while_the_clock_was_far_ahead_is_valid_once_it_is_right(tmp_path: Path) -> None:
+    """Its own certificate cannot be renewed: all its members hold it."""
+    cluster = Cluster(tmp_path, NOW + YEAR_S)
+    reopened(cluster, NOW)
+    for pem in (cluster.authority.pem, membership_in(cluster.at("desk")).certificate):
+        assert certificates.from_pem(pem).not_valid_before_utc.timestamp() <= NOW
 
 
 def test_credentials_of_another_cluster_are_not_replaced(cluster: Cluster, tmp_path: Path) -> None:

@@ -162,8 +162,8 @@ def test_joining_stores_what_the_token_holds(cluster: Cluster, tmp_path: Path) -
 def test_the_same_token_again_is_fine_also_later(cluster: Cluster, tmp_path: Path) -> None:
     token = cluster.authority.invite("again", HOUR_S, NOW)
     credentials.store_token(tmp_path, token, NOW)
-    key, csr = credentials.make_csr("again")
-    credentials.install(tmp_path, cluster.authority.enroll(membership_in(tmp_path).certificate, csr, NOW), key, NOW)
+    csr = credentials.pending_csr(tmp_path, "again")
+    credentials.install(tmp_path, cluster.authority.enroll(membership_in(tmp_path).certificate, csr, NOW), NOW)
     before = membership_in(tmp_path)
     credentials.store_token(tmp_path, token, NOW + 1000 * HOUR_S)  # as at every start of a service
     assert membership_in(tmp_path) == before
@@ -205,7 +205,9 @@ def test_the_owner_does_not_join_itself(cluster: Cluster, token: str) -> None:
 
 def test_only_our_own_certificate_is_installed(cluster: Cluster, other: Cluster) -> None:
     before = cluster.invited("picky")
-    key, csr = credentials.make_csr("picky")
+    csr = credentials.pending_csr(cluster.at("picky"), "picky")
+    pending = cluster.at("picky") / credentials.PENDING_FILE
+    key, other_key = pending.read_bytes(), certificates.key_to_pem(certificates.new_key())
     good = cluster.authority.enroll(before.certificate, csr, NOW)
     foreign = other.authority.enroll(other.invited("picky").certificate, csr, NOW)
     for certificate, with_key, when, why in (
@@ -213,20 +215,22 @@ def test_only_our_own_certificate_is_installed(cluster: Cluster, other: Cluster)
         (cluster.joined("else").certificate, key, NOW, "for the worker else"),
         (cluster.owner.certificate, key, NOW, "for the owner desk"),
         (before.certificate, before.key, NOW, "for the invited picky"),
-        (good, credentials.make_csr("picky")[0], NOW, "not for the key"),
+        (good, other_key, NOW, "not for the key"),
         (good, key, NOW + 1e9, "expired"),
         (b"", key, NOW, "cannot be used"),
         (good, b"", NOW, "cannot be used"),
     ):
+        pending.write_bytes(with_key)
         with pytest.raises(TrustError, match=why):
-            credentials.install(cluster.at("picky"), certificate, with_key, when)
+            credentials.install(cluster.at("picky"), certificate, when)
         assert membership_in(cluster.at("picky")) == before
-    assert credentials.install(cluster.at("picky"), good, key, NOW).holder.role == "worker"
+    pending.write_bytes(key)
+    assert credentials.install(cluster.at("picky"), good, NOW).holder.role == "worker"
 
 
 def test_a_crash_while_installing_leaves_the_old_pair(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     before = cluster.invited("crashes")
-    key, csr = credentials.make_csr("crashes")
+    csr = credentials.pending_csr(cluster.at("crashes"), "crashes")
     certificate = cluster.authority.enroll(before.certificate, csr, NOW)
 
     def crash(*_: object) -> None:
@@ -234,15 +238,29 @@ def test_a_crash_while_installing_leaves_the_old_pair(cluster: Cluster, monkeypa
 
     monkeypatch.setattr("os.replace", crash)
     with pytest.raises(OSError, match="No space"):
-        credentials.install(cluster.at("crashes"), certificate, key, NOW)
+        credentials.install(cluster.at("crashes"), certificate, NOW)
     monkeypatch.undo()
     assert membership_in(cluster.at("crashes")) == before
-    assert sorted(path.name for path in cluster.at("crashes").iterdir()) == [".lock", "device.pem"]
+    assert sorted(path.name for path in cluster.at("crashes").iterdir()) == [".lock", "device.pem", "pending.pem"]
+
+
+def test_a_key_of_an_earlier_membership_is_not_used_for_another(cluster: Cluster) -> None:
+    """The owner may invite a device anew because others had its files."""
+    first = cluster.invited("back")
+    csr = credentials.pending_csr(cluster.at("back"), "back")
+    certificate = cluster.authority.enroll(first.certificate, csr, NOW)
+    cluster.authority.revoke("back", NOW)
+    again = cluster.invited("back")
+    with pytest.raises(TrustError, match="nothing was asked to be signed"):
+        credentials.install(cluster.at("back"), certificate, NOW)
+    anew = credentials.pending_csr(cluster.at("back"), "back")
+    assert not certificates.same_key(certificates.from_pem(certificate), certificates.key_of_request(anew))
+    credentials.install(cluster.at("back"), cluster.authority.enroll(again.certificate, anew, NOW), NOW)
 
 
 def test_nothing_to_install_into(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(TrustError, match="in no cluster"):
-        credentials.install(tmp_path, b"", b"", NOW)
+        credentials.install(tmp_path, b"", NOW)
     with pytest.raises(TrustError, match="in no cluster"):
         credentials.update_crl(tmp_path, cluster.authority.crl())
 

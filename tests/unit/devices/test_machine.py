@@ -169,7 +169,7 @@ def test_a_disk_has_a_rate_where_reading_begins_when_the_time_is_over(monkeypatc
 
 
 def test_where_the_cache_cannot_be_passed_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_disk, "_DIRECT", 0)
+    monkeypatch.setattr(machine_disk, "DIRECT", 0)
     monkeypatch.setattr(machine_disk, "_MOST_READ_S", 60.0)  # it ends with the file
     true, offsets = os.preadv, []
 

@@ -29,7 +29,7 @@ def described() -> DeviceProfile:
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand-ins for the files that name the processor; none is there at first."""
-    monkeypatch.setattr(profile, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(profile, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(profile, "_BOARD", tmp_path / "model")
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""Background work goes on after an error, which is logged once."""
+"""Background work goes on after an error, which is logged once in a row."""
 
 import threading
 
@@ -13,13 +13,16 @@ def test_work_goes_on_after_errors(caplog: pytest.LogCaptureFixture) -> None:
 
     def work() -> None:
         runs[0] += 1
-        if runs[0] == 4:
+        if runs[0] == 5:
             enough.set()
-        if runs[0] < 4:
+        elif runs[0] == 4:
+            raise ValueError("another one")
+        elif runs[0] < 4:
             raise OSError(24, "Too many open files")
 
     with caplog.at_level("WARNING"), Repeated(work, 0.0, "members"):
         assert enough.wait(WAIT_S)
     assert [record.message for record in caplog.records] == [
-        'background-work-failed work=members why="OSError: [Errno 24] Too many open files"'
+        'background-work-failed work=members why="OSError: [Errno 24] Too many open files"',
+        'background-work-failed work=members why="ValueError: another one"',
     ]

@@ -3,6 +3,7 @@
 import hashlib
 import struct
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +131,23 @@ def test_scales_of_made_up_weights_are_in_place_and_differ() -> None:
         n_lines = [int(np.searchsorted(shares, share)) for share in (0.5, 0.9, 0.99)]
         assert n_lines == pytest.approx([43, 104, 155], abs=5)
     assert abs(np.corrcoef(low, high)[0, 1]) < 0.1
+
+
+def test_scales_of_made_up_weights_are_computed_once_for_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A survey cuts gigabytes of them, and each tensor begins with the same ones."""
+    calls, arange = [0], np.arange
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        return arange(*args, **kwargs)
+
+    monkeypatch.setattr(np, "arange", counted)
+    first = Blocks(200_000, 19, 3, 1)  # of no other test
+    whole_pattern = first.data(0, first.n_bytes)
+    for at, n in ((0, 1), (7, 19), (1_000_001, 1_000_000), (first.n_bytes - 5, 5)):
+        assert first.data(at, n) == whole_pattern[at : at + n]
+    assert Blocks(300, 19, 3, 1).data(0, 5700) == whole_pattern[:5700]
+    assert calls == [1]
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,11 @@ def test_files_that_cannot_be_read_forbid_no_engine_of_this_device(credentials: 
     supervised = supervisor()
     assert supervised.replace(LinkClosed("pi went away"), 1, lambda: None) == "another engine"
     assert supervised.running is not None
-    assert "planned without 127.0.0.1:1: [Errno 21] Is a directory" in supervised.running.why
-    with pytest.raises(IsADirectoryError):  # a better plan is another matter
+    assert "planned without 127.0.0.1:1: no worker can be reached without this device's own files" in (
+        supervised.running.why
+    )
+    reason = rf"cannot be used \(.*Is a directory.*\): let this user read and write {credentials.parent} and "
+    with pytest.raises(TrustError, match=reason):  # a better plan is another matter
         supervised.offer("pi is there again", lambda plan: True, lambda done, total: None, lambda switched: None)
 
 

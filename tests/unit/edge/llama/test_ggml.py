@@ -11,7 +11,7 @@ from edge.llama import buffers, ggml, llama
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
 from edge.llm.engine import Engine
-from quant.types import TYPES, type_by_name
+from quant.types import TYPES, TensorType, type_by_name
 from tests.conftest import OPTIONS, Synthetic
 
 TOKENS = [5, 300, 17, 401]
@@ -33,14 +33,36 @@ def test_rows_of_any_bytes_are_read_as_the_gguf_package_reads_them(kind: gguf.GG
     assert not np.isfinite(out[~finite]).any()
 
 
-@pytest.mark.parametrize("name", ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k", "mxfp4", "q1_0"])
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q6_k", "mxfp4", "q1_0", "q2_0"])
 def test_what_was_quantized_is_read_back(name: str) -> None:
     kind = type_by_name(name)
     values = np.random.default_rng(1).standard_normal((3, 512), np.float32)
     out = np.empty_like(values)
     ggml.dequantize_rows(ggml.quantize_rows(values, kind.id), kind.id, out)
     error = float(np.sqrt(((out - values) ** 2).mean()))
-    assert error <= {"f32": 0, "f16": 1e-3, "bf16": 5e-3, "q8_0": 0.01, "q1_0": 0.7}.get(name, 0.15)
+    assert error <= {"f32": 0, "f16": 1e-3, "bf16": 5e-3, "q8_0": 0.01, "q1_0": 0.7, "q2_0": 0.8}.get(name, 0.15)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in TYPES.values() if kind.name.upper() not in NO_ROWS], ids=lambda k: k.name
+)
+def test_scales_of_blocks_are_where_the_table_says(kind: TensorType) -> None:
+    """All of a block is in proportion to them. Types without have 8-bit scales, or spread them over the block."""
+    first, scales = kind.scales
+    assert (scales > 0) == (kind.name not in ("f32", "f16", "bf16", "mxfp4", "nvfp4", "iq1_m"))
+    if not scales:
+        return
+
+    def read(scale: float) -> np.ndarray:
+        blocks = np.random.default_rng(kind.id).integers(0, 256, (8, kind.block_bytes), np.uint8)
+        blocks[:, first : first + 2 * scales] = np.full(scales, scale, "<f2").view(np.uint8)
+        out = np.empty((1, 8 * kind.block), np.float32)
+        ggml.dequantize_rows(blocks.reshape(1, -1), kind.id, out)
+        return out
+
+    assert read(1).any()
+    np.testing.assert_array_equal(read(2), 2 * read(1))
+    assert not read(0).any()
 
 
 def test_rows_that_cannot_be_read() -> None:

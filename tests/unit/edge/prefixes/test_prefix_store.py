@@ -18,9 +18,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from devices.files import DIRECT
 from edge.errors import PrefixError
 from edge.llama.address_space import PAGE, AddressSpace
-from edge.prefixes import store as prefix_store
 from edge.prefixes.store import ABANDONED_S, MOST_FILE_BYTES, PrefixStore
 from tests.support import ROOT
 from tests.support.small_disk import small_disk
@@ -213,13 +213,13 @@ def test_a_file_comes_whole_past_the_cache_or_through_it(store: PrefixStore, n_b
         assert not store.has(name(1))
 
 
-@pytest.mark.skipif(not prefix_store._DIRECT, reason="this system has no direct reads at all")
+@pytest.mark.skipif(not DIRECT, reason="this system has no direct reads at all")
 def test_how_a_file_is_read(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     refuses = threading.Event()
     read, flags = os.preadv, []
 
     def noted(handle: int, *total: Any) -> int:
-        flags.append(bool(fcntl.fcntl(handle, fcntl.F_GETFL) & prefix_store._DIRECT))
+        flags.append(bool(fcntl.fcntl(handle, fcntl.F_GETFL) & DIRECT))
         if flags[-1] and refuses.is_set():
             raise OSError(errno.EINVAL, "no direct reads here")
         return read(handle, *total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from edge import microbenchmark
 from edge.demo import MODEL_PATH
 from edge.llm.options import DEFAULTS
+from edge.survey import llm_survey
 from edge.survey.layer_times import LayerProbe, _timed, probes
+from edge.survey.survey import Devices
 from edge.tasks import CancelScope
 from edge.worker import timing
 from partition.slices.gguf_slice import limits
@@ -36,6 +39,22 @@ def test_each_slice_lacks_the_rest_of_the_model(slices: dict[str, LayerProbe]) -
     for name in ("layers", "more", "chunk", "half"):
         own = sum(can.layer_bytes[: slices[name].layers])
         assert slices[name].other_bytes == pytest.approx(layers - own + head, abs=1)
+
+
+def test_slices_beside_more_weights_have_figures_of_their_own(
+    slices: dict[str, LayerProbe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models of more layers, or with a larger head, have the same first ones."""
+
+    def key(other_bytes: int) -> str:
+        larger = {name: replace(probe, other_bytes=other_bytes) for name, probe in slices.items()}
+        monkeypatch.setattr(llm_survey, "probes", lambda *_: (larger, 1))
+        devices = Devices(None, (), 1)
+        with CancelScope() as scope:
+            [own] = llm_survey._LayerProfiler(devices, GgufFile.open(MODEL_PATH), "0" * 64, {}, {}, scope).keys
+        return own
+
+    assert key(MIB) == key(MIB) != key(2 * MIB)
 
 
 def test_an_engine_process_is_told_how_much_that_is(slices: dict[str, LayerProbe]) -> None:

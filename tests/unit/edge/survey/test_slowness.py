@@ -8,7 +8,8 @@ import pytest
 from devices.remembered import Remembered
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import StepTime, StepTimes, Summary
-from edge.survey.straggler_watch import IN_A_ROW, LEAST_STEPS, SpeedChange, StragglerDetector, StragglerWatch
+from edge.survey.corrections import LEAST_STEPS
+from edge.survey.straggler_watch import IN_A_ROW, SpeedChange, StragglerDetector, StragglerWatch
 from edge.survey.survey import Survey
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
