@@ -27,7 +27,8 @@ MAX_BYTES = 1 << 44  # of a model and of a slice: 16 TiB
 
 _MAGIC = b"EDGECUT\x01"
 _HEAD = struct.Struct("<8s32sQI")
-_LITERAL, _ZEROS, _PIECE, _PIECES, _BLOCKS = range(5)
+_LITERAL, _ZEROS, _PIECE, _PIECES = range(4)
+_BLOCKS = 5  # 4 had other scales: a digest that is remembered of it is not of these bytes
 _TAGS = {_LITERAL: struct.Struct("<Q"), _ZEROS: struct.Struct("<Q"), _PIECE: struct.Struct("<QQ")}
 _TAGS[_PIECES] = _TAGS[_BLOCKS] = struct.Struct("<QQQQ")
 _SMALLEST = 9  # bytes of a segment: its tag and one number
@@ -243,7 +244,7 @@ def _parsed(data: bytes, at: int) -> tuple[Segment, int]:
     tag = data[at] if at < len(data) else None
     layout = _TAGS.get(tag) if tag is not None else None
     if tag is not None and layout is None:
-        raise RecipeError(f"byte {at} says a segment of kind {tag}; known are 0 to {_BLOCKS}")
+        raise RecipeError(f"byte {at} says a segment of kind {tag}; known are 0 to {_PIECES}, and {_BLOCKS}")
     end = at + 1 + (layout.size if layout else 0)
     if layout is None or end > len(data):
         raise RecipeError(f"it ends at byte {len(data)}, within a segment; it was cut off")
