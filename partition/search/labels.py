@@ -198,8 +198,15 @@ class Search:
             cuts.append(at)
             level = self.labels[at]
             at, place, last = int(level.came_at[place]), int(level.came_from[place]), int(level.last[place])
-        devices = int(labels.masks[k]).bit_count()
-        return Solution(tuple(groups[::-1]), tuple(cuts[::-1]), labels.values[:, k], objectives, devices)
+        values = labels.values[:, k].tolist()
+        return Solution(
+            groups=tuple(self.tables.useful[group] for group in reversed(groups)),
+            cuts=tuple(reversed(cuts)),
+            sums=tuple(values[: self.tables.adding]),
+            peaks=tuple(values[self.tables.adding :]),
+            objectives=tuple(objectives.tolist()),
+            devices=int(labels.masks[k]).bit_count(),
+        )
 
     def _undominated(self, labels: Labels, rest: Array, _: int) -> Numbers:
         """Return which labels no other one dominates; some dominated ones may stay. rest: a lower bound of the rest."""

@@ -22,8 +22,9 @@ from partition.predict.objectives import OF_NETWORKS, check_objectives
 from partition.predict.onnx_predict import MOST_IN_FLIGHT, OnnxDevice, OnnxWork, hop_s, predict, way
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Links
+from partition.search.best import Solution
 from partition.search.problem import Group, Problem, check_watts
-from partition.search.search import Solution, front
+from partition.search.search import front
 
 Array = NDArray[np.float64]
 

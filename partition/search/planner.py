@@ -26,8 +26,9 @@ from partition.predict.cost import Work
 from partition.predict.hosts import crowded
 from partition.predict.measures import Measures
 from partition.predict.speeds import DeviceSpeed, Links
+from partition.search.best import Solution
 from partition.search.problem import Problem, check_watts, one_stage, with_peaks
-from partition.search.search import Front, Solution, front
+from partition.search.search import Front, front
 from partition.search.stage_group import StageGroup
 
 T = TypeVar("T")
