@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 
 import numpy as np
@@ -99,13 +99,7 @@ class Search:
         parts, self.reached[i] = self.reached[i], []
         if not parts:
             return self.labels[0].take(np.zeros(0, np.int64))
-        labels = Labels(
-            np.concatenate([part.values for part in parts], axis=1),
-            np.concatenate([part.masks for part in parts]),
-            np.concatenate([part.last for part in parts]),
-            np.concatenate([part.came_at for part in parts]),
-            np.concatenate([part.came_from for part in parts]),
-        )
+        labels = Labels(*(np.concatenate([getattr(part, f.name) for part in parts], axis=-1) for f in fields(Labels)))
         if not i:
             return labels
         rest = self.bounds.least(labels.masks, i)
