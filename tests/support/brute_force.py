@@ -26,10 +26,9 @@ def priced(problem: Problem, groups: Sequence[int], cuts: Sequence[int]) -> Solu
     objectives = problem.objectives(total[:, None], peak[:, None])[:, 0]
     if problem.caps is not None and (objectives > problem.caps).any():
         return None
-    sums, peaks, values = (tuple(costs.tolist()) for costs in (total, peak, objectives))
-    return Solution(
-        tuple(groups), tuple(cuts), sums, peaks, values, sum(len(problem.groups[g].members) for g in groups)
-    )
+    added, largest, values = (tuple(costs.tolist()) for costs in (total, peak, objectives))
+    count = sum(len(problem.groups[g].members) for g in groups)
+    return Solution(tuple(groups), tuple(cuts), added, largest, values, count)
 
 
 def solutions(problem: Problem) -> Iterator[Solution]:
