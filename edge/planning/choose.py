@@ -50,8 +50,7 @@ def best_of(spaces: Sequence[PlanSpace], objective: str, caps: Mapping[str, floa
 
     def rank(choice: tuple[PlanSpace, Point, str]) -> tuple[float, float]:
         space, point, _ = choice
-        figure = row.figure(getattr(point.predicted, row.key))
-        return row.cost(figure), OBJECTIVES["divergence"].figure(space.divergence)
+        return row.cost_of(point.predicted), OBJECTIVES["divergence"].figure(space.divergence)
 
     within = within_divergence(spaces, most)
     tried = {space: best(space) for space in within}

@@ -148,7 +148,7 @@ def _own_layer_s(speed: DeviceSpeed, work: Work) -> float:
 def _drafting_s(file: GgufFile, speed: DeviceSpeed, target: Work, where: str) -> float:
     """Seconds of a token of a drafting model on one device. where: for people."""
     work = work_of(file, context=target.context, kv_type=target.kv.name)
-    front, _ = Planner(work, [replace(speed, device=LOCAL)], Links(), name_of(file), "").front(("latency",))
-    if not front:
+    placed = Planner(work, [replace(speed, device=LOCAL)], Links(), name_of(file), "").best("latency", {})
+    if placed is None:
         raise PlanError(f"{file.path.name} has no room on {where}; use a smaller one, or --draft {FREE[0]}")
-    return front[0].objectives[0]
+    return placed.objectives[0]

@@ -197,13 +197,11 @@ class LlmSpace(PlanSpace):
         predicted = replace(
             predict(plan, planned_work, by_device, self.known.links, microbatches), divergence=self.divergence
         )
-        stages = [([by_device[device].name for device in stage.devices], stage.what) for stage in predicted.stages]
-        label = stages_text(stages) + (f"; {predicted.draft.describe(self.names)}" if predicted.draft else "")
+        label = stages_text(predicted, self.names) + (
+            f"; {predicted.draft.describe(self.names)}" if predicted.draft else ""
+        )
         if predicted.prefill is not None:
-            prompts = [
-                ([by_device[device].name for device in stage.devices], stage.what) for stage in predicted.prefill.stages
-            ]
-            label += f"; prompts from {plan.prefill_from} tokens on: {stages_text(prompts)}"
+            label += f"; prompts from {plan.prefill_from} tokens on: {stages_text(predicted.prefill, self.names)}"
         plan = as_run(plan, predicted.microbatches, planned_work.concurrency)
         return Point(plan, predicted, kind_of(plan), label, self.type, str(self.path))
 

@@ -36,17 +36,15 @@ def measure(
     *,
     fresh: bool = False,
     steps: Steps = SILENT,
-    measured: Measurements | None = None,
-    errors: dict[str, str] | None = None,
-) -> tuple[Measurements, dict[str, str]]:
-    """(what the `most` most promising plans did, why others could not be measured), by the key of a point.
+    measured: Measurements,
+    errors: dict[str, str],
+) -> None:
+    """Note by the key of a point what the `most` most promising plans did (`measured`), and why others could not be
+    measured (`errors`).
 
-    measured, errors: filled with the same as it comes, for who goes on after an interruption. Each plan is remembered
-    as soon as it is measured, so that an interrupted command goes on where it was.
+    Each is noted, and remembered, as soon as it is known, so that whoever was interrupted goes on where it was.
     """
     remembered = Remembered("measured-plans")
-    measured = {} if measured is None else measured
-    errors = {} if errors is None else errors
     runnable = [points[i] for i in promising(points, axes) if space_of[points[i].key].can_run(points[i])]
     chosen = runnable[:most]
     keys = {point.key: space_of[point.key].measured_key(point, fleet) for point in chosen}
@@ -86,7 +84,6 @@ def measure(
             space_of[point.key].forget(point)  # nothing makes a plan faster: its devices were measured in a bad moment
     for key in measured.keys() & errors.keys():  # it was measured, though not once more
         del errors[key]
-    return measured, errors
 
 
 def in_doubt(point: Point, measured: Values | None) -> bool:

@@ -80,17 +80,15 @@ class OnnxSpace(PlanSpace):
 
     def point(self, placed: OnnxPlaced) -> Point:
         """A plan, predicted."""
-        stages = placed.predicted.stages
-        parallel = "pipeline" if len(stages) > 1 else "single"
-        label = stages_text([([self.names[device] for device in stage.devices], stage.what) for stage in stages])
+        parallel = "pipeline" if len(placed.predicted.stages) > 1 else "single"
+        label = stages_text(placed.predicted, self.names)
         return Point(placed.plan, placed.predicted, parallel, label, None, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
         objectives, most = limited_by(objective, caps)
-        placements, _ = self.planner().front(objectives, caps=most)
-        if not placements:
+        best, single = self.planner().best(objective, caps), self._single(objectives, most)
+        if best is None:
             raise PlanError(self._nothing(caps))
-        best, single = placements[0], self._single(objectives, most)
         text = partial(OBJECTIVES[objective].describe, thing="input")
         several = f"pipeline of {len(best.plan.stages)} stages: {text(best.objectives[0])}"
         if single is None:
@@ -111,16 +109,12 @@ class OnnxSpace(PlanSpace):
         [device] = old.plan.devices
         speeds = [speed.at_best if speed.device == device else speed for speed in self.known.speeds]
         planner = self.planner(speeds)
-        new_s, old_s = (
-            row.cost(row.figure(getattr(predicted, row.key)))
-            for predicted in (planner.predict(new.plan), planner.predict(old.plan))
-        )
+        new_s, old_s = (row.cost_of(planner.predict(placed.plan)) for placed in (new, old))
         return clearly_better(new_s, old_s, by=plan_threshold(is_busy(self.known.speeds, new.plan.devices)))
 
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
-        objectives, most = limited_by(objective, caps)
-        placements, _ = self.planner(links=faster_links(self.known.links)).front(objectives, caps=most)
-        return [Change(f"links {FASTER:g} times faster", placements[0].objectives[0] if placements else None)]
+        placed = self.planner(links=faster_links(self.known.links)).best(objective, caps)
+        return [Change(f"links {FASTER:g} times faster", placed.objectives[0] if placed else None)]
 
     def depends_on(self, point: Point) -> list[str]:
         sizes = [repr(self.work.crossing_bytes), repr(self.work.activation_bytes)]  # they differ with open dimensions

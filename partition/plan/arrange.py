@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from math import inf
+from typing import TypeVar
 
 from partition.errors import PlanError
 from partition.plan.apportion import checked_shares
@@ -12,6 +13,7 @@ from partition.plan.plan import NOTHING, Plan, Range, Stage, clean_name
 from partition.plan.tensor import Limits, shards
 
 PARALLEL = ("tensor", "pipeline")
+Cost = TypeVar("Cost", float, tuple[float, int])
 
 
 def make_plan(
@@ -84,7 +86,7 @@ def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]
             return inf
         return before[stop] - before[start] + (head if stage == n - 1 else 0.0)
 
-    slowest, _ = _split(n, (*limits.begins, layers), lambda *cut: load(*cut) / parts[cut[0]], max)
+    slowest, _ = split_row(n, (*limits.begins, layers), lambda *cut: load(*cut) / parts[cut[0]], max, 0.0)
     if slowest == inf:
         never = ", ".join(map(str, limits.no_stage_of))
         raise PlanError(f"{n} stages share {layers} layers, and none can have {never} of them; use other devices")
@@ -94,30 +96,31 @@ def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]
         # With this, what is free to choose comes out in proportion to the shares.
         return weight * weight / parts[stage] if weight / parts[stage] <= slowest else inf
 
-    _, edges = _split(n, (*limits.begins, layers), strain, lambda a, b: a + b)
+    _, edges = split_row(n, (*limits.begins, layers), strain, lambda a, b: a + b, 0.0)
     return tuple(Range(start, stop) for start, stop in pairwise(edges))
 
 
-def _split(
+def split_row(
     n: int,
     edges: Sequence[int],
-    cost: Callable[[int, int, int], float],
-    joined: Callable[[float, float], float],
-) -> tuple[float, list[int]]:
-    """The least cost of layers in `n` stages, and the edges between the stages that have it, from the first of `edges`
-    to the last.
+    cost: Callable[[int, int, int], Cost],
+    joined: Callable[[Cost, Cost], Cost],
+    nothing: Cost,
+) -> tuple[Cost, list[int]]:
+    """The least cost of a row, such as layers, in `n` stages, and the edges between the stages that have it, from the
+    first of `edges` to the last.
 
-    `cost` takes a stage and its first layer and the one after its last. Equal cuts: the earliest edges are taken.
+    `cost` takes a stage and its first layer and the one after its last; `nothing` is that of no stage. Equal cuts: the
+    earliest edges are taken.
     """
-    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}  # by where the stages so far end
+    best: dict[int, tuple[Cost, list[int]]] = {edges[0]: (nothing, [edges[0]])}  # by where the stages so far end
     for stage in range(n):
-        reached: dict[int, tuple[float, list[int]]] = {}
+        reached: dict[int, tuple[Cost, list[int]]] = {}
         for stop in edges[stage + 1 : len(edges) - (n - stage - 1)]:
-            options = [
-                (joined(so_far, cost(stage, start, stop)), [*used, stop])
-                for start, (so_far, used) in best.items()
-                if start < stop
-            ]
-            reached[stop] = min(options, key=lambda option: option[0])
+            before = {
+                start: joined(so_far, cost(stage, start, stop)) for start, (so_far, _) in best.items() if start < stop
+            }
+            last: int = min(before, key=lambda start: before[start])
+            reached[stop] = before[last], [*best[last][1], stop]
         best = reached
     return best[edges[-1]]

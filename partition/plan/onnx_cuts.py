@@ -6,7 +6,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from partition.errors import CannotSlice, PlanError
@@ -91,15 +91,12 @@ def cut_at(graph: OnnxGraph, where: str | int) -> Cut:
 
 def _cut_of(possible: list[Cut], graph: OnnxGraph, where: str | int) -> Cut:
     n = len(graph.nodes)
-    for cut in possible:
-        if where in (cut.label, cut.position):
-            return cut
-    if isinstance(where, int) or where.isdecimal():
-        at = int(where)
+    at = int(where) if isinstance(where, int) or where.isdecimal() else None
+    named = [cut for cut in possible if cut.label == where] or [cut for cut in possible if cut.position == at]
+    if named:
+        return named[0]
+    if at is not None:
         if 0 < at < n:
-            for cut in possible:
-                if cut.position == at:
-                    return cut
             raise CannotSlice(_refusal(graph, [_crossing(graph, at)]))
         if possible:
             raise PlanError(f"there is no cut at {at}; needed is a position of 1 to {n - 1}, or a label")
@@ -228,7 +225,7 @@ def _marked(graph: OnnxGraph, cut: Cut, following: Cut) -> Cut:
     cheap = all(max(node.flops, node.weight_bytes) <= node.output_bytes for node in between)
     if following.block < cut.block or following.payload_bytes != cut.payload_bytes or not cheap:
         return cut
-    return Cut(cut.position, cut.label, cut.block, False, cut.tensors, cut.payload_bytes, cut.weight_bytes, cut.flops)
+    return replace(cut, distinct=False)
 
 
 def labels(graph: OnnxGraph) -> list[tuple[str, bool]]:

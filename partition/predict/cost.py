@@ -183,7 +183,7 @@ class GroupCost:
             return self.speeds[0].layer_s.at(rows) + behind * token_s[0]
         attention, ff = 0.0, 0.0
         for i, speed in enumerate(self.speeds):
-            constant, slope = speed.part_s(0.0, rows), speed.part_s(1.0, rows) - speed.part_s(0.0, rows)
+            constant, slope = speed.part_line_s(rows)
             own = behind * token_s[i] * self._heads[i]
             own += speed.sum_s if self.work.limits.shares_heads else 0.0
             attention = max(attention, constant / 2 + self._attention[i] * slope + own)

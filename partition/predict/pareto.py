@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -105,9 +105,11 @@ def without_repeats(points: Sequence[Point]) -> list[Point]:
     return list({point.key: point for point in reversed(points)}.values())[::-1]
 
 
-def stages_text(stages: Sequence[tuple[Sequence[str], Any]]) -> str:
-    """Stages in a few words: who holds what."""
-    return " | ".join(f"{'+'.join(names)} {part}" for names, part in stages)
+def stages_text(predicted: Prediction, names: Mapping[str, str]) -> str:
+    """Stages in a few words: who holds what. names: of devices."""
+    return " | ".join(
+        f"{'+'.join(names[device] for device in stage.devices)} {stage.what}" for stage in predicted.stages
+    )
 
 
 def promising(points: Sequence[Point], axes: Sequence[str]) -> list[int]:

@@ -57,24 +57,19 @@ class PartTimes:
         own = (behind * token_s + behind_shared * prompt_token_s) * self._heads
         if self._is_one:
             return self._whole * self._speed.layer_s.at(rows) + own
-        constant, slope = self._line(rows)
+        constant, slope = self._speed.part_line_s(rows)
         return constant / 2 + self._attention * slope + own
 
     def ff_s(self, rows: int) -> float:
         """Return the seconds of the rest of a layer; 0 where the first part is all of it."""
         if self._is_one:
             return 0.0
-        constant, slope = self._line(rows)
+        constant, slope = self._speed.part_line_s(rows)
         return constant / 2 + self._ff * slope
 
     def head_s(self, outputs: int) -> float:
         """Return the seconds of the head; 0 for a rank that has none."""
         return self._head * self._speed.head_s.at(outputs) if outputs else 0.0
-
-    def _line(self, rows: int) -> tuple[float, float]:
-        """Return the seconds of a layer of which the rank has nothing, and what a whole one takes more."""
-        constant = self._speed.part_s(0.0, rows)
-        return constant, self._speed.part_s(1.0, rows) - constant
 
 
 def _read(profile: Any, sizes: PartSizes) -> tuple[DeviceSpeed, float, float, int]:

@@ -128,6 +128,11 @@ class DeviceSpeed:
         whole, half = self.layer_s.at(rows), self.half_layer_s.at(rows)
         return max(0.0, half + (whole - half) * (2 * part - 1))
 
+    def part_line_s(self, rows: float) -> tuple[float, float]:
+        """Return the seconds of a layer of which the device has nothing, and what a whole one takes more."""
+        constant = self.part_s(0.0, rows)
+        return constant, self.part_s(1.0, rows) - constant
+
 
 def together(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
     """The devices where all of them compute at once: those of a host that has fewer cores than they have threads take

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from partition.search.fits import Fits
+
 Array = NDArray[np.float64]
-_MAX_CELLS = 50_000  # of a table; where it would have more, solutions are compared one by one
-COMPARED = 2_000_000  # numbers at a time, then
+_MAX_CELLS = 50_000  # of a table, which each new solution makes again
+COMPARED = 2_000_000  # numbers at a time, where solutions are compared one by one
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A solution: groups by their index in the tables, cuts from 0 to n, all measures and objectives."""
+    """Solution: groups by their index, in order, and the cuts from 0 to n."""
 
     groups: tuple[int, ...]
     cuts: tuple[int, ...]
-    values: Array  # [measures]
-    objectives: Array  # [K]
+    sums: tuple[float, ...]
+    peaks: tuple[float, ...]
+    objectives: tuple[float, ...]
     devices: int
 
 
@@ -30,7 +31,7 @@ class Best:
 
     def __init__(self) -> None:
         self.solutions: list[Solution] = []  # by the first objective
-        self._known: _Stairs | _Rows | None = None
+        self._known: _Known | None = None
 
     def add(self, new: list[Solution]) -> None:
         """Add solutions that `beats` does not dominate, nor one another, and drop those that they dominate."""
@@ -38,79 +39,42 @@ class Best:
             return
         objectives = np.array([solution.objectives for solution in new])
         rest = [old for old in self.solutions if not (objectives <= old.objectives).all(axis=1).any()]
-        self.solutions = sorted([*rest, *new], key=lambda solution: tuple(solution.objectives))
+        self.solutions = sorted([*rest, *new], key=lambda solution: solution.objectives)
         self._known = None
 
     def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which solutions with at least these `objectives` [K, N] and `devices` [N] are dominated: [N]."""
         if not self.solutions:
             return np.zeros(len(devices), bool)
-        if self._known is None:
-            rows = np.array([solution.objectives for solution in self.solutions]).T
-            different = sorted(len(np.unique(row)) for row in rows)
-            cells = math.prod(count + 1 for count in different[:-1])
-            self._known = (_Stairs if cells <= _MAX_CELLS else _Rows)(self.solutions)
+        self._known = self._known or _Known(self.solutions)
         return self._known.beats(objectives, devices)
 
 
-class _Stairs:
-    """The solutions that are known, in a table to look others up in.
-
-    least[a, b, ...] = the smallest value, in the objective with the most different values, of those whose other
-                       objectives are, one by one, among the a, b, ... smallest that there are
-    """
-
-    def __init__(self, solutions: list[Solution]) -> None:
-        objectives = np.array([solution.objectives for solution in solutions]).T
-        edges = [np.unique(row) for row in objectives]
-        self._last = max(range(len(edges)), key=lambda k: len(edges[k]))
-        self._axes = [(k, values) for k, values in enumerate(edges) if k != self._last or len(edges) == 1]
-        places = self._places(objectives, "right")
-        shape = [len(values) + 1 for _, values in self._axes]
-        self._devices = np.zeros(shape, np.int64)  # those of the solution that is exactly here
-        self._devices[places] = [solution.devices for solution in solutions]
-        self._least = np.full(shape, np.inf)
-        self._least[places] = objectives[self._last]
-        for axis in range(len(shape)):
-            np.minimum.accumulate(self._least, axis=axis, out=self._least)
-
-    def _places(self, objectives: Array, side: Literal["left", "right"]) -> tuple[NDArray[np.int64], ...]:
-        return tuple(np.searchsorted(values, objectives[k], side=side) for k, values in self._axes)
-
-    def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return the same as `Best.beats`."""
-        last, places = objectives[self._last], self._places(objectives, "right")
-        least = self._least[places]
-        beaten: NDArray[np.bool_] = least < last
-        ties = np.flatnonzero(least == last)
-        if len(ties):
-            last, no_more = last[ties], tuple(place[ties] for place in places)
-            less = self._places(objectives[:, ties], "left")
-            # What is no worse, and in nothing better, is equal.
-            better = self._devices[no_more] <= devices[ties]
-            for axis, place in enumerate(less):
-                one_less = (*no_more[:axis], place, *no_more[axis + 1 :])
-                better |= self._least[one_less] <= last
-            beaten[ties] = better
-        return beaten
-
-
-class _Rows:
-    """The solutions that are known, to compare others with each of them: for many objectives, of which a table would
-    be large."""
+class _Known:
+    """The solutions that are known, to look up whether one of them is better."""
 
     def __init__(self, solutions: list[Solution]) -> None:
         self._objectives = np.array([solution.objectives for solution in solutions]).T  # [K, M]
         self._devices = np.array([solution.devices for solution in solutions])
+        self._last = max(range(len(self._objectives)), key=lambda k: len(np.unique(self._objectives[k])))
+        self._least = Fits(*self._split(self._objectives), max_cells=_MAX_CELLS)
+
+    def _split(self, objectives: Array) -> tuple[Array, Array]:
+        """Return the objective in which known solutions have the most different values, and the others."""
+        return objectives[self._last], np.delete(objectives, self._last, axis=0)
 
     def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return the same as `Best.beats`."""
-        beaten = np.zeros(len(devices), bool)
+        last, others = self._split(objectives)
+        least = self._least.least(others)
+        beaten: NDArray[np.bool_] = least < last
+        ties = np.flatnonzero(least == last)
         step = max(1, COMPARED // self._objectives.size)
-        for at in range(0, len(devices), step):
-            part = slice(at, at + step)
+        for at in range(0, len(ties), step):
+            part = ties[at : at + step]
             new = objectives[:, None, part]
             no_more = (self._objectives[:, :, None] <= new).all(axis=0)
+            # What is no worse, and in nothing better, is equal.
             better = (self._devices[:, None] <= devices[part]) | (self._objectives[:, :, None] < new).any(axis=0)
             beaten[part] = (no_more & better).any(axis=0)
         return beaten

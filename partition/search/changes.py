@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from partition.plan.plan import LOCAL, MAX_WORLD_SIZE
-from partition.predict.objectives import limited_by
 from partition.predict.speeds import FASTEST_LINK_BYTES_PER_S, DeviceSpeed, Links, LinkSpeed
 from partition.search.planner import Planner
 
@@ -30,7 +29,6 @@ class Change:
 
 def changes(planner: Planner, objective: str, caps: Mapping[str, float]) -> list[Change]:
     """Return the objective after each single change, within caps on objectives. Estimates, by the same formulas."""
-    objectives, most = limited_by(objective, caps)
     speeds, links = planner.speeds, planner.links
     variants = []
     if len(speeds) > 1:
@@ -42,11 +40,8 @@ def changes(planner: Planner, objective: str, caps: Mapping[str, float]) -> list
     variants.append(
         (f"weights of {SMALLER:g} times the size", planner.like([_smaller(device) for device in speeds], links))
     )
-    result = []
-    for what, other in variants:
-        placed, _ = other.front(objectives, caps=most)
-        result.append(Change(what, placed[0].objectives[0] if placed else None))
-    return result
+    best = [(what, other.best(objective, caps)) for what, other in variants]
+    return [Change(what, placed.objectives[0] if placed else None) for what, placed in best]
 
 
 def faster_links(links: Links) -> Links:

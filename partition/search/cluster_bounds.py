@@ -135,7 +135,7 @@ class ClusterBounds:
 
     def _slope(self, kind: DeviceSpeed, rows: float) -> float:
         """Seconds of the part of a layer that devices can share."""
-        return max(_LEAST_S, kind.part_s(1.0, rows) - kind.part_s(0.0, rows))
+        return max(_LEAST_S, kind.part_line_s(rows)[1])
 
 
 def _filled(least: Sequence[tuple[float, float]], layers: float) -> float:

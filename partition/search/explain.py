@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from partition.errors import PlanError
 from partition.plan.plan import Plan
 from partition.predict.hysteresis import BUSY_PLAN, PLAN, clearly_better, plan_threshold
-from partition.predict.objectives import OBJECTIVES, limited_by
+from partition.predict.objectives import OBJECTIVES
 from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
@@ -31,10 +31,10 @@ def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = No
 
     caps: what other objectives, or this one, may be at most. PlanError, with need and have, where nothing fits.
     """
-    placed = _first(planner, objective, caps)
+    placed = planner.best(objective, caps or {})
     if placed is None:
-        if caps and (anything := planner.front((objective,))[0]):
-            raise PlanError(_out_of_reach(caps, objective, anything[0]))
+        if caps and (anything := planner.best(objective, {})):
+            raise PlanError(_out_of_reach(caps, objective, anything))
         raise PlanError(infeasible(planner))
     own = alone(planner, objective, caps)
     if own is None or not OBJECTIVES[objective].time or placed.plan.world_size == 1:
@@ -44,17 +44,10 @@ def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = No
     confirmed = [speed for speed in planner.speeds[1:] if not speed.busy]
     if 0 < len(confirmed) < len(planner.speeds) - 1:
         quiet = planner.like([planner.speeds[0], *confirmed], planner.links)
-        placed = _first(quiet, objective, caps)
+        placed = quiet.best(objective, caps or {})
         if placed is not None and outdoes(quiet, placed, own, objective):
             return placed
     return own
-
-
-def _first(planner: Planner, objective: str, caps: Mapping[str, float] | None) -> Placed | None:
-    """The plan that is predicted to be the best; None if nothing fits, or is within caps."""
-    names, most = limited_by(objective, caps or {})
-    plans, _ = planner.front(names, caps=most)
-    return plans[0] if plans else None
 
 
 def outdoes(planner: Planner, several: Placed, own: Placed, objective: str, took: float = 0.0) -> bool:
@@ -85,9 +78,7 @@ def busy_words(speeds: Iterable[DeviceSpeed | OnnxDevice]) -> str:
 
 def alone(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed | None:
     """The whole model on the owner's device; None if it has no room for it, not even by paging, or is above caps."""
-    names, most = limited_by(objective, caps or {})
-    plans, _ = planner.only_own().front(names, caps=most)
-    return plans[0] if plans else None
+    return planner.only_own().best(objective, caps or {})
 
 
 def _out_of_reach(caps: Mapping[str, float], objective: str, nearest: Placed) -> str:

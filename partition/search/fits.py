@@ -19,8 +19,8 @@ class Fits:
     least[a, b, ...] = the smallest value of the options whose needs are, kind by kind, among the a, b, ... smallest
     """
 
-    def __init__(self, values: Array, needs: Array) -> None:
-        """values: of labels, [N]. needs: resources that each takes, [kinds, N]."""
+    def __init__(self, values: Array, needs: Array, max_cells: int = _MAX_CELLS) -> None:
+        """values: of labels, [N]. needs: resources that each takes, [kinds, N]. max_cells: of a table."""
         self._values, self._needs = values, needs
         self._edges = [np.unique(row) for row in needs]
         shape = [len(edge) + 1 for edge in self._edges]
@@ -28,7 +28,7 @@ class Fits:
         if not shape:  # nothing is needed
             self._least = np.array(values.min(initial=np.inf))
             return
-        if math.prod(shape) <= _MAX_CELLS:
+        if math.prod(shape) <= max_cells:
             self._least = np.full(shape, np.inf)
             np.minimum.at(self._least, self._places(needs), values)
             for axis in range(len(shape)):

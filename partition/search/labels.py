@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 
 import numpy as np
@@ -99,13 +99,7 @@ class Search:
         parts, self.reached[i] = self.reached[i], []
         if not parts:
             return self.labels[0].take(np.zeros(0, np.int64))
-        labels = Labels(
-            np.concatenate([part.values for part in parts], axis=1),
-            np.concatenate([part.masks for part in parts]),
-            np.concatenate([part.last for part in parts]),
-            np.concatenate([part.came_at for part in parts]),
-            np.concatenate([part.came_from for part in parts]),
-        )
+        labels = Labels(*(np.concatenate([getattr(part, f.name) for part in parts], axis=-1) for f in fields(Labels)))
         if not i:
             return labels
         rest = self.bounds.least(labels.masks, i)
@@ -198,8 +192,15 @@ class Search:
             cuts.append(at)
             level = self.labels[at]
             at, place, last = int(level.came_at[place]), int(level.came_from[place]), int(level.last[place])
-        devices = int(labels.masks[k]).bit_count()
-        return Solution(tuple(groups[::-1]), tuple(cuts[::-1]), labels.values[:, k], objectives, devices)
+        values = labels.values[:, k].tolist()
+        return Solution(
+            groups=tuple(self.tables.useful[group] for group in reversed(groups)),
+            cuts=tuple(reversed(cuts)),
+            sums=tuple(values[: self.tables.adding]),
+            peaks=tuple(values[self.tables.adding :]),
+            objectives=tuple(objectives.tolist()),
+            devices=int(labels.masks[k]).bit_count(),
+        )
 
     def _undominated(self, labels: Labels, rest: Array, _: int) -> Numbers:
         """Return which labels no other one dominates; some dominated ones may stay. rest: a lower bound of the rest."""

@@ -18,12 +18,13 @@ from partition.errors import PlanError
 from partition.plan.onnx_plan import MOST_STAGES, OnnxPlan, OnnxStage
 from partition.plan.plan import LOCAL, Range, clean_name
 from partition.predict.hosts import crowded, used
-from partition.predict.objectives import OF_NETWORKS, check_objectives
+from partition.predict.objectives import OF_NETWORKS, check_objectives, limited_by
 from partition.predict.onnx_predict import MOST_IN_FLIGHT, OnnxDevice, OnnxWork, hop_s, predict, way
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Links
+from partition.search.best import Solution
 from partition.search.problem import Group, Problem, check_watts
-from partition.search.search import Solution, front
+from partition.search.search import front
 
 Array = NDArray[np.float64]
 
@@ -81,6 +82,12 @@ class OnnxPlanner:
         beam = None if len(self.speeds) <= MOST_EXACT else _BEAM
         result = front(self.problem(objectives, caps), beam=beam)
         return [self._placed(solution) for solution in result.solutions], result.exact
+
+    def best(self, objective: str, caps: Mapping[str, float]) -> OnnxPlaced | None:
+        """Return the plan that is predicted to be the best by an objective; None if nothing fits, or is within caps on
+        objectives."""
+        names, most = limited_by(objective, caps)
+        return next(iter(self.front(names, most)[0]), None)
 
     def only_own(self) -> OnnxPlanner:
         """Return the planner for the owner's device alone. PlanError if that was not measured."""

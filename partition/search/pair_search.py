@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from partition.search.best import Solution
 from partition.search.fits import Fits
 from partition.search.planner import Planner
 from partition.search.prefills import PrefillSearch, PrefillTable, held_of, soonest_s
 from partition.search.problem import Array, Objectives, Outdone
-from partition.search.search import Prepared, Solution
+from partition.search.search import Prepared
 from partition.search.tables import rounded
 
 

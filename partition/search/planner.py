@@ -25,9 +25,11 @@ from partition.predict import cost
 from partition.predict.cost import Work
 from partition.predict.hosts import crowded
 from partition.predict.measures import Measures
+from partition.predict.objectives import limited_by
 from partition.predict.speeds import DeviceSpeed, Links
+from partition.search.best import Solution
 from partition.search.problem import Problem, check_watts, one_stage, with_peaks
-from partition.search.search import Front, Solution, front
+from partition.search.search import Front, front
 from partition.search.stage_group import StageGroup
 
 T = TypeVar("T")
@@ -97,9 +99,16 @@ class Planner:
             plans += [Placed(self.plan(solution), n_groups, solution.objectives) for solution in result.solutions]
         return non_dominated(plans, lambda placed: placed.objectives), exact
 
-    def like(self, speeds: Sequence[DeviceSpeed], links: Links) -> Planner:
-        """Return a planner for the same model and work with other devices or links."""
-        kinds = {"tensor": self._tensor, "pipeline": self._pipeline, "thin": self._thin}
+    def best(self, objective: str, caps: Mapping[str, float]) -> Placed | None:
+        """Return the plan that is predicted to be the best by an objective; None if nothing fits, or is within caps on
+        objectives."""
+        names, most = limited_by(objective, caps)
+        return next(iter(self.front(names, caps=most)[0]), None)
+
+    def like(self, speeds: Sequence[DeviceSpeed], links: Links, *, pipeline: bool | None = None) -> Planner:
+        """Return a planner for the same model and work with other devices or links. pipeline: None: as it is."""
+        in_row = self._pipeline if pipeline is None else pipeline
+        kinds = {"tensor": self._tensor, "pipeline": in_row, "thin": self._thin}
         return Planner(self.work, speeds, links, self._model, self._digest, **kinds)
 
     def for_prompts(self) -> Planner:
@@ -151,8 +160,7 @@ class Planner:
 
     def sharing_all(self) -> Planner:
         """The same for plans in which one group of devices shares all layers."""
-        kinds = {"tensor": self._tensor, "pipeline": False, "thin": self._thin}
-        return Planner(self.work, self.speeds, self.links, self._model, self._digest, **kinds)
+        return self.like(self.speeds, self.links, pipeline=False)
 
     def shares(self) -> list[float]:
         """Part of every layer that each device computes, by measured speed, if all devices share every layer."""

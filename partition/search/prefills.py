@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from partition.predict import cost
-from partition.search.best import Best
+from partition.search.best import Best, Solution
 from partition.search.fits import Fits
 from partition.search.planner import Planner
 from partition.search.problem import Array, Outdone, one_stage, several_stages
-from partition.search.search import Prepared, Solution
+from partition.search.search import Prepared
 
 OutdoneOf = Callable[[int], Outdone]  # of the number of chunks
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partition.search.best import Best
+from partition.search.best import Best, Solution
 from partition.search.bounds import Bounds
 from partition.search.cases import cases_of
 from partition.search.labels import Search
@@ -24,17 +24,6 @@ from partition.search.tables import Tables
 QUICK_BEAM = 48  # labels kept at each position by the run that finds solutions to measure others by
 QUICK_EACH = 4  # of each case of measures that have cases, by another one
 QUICK_EACH_BEAM = 1000  # and at most
-
-
-@dataclass(frozen=True)
-class Solution:
-    """Solution: groups by their index, in order, and the cuts from 0 to n."""
-
-    groups: tuple[int, ...]
-    cuts: tuple[int, ...]
-    sums: tuple[float, ...]
-    peaks: tuple[float, ...]
-    objectives: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -87,17 +76,7 @@ class Prepared:
             exact = Search(tables, bounds, best, most, self._cases, each).run()
             if exact:
                 break
-        solutions = [
-            Solution(
-                groups=tuple(tables.useful[group] for group in ranked.groups),
-                cuts=ranked.cuts,
-                sums=tuple(ranked.values[: tables.adding].tolist()),
-                peaks=tuple(ranked.values[tables.adding :].tolist()),
-                objectives=tuple(ranked.objectives.tolist()),
-            )
-            for ranked in best.solutions
-        ]
-        return Front(tuple(sorted(solutions, key=lambda solution: solution.objectives)), exact)
+        return Front(tuple(best.solutions), exact)
 
 
 def front(problem: Problem, *, beam: int | None = None) -> Front:

@@ -229,14 +229,12 @@ class StageGroup:
             return [1.0]
         # What a rank has to do beside layers is spread over them: the owner has more.
         layers, rows = self.work.limits.sizes.layers, self._rows
+        lines = [speed.part_line_s(rows) for speed in self.speeds]
         own = [
-            speed.step_s.at(rows) / layers + self.work.limits.sums_a_layer * speed.sum_s + speed.part_s(0.0, rows)
-            for speed in self.speeds
+            speed.step_s.at(rows) / layers + self.work.limits.sums_a_layer * speed.sum_s + constant
+            for speed, (constant, _) in zip(self.speeds, lines, strict=True)
         ]
-        slopes = [
-            speed.part_s(1.0, rows) - speed.part_s(0.0, rows) + attention_s
-            for speed, attention_s in zip(self.speeds, self._attention_s, strict=True)
-        ]
+        slopes = [slope + attention_s for (_, slope), attention_s in zip(lines, self._attention_s, strict=True)]
         return parts(own, slopes, most)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from partition import fields
 from quant.text import number_text
 
 REQUIRED = 0.9  # part of the requests that is to meet the targets, for the highest rate of arrivals
 _AT_ITS_LIMIT = 0.95  # of the time busy
+_IN_OTHERS = ("of_text", "in_flight_mean", "waiting_mean", "waiting_max")  # fields that JSON has in others, or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class Use:
     def name(self) -> str:
         """Name for people."""
         return (" to " if self.is_link else " + ").join(self.devices)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        ends = {"from": self.devices[0], "to": self.devices[1]} if self.is_link else {"devices": list(self.devices)}
+        return {**ends, "utilization": self.utilization, "queue": {"mean": self.queue_mean, "max": self.queue_max}}
 
 
 @dataclass(frozen=True)
@@ -133,39 +140,14 @@ class Simulated:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        values = {
-            name: getattr(self, name)
-            for name in (
-                "requests",
-                "completed",
-                "failed",
-                "failed_in_flight",
-                "stalled_s",
-                "left",
-                "seconds",
-                "throughput_per_s",
-            )
-        }
-        for name in ("ttft_s", "tpot_s", "latency_s"):
-            spread = getattr(self, name)
-            values[name] = None if spread is None else asdict(spread)
+        values = {name: value for name, value in fields.encoded(self).items() if name not in _IN_OTHERS}
         return values | {
             "devices": self.devices,
-            "stages": [_use_to_json(use) for use in self.stages],
-            "links": [_use_to_json(use) for use in self.links],
             "in_flight": {"most": self.in_flight, "mean": self.in_flight_mean},
             "waiting": {"mean": self.waiting_mean, "max": self.waiting_max},
-            "arrivals_per_s": self.arrivals_per_s,
-            "capacity_per_s": self.capacity_per_s,
-            "goodput": None if self.goodput is None else self.goodput.to_json(),
             "saturates": self.saturates,
             "notes": self.notes,
         }
-
-
-def _use_to_json(use: Use) -> dict[str, Any]:
-    ends = {"from": use.devices[0], "to": use.devices[1]} if use.is_link else {"devices": list(use.devices)}
-    return {**ends, "utilization": use.utilization, "queue": {"mean": use.queue_mean, "max": use.queue_max}}
 
 
 def _percentile(ordered: Sequence[float], part: float) -> float:

@@ -5,7 +5,7 @@ and say something else.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -62,9 +62,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "GemmaForCausalLM": Family("gemma", _GELU, _GEMMA | {"num_key_value_heads": 16}, norm_offset=1.0, head=False),
     "Gemma2ForCausalLM": Family("gemma2", _GELU, _GEMMA_2, norm_offset=1.0, post_norms=True, head=False),
     "Gemma3ForCausalLM": _GEMMA_3_FAMILY,
-    "Gemma3ForConditionalGeneration": Family(
-        "gemma3", _GELU, _GEMMA_3, norm_offset=1.0, post_norms=True, head_norms=True, wrapped=True
-    ),
+    "Gemma3ForConditionalGeneration": replace(_GEMMA_3_FAMILY, wrapped=True),
 })  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from quant.errors import ModelFileError
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
 
-_STRING, _ARRAY = 8, 9
+STRING, ARRAY = 8, 9  # value type ids
 # Value type id: name and struct code of the numbers.
-_NUMBERS = {
+NUMBERS = {
     0: ("u8", "B"),
     1: ("i8", "b"),
     2: ("u16", "H"),
@@ -150,15 +150,15 @@ class HeaderReader:
         where = f"the value of {key[:80]!r}"
         start = self.position
         type_id = self.u32(where)
-        if type_id == _ARRAY:
+        if type_id == ARRAY:
             value: Value = self._array(where)
             type_name = f"arr[{value.item_type}]"  # type: ignore[union-attr]
-        elif type_id == _STRING:
+        elif type_id == STRING:
             length = self.u64(where)
             begin = self.skip(length, where)
             value, type_name = self.data[begin : begin + length].decode("utf-8", "replace"), "str"
-        elif type_id in _NUMBERS:
-            type_name, code = _NUMBERS[type_id]
+        elif type_id in NUMBERS:
+            type_name, code = NUMBERS[type_id]
             (value,) = struct.unpack_from("<" + code, self.data, self.skip(struct.calcsize("<" + code), where))
         else:
             raise self.error(f"{where} has the unknown type {type_id}; known are 0 to 12; the file is damaged")
@@ -166,14 +166,14 @@ class HeaderReader:
 
     def _array(self, where: str) -> GgufArray:
         type_id, count = self.u32(where), self.u64(where)
-        if type_id == _STRING:
+        if type_id == STRING:
             start = self._skip_strings(count, where)
             return GgufArray(self.data, "str", "", count, start)
-        if type_id == _ARRAY:
+        if type_id == ARRAY:
             raise self.error(f"{where} is an array of arrays, which llama.cpp does not read")
-        if type_id not in _NUMBERS:
+        if type_id not in NUMBERS:
             raise self.error(f"{where} is an array of the unknown type {type_id}; known are 0 to 12")
-        item_type, code = _NUMBERS[type_id]
+        item_type, code = NUMBERS[type_id]
         start = self.skip(count * struct.calcsize("<" + code), where)
         return GgufArray(self.data, item_type, code, count, start)
 

@@ -10,17 +10,13 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from quant.gguf.header import U32, U64
+from quant.gguf.header import ARRAY, NUMBERS, STRING, U32, U64
 from quant.types import TensorType
 
 ALIGNMENT = 32  # bytes; the format's own where a file does not say general.alignment
 
 _VERSION = 3
-_STRING, _ARRAY = 8, 9
-_NUMBERS = {
-    "u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"), "i32": (5, "i"),
-    "f32": (6, "f"), "bool": (7, "?"), "u64": (10, "Q"), "i64": (11, "q"), "f64": (12, "d"),
-}  # fmt: skip
+_NUMBERS = {name: (type_id, code) for type_id, (name, code) in NUMBERS.items()}
 
 Scalar = int | float | bool | str
 
@@ -53,7 +49,7 @@ def encoded(type_name: str, value: Scalar | Sequence[Scalar]) -> bytes:
         if type_name.startswith("arr["):
             assert not isinstance(value, int | float)
             item = type_name[4:-1]
-            return U32.pack(_ARRAY) + U32.pack(_id(item)) + U64.pack(len(value)) + _items(item, value)
+            return U32.pack(ARRAY) + U32.pack(_id(item)) + U64.pack(len(value)) + _items(item, value)
         assert isinstance(value, int | float | str)
         return U32.pack(_id(type_name)) + _items(type_name, [value])
     except (AssertionError, AttributeError, KeyError, struct.error) as exc:
@@ -80,7 +76,7 @@ def header(pairs: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> bytes:
 
 
 def _id(type_name: str) -> int:
-    return _STRING if type_name == "str" else _NUMBERS[type_name][0]
+    return STRING if type_name == "str" else _NUMBERS[type_name][0]
 
 
 def _items(type_name: str, values: Iterable[Scalar]) -> bytes:

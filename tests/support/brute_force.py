@@ -5,8 +5,8 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
+from partition.search.best import Solution
 from partition.search.problem import Array, Group, Problem
-from partition.search.search import Solution
 
 
 def priced(problem: Problem, groups: Sequence[int], cuts: Sequence[int]) -> Solution | None:
@@ -26,7 +26,9 @@ def priced(problem: Problem, groups: Sequence[int], cuts: Sequence[int]) -> Solu
     objectives = problem.objectives(total[:, None], peak[:, None])[:, 0]
     if problem.caps is not None and (objectives > problem.caps).any():
         return None
-    return Solution(tuple(groups), tuple(cuts), tuple(total.tolist()), tuple(peak.tolist()), tuple(objectives.tolist()))
+    added, largest, values = (tuple(costs.tolist()) for costs in (total, peak, objectives))
+    count = sum(len(problem.groups[g].members) for g in groups)
+    return Solution(tuple(groups), tuple(cuts), added, largest, values, count)
 
 
 def solutions(problem: Problem) -> Iterator[Solution]:

@@ -3,8 +3,6 @@
 import random
 from typing import Any
 
-from partition.predict.pareto import stages_text
-
 GIB = 1 << 30
 SPEEDS = {"local": 5.0, "laptop": 3.0, "pi": 1.0, "phone": 0.6, "attic-box": 2.2, "old-laptop": 1.4}
 TYPES = {"q4_0": 1.0, "q5_0": 1.2, "q6_k": 1.4, "q8_0": 1.7}  # sizes
@@ -99,7 +97,7 @@ def _point(
     microbatches = 1 if len(groups) == 1 else dice.choice((1, 2, 4))
     throughput = (1.3 if len(chosen) == 1 else 2) * microbatches / (latency + (microbatches - 1) * slowest)
     latency *= 1 + 0.05 * (microbatches - 1)  # type: ignore[assignment]
-    label = stages_text([(stage["devices"], stage["what"].split(",")[0]) for stage in stages])  # type: ignore[attr-defined, misc]
+    label = " | ".join(f"{'+'.join(stage['devices'])} {stage['what'].split(',')[0]}" for stage in stages)  # type: ignore[attr-defined, misc]
     return {
         "id": "",
         "label": label,

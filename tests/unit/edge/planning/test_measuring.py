@@ -79,7 +79,8 @@ class Space:
 def run(space: Space, points: list[Point], n: int | None = None, *, fresh: bool = False) -> dict[str, dict[str, Any]]:
     most = len(points) if n is None else n
     total = dict.fromkeys([p.key for p in points], space)
-    result, errors = measure(points, total, None, AXES, most, fresh=fresh)  # type: ignore[arg-type]
+    result, errors = {}, {}
+    measure(points, total, None, AXES, most, fresh=fresh, measured=result, errors=errors)  # type: ignore[arg-type]
     assert errors == {}
     return result
 
