@@ -107,12 +107,6 @@ class ChatRequest(SamplingRequest):
         """Tokens of thoughts, if the request names a number."""
         return self.thinking_budget_tokens if self.reasoning_budget is None else self.reasoning_budget
 
-    @property
-    def template_matters(self) -> bool:
-        """True if the request has functions, calls or thinking, which depend on the template."""
-        parts = any(message.role == "tool" or message.tool_calls for message in self.messages)
-        return bool(self.tools) or parts or (self.reasoning_effort, self.thought_budget) != (None, None)
-
 
 def parse(request: ChatRequest, template: str) -> ParsedRequest:
     """Parse a request: the conversation, once for each of n answers. BadRequest."""

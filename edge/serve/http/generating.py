@@ -82,7 +82,7 @@ async def _begun(
     model = await models.model(request.model)
     about = await model.about()
     request.admitted(about)
-    parsed = api.parse(request, str(about["chat_template"] or "") if request.template_matters else "")
+    parsed = api.parse(request, str(about["chat_template"] or ""))
     scales = request_scales(request, models)
     generations = [
         replace(generation, namespace=namespace, adapters=scales, background=background)
