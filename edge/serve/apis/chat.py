@@ -179,7 +179,6 @@ def called(name: str, arguments: str) -> dict[str, Any]:
 
 
 def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Yield chunks."""
     calls = [0] * (request.n or 1)
 
     def part(index: int, delta: Delta) -> dict[str, Any] | None:
@@ -205,7 +204,6 @@ def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[E
 
 
 def fold(events_: Sequence[Event]) -> Event:
-    """Return the response that the chunks add up to."""
     response = folded(events_, "chat.completion")
     for choice in response["choices"]:
         delta = choice.pop("delta")

@@ -85,7 +85,6 @@ def of_prompts(generation: Generation, request: CompletionRequest, n: int) -> Pa
 
 
 def events(request: CompletionRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Yield chunks."""
     offsets = [0] * MAX_ANSWERS
 
     def part(index: int, delta: Delta) -> dict[str, Any] | None:
@@ -111,7 +110,6 @@ def _logprobs(pieces: Iterable[Piece], offset: int) -> dict[str, Any]:
 
 
 def fold(events_: Sequence[Event]) -> Event:
-    """Return the response that the chunks add up to."""
     return folded(events_, "text_completion")
 
 

@@ -191,7 +191,6 @@ def fold(events_: Sequence[Event]) -> Event | Sequence[Event]:
 
 
 async def native_embeddings(request: NativeEmbeddingsRequest, model: ServedModel) -> list[Mapping[str, Any]]:
-    """Return the embedding of each text."""
     texts = request.content if request.content is not None else request.input
     if texts is None:
         raise BadRequest("content is needed: a text, its tokens, or several of either", "content")

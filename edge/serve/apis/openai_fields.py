@@ -131,7 +131,6 @@ def finite(logprob: float) -> float:
 
 
 def new_id(prefix: str) -> str:
-    """Return a unique identifier."""
     return prefix + secrets.token_hex(12)
 
 
@@ -141,5 +140,4 @@ def now() -> int:
 
 
 def error_event(failed: Failure, _count: int) -> dict[str, Any]:
-    """Return the last event of a stream that fails."""
     return error_body(failed, "/v1")

@@ -42,7 +42,6 @@ def health(models: ServedModels) -> dict[str, Any]:
 
 
 async def props(models: ServedModels) -> dict[str, Any]:
-    """Return properties of the default model."""
     served = await models.model(None)
     model = await served.about()
     longest = min(model["context"], model["trained_context"] or model["context"])  # tokens of one request
@@ -58,7 +57,6 @@ async def props(models: ServedModels) -> dict[str, Any]:
 
 
 async def slots(models: ServedModels) -> list[dict[str, Any]]:
-    """Return the slots of all loaded models."""
     return [
         {"model": status["model"]["name"], **slot}
         for status in await statuses(models)

@@ -32,7 +32,6 @@ def timestamp() -> str:
 
 
 def parse_chat(request: OllamaChatRequest, template: str) -> ParsedRequest:
-    """Parse a chat. BadRequest."""
     functions = [tool.function.to_function() for tool in request.tools or ()]
     media: dict[str, str] = {}
     return _chat(request, _messages(request, media), FunctionUse(functions), template, media)
@@ -178,7 +177,6 @@ def _head(model: str) -> dict[str, Any]:
 
 
 def fold(events: Sequence[Event]) -> Event:
-    """Return the response that the lines add up to."""
     joined = ("message", "response", "thinking", "logprobs")
     whole = {**events[-1], **reduce(added, ({key: event[key] for key in joined if key in event} for event in events))}
     if "message" in whole:
@@ -187,7 +185,6 @@ def fold(events: Sequence[Event]) -> Event:
 
 
 def failed(failure: Failure, _count: int) -> Event:
-    """Return the last line of a stream that fails."""
     return error_body(failure, CHAT.path)
 
 
