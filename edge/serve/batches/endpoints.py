@@ -65,8 +65,8 @@ def batch_endpoints(runner: BatchRunner) -> list[Endpoint]:
             every.reverse()
         return _listed(http, [file for file in every if purpose in (None, file.purpose)])
 
-    async def named(http: Request, of: Callable[[str, str], T]) -> T:
-        return await runner.do(of, owner_of(http.scope), http.path_params["name"])
+    async def named(http: Request, work: Callable[[str, str], T]) -> T:
+        return await runner.do(work, owner_of(http.scope), http.path_params["name"])
 
     async def file(http: Request) -> dict[str, Any]:
         return (await named(http, store.file)).to_json()
