@@ -23,11 +23,9 @@ class ServedAdapters:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of their files."""
         return sum(adapter.path.stat().st_size for adapter in self._adapters)
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._adapters)
 
     def scales(self, name: str | None = None, by_id: Mapping[int, float] | None = None) -> list[float]:

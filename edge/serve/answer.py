@@ -26,7 +26,6 @@ class ProcessAnswer:
         self._cancel = cancel
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        """Yield the pieces as they come."""
         while True:
             piece = await self.pieces.get()
             if isinstance(piece, Exception):
@@ -36,7 +35,6 @@ class ProcessAnswer:
                 return
 
     def cancel(self) -> None:
-        """End it within a step."""
         self.cancelled = True
         self._cancel(self.number)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -27,8 +28,8 @@ from edge.serve.apis.rerank import RerankRequest, rerank
 from edge.serve.apis.responses import RESPONSES
 from edge.serve.batches.endpoints import batch_endpoints
 from edge.serve.batches.runner import BatchRunner
-from edge.serve.http.bodies import Json, read, unless_gone
-from edge.serve.http.generating import answers
+from edge.serve.http.bodies import Json, unless_gone
+from edge.serve.http.generating import answer
 from edge.serve.http.openapi import Endpoint, openapi
 from edge.serve.http.security import namespace_of
 from edge.serve.ollama.endpoints import ollama_endpoints
@@ -60,33 +61,32 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
         states = state.health(models)
         return Json(states, 200 if states["status"] == "ok" else 503)
 
-    async def one_model(http: Request) -> Response:
-        return Json(await model_json(models, http.path_params["name"]))
+    async def description(_http: Request) -> dict[str, Any]:
+        return openapi(served)
 
-    async def openapi_json(_http: Request) -> Response:
-        return Json(openapi(served))
+    async def plan(http: Request, request: state.PlanRequest) -> dict[str, Any]:
+        return await unless_gone(http, state.use_plan(request, models))
 
-    async def plan(http: Request) -> Response:
-        return Json(await unless_gone(http, state.use_plan(await read(http, state.PlanRequest), models)))
+    async def one_model(http: Request) -> dict[str, Any]:
+        return await model_json(models, http.path_params["name"])
 
-    async def memory(_http: Request) -> Response:
-        return Json(state.memory(models))
+    async def ask_memory(_http: Request, request: state.MemoryRequest) -> dict[str, Any]:
+        return await state.ask_memory(request, models)
 
-    async def ask_memory(http: Request) -> Response:
-        return Json(await state.ask_memory(await read(http, state.MemoryRequest), models))
+    async def lora(_http: Request, request: AdapterScales) -> dict[str, Any]:
+        return await use_adapters(request, models)
 
-    async def announce(http: Request) -> Response:
-        request = await read(http, prefixes.PrefixRequest)
-        return Json(await unless_gone(http, prefixes.announce(request, models, namespace_of(http.scope))))
+    async def announced(http: Request) -> dict[str, Any]:
+        return await prefixes.announced(models, namespace_of(http.scope))
 
-    async def announced(http: Request) -> Response:
-        return Json(await prefixes.announced(models, namespace_of(http.scope)))
+    async def announce(http: Request, request: prefixes.PrefixRequest) -> dict[str, Any]:
+        return await unless_gone(http, prefixes.announce(request, models, namespace_of(http.scope)))
 
-    async def forget(http: Request) -> Response:
-        return Json(await prefixes.forget(http.path_params["name"], models, namespace_of(http.scope)))
+    async def forget(http: Request) -> dict[str, Any]:
+        return await prefixes.forget(http.path_params["name"], models, namespace_of(http.scope))
 
-    async def lora(http: Request) -> Response:
-        return Json(await use_adapters(await read(http, AdapterScales), models))
+    def get(path: str, summary: str, answer: Callable[[], Awaitable[Any]]) -> Endpoint:
+        return Endpoint("GET", path, summary, lambda _http: answer())
 
     def post(path: str, summary: str, request: type[R], answer: Callable[[R, ServedModel], Awaitable[Any]]) -> Endpoint:
         """Return an endpoint whose request may name a model, which then answers it."""
@@ -97,15 +97,13 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
                 check_no_adapter(name, models)
             return await answer(parsed, await models.model(name))
 
-        async def handle(http: Request) -> Response:
-            return Json(await unless_gone(http, work(await read(http, request))))
-
-        return Endpoint("POST", path, summary, handle, request)
+        return Endpoint("POST", path, summary, lambda http, parsed: unless_gone(http, work(parsed)), request)
 
     count, native = "/v1/messages/count_tokens", "Tell texts as vectors, as llama.cpp's server has it."
+    adapters = "Tell the adapters, and the scales of requests that do not say."
     served = [
         *(
-            Endpoint("POST", api.path, api.summary, answers(api, models, options.ping_s), api.request)
+            Endpoint("POST", api.path, api.summary, partial(answer, api, models, ping_s=options.ping_s), api.request)
             for api in ANSWERING
         ),
         post(count, "Count the tokens of a conversation.", MessagesInput, tokens.count_tokens),
@@ -116,36 +114,25 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
         post("/detokenize", "Tell the text of tokens.", tokens.DetokenizeRequest, tokens.detokenize),
         post("/apply-template", "Tell the prompt of a chat.", ChatRequest, tokens.apply_template),
         Endpoint("POST", "/v1/plan", "Run a model as another plan says.", plan, state.PlanRequest),
-        Endpoint("GET", "/v1/memory", "Tell how the models share the server's memory.", memory),
+        get("/v1/memory", "Tell how the models share the server's memory.", lambda: state.memory(models)),
         Endpoint("POST", "/v1/memory", "Have the models give memory back.", ask_memory, state.MemoryRequest),
         Endpoint("POST", "/v1/prefixes", "Announce what prompts will begin with.", announce, prefixes.PrefixRequest),
         Endpoint("GET", "/v1/prefixes", "Tell what was announced.", announced),
         Endpoint("DELETE", "/v1/prefixes/{name}", "Forget what was announced.", forget),
-        _get("/v1/models", "Tell which models there are.", lambda: model_list(models)),
+        get("/v1/models", "Tell which models there are.", lambda: model_list(models)),
         Endpoint("GET", "/v1/models/{name:path}", "Tell of one model.", one_model),
-        _get("/v1/cluster", "Tell what the loaded models do, and on which devices.", lambda: state.cluster(models)),
-        _get("/v1/front", "Tell the plans that there are to choose from.", lambda: state.front(options.front)),
-        _get("/props", "Tell of the default model.", lambda: state.props(models)),
-        _get(
-            "/lora-adapters",
-            "Tell the adapters, and the scales of requests that do not say.",
-            lambda: adapter_list(models),
-        ),
+        get("/v1/cluster", "Tell what the loaded models do, and on which devices.", lambda: state.cluster(models)),
+        get("/v1/front", "Tell the plans that there are to choose from.", lambda: state.front(options.front)),
+        get("/props", "Tell of the default model.", lambda: state.props(models)),
+        get("/lora-adapters", adapters, lambda: adapter_list(models)),
         Endpoint("POST", "/lora-adapters", "Change those scales.", lora, AdapterScales),
-        _get("/slots", "Tell which answers are in the making.", lambda: state.slots(models)),
+        get("/slots", "Tell which answers are in the making.", lambda: state.slots(models)),
         *(Endpoint("GET", path, "Tell whether the models answer.", health) for path in HEALTH),
         *batch_endpoints(batches),
         *ollama_endpoints(models),
         Endpoint("GET", "/metrics", "Tell figures to Prometheus.", prometheus),
-        Endpoint("GET", "/openapi.json", "Tell all this.", openapi_json),
+        Endpoint("GET", "/openapi.json", "Tell all this.", description),
     ]
     by_path = {endpoint.path: endpoint for endpoint in served}
     served += [replace(by_path[usual], path=path) for path, usual in ALIASES.items()]
     return served
-
-
-def _get(path: str, summary: str, answer: Callable[[], Awaitable[Any]]) -> Endpoint:
-    async def handle(_http: Request) -> Response:
-        return Json(await answer())
-
-    return Endpoint("GET", path, summary, handle)

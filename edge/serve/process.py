@@ -166,7 +166,6 @@ class EngineProcess:
             self._child.send({"id": number, "do": "cancel"})
 
     def _receive(self, message: Mapping[str, Any]) -> None:
-        """Handle a message of the process."""
         if "say" in message:
             self._say(f"{self.name}: {message['say']}")
         elif "ready" in message:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from edge.serve.apis.api import Api, Event, ParsedRequest
+from edge.serve.apis.api import Api, Event, ParsedRequest, by_index
 from edge.serve.apis.fields import (
     MAX_LOGPROBS,
     Fields,
@@ -20,9 +20,9 @@ from edge.serve.apis.fields import (
     template_variables,
     think_tokens,
 )
-from edge.serve.apis.openai_fields import ResponseFormat, Usage, error_event, new_id, now, text_schema, token_logprobs
+from edge.serve.apis.openai_fields import ResponseFormat, chunks, error_event, folded, text_schema, token_logprobs
 from edge.serve.apis.other_fields import CHAT_REFUSED, OPENAI_IGNORED, Refused
-from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
+from edge.serve.deltas import Begin, Call, Delta, Deltas, Text, Thought
 from edge.serve.http.errors import BadRequest
 from edge.serve.media import Part, joined, media_in
 from edge.serve.tools.conversation import conversation
@@ -107,12 +107,6 @@ class ChatRequest(SamplingRequest):
         """Tokens of thoughts, if the request names a number."""
         return self.thinking_budget_tokens if self.reasoning_budget is None else self.reasoning_budget
 
-    @property
-    def template_matters(self) -> bool:
-        """True if the request has functions, calls or thinking, which depend on the template."""
-        parts = any(message.role == "tool" or message.tool_calls for message in self.messages)
-        return bool(self.tools) or parts or (self.reasoning_effort, self.thought_budget) != (None, None)
-
 
 def parse(request: ChatRequest, template: str) -> ParsedRequest:
     """Parse a request: the conversation, once for each of n answers. BadRequest."""
@@ -184,80 +178,42 @@ def called(name: str, arguments: str) -> dict[str, Any]:
     return {"name": name, "arguments": parsed}
 
 
-async def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Yield chunks. The last has the usage, if it is requested or the answer is not streamed."""
-    head = {"id": new_id("chatcmpl-"), "object": "chat.completion.chunk", "created": now(), "model": model}
-    has_usage = request.include_usage or not request.stream
-    usage = Usage()
+def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
     calls = [0] * (request.n or 1)
 
-    def chunk(index: int, delta: dict[str, Any], end: End | None = None, logprobs: Any = None) -> Event:
-        reason, extra = (end.reason, end.extra) if end else (None, {})
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, **extra}
-        return {**head, "choices": [choice], **({"usage": None} if has_usage else {})}
-
-    async for index, delta in deltas:
-        usage.add(delta, counts_prompt=index == 0)
+    def part(index: int, delta: Delta) -> dict[str, Any] | None:
         if isinstance(delta, Begin):
-            yield chunk(index, {"role": "assistant", "content": ""})
-        elif isinstance(delta, Thought):
-            yield chunk(index, {"reasoning_content": delta.text})
-        elif isinstance(delta, Text):
+            return {"delta": {"role": "assistant", "content": ""}}
+        if isinstance(delta, Thought):
+            return {"delta": {"reasoning_content": delta.text}}
+        if isinstance(delta, Text):
             tokens = token_logprobs(delta.pieces)
-            yield chunk(index, {"content": delta.text}, logprobs={"content": tokens} if tokens else None)
-        elif isinstance(delta, Call):
+            return {"delta": {"content": delta.text}, "logprobs": {"content": tokens} if tokens else None}
+        if isinstance(delta, Call):
             function = {"name": delta.name, "arguments": ""}
             begun = {"index": calls[index], "id": delta.id, "type": "function", "function": function}
-            yield chunk(index, {"tool_calls": [begun]})
-        elif isinstance(delta, CallArguments):
-            yield chunk(index, {"tool_calls": [{"index": calls[index], "function": {"arguments": delta.text}}]})
-        elif isinstance(delta, CallEnd):
+            return {"delta": {"tool_calls": [begun]}}
+        if isinstance(delta, CallArguments):
+            return {"delta": {"tool_calls": [{"index": calls[index], "function": {"arguments": delta.text}}]}}
+        if isinstance(delta, CallEnd):
             calls[index] += 1
-        elif isinstance(delta, End):
-            yield chunk(index, {}, delta)
-    if has_usage:
-        yield {**head, "choices": [], "usage": usage.to_json()}
+            return None
+        return {"delta": {}}
+
+    return chunks(request, model, deltas, ("chatcmpl-", "chat.completion.chunk"), part)
 
 
-def fold(chunks: Sequence[Event]) -> Event:
-    """Return the response that the chunks add up to."""
-    choices: dict[int, dict[str, Any]] = {}
-    for chunk in chunks:
-        for part in chunk["choices"]:
-            empty: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, "tool_calls": []}
-            index = part["index"]
-            choice = choices.setdefault(
-                index, {"index": index, "message": empty, "logprobs": None, "finish_reason": None}
-            )
-            _add(choice, part)
-    for choice in choices.values():
-        message = choice["message"]
-        if not message["tool_calls"]:
-            del message["tool_calls"]
-        elif not message["content"]:
-            message["content"] = None
-    last = chunks[-1]
-    head = {**{key: last[key] for key in ("id", "created", "model")}, "object": "chat.completion"}
-    return {**head, "choices": [choices[index] for index in sorted(choices)], "usage": last["usage"]}
-
-
-def _add(choice: dict[str, Any], part: dict[str, Any]) -> None:
-    message, delta = choice["message"], part["delta"]
-    message["content"] += delta.get("content", "")
-    if "reasoning_content" in delta:
-        message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
-    for call in delta.get("tool_calls", ()):
-        if "id" in call:
-            message["tool_calls"].append({"id": call["id"], "type": "function", "function": dict(call["function"])})
-        else:
-            function = message["tool_calls"][call["index"]]["function"]
-            function["arguments"] += call["function"]["arguments"]
-    if part["logprobs"]:
-        choice["logprobs"] = choice["logprobs"] or {"content": []}
-        choice["logprobs"]["content"] += part["logprobs"]["content"]
-    choice["finish_reason"] = part["finish_reason"] or choice["finish_reason"]
-    if "ended_by" in part:
-        choice["ended_by"] = part["ended_by"]
+def fold(events_: Sequence[Event]) -> Event:
+    response = folded(events_, "chat.completion")
+    for choice in response["choices"]:
+        delta = choice.pop("delta")
+        calls = by_index(delta.pop("tool_calls", ()))
+        for call in calls:
+            del call["index"]
+        choice["message"] = {"role": "assistant", "refusal": None, **delta}
+        if calls:
+            choice["message"] |= {"content": delta["content"] or None, "tool_calls": calls}
+    return response
 
 
 CHAT = Api("/v1/chat/completions", "Continue a conversation.", ChatRequest, parse, events, fold, error_event, "[DONE]")

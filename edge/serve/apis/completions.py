@@ -19,16 +19,15 @@ from edge.serve.apis.fields import (
 )
 from edge.serve.apis.openai_fields import (
     ResponseFormat,
-    Usage,
+    chunks,
     error_event,
     finite,
-    new_id,
-    now,
+    folded,
     text_schema,
     token_text,
 )
 from edge.serve.apis.other_fields import COMPLETIONS_REFUSED, OPENAI_IGNORED, Refused
-from edge.serve.deltas import Deltas, End, Text
+from edge.serve.deltas import Delta, Deltas, End, Text
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation, Infill, Piece
 from edge.serve.tools.functions import json_text
@@ -85,27 +84,17 @@ def of_prompts(generation: Generation, request: CompletionRequest, n: int) -> Pa
     return ParsedRequest([copy for own in by_prompt for copy in repeated(own, n)])
 
 
-async def events(request: CompletionRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Yield chunks. The last has the usage, if it is requested or the answer is not streamed."""
-    head = {"id": new_id("cmpl-"), "object": "text_completion", "created": now(), "model": model}
-    has_usage = request.include_usage or not request.stream
-    usage, offsets = Usage(), dict.fromkeys(range(MAX_ANSWERS), 0)
+def events(request: CompletionRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
+    offsets = [0] * MAX_ANSWERS
 
-    def chunk(index: int, text: str, end: End | None = None, logprobs: Any = None) -> Event:
-        reason, extra = (end.reason, end.extra) if end else (None, {})
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **extra}
-        return {**head, "choices": [choice], **({"usage": None} if has_usage else {})}
-
-    async for index, delta in deltas:
-        usage.add(delta, counts_prompt=index % (request.n or 1) == 0)
+    def part(index: int, delta: Delta) -> dict[str, Any] | None:
         if isinstance(delta, Text):
             logprobs = _logprobs(delta.pieces, offsets[index]) if delta.pieces else None
             offsets[index] += len(delta.text)
-            yield chunk(index, delta.text, logprobs=logprobs)
-        elif isinstance(delta, End):
-            yield chunk(index, "", delta)
-    if has_usage:
-        yield {**head, "choices": [], "usage": usage.to_json()}
+            return {"text": delta.text, "logprobs": logprobs}
+        return {"text": ""} if isinstance(delta, End) else None
+
+    return chunks(request, model, deltas, ("cmpl-", "text_completion"), part)
 
 
 def _logprobs(pieces: Iterable[Piece], offset: int) -> dict[str, Any]:
@@ -120,24 +109,8 @@ def _logprobs(pieces: Iterable[Piece], offset: int) -> dict[str, Any]:
     return columns
 
 
-def fold(chunks: Sequence[Event]) -> Event:
-    """Return the response that the chunks add up to."""
-    choices: dict[int, dict[str, Any]] = {}
-    for chunk in chunks:
-        for part in chunk["choices"]:
-            index = part["index"]
-            choice = choices.setdefault(index, {"index": index, "text": "", "logprobs": None, "finish_reason": None})
-            choice["text"] += part["text"]
-            choice["finish_reason"] = part["finish_reason"] or choice["finish_reason"]
-            if "ended_by" in part:
-                choice["ended_by"] = part["ended_by"]
-            if part["logprobs"]:
-                choice["logprobs"] = choice["logprobs"] or {key: [] for key in part["logprobs"]}
-                for key, values in part["logprobs"].items():
-                    choice["logprobs"][key] += values
-    last = chunks[-1]
-    head = {key: last[key] for key in ("id", "object", "created", "model")}
-    return {**head, "choices": [choices[index] for index in sorted(choices)], "usage": last["usage"]}
+def fold(events_: Sequence[Event]) -> Event:
+    return folded(events_, "text_completion")
 
 
 COMPLETIONS = Api("/v1/completions", "Continue texts.", CompletionRequest, parse, events, fold, error_event, "[DONE]")

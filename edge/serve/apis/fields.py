@@ -100,11 +100,6 @@ class GeneratingRequest(Fields):
     refused: ClassVar[Refused] = {**LLAMA_REFUSED, **VLLM_REFUSED}
     ignored = LLAMA_IGNORED | VLLM_IGNORED
 
-    @property
-    def template_matters(self) -> bool:
-        """True if the template's source decides how the request is put to the model."""
-        return False
-
     def admitted(self, about: Mapping[str, Any]) -> None:
         """Note that the model is loaded. about: as ServedModel.about."""
 

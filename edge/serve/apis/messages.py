@@ -34,7 +34,6 @@ class MessagesRequest(MessagesInput):
 
 
 def parse(request: MessagesRequest, template: str) -> ParsedRequest:
-    """Parse a request. BadRequest."""
     parsed = conversation_of(request, template)
     sampling = given_sampling(request, ("temperature", "top_k", "top_p"))
     if request.stop_sequences:
@@ -50,7 +49,6 @@ class _Blocks:
         self._open: str | None = None  # kind of the open block
 
     def add(self, kind: str, text: str) -> list[Event]:
-        """Return the events of more text of a kind."""
         begun: list[Event] = []
         if self._open != kind:
             block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
@@ -59,7 +57,6 @@ class _Blocks:
         return [*begun, _block_delta(self._count, f"{kind}_delta", kind, text)] if text else begun
 
     def call(self, call: Call) -> list[Event]:
-        """Return the events of a call that begins."""
         events = [
             *self.end(),
             self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}}),
@@ -68,7 +65,6 @@ class _Blocks:
         return events
 
     def arguments(self, text: str) -> Event:
-        """Return the event of more arguments."""
         return _block_delta(self._count, "input_json_delta", "partial_json", text)
 
     def end(self) -> list[Event]:
@@ -136,7 +132,6 @@ def _block_delta(index: int, kind: str, key: str, text: str) -> Event:
 
 
 def fold(events_: Sequence[Event]) -> Event:
-    """Return the message that the events add up to."""
     message: dict[str, Any] = {}
     for event in events_:
         if event["type"] == "message_start":
@@ -155,7 +150,6 @@ def fold(events_: Sequence[Event]) -> Event:
 
 
 def failed(failure: Failure, _count: int) -> Event:
-    """Return the last event of a stream that fails."""
     return error_body(failure, MESSAGES.path)
 
 

@@ -127,14 +127,6 @@ class MessagesInput(GeneratingRequest):
     refused: ClassVar[Refused] = {**GeneratingRequest.refused, **MESSAGES_REFUSED}
     ignored = GeneratingRequest.ignored | MESSAGES_IGNORED
 
-    @property
-    def template_matters(self) -> bool:
-        """True if the request has functions, calls or thinking, which depend on the template."""
-        blocks = [block for message in self.messages if isinstance(message.content, list) for block in message.content]
-        calls = any(isinstance(block, ToolUseBlock | ToolResultBlock) for block in blocks)
-        effort = self.output_config.effort if self.output_config else None
-        return bool(self.tools) or calls or self.thinking is not None or effort is not None
-
 
 def conversation_of(request: MessagesInput, template: str) -> Conversation:
     """Return the messages, and the functions that may be called. BadRequest."""

@@ -10,41 +10,43 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 Status = Mapping[str, Any]
-_COUNTERS = {
-    "prompt_tokens": "Tokens of prompts.",
-    "cached_tokens": "Tokens of prompts that need not be computed.",
-    "generated_tokens": "Tokens of answers.",
-    "steps": "Passes over the weights, also for prefixes that are computed ahead and for batches.",
-    "preemptions": "Answers that had to wait for others after they began.",
-    "background_preemptions": "Prefixes and answers of batches that did, which any other request preempts.",
-    "migrations": "Moves of answers in the making from one placement of the model to another.",
-}
-_LATENCY = {
-    "gaps": "Gaps between two tokens of an answer.",
-    "gaps_within": "Gaps within --target-itl.",
-    "first_tokens": "First tokens of answers.",
-    "first_tokens_within": "First tokens within --target-ttft.",
-}  # of models that have such a target
-_WARMING = {
-    "computed_tokens": "Tokens of prefixes that were computed while nobody asked.",
-    "used_tokens": "Of these, those that prompts began with.",
-    "seconds": "Seconds of computing prefixes.",
-}
-_DRAFTS = {
-    "drafted": "Tokens that were drafted and verified.",
-    "accepted": "Of these, those that were chosen.",
-}
-_GAUGES: dict[str, tuple[str, Callable[[Status], float]]] = {
+# Group in the status, which some models do not have, key, and text.
+_COUNTERS = (
+    ("counters", "prompt_tokens", "Tokens of prompts."),
+    ("counters", "cached_tokens", "Tokens of prompts that need not be computed."),
+    ("counters", "generated_tokens", "Tokens of answers."),
+    ("counters", "steps", "Passes over the weights, also for prefixes that are computed ahead and for batches."),
+    ("counters", "preemptions", "Answers that had to wait for others after they began."),
+    (
+        "counters",
+        "background_preemptions",
+        "Prefixes and answers of batches that did, which any other request preempts.",
+    ),
+    ("counters", "migrations", "Moves of answers in the making from one placement of the model to another."),
+    ("latency", "gaps", "Gaps between two tokens of an answer."),
+    ("latency", "gaps_within", "Gaps within --target-itl."),
+    ("latency", "first_tokens", "First tokens of answers."),
+    ("latency", "first_tokens_within", "First tokens within --target-ttft."),
+    ("warming", "computed_tokens", "Tokens of prefixes that were computed while nobody asked."),
+    ("warming", "used_tokens", "Of these, those that prompts began with."),
+    ("warming", "seconds", "Seconds of computing prefixes."),
+    ("speculation", "drafted", "Tokens that were drafted and verified."),
+    ("speculation", "accepted", "Of these, those that were chosen."),
+)
+_NAMES = {"warming": "edge_warming_{}", "speculation": "edge_{}_tokens"}  # of other groups: edge_{}
+_GAUGES: Mapping[str, tuple[str, Callable[[Status], float | None]]] = {
+    "edge_memory_share_bytes": ("Memory that the model may hold now.", lambda status: _share(status, "limit")),
+    "edge_memory_resident_bytes": ("Memory that it holds.", lambda status: _share(status, "resident")),
+    "edge_memory_use_ratio": ("Part of the last minutes in which it computed.", lambda status: _share(status, "use")),
     "edge_requests_waiting": ("Requests that wait for a slot.", lambda status: status["waiting"]),
     "edge_tokens_per_second": ("Tokens of answers, lately.", lambda status: status["tokens_per_s"] or 0.0),
     "edge_slots": ("Answers that may be in the making.", lambda status: status["model"]["sequences"]),
     "edge_slots_busy": ("Answers in the making.", lambda s: sum(slot["is_processing"] for slot in s["slots"])),
 }
-_MEMORY = {
-    "limit": ("share_bytes", "Memory that the model may hold now."),
-    "resident": ("resident_bytes", "Memory that it holds."),
-    "use": ("use_ratio", "Part of the last minutes in which it computed."),
-}  # of models that share the server's memory
+
+
+def _share(status: Status, key: str) -> float | None:
+    return (status.get("memory") or {}).get(key)
 
 
 def metrics(statuses: Sequence[Status]) -> bytes:
@@ -59,33 +61,18 @@ class _Collected(Collector):
         self._statuses = statuses
 
     def collect(self) -> Iterable[Metric]:
-        for group, texts in (("counters", _COUNTERS), ("latency", _LATENCY)):
-            for key, text in texts.items():
-                counter = CounterMetricFamily(f"edge_{key}", text, labels=["model"])
-                for status in self._statuses:
-                    if (value := (status.get(group) or {}).get(key)) is not None:
-                        counter.add_metric([status["model"]["name"]], value)
-                yield counter
-        for key, text in _WARMING.items():
-            counter = CounterMetricFamily(f"edge_warming_{key}", text, labels=["model"])
+        for group, key, text in _COUNTERS:
+            labels = ["model", "draft"] if group == "speculation" else ["model"]
+            counter = CounterMetricFamily(_NAMES.get(group, "edge_{}").format(key), text, labels=labels)
             for status in self._statuses:
-                if (warming := status.get("warming")) is not None:
-                    counter.add_metric([status["model"]["name"]], warming[key])
+                values = status.get(group) or {}
+                if values.get(key) is not None:
+                    named = {**values, "model": status["model"]["name"]}
+                    counter.add_metric([named[label] for label in labels], values[key])
             yield counter
-        for key, text in _DRAFTS.items():
-            counter = CounterMetricFamily(f"edge_{key}_tokens", text, labels=["model", "draft"])
-            for status in self._statuses:
-                if (drafts := status.get("speculation")) is not None:
-                    counter.add_metric([status["model"]["name"], drafts["draft"]], drafts[key])
-            yield counter
-        for key, (suffix, text) in _MEMORY.items():
-            gauge = GaugeMetricFamily(f"edge_memory_{suffix}", text, labels=["model"])
-            for status in self._statuses:
-                if (share := status.get("memory")) is not None:
-                    gauge.add_metric([status["model"]["name"]], share[key])
-            yield gauge
         for name, (text, value) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=["model"])
             for status in self._statuses:
-                gauge.add_metric([status["model"]["name"]], value(status))
+                if (figure := value(status)) is not None:
+                    gauge.add_metric([status["model"]["name"]], figure)
             yield gauge

@@ -11,7 +11,6 @@ from edge.serve.served import ServedModels
 
 
 async def model_list(models: ServedModels) -> dict[str, Any]:
-    """Return all models."""
     data = [entry for name in models.names for entry in await _entries(models, name)]
     ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
     return {"object": "list", "data": data, "has_more": False, **ends}

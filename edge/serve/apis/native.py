@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, JsonValue, PrivateAttr
 
-from edge.serve.apis.api import Api, Event, ParsedRequest
+from edge.serve.apis.api import Api, Event, ParsedRequest, by_index
 from edge.serve.apis.completions import CompletionRequest, Tokens, of_prompts
 from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
 from edge.serve.apis.fields import (
@@ -186,18 +186,11 @@ def _timings(begin: Begin, predicted: int, prompt_ms: float, predicted_ms: float
 
 def fold(events_: Sequence[Event]) -> Event | Sequence[Event]:
     """Return the response that the events add up to; a list if there are several answers."""
-    answers: dict[int, dict[str, Any]] = {}
-    for event in events_:
-        answer = answers.setdefault(event["index"], {"content": "", "tokens": []})
-        lists = ("tokens", "completion_probabilities")
-        joined = {key: answer.get(key, type(event[key])()) + event[key] for key in ("content", *lists) if key in event}
-        answers[event["index"]] = {**answer, **event, **joined}
-    several = [answers[index] for index in sorted(answers)]
-    return several[0] if len(several) == 1 else several
+    answers = by_index(events_)
+    return answers[0] if len(answers) == 1 else answers
 
 
 async def native_embeddings(request: NativeEmbeddingsRequest, model: ServedModel) -> list[Mapping[str, Any]]:
-    """Return the embedding of each text."""
     texts = request.content if request.content is not None else request.input
     if texts is None:
         raise BadRequest("content is needed: a text, its tokens, or several of either", "content")

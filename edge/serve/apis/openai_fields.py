@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edge.serve.apis.fields import Fields, JsonObject
-from edge.serve.deltas import Begin, Delta, End
+from edge.serve.apis.api import Event, by_index
+from edge.serve.apis.fields import Fields, JsonObject, SamplingRequest
+from edge.serve.deltas import Begin, Delta, Deltas, End
 from edge.serve.http.errors import Failure, error_body
 from edge.serve.served import Piece, TokenLogprob
 
@@ -77,6 +78,35 @@ class Usage:
         }
 
 
+async def chunks(
+    request: SamplingRequest,
+    model: str,
+    deltas: Deltas,
+    kind: tuple[str, str],
+    part: Callable[[int, Delta], dict[str, Any] | None],
+) -> AsyncGenerator[Event, None]:
+    """Yield the chunks of chats or completions. The last has the usage, if it is requested or the answer is not
+    streamed. kind: how their id begins, and their type. part: returns what a delta of an answer adds to its choice;
+    None: nothing."""
+    head = {"id": new_id(kind[0]), "object": kind[1], "created": now(), "model": model}
+    has_usage = request.include_usage or not request.stream
+    usage = Usage()
+    async for index, delta in deltas:
+        usage.add(delta, counts_prompt=index % (request.n or 1) == 0)
+        if (own := part(index, delta)) is not None:
+            ended = {"finish_reason": delta.reason, **delta.extra} if isinstance(delta, End) else {}
+            choice = {"index": index, "logprobs": None, "finish_reason": None, **own, **ended}
+            yield {**head, "choices": [choice], **({"usage": None} if has_usage else {})}
+    if has_usage:
+        yield {**head, "choices": [], "usage": usage.to_json()}
+
+
+def folded(chunks: Sequence[Event], kind: str) -> dict[str, Any]:
+    """Return the response of this type that chunks add up to."""
+    choices = by_index(choice for chunk in chunks for choice in chunk["choices"])
+    return {**chunks[-1], "object": kind, "choices": choices}
+
+
 def token_logprobs(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
     """Return tokens with their probabilities and alternatives, in the form of chats and responses."""
     return [
@@ -101,7 +131,6 @@ def finite(logprob: float) -> float:
 
 
 def new_id(prefix: str) -> str:
-    """Return a unique identifier."""
     return prefix + secrets.token_hex(12)
 
 
@@ -111,5 +140,4 @@ def now() -> int:
 
 
 def error_event(failed: Failure, _count: int) -> dict[str, Any]:
-    """Return the last event of a stream that fails."""
     return error_body(failed, "/v1")

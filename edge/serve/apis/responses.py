@@ -14,7 +14,6 @@ from edge.serve.tools.parser import CallArguments, CallEnd
 
 
 def parse(request: ResponsesRequest, template: str) -> ParsedRequest:
-    """Parse a request. BadRequest."""
     parsed = conversation_of(request, template)
     logprobs = (request.top_logprobs or 0) if LOGPROBS in (request.include or ()) else None
     media = media_of(request)
@@ -151,19 +150,16 @@ class _Stream:
         return events
 
     def call(self, call: Call) -> Event:
-        """Return the event of a call that begins."""
         self._item = new_id("fc_")
         self._arguments = []
         self._call = {"id": self._item, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""}
         return self._item_event("response.output_item.added", item={**self._call, "status": "in_progress"})
 
     def arguments(self, text: str) -> Event:
-        """Return the event of more arguments."""
         self._arguments.append(text)
         return self._item_event("response.function_call_arguments.delta", item_id=self._item, delta=text)
 
     def end_call(self, end: CallEnd) -> list[Event]:
-        """Return the events that end a call."""
         name, arguments = self._call["name"], "".join(self._arguments)
         kind = "response.function_call_arguments.done"
         done = [self._item_event(kind, item_id=self._item, name=name, arguments=arguments)] if end.is_complete else []
@@ -197,7 +193,6 @@ def fold(events_: Sequence[Event]) -> Event:
 
 
 def failed(failure: Failure, count: int) -> Event:
-    """Return the last event of a stream that fails."""
     code = failure.code or "server_error"
     return {"type": "error", "sequence_number": count, "code": code, "message": failure.message, "param": failure.param}
 

@@ -124,14 +124,6 @@ class ResponsesRequest(SamplingFields):
     # An input that is too long is refused, not cut, so `truncation` has no effect.
     ignored = GeneratingRequest.ignored | OPENAI_IGNORED | {"background_options", "max_tool_calls", "truncation"}
 
-    @property
-    def template_matters(self) -> bool:
-        """True if the request has functions, calls or thinking, which depend on the template."""
-        called = not isinstance(self.input, str) and any(
-            isinstance(item, FunctionCallItem | FunctionOutputItem) for item in self.input
-        )
-        return bool(self.tools) or called or self.reasoning is not None
-
 
 def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
     """Return the messages, and the functions that may be called. BadRequest."""

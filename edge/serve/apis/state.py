@@ -42,7 +42,6 @@ def health(models: ServedModels) -> dict[str, Any]:
 
 
 async def props(models: ServedModels) -> dict[str, Any]:
-    """Return properties of the default model."""
     served = await models.model(None)
     model = await served.about()
     longest = min(model["context"], model["trained_context"] or model["context"])  # tokens of one request
@@ -58,7 +57,6 @@ async def props(models: ServedModels) -> dict[str, Any]:
 
 
 async def slots(models: ServedModels) -> list[dict[str, Any]]:
-    """Return the slots of all loaded models."""
     return [
         {"model": status["model"]["name"], **slot}
         for status in await statuses(models)
@@ -104,7 +102,7 @@ def _read(path: Path) -> Any:
         raise NotThere(f"{path.name} cannot be read: {error}") from error
 
 
-def memory(models: ServedModels) -> dict[str, Any]:
+async def memory(models: ServedModels) -> dict[str, Any]:
     """Return the memory that the models share, and the share of each that is loaded."""
     shares = {name: asdict(share) for name, share in models.memory.shares().items()}
     return {"memory_bytes": models.memory.n_bytes, "target_bytes": models.memory.target, "models": shares}
@@ -119,7 +117,7 @@ async def ask_memory(request: MemoryRequest, models: ServedModels) -> dict[str, 
     if n_bytes is not None and n_bytes < 0:
         raise BadRequest(f"memory is {n_bytes}: bytes from 0 on, or a size such as 2GiB", "memory")
     await models.memory.ask(n_bytes)
-    return memory(models)
+    return await memory(models)
 
 
 async def use_plan(request: PlanRequest, models: ServedModels) -> dict[str, Any]:

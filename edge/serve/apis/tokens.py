@@ -34,7 +34,6 @@ class DetokenizeRequest(Fields):
 
 
 async def tokenize(request: TokenizeRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the tokens of a text."""
     special = {"add_special": request.add_special, "parse_special": request.parse_special}
     tokens = await model.tokenize(request.content, **special)
     if not request.with_pieces:
@@ -83,5 +82,4 @@ def _short(prompt: str) -> str:
 
 
 async def template_of(model: ServedModel) -> str:
-    """Return the source of the model's chat template."""
     return str((await model.about())["chat_template"] or "")

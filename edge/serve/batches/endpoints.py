@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import email
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from email.message import Message
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from edge.serve.apis.fields import Fields, at_most
 from edge.serve.batches.lines import MAX_LINES, count_lines
 from edge.serve.batches.runner import ENDPOINTS, BatchRunner
 from edge.serve.batches.store import LASTS_S, Batch, StoredFile
-from edge.serve.http.bodies import Json, read, read_body
+from edge.serve.http.bodies import read_body
 from edge.serve.http.errors import BadRequest
 from edge.serve.http.openapi import Endpoint
 from edge.serve.http.security import namespace_of, owner_of
@@ -26,7 +26,7 @@ MAX_NAME = 255  # characters of a file's name
 MAX_HEAD = 8192  # bytes of the headers of a form's part
 MOST_PARTS = 32  # of a form, with its end
 MOST_LISTED = 100
-Handler = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
 Seconds = Annotated[int, Field(ge=LEAST_LASTS_S, le=LASTS_S)]
 
 
@@ -47,39 +47,39 @@ def batch_endpoints(runner: BatchRunner) -> list[Endpoint]:
     """Return the endpoints of files and batches."""
     store = runner.store
 
-    async def upload(http: Request) -> Response:
+    async def upload(http: Request) -> dict[str, Any]:
         filename, content, fields = await _form(http)
         purpose = fields.get("purpose", "")
         if purpose != "batch":
             raise BadRequest(f"purpose needs to be batch; got {purpose!r:.80}", "purpose")
         lasts_s = _seconds(fields.get("expires_after[seconds]"))
         await runner.do(store.sweep)
-        return Json(
-            (await runner.do(store.add_file, owner_of(http.scope), filename, purpose, content, lasts_s)).to_json()
-        )
+        stored = await runner.do(store.add_file, owner_of(http.scope), filename, purpose, content, lasts_s)
+        return stored.to_json()
 
-    async def files(http: Request) -> Response:
+    async def files(http: Request) -> dict[str, Any]:
         await runner.do(store.sweep)
         purpose = http.query_params.get("purpose")
         every = await runner.do(store.files, owner_of(http.scope))
         if http.query_params.get("order") == "asc":
             every.reverse()
-        return Json(_listed(http, [file for file in every if purpose in (None, file.purpose)]))
+        return _listed(http, [file for file in every if purpose in (None, file.purpose)])
 
-    async def file(http: Request) -> Response:
-        return Json((await runner.do(store.file, owner_of(http.scope), http.path_params["name"])).to_json())
+    async def named(http: Request, work: Callable[[str, str], T]) -> T:
+        return await runner.do(work, owner_of(http.scope), http.path_params["name"])
+
+    async def file(http: Request) -> dict[str, Any]:
+        return (await named(http, store.file)).to_json()
 
     async def content(http: Request) -> Response:
-        stored = await runner.do(store.file, owner_of(http.scope), http.path_params["name"])
+        stored = await named(http, store.file)
         return Response(await runner.do(store.content, stored), media_type="application/octet-stream")
 
-    async def delete(http: Request) -> Response:
-        name = http.path_params["name"]
-        await runner.do(store.delete_file, owner_of(http.scope), name)
-        return Json({"id": name, "object": "file", "deleted": True})
+    async def delete(http: Request) -> dict[str, Any]:
+        await named(http, store.delete_file)
+        return {"id": http.path_params["name"], "object": "file", "deleted": True}
 
-    async def create(http: Request) -> Response:
-        request = await read(http, BatchRequest)
+    async def create(http: Request, request: BatchRequest) -> dict[str, Any]:
         if request.endpoint not in ENDPOINTS:
             raise BadRequest(f"endpoint needs to be one of {', '.join(ENDPOINTS)}", "endpoint")
         stored = await runner.do(store.file, owner_of(http.scope), request.input_file_id)
@@ -90,20 +90,20 @@ def batch_endpoints(runner: BatchRunner) -> list[Endpoint]:
         arguments = (namespace_of(http.scope), request.endpoint, total, request.metadata, lasts_s)
         batch = await runner.do(store.add_batch, stored, *arguments)
         runner.start()
-        return Json(batch.to_json())
+        return batch.to_json()
 
-    async def batches(http: Request) -> Response:
+    async def batches(http: Request) -> dict[str, Any]:
         await runner.do(store.sweep)
-        return Json(_listed(http, await runner.do(store.batches, owner_of(http.scope))))
+        return _listed(http, await runner.do(store.batches, owner_of(http.scope)))
 
-    async def batch(http: Request) -> Response:
-        return Json((await runner.do(store.batch, owner_of(http.scope), http.path_params["name"])).to_json())
+    async def batch(http: Request) -> dict[str, Any]:
+        return (await named(http, store.batch)).to_json()
 
-    async def cancel(http: Request) -> Response:
-        stored = await runner.do(store.batch, owner_of(http.scope), http.path_params["name"])
+    async def cancel(http: Request) -> dict[str, Any]:
+        stored = await named(http, store.batch)
         await runner.do(store.cancel, stored)
         runner.start()
-        return Json(stored.to_json())
+        return stored.to_json()
 
     return [
         Endpoint("POST", "/v1/files", "Keep a file of requests.", upload),

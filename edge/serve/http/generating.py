@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +21,7 @@ from edge.errors import EdgeError
 from edge.serve.apis.adapters import request_scales
 from edge.serve.apis.api import Api, Event, ParsedRequest, R
 from edge.serve.deltas import Delta, begin, merged
-from edge.serve.http.bodies import Json, read, to_json, unless_gone
+from edge.serve.http.bodies import Json, to_json, unless_gone
 from edge.serve.http.errors import failure, is_anthropic
 from edge.serve.http.security import namespace_of
 from edge.serve.served import Answer, ServedModels
@@ -46,15 +46,6 @@ class _Accepted:
         """Yield the deltas of all answers. streams: calls are given as they come."""
         deltas = merged(self.answers, self.parsed.parsers(streams=streams))
         return deltas if self.chat is None else noted(deltas, self.chat)
-
-
-def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Request], Awaitable[Response]]:
-    """Return the endpoint of an API."""
-
-    async def endpoint(http: Request) -> Response:
-        return await answer(api, models, http, await read(http, api.request), ping_s)
-
-    return endpoint
 
 
 async def answer(api: Api[R], models: ServedModels, http: Request, request: R, ping_s: float = NEVER_S) -> Response:
@@ -91,7 +82,7 @@ async def _begun(
     model = await models.model(request.model)
     about = await model.about()
     request.admitted(about)
-    parsed = api.parse(request, str(about["chat_template"] or "") if request.template_matters else "")
+    parsed = api.parse(request, str(about["chat_template"] or ""))
     scales = request_scales(request, models)
     generations = [
         replace(generation, namespace=namespace, adapters=scales, background=background)

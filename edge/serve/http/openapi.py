@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge.serve.http.bodies import Json, read
 from edge.version import version
 
 _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -18,13 +19,22 @@ _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "str
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A path that the server answers."""
+    """A path that the server answers.
+
+    `answer` gets the HTTP request, and its body as `request`, if that is given. It returns a response, or JSON values.
+    """
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
     summary: str
-    handle: Callable[[Request], Awaitable[Response]]
-    request: type[BaseModel] | None = None  # type of the body
+    answer: Callable[..., Awaitable[Any]]
+    request: type[BaseModel] | None = None
+
+    async def handle(self, http: Request) -> Response:
+        """Answer a request. The errors of `read` and `answer`."""
+        body = () if self.request is None else (await read(http, self.request),)
+        value = await self.answer(http, *body)
+        return value if isinstance(value, Response) else Json(value)
 
 
 def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ import json
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
-from edge.serve.apis.api import Api, Event, ParsedRequest
+from edge.serve.apis.api import Api, Event, ParsedRequest, added
 from edge.serve.apis.fields import constrained, template_variables, think_tokens
 from edge.serve.apis.openai_fields import token_logprobs
 from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
@@ -31,7 +32,6 @@ def timestamp() -> str:
 
 
 def parse_chat(request: OllamaChatRequest, template: str) -> ParsedRequest:
-    """Parse a chat. BadRequest."""
     functions = [tool.function.to_function() for tool in request.tools or ()]
     media: dict[str, str] = {}
     return _chat(request, _messages(request, media), FunctionUse(functions), template, media)
@@ -177,25 +177,14 @@ def _head(model: str) -> dict[str, Any]:
 
 
 def fold(events: Sequence[Event]) -> Event:
-    """Return the response that the lines add up to."""
-    texts: dict[str, str] = {}
-    calls: list[Any] = []
-    logprobs: list[Any] = []
-    for event in events:
-        message = event.get("message", {})
-        for key, text in {**event, **message}.items():
-            if key in ("content", "response", "thinking"):
-                texts[key] = texts.get(key, "") + text
-        calls += message.get("tool_calls", ())
-        logprobs += event.get("logprobs", ())
-    own: dict[str, Any] = texts
-    if "message" in events[-1]:
-        own = {"message": {"role": "assistant", **texts, **({"tool_calls": calls} if calls else {})}}
-    return {**events[-1], **own, **({"logprobs": logprobs} if logprobs else {})}
+    joined = ("message", "response", "thinking", "logprobs")
+    whole = {**events[-1], **reduce(added, ({key: event[key] for key in joined if key in event} for event in events))}
+    if "message" in whole:
+        whole["message"]["role"] = "assistant"
+    return whole
 
 
 def failed(failure: Failure, _count: int) -> Event:
-    """Return the last line of a stream that fails."""
     return error_body(failure, CHAT.path)
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
 
 from edge.errors import EdgeError, NotAllowed
 from edge.serve.apis.adapters import check_no_adapter
 from edge.serve.apis.api import Api
 from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
-from edge.serve.http.bodies import Json, read, to_json, unless_gone
+from edge.serve.http.bodies import to_json, unless_gone
 from edge.serve.http.errors import error_body, failure
 from edge.serve.http.generating import answer
 from edge.serve.http.openapi import Endpoint
@@ -44,69 +44,56 @@ _REFUSED: dict[tuple[Literal["POST", "DELETE"], str], str] = {
 }
 
 
-Handler = Callable[[Request], Awaitable[Response]]
-
-
 def ollama_endpoints(models: ServedModels) -> list[Endpoint]:
     """Return the endpoints of Ollama's API."""
 
     def generating(api: Api[Any]) -> Endpoint:
-        async def handle(http: Request) -> Response:
-            request = await read(http, api.request)
+        async def handle(http: Request, request: AnswerRequest) -> Any:
             models.keep(request.model, request.keep_s)
             if _is_empty(request):
-                return Json(await unless_gone(http, _load(request, models)))
+                return await unless_gone(http, _load(request, models))
             return await answer(api, models, http, request)
 
         return Endpoint("POST", api.path, api.summary, handle, api.request)
 
-    async def embed(http: Request) -> Response:
-        request = await read(http, EmbedRequest)
-        return Json(await unless_gone(http, _embed(request, models, request.input, request.dimensions)))
+    async def embed(http: Request, request: EmbedRequest) -> dict[str, Any]:
+        return await unless_gone(http, _embed(request, models, request.input, request.dimensions))
 
-    async def old_embed(http: Request) -> Response:
-        old = await read(http, OldEmbedRequest)
-        vectors = (await unless_gone(http, _embed(old, models, old.prompt)))["embeddings"]
-        return Json({"embedding": next(iter(vectors), [])})
+    async def old_embed(http: Request, request: OldEmbedRequest) -> dict[str, Any]:
+        vectors = (await unless_gone(http, _embed(request, models, request.prompt)))["embeddings"]
+        return {"embedding": next(iter(vectors), [])}
 
-    async def show(http: Request) -> Response:
-        return Json(await listing.show(models, (await read(http, NamedRequest)).named))
+    async def show(_http: Request, request: NamedRequest) -> dict[str, Any]:
+        return await listing.show(models, request.named)
 
-    async def pull(http: Request) -> Response:
-        request = await read(http, NamedRequest)
-        if not request.stream:
-            await unless_gone(http, models.fetch(request.named, lambda done, total: None))
-            return Json({"status": "success"})
-        return StreamingResponse(_fetched(request.named, models), media_type="application/x-ndjson")
+    async def pull(http: Request, request: NamedRequest) -> Any:
+        if request.stream:
+            return StreamingResponse(_fetched(request.named, models), media_type="application/x-ndjson")
+        await unless_gone(http, models.fetch(request.named, lambda done, total: None))
+        return {"status": "success"}
 
-    def get(path: str, summary: str, value: Callable[[], Awaitable[Any]]) -> Endpoint:
-        async def handle(_http: Request) -> Response:
-            return Json(await value())
-
-        return Endpoint("GET", path, f"{summary}, as Ollama has it.", handle)
-
-    async def version() -> dict[str, str]:
+    async def version(_http: Request) -> dict[str, str]:
         return {"version": VERSION}
 
     def refused(method: Literal["POST", "DELETE"], path: str, why: str) -> Endpoint:
-        async def handle(_http: Request) -> Response:
+        async def handle(_http: Request) -> Any:
             raise NotAllowed(why)
 
         return Endpoint(method, path, "Refused.", handle)
 
-    def post(path: str, summary: str, handle: Handler, body: type[BaseModel]) -> Endpoint:
-        return Endpoint("POST", path, f"{summary}, as Ollama has it.", handle, body)
-
+    own = [
+        Endpoint("POST", "/api/embed", "Tell texts as vectors", embed, EmbedRequest),
+        Endpoint("POST", "/api/embeddings", "Tell a text as a vector", old_embed, OldEmbedRequest),
+        Endpoint("POST", "/api/show", "Tell of one model", show, NamedRequest),
+        Endpoint("POST", "/api/pull", "Fetch a model where that is allowed", pull, NamedRequest),
+        Endpoint("GET", "/api/tags", "Tell which models there are", lambda _http: listing.tags(models)),
+        Endpoint("GET", "/api/ps", "Tell which models are loaded", lambda _http: listing.running(models)),
+        Endpoint("GET", "/api/version", "Tell the version of the API", version),
+    ]
     return [
         generating(CHAT),
         generating(TEXT),
-        post("/api/embed", "Tell texts as vectors", embed, EmbedRequest),
-        post("/api/embeddings", "Tell a text as a vector", old_embed, OldEmbedRequest),
-        post("/api/show", "Tell of one model", show, NamedRequest),
-        post("/api/pull", "Fetch a model where that is allowed", pull, NamedRequest),
-        get("/api/tags", "Tell which models there are", lambda: listing.tags(models)),
-        get("/api/ps", "Tell which models are loaded", lambda: listing.running(models)),
-        get("/api/version", "Tell the version of the API", version),
+        *(replace(endpoint, summary=f"{endpoint.summary}, as Ollama has it.") for endpoint in own),
         *(refused(method, path, why) for (method, path), why in _REFUSED.items()),
     ]
 

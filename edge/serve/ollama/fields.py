@@ -128,11 +128,6 @@ class AnswerRequest(StayingModel, GeneratingRequest):
         """Options of the model; those that the request does not have are None."""
         return self.options or Options.model_validate({})
 
-    @property
-    def template_matters(self) -> bool:
-        """As GeneratingRequest.template_matters."""
-        return True
-
     def admitted(self, about: Mapping[str, Any]) -> None:
         """As GeneratingRequest.admitted."""
         self._loaded = _clock()

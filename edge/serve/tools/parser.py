@@ -88,7 +88,6 @@ class CallParser:
         return self._known()
 
     def end(self) -> list[Part]:
-        """Return the rest."""
         self._reader.is_final = True
         return self._known()
 
@@ -112,7 +111,6 @@ class CallParser:
         self._is_open = True
 
     def give(self, text: str) -> None:
-        """Give more of the arguments."""
         self._put(CallArguments(text))
 
     def end_call(self) -> None:

@@ -45,7 +45,6 @@ class Reader:
         return self.text[self.at : self.at + 1]
 
     def space(self) -> Reading[None]:
-        """Read white space."""
         while (yield from self.character()).isspace():
             self.at += 1
 
