@@ -22,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
 
 from edge.adapters.adapter import Scales
 from edge.closing import Closing
@@ -89,6 +88,7 @@ class Answering:
 
     def __init__(self, engine: TextEngine, slots: Slots) -> None:
         self._engine, self._slots = engine, slots
+        self.changed = threading.Condition(threading.RLock())  # as of RemoteAnswer
         self._budget = StepBudget(engine.batch, time.perf_counter)
         self.in_flight = InFlight(self._budget, engine, 1)
         self._answers: list[tuple[RemoteAnswer, Slot]] = []
@@ -105,7 +105,7 @@ class Answering:
     def admit(self, answer: RemoteAnswer) -> None:
         """Give a request a slot, which then holds what there is of its history. It is over where there is no room."""
         own = answer.own
-        with answer.changed:
+        with self.changed:
             tokens = list(own.tokens)
         self.leave()
         placement = None if answer.is_over else self._slots.place(tokens, HEADROOM, own.namespace)
@@ -145,9 +145,7 @@ class Answering:
         self.leave()
         for adapters in {answer.own.adapters: None for answer, _ in self._answers}:
             answers = [answer for answer, _ in self._answers if answer.own.adapters == adapters]
-            with ExitStack() as looking:
-                for answer in answers:
-                    looking.enter_context(answer.changed)
+            with self.changed:
                 rows = self._rows([answer for answer in answers if not answer.is_over])
             if rows:
                 self._compute(rows)
@@ -162,6 +160,7 @@ class Answering:
             left -= len(own.tokens) - 1
             if not self._slots.make_room(sum(len(other.tokens) for other in (*rows, own))):
                 answer.end()
+                self.in_flight.pace.clear()
                 continue
             rows.append(own)
         return rows
@@ -179,7 +178,7 @@ class Answering:
         for own in step.rows:
             begin, end = end, end + own.logits
             answer = by_request[own.running]
-            with answer.changed:
+            with self.changed:
                 if not answer.is_over:
                     events: list[Event] = []
                     self.in_flight.verify(own, logits[begin:end], 0, False, events)
@@ -202,6 +201,7 @@ class PrefillPlacement(Closing):
         self._slots = Slots(engine, keep=True)
         self._in_use: list[tuple[RemotePrompt, Slot]] = []
         self._answering = Answering(engine, self._slots)
+        self.changed = self._answering.changed
         self._arrivals: queue.SimpleQueue[RemotePrompt | RemoteAnswer | None] = queue.SimpleQueue()
         self._open: list[RemotePrompt | RemoteAnswer] = []  # those that have not ended
         self._chunks_s: deque[float] = deque(maxlen=_REMEMBERED)  # that the last chunks of prompts took
