@@ -94,8 +94,8 @@ class Answering:
         self._answers: list[tuple[RemoteAnswer, Slot]] = []
 
     @property
-    def any(self) -> RemoteAnswer | None:
-        """A request that is answered; None where there is none."""
+    def last(self) -> RemoteAnswer | None:
+        """The request that was admitted last, of those that are answered; None where there is none."""
         return self._answers[-1][0] if self._answers else None
 
     def rows(self, chunk: int) -> int:
@@ -300,7 +300,7 @@ class PrefillPlacement(Closing):
 
     def _next(self) -> RemotePrompt | RemoteAnswer | None:
         """Return what is to be computed next: what came, or an answer that goes on. None: nothing more."""
-        answer = self._answering.any if self.failed is None else None
+        answer = self._answering.last if self.failed is None else None
         try:
             return self._arrivals.get(block=answer is None)
         except queue.Empty:
@@ -325,7 +325,7 @@ class PrefillPlacement(Closing):
                     n_submitted = there
                 if there >= stop:
                     break
-                if self._answering.any is not None:
+                if self._answering.last is not None:
                     wait(reads)  # answers come on the same links
                     self._answering.step()
                 began = time.perf_counter()
