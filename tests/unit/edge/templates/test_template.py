@@ -85,9 +85,9 @@ def test_an_answer_goes_on_behind_what_a_template_writes_of_its_beginning(
 
 @pytest.mark.parametrize("said", ["An icon: \ue000", "\ue000"])
 def test_a_text_for_private_use_begins_an_answer_too(shared: TemplateProcess, said: str) -> None:
-    for asked in ("What?", "What is \ue000?"):
-        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said, CONTINUES: True}]
-        prompt = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n{said}"
+    for question in ("What?", "What is \ue000?"):
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": said, CONTINUES: True}]
+        prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{said}"
         assert ChatTemplate(CHATML, process=shared).render(messages) == prompt
 
 
