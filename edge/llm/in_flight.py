@@ -140,13 +140,14 @@ class InFlight:
         says."""
         self._budget, self._microbatches = budget, microbatches
         self.most = 1  # steps that are awaited at once, windows aside
+        self.pace = Pace()
         self.follow(engine)
         self.steps: deque[Step] = deque()
         self.submitted = self.prompt_rows = 0  # steps, and rows of prompts in them, from the beginning
-        self.pace = Pace()
 
     def follow(self, engine: TextEngine) -> None:
         """Have answers form groups, and so many steps in flight, as this engine takes."""
+        self.pace.clear()  # it is another engine's
         # Sequences that have contexts of their own form no other groups.
         self._budget.groups = 1 if engine.contexts > 1 else self._microbatches or engine.groups
         self._budget.turns = max(self._budget.groups, engine.contexts)

@@ -205,25 +205,25 @@ class RemoteAnswer:
     """A request that another placement answers, until it is complete or `end` is called: from then on it belongs to the
     scheduler alone, whatever that placement still computes."""
 
-    def __init__(self, running: Running, blocks: Sequence[KVBlock] = ()) -> None:
-        """blocks: keys and values that the other placement does not hold yet, in order."""
-        self.running, self.blocks = running, blocks
+    def __init__(self, running: Running, blocks: Sequence[KVBlock], changed: threading.Condition) -> None:
+        """blocks: keys and values that the other placement does not hold yet, in order. changed: of all answers there,
+        held while one is looked at or grows."""
+        self.running, self.blocks, self.changed = running, blocks, changed
         self.own = copy(running)  # has a slot of its own, and shares the answer
         self.own.slot, self.own.chosen_at = None, 0.0
         self.is_over = False
         self._events: list[Event] = []
-        self.changed = threading.Condition(threading.RLock())  # held while the answer is looked at or grows
+
+    @property
+    def has_news(self) -> bool:
+        """True if `take` has something new, or it is over."""
+        return bool(self._events) or self.is_over
 
     def take(self) -> list[Event]:
         """Events since the last call, in order."""
         with self.changed:
             events, self._events = self._events, []
             return events
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until `take` has something new, or it is over."""
-        with self.changed:
-            self.changed.wait_for(lambda: bool(self._events) or self.is_over, timeout_s)
 
     def add(self, events: Sequence[Event]) -> None:
         """Tokens were chosen. Called with `changed` held."""

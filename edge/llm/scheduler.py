@@ -108,7 +108,7 @@ class Scheduler(Closing):
         with self._use.alone():
             for running in (*self.waiting, *self.running, *self.slots.away.requests):
                 if running.number == number:
-                    self._events.append(self._ended(running, "cancelled"))
+                    self._end(running, "cancelled")
                     return
 
     def step(self) -> list[Event]:
@@ -164,7 +164,7 @@ class Scheduler(Closing):
         """Drop all requests. What they computed stays, as after other requests."""
         with self._use.alone():
             for running in (*self.waiting, *self.running, *self.slots.away.requests):
-                self._ended(running, "cancelled")
+                self._end(running, "cancelled")
             self._events.clear()
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class Scheduler(Closing):
             request, others, left = running.request, self.running, self.engine.context - len(running.tokens)
             if left < 0:  # its next token had no room when the engine was lost
                 if not running.shift():
-                    self._events.append(self._ended(running, "length"))
+                    self._end(running, "length")
                 continue
             growth = sum(min(other.left, HEADROOM) for other in (running, *others)) if others else min(1, left)
             placement = self.slots.place(running.tokens, growth, running.namespace)
@@ -235,6 +235,7 @@ class Scheduler(Closing):
                 former=former,
                 background=request.background,
             )
+            running.chosen_at = 0.0  # what went on between two slots is no gap
             self.waiting.remove(running)
             if running.cached_tokens is None or not self._use.exact:  # by which a prompt's steps are chosen
                 running.to_prefill = len(running.tokens) - len(slot.tokens)
@@ -256,12 +257,12 @@ class Scheduler(Closing):
         most = full_length(self.engine)
         for running in [candidate for candidate in self._ready if candidate.fills(most)]:
             if not running.shift():
-                self._events.append(self._ended(running, "length"))
+                self._end(running, "length")
         for running in [candidate for candidate in self._ready if candidate.has_pending_media]:
             try:
                 check_media(running.request.media, self.engine)  # another engine may have taken over since `prepare`
             except MediaError as error:
-                self._events.append(self._ended(running, "error", error))
+                self._end(running, "error", error)
         if self.drafter is not None:
             if self._submit_windows(self.drafter):
                 return False
@@ -297,6 +298,7 @@ class Scheduler(Closing):
         assert running.slot is not None
         self.slots.leave(running.slot, keep=not self._in_flight.steps)
         running.slot = running.former = None
+        self._in_flight.pace.clear()
         self.waiting.appendleft(running)
         self.preemptions["background" if running.request.background else "foreground"] += 1
 
@@ -347,8 +349,7 @@ class Scheduler(Closing):
             step.rows[0].running.step_s.append(took_s)
         if step.prompt_rows and self.engine.contexts > 1:
             self._budget.took(step.n_rows, step.prompt_rows, took_s)
-        events: list[Event] = []
-        came: list[Came] = []
+        events, came = list[Event](), list[Came]()
         results, end = [], 0
         try:
             for rows in step.rows:
@@ -371,13 +372,12 @@ class Scheduler(Closing):
                 if event.finish_reason is not None:
                     self._free(next(running for running in self.running if running.number == event.request))
 
-    def _ended(self, running: Running, finish_reason: str, error: MediaError | None = None) -> Event:
+    def _end(self, running: Running, finish_reason: str, error: MediaError | None = None) -> None:
         """End a request without a token, and free what it had."""
         self.slots.away.end(running)  # from here on nobody else chooses its tokens
-        event = end_event(running, finish_reason, error)
+        self._events.append(end_event(running, finish_reason, error))
         self._in_flight.cancel(running)
         self._free(running)
-        return event
 
     def _free(self, running: Running) -> None:
         """A request has ended: others may have what it had."""

@@ -209,9 +209,7 @@ class Slots:
 
     def _keep_idle(self, *, evict: bool) -> None:
         """Put on disk what nobody uses, now that no step is under way. evict: it leaves its cells then."""
-        for slot in self.all:
-            if slot.busy:
-                continue
+        for slot in [slot for slot in self.all if not slot.busy]:
             slot.keep()
             if evict and slot.is_kept:
                 slot.cut(0)
@@ -240,11 +238,9 @@ class RemotePrompts:
         """Give slots the keys and values that came, and return the requests of which no more come: the rest of their
         prompts is computed here. None where some came and steps are in flight, because states are written between
         steps."""
-        ready: list[Running] = []
-        if not self.requests:
-            return ready
         if steps_in_flight:
             return None if any(running.remote and running.remote.wait(0) for running in self.requests) else []
+        ready: list[Running] = []
         for running in [*self.requests]:
             assert running.remote is not None
             blocks, is_over = running.remote.take()
@@ -350,8 +346,10 @@ class AwayRequests:
             answer.end()
 
     def wait(self) -> None:
-        """Wait for tokens, for `LOOK_S` at most."""
-        next(iter(self._answers.values())).wait(LOOK_S)
+        """Wait for tokens of any of them, for `LOOK_S` at most."""
+        answers = [*self._answers.values()]
+        with answers[0].changed:
+            answers[0].changed.wait_for(lambda: any(answer.has_news for answer in answers), LOOK_S)
 
     @property
     def _placement(self) -> Any:  # a `PrefillPlacement`
@@ -385,16 +383,17 @@ class AwayRequests:
             return []
 
     def _send(self, running: Running, blocks: Sequence[KVBlock] = ()) -> bool:
-        answer = RemoteAnswer(running, blocks)
-        if not self._placement.answer(answer):
-            return False
-        self._answers[running.number] = answer
-        self._sent = running.number, len(running.tokens)
-        self._moved(running)
+        answer = RemoteAnswer(running, blocks, self._placement.changed)
+        with answer.changed:  # it would grow meanwhile, and count as one that had begun here
+            if not self._placement.answer(answer):
+                return False
+            self._answers[running.number] = answer
+            self._sent = running.number, len(running.tokens)
+            self._moved(running)
         return True
 
     def _moved(self, running: Running) -> None:
-        running.chosen_at, running.token_at = 0.0, None  # the gap to its next token is of no placement
+        running.token_at = None  # the gap to its next token is of no placement
         if len(running.answer) > (running.moved_at or 0):
             running.moved_at = len(running.answer)
             self.migrations += 1

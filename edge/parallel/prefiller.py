@@ -22,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
 
 from edge.adapters.adapter import Scales
 from edge.closing import Closing
@@ -89,13 +88,14 @@ class Answering:
 
     def __init__(self, engine: TextEngine, slots: Slots) -> None:
         self._engine, self._slots = engine, slots
+        self.changed = threading.Condition(threading.RLock())  # as of RemoteAnswer
         self._budget = StepBudget(engine.batch, time.perf_counter)
         self.in_flight = InFlight(self._budget, engine, 1)
         self._answers: list[tuple[RemoteAnswer, Slot]] = []
 
     @property
-    def any(self) -> RemoteAnswer | None:
-        """A request that is answered; None where there is none."""
+    def last(self) -> RemoteAnswer | None:
+        """The request that was admitted last, of those that are answered; None where there is none."""
         return self._answers[-1][0] if self._answers else None
 
     def rows(self, chunk: int) -> int:
@@ -105,7 +105,7 @@ class Answering:
     def admit(self, answer: RemoteAnswer) -> None:
         """Give a request a slot, which then holds what there is of its history. It is over where there is no room."""
         own = answer.own
-        with answer.changed:
+        with self.changed:
             tokens = list(own.tokens)
         self.leave()
         placement = None if answer.is_over else self._slots.place(tokens, HEADROOM, own.namespace)
@@ -145,9 +145,7 @@ class Answering:
         self.leave()
         for adapters in {answer.own.adapters: None for answer, _ in self._answers}:
             answers = [answer for answer, _ in self._answers if answer.own.adapters == adapters]
-            with ExitStack() as looking:
-                for answer in answers:
-                    looking.enter_context(answer.changed)
+            with self.changed:
                 rows = self._rows([answer for answer in answers if not answer.is_over])
             if rows:
                 self._compute(rows)
@@ -162,6 +160,7 @@ class Answering:
             left -= len(own.tokens) - 1
             if not self._slots.make_room(sum(len(other.tokens) for other in (*rows, own))):
                 answer.end()
+                self.in_flight.pace.clear()
                 continue
             rows.append(own)
         return rows
@@ -179,7 +178,7 @@ class Answering:
         for own in step.rows:
             begin, end = end, end + own.logits
             answer = by_request[own.running]
-            with answer.changed:
+            with self.changed:
                 if not answer.is_over:
                     events: list[Event] = []
                     self.in_flight.verify(own, logits[begin:end], 0, False, events)
@@ -202,6 +201,7 @@ class PrefillPlacement(Closing):
         self._slots = Slots(engine, keep=True)
         self._in_use: list[tuple[RemotePrompt, Slot]] = []
         self._answering = Answering(engine, self._slots)
+        self.changed = self._answering.changed
         self._arrivals: queue.SimpleQueue[RemotePrompt | RemoteAnswer | None] = queue.SimpleQueue()
         self._open: list[RemotePrompt | RemoteAnswer] = []  # those that have not ended
         self._chunks_s: deque[float] = deque(maxlen=_REMEMBERED)  # that the last chunks of prompts took
@@ -300,7 +300,7 @@ class PrefillPlacement(Closing):
 
     def _next(self) -> RemotePrompt | RemoteAnswer | None:
         """Return what is to be computed next: what came, or an answer that goes on. None: nothing more."""
-        answer = self._answering.any if self.failed is None else None
+        answer = self._answering.last if self.failed is None else None
         try:
             return self._arrivals.get(block=answer is None)
         except queue.Empty:
@@ -325,7 +325,7 @@ class PrefillPlacement(Closing):
                     n_submitted = there
                 if there >= stop:
                     break
-                if self._answering.any is not None:
+                if self._answering.last is not None:
                     wait(reads)  # answers come on the same links
                     self._answering.step()
                 began = time.perf_counter()

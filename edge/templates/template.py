@@ -21,6 +21,7 @@ RESERVED = frozenset(
     "messages add_generation_prompt raise_exception strftime_now tools documents bos_token eos_token".split()
 )
 CONTINUES = "continues"  # key of a last message whose text begins the answer
+_END_MARK = "\ue000"  # for private use: no standard gives it a meaning
 Message = Mapping[str, Any]
 """{"role": "system" | "user" | "assistant", "content": text}, and other fields of a template, such as tool calls;
 `reasoning_content` is what the model thought before it."""
@@ -87,14 +88,24 @@ class ChatTemplate:
         `edge.thinking.format.AUTO` says; `variables` come first. TemplateError if the template refuses these
         messages, does not end, or takes more memory than it may."""
         if messages and messages[-1].get(CONTINUES):
-            prompt = self.render(messages[:-1], tools=tools, variables=variables, think=0)
-            return f"{prompt}{self.thinking.to_answer(prompt) if self.thinking else ''}{messages[-1]['content']}"
+            return self._continued(messages[:-1], messages[-1]["content"], tools=tools, variables=variables)
         if reserved := RESERVED & variables.keys():
             raise TemplateError(f"chat template: {', '.join(sorted(reserved))} cannot be given as a variable")
         if any(message.get("tool_calls") for message in messages):
             messages = in_form(messages, self._call_form)
         own = with_thoughts(messages, self.source)
         return self._ask(own, tools, {**switches(think), **variables}, add_generation_prompt)
+
+    def _continued(self, messages: Sequence[Message], begun: str, **how: Any) -> str:
+        """Return the prompt that the template writes up to the end of an answer's beginning. A mark says where that is,
+        as the same text may come elsewhere."""
+        answer = {"role": "assistant", "content": f"{begun}{_END_MARK}"}
+        prompt, *rest = self.render([*messages, answer], think=0, add_generation_prompt=False, **how).split(_END_MARK)
+        if len(rest) == 1:
+            return prompt
+        # The template does not write the text as it is, or some text has the mark.
+        prompt = self.render(messages, think=0, **how)
+        return f"{prompt}{self.thinking.to_answer(prompt) if self.thinking else ''}{begun}"
 
     @cached_property
     def _call_form(self) -> CallForm:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -473,11 +475,15 @@ def test_a_request_that_fails_for_now_is_tried_again(place: Place) -> None:
     assert (batch.failed, batch.status) == (0, "completed")
 
 
-def test_a_damaged_input_ends_the_batch(place: Place) -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_damaged_input_ends_the_batch(place: Place, is_there: bool) -> None:
     store = place.store()
     batch = place.batch(store, line("a"))
     [path] = place.folder.glob("file-*")
-    path.write_bytes(path.read_bytes()[:-1])
+    damaged = path.read_bytes()[:-1]
+    path.unlink()
+    if is_there:
+        path.write_bytes(damaged)
     place.run(store, until_ended=batch)
     assert (batch.status, batch.output_file_id) == ("failed", None)
 
@@ -632,6 +638,92 @@ def test_a_batch_whose_end_is_not_written_ends_again(place: Place, monkeypatch: 
     [on_disk] = after.batches()
     assert on_disk.status == "completed"
     assert [file.id for file in after.files("me") if file.purpose == "batch_output"] == [on_disk.output_file_id]
+
+
+def copied_before(monkeypatch: pytest.MonkeyPatch, place: Place, what: Any, name: str, nth: int) -> Path:
+    """A folder as the next server finds it where this one ends before the nth of such calls."""
+    work, copy, calls = getattr(what, name), place.folder.with_name("copy"), list[Any]()
+
+    def copying(*arguments: Any, **more: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == nth:
+            shutil.copytree(place.folder, copy)
+        return work(*arguments, **more)
+
+    monkeypatch.setattr(what, name, copying)
+    return copy
+
+
+@pytest.mark.parametrize(("name", "nth"), [("note", 2), ("end", 1), ("write", 2)])
+def test_a_batch_has_expired_also_where_its_server_ended_meanwhile(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
+) -> None:
+    """It has each result once, and nothing is answered late, whatever the clock says then."""
+    store = place.store()
+    batch, place.model.waits, began = place.batch(store, line("a"), line("b")), True, place.now
+    copy = copied_before(monkeypatch, place, store._sealed if name == "write" else store, name, nth)
+
+    async def wait(runner: BatchRunner) -> None:
+        await some(place, 1)
+        place.now += WINDOW_S
+
+    place.run(store, until_ended=batch, meanwhile=wait)
+    monkeypatch.undo()
+    place.folder, place.now, place.model.waits, n_asked = copy, began, False, len(place.model.requests)
+    again = place.store()
+    [restored] = again.batches()
+    assert not restored.ended
+    place.run(again, until_ended=restored)
+    assert (restored.status, len(place.model.requests)) == ("expired", n_asked)
+    errors = output(again, restored, restored.error_file_id)
+    assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [
+        ("a", "batch_expired"),
+        ("b", "batch_expired"),
+    ]
+    assert [file.id for file in again.files("me") if file.purpose == "batch_output"] == [restored.error_file_id]
+
+
+def test_results_are_there_once_where_a_server_ended_before_it_told_of_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = place.store()
+    batch = place.batch(store, line("a"))
+    copy = copied_before(monkeypatch, place, store._sealed, "write", 2)
+    place.run(store, until_ended=batch)
+    monkeypatch.undo()
+    place.folder = copy
+    again = place.store()
+    [restored] = again.batches()
+    assert not restored.ended
+    place.run(again, until_ended=restored)
+    assert restored.status == "completed"
+    assert [file.id for file in again.files("me") if file.purpose == "batch_output"] == [restored.output_file_id]
+    assert [each["custom_id"] for each in output(again, restored, restored.output_file_id)] == ["a"]
+
+
+def test_who_is_cancelled_leaves_the_store_once_its_work_is_done(place: Place) -> None:
+    """Two records at once would have one number, and what is behind the second could not be read."""
+    second_began, done = threading.Event(), list[str]()
+
+    def first() -> None:
+        second_began.wait(0.2)
+        done.append("first")
+
+    def second() -> None:
+        second_began.set()
+        done.append("second")
+
+    async def cancel() -> None:
+        runner = BatchRunner(place.store(), place.models)
+        working = asyncio.create_task(runner.do(first))
+        await asyncio.sleep(0)  # it has the lock from here on
+        working.cancel()
+        await runner.do(second)
+        await asyncio.gather(working, return_exceptions=True)
+        assert working.cancelled()
+
+    asyncio.run(cancel())
+    assert done == ["first", "second"]
 
 
 def test_a_runner_whose_store_fails_is_closed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,21 +270,6 @@ def test_turns_of_one_role_are_one_in_anthropics_api() -> None:
     assert messages[2:] == [("assistant", "Well."), messages[3], ("user", "So?\n\nAnd?")]
 
 
-def test_a_template_writes_the_beginning_of_an_answer_behind_no_thought() -> None:
-    from edge.templates.template import ChatTemplate
-
-    messages = [*HI, {**BEGUN, CONTINUES: True}]
-    each = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-    off = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
-    for source, between in (
-        (each, ""),
-        (f"{each}{off}", "<think>\n\n</think>\n\n"),
-        (f"{each}<think>{{# </think> #}}", "<think></think>"),
-        (f"{each}{{# <|channel|>analysis #}}", "<|channel|>final<|message|>"),
-    ):
-        assert ChatTemplate(source).render(messages) == f'user: Hi\nassistant: {between}{{"a":'
-
-
 def test_seeds_have_64_bits_and_one_of_them_is_any() -> None:
     models = ScriptedModels()
     with serving(create_app(models, ServeOptions())) as url:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +19,10 @@ from edge.llama.batch import Batch
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
 from edge.serve.app import create_app
+from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine.loop import ServingLoop
 from edge.serve.messages import generation_json
 from edge.serve.options import ServeOptions
@@ -27,6 +30,8 @@ from edge.serve.router import Router
 from edge.serve.served import Generation
 from edge.serve.warming import allowance, warmer
 from edge.serve.warming.allowance import HOUR_S, Allowance, spares_energy
+from edge.serve.warming.prefix import Prefix
+from edge.serve.warming.requests import WarmingRequests
 from edge.serve.warming.stamps import moved, next_change, stamps_in
 from edge.serve.warming.turns import PLACEHOLDERS, turn
 from tests.serve.scripted import ScriptedModels
@@ -187,6 +192,25 @@ def conversation(engine: TextEngine, seconds: float) -> tuple[list[str], list[in
         max(m["cached_tokens"] for m in replies.replies_to(n, "piece") if "piece" in m) for n in range(len(QUESTIONS))
     ]
     return texts, cached, counters
+
+
+def test_what_nobody_asked_for_leaves_first_where_the_cache_is_full() -> None:
+    """A batch, which runs in the background as well, came before it."""
+    options = EngineOptions(threads=1, context=128, batch=32, sequences=2)
+    with (
+        Engine(MODEL_PATH, options) as engine,
+        closing(InputProcessor(EngineConfig(str(MODEL_PATH)), engine)) as inputs,
+        Scheduler(engine, keep=True) as scheduler,
+    ):
+        requests = WarmingRequests(inputs, lambda: scheduler, lambda job: None, Allowance(HOUR_S))
+        requests._begin(Prefix([*range(10, 90)], "n", None))
+        [ahead] = scheduler.waiting
+        batch = scheduler.prepare(Request([*range(110, 190)], 8, ends=False, background=True), number=1)
+        scheduler.enqueue(batch)
+        while scheduler.busy and not scheduler.preemptions["background"]:
+            scheduler.step()
+        assert ahead in scheduler.waiting
+        assert batch in scheduler.running
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in the cache", "on disk"])

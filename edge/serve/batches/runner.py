@@ -53,7 +53,11 @@ class BatchRunner:
     async def do(self, work: Callable[..., T], *arguments: Any, **more: Any) -> T:
         """Return what a function of the store returns, in a thread: disks can be slow. Its errors."""
         async with self._lock:
-            return await asyncio.to_thread(work, *arguments, **more)
+            thread = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **more))
+            try:
+                return await asyncio.shield(thread)
+            finally:  # who is cancelled leaves the store to nobody else before it is done
+                await asyncio.gather(thread, return_exceptions=True)
 
     async def resume(self) -> None:
         """Go on with what a server before this one left. OSError, PrefixError."""
@@ -110,11 +114,14 @@ class BatchRunner:
             await self._answer_group(batch, left)
             remaining += left
         is_cancelled = batch.is_cancelled
+        if remaining and not is_cancelled and not batch.is_expired:
+            await self.do(self.store.expire, batch)
         code, why = ("batch_cancelled", "cancelled") if is_cancelled else ("batch_expired", "over")
         for line in remaining:
             text = failed_line(line.custom_id, code, f"it was not answered before the batch was {why}")
             await self.do(self.store.note, batch, line.number, text, answered=False)
-        await self.do(self.store.end, batch, "cancelled" if is_cancelled else "expired" if remaining else "completed")
+        status = "cancelled" if is_cancelled else "expired" if batch.is_expired else "completed"
+        await self.do(self.store.end, batch, status)
 
     async def _answer_group(self, batch: Batch, left: deque[Line]) -> None:
         """Answer lines for one model. Those stay that are not answered before the batch is to stop."""
@@ -147,7 +154,7 @@ class BatchRunner:
             most = None if most is None else most - 1
 
     def _stops(self, batch: Batch) -> bool:
-        return batch.is_cancelled or self.store.clock() >= batch.expires_at
+        return batch.is_cancelled or batch.is_expired or self.store.clock() >= batch.expires_at
 
     async def _unless_others_ask(self, batch: Batch, line: Line) -> tuple[int, Any]:
         """Return the status and the body of a line's response. Whoever asks the same model goes first in its

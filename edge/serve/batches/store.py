@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ class Batch:
     def is_cancelled(self) -> bool:
         """True if it was cancelled, whether it has ended or not."""
         return "cancelling_at" in self.times
+
+    @property
+    def is_expired(self) -> bool:
+        """True if its time was over before all was answered, whether it has ended or not."""
+        return "expired_at" in self.times
 
     @property
     def ended(self) -> bool:
@@ -148,11 +154,13 @@ class BatchStore:
     def add_file(self, owner: str, filename: str, purpose: str, content: bytes, lasts_s: int = LASTS_S) -> StoredFile:
         """Keep a file. BadRequest if there is no room; OSError, PrefixError."""
         self._check_room(owner, len(content))
-        return self._add_file(owner, filename, purpose, content, lasts_s)
+        return self._add_file(new_id(_FILE), owner, filename, purpose, content, lasts_s)
 
-    def _add_file(self, owner: str, filename: str, purpose: str, content: bytes, lasts_s: int) -> StoredFile:
+    def _add_file(
+        self, file_id: str, owner: str, filename: str, purpose: str, content: bytes, lasts_s: int
+    ) -> StoredFile:
         now = int(self.clock())
-        file = StoredFile(new_id(_FILE), owner, filename, purpose, len(content), now, now + lasts_s)
+        file = StoredFile(file_id, owner, filename, purpose, len(content), now, now + lasts_s)
         self._sealed.write(file.id, [json.dumps(asdict(file)).encode(), content])
         self._files[file.id] = file
         return file
@@ -170,7 +178,9 @@ class BatchStore:
 
     def content(self, file: StoredFile) -> bytes:
         """Return the content of a file. NotThere if it was damaged, OSError."""
-        records = list(self._sealed.records(file.id))
+        records: list[bytes] = []
+        with suppress(FileNotFoundError):
+            records += self._sealed.records(file.id)
         if len(records) != 2:
             raise NotThere(f"the file {file.id} was damaged on disk; upload it again")
         return records[1]
@@ -215,6 +225,13 @@ class BatchStore:
         batch.times[f"{status}_at"] = int(self.clock())
         self._append(batch, {"status": status, "times": batch.times})
 
+    def expire(self, batch: Batch) -> None:
+        """Note that the time of a batch is over, before its lines say so: it has expired also where this process ends
+        between them. OSError."""
+        times = {**batch.times, "expired_at": int(self.clock())}
+        self._append(batch, {"status": batch.status, "times": times})
+        batch.times = times
+
     def cancel(self, batch: Batch) -> None:
         """Note that a batch is to end. BadRequest if it has ended, OSError."""
         if batch.status not in ("validating", "in_progress", "cancelling"):
@@ -238,10 +255,12 @@ class BatchStore:
         lines = sorted((result for result in results if "line" in result), key=lambda result: int(result["line"]))
         for answered, name in ((True, "output"), (False, "error")):
             texts = [line["text"] for line in lines if line["answered"] is answered]
-            if texts and getattr(batch, f"{name}_file_id") is None:  # else it was there when the disk was full
+            if texts:
                 content = "".join(f"{text}\n" for text in texts).encode()
-                file = self._add_file(batch.owner, f"{batch.id}_{name}.jsonl", "batch_output", content, batch.lasts_s)
-                setattr(batch, f"{name}_file_id", file.id)
+                # Its own id: where a process ended here before, or the disk was full, it takes the place of that file.
+                file_id, filename = f"{_FILE}{batch.id.removeprefix(_BATCH)}-{name}", f"{batch.id}_{name}.jsonl"
+                self._add_file(file_id, batch.owner, filename, "batch_output", content, batch.lasts_s)
+                setattr(batch, f"{name}_file_id", file_id)
         times = {**batch.times, f"{status}_at": int(self.clock())}
         ended = _state(replace(batch, status=status, times=times))
         self._sealed.write(batch.id, [ended, *(_record({**line, "text": ""}) for line in lines)])

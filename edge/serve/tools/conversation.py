@@ -86,7 +86,7 @@ def conversation(
         sampling["json_schema"] = json_text(text_schema, "response_format")
     knows_tools = "tools" in template
     own = _in_template_form(messages, functions, form, template)
-    if continues and not sampling and len(own) > 1 and is_beginning(messages[-1]):
+    if continues and not sampling and len(own) > 1 and _is_beginning(messages[-1]):
         own = [*own[:-1], {**own[-1], CONTINUES: True}]
     return Conversation(
         own,
@@ -101,7 +101,7 @@ def conversation(
     )
 
 
-def is_beginning(message: Message) -> bool:
+def _is_beginning(message: Message) -> bool:
     """Return whether a message is text of the model alone, which an answer may go on with."""
     return message["role"] == "assistant" and bool(message["content"]) and message.keys() <= {"role", "content", "name"}
 

@@ -14,6 +14,8 @@ from edge.serve.warming.allowance import Allowance
 from edge.serve.warming.prefix import Prefix
 from edge.serve.warming.warmer import Warmer
 
+_FIRST_NUMBER = 1 << 53  # a server would count up to here for 285 years at a million requests a second
+
 
 class WarmingRequests:
     """The requests of a warmer, one at a time. Its methods are for the engine thread."""
@@ -27,7 +29,8 @@ class WarmingRequests:
     ) -> None:
         """scheduler: the one in use. put: adds a job for the engine thread."""
         self._scheduler = scheduler
-        self._numbers = itertools.count(-1, -1)  # below 0: others are of the server
+        # Behind all of the server: who has the highest is preempted first, and the lowest has a part of each step.
+        self._numbers = itertools.count(_FIRST_NUMBER)
         self._running: dict[int, tuple[Prefix, Running]] = {}  # by number
         self.warmer = Warmer(
             inputs,

@@ -3,6 +3,7 @@ those of one device, whatever is lost, cancelled or full on the way."""
 
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -19,10 +20,12 @@ from edge.llm.requests import Event, Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.step_budget import TILE_ROWS
+from edge.parallel.replacements import ReplaceableEngine, Replacements
 from partition.predict.migration import LEAST_TOKENS, Pace
 from tests.engine.llm.test_phases import folder
 from tests.support.cases import Cases, clear_case, come_and_go, random_tokens
 from tests.support.deployments import pipeline, stages, tensor
+from tests.support.helpers import until
 from tests.support.phases import Counting, Phases, moving_at_random, phases
 from tests.support.ranks_here import ranks_here
 from tests.support.slices import synthetic
@@ -326,3 +329,121 @@ def test_a_full_cache_sends_its_last_request_back(counting: Any, cases: Cases) -
         with_paces(both, scheduler, 1.0, 1.0)
         assert list(answers(scheduler, cases).values()) == [answer for _, answer in cases]
         assert_nothing_is_left(both, scheduler)
+
+
+# --- what is known of them ---
+
+
+def test_who_begins_there_has_not_moved(counting: Any, cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its first token may be chosen before the scheduler goes on."""
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 1.0)
+        fill(scheduler, cases)
+        begin = both.placement.answer
+
+        def chosen_at_once(answer: Any) -> bool:
+            """Wait for the first token, unless nobody may choose it now."""
+
+            def may_grow() -> bool:
+                is_free: bool = answer.changed.acquire(blocking=False)
+                if is_free:
+                    answer.changed.release()
+                return is_free
+
+            has_begun = begin(answer)
+            with ThreadPoolExecutor(1) as other:
+                if other.submit(may_grow).result():
+                    until(lambda: bool(answer.own.answer), "the first token")
+            return has_begun
+
+        monkeypatch.setattr(both.placement, "answer", chosen_at_once)
+        scheduler.add(request(cases[4][0]))
+        for _ in events(scheduler):
+            pass
+        assert scheduler.slots.away.migrations == 0
+
+
+def test_who_waits_hears_of_every_answer(counting: Any, cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 1.0)
+        fill(scheduler, cases)
+        prefill.gate.clear()
+        away = scheduler.slots.away
+        for prompt, _ in cases[3:]:
+            assert away.begin(scheduler.prepare(request(prompt)))
+        second = list(away._answers.values())[1]
+        with second.changed:
+            second.add([Event(second.own.number, 5, "", None)])
+        for answer in away._answers.values():
+            monkeypatch.setattr(answer.changed, "wait", lambda timeout_s: pytest.fail("it waits though there is news"))
+        away.wait()
+        monkeypatch.undo()
+        prefill.gate.set()
+
+
+class NotedPace(Pace):
+    """A pace that counts its gaps, and those before it was cleared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted = self.since_clear = 0
+
+    def add(self, gap_s: float) -> None:
+        super().add(gap_s)
+        self.noted += 1
+        self.since_clear += 1
+
+    def clear(self) -> None:
+        super().clear()
+        self.since_clear = 0
+
+
+def test_a_loss_is_no_gap_and_another_engine_has_another_pace(counting: Any, cases: Cases) -> None:
+    lives = LEAST_TOKENS
+    decode = counting(lives)
+    replacements = Replacements(decode, lambda error: counting())
+    with Scheduler(ReplaceableEngine(decode, decode.model, replacements), keep=True) as scheduler:
+        scheduler._in_flight.pace = pace = NotedPace()
+        scheduler.add(request(cases[0][0]))
+        while not replacements.recoveries:
+            assert len(scheduler.step()) <= 1
+        assert pace.noted == lives - 1
+        assert (pace.since_clear, pace.token_s) == (0, None)
+        for _ in events(scheduler):
+            pass
+        assert pace.noted == LONG - 2  # none before the first token of either engine
+
+
+def test_a_preemption_is_no_gap_and_fewer_have_another_pace(counting: Any, cases: Cases) -> None:
+    decode = counting(options=replace(OPTIONS, context=256))
+    with Scheduler(decode, keep=True) as scheduler:
+        scheduler._in_flight.pace = pace = NotedPace()
+        numbers = [scheduler.add(request(prompt)) for prompt, _ in cases[: OPTIONS.sequences]]
+        while not scheduler.preemptions["foreground"]:
+            scheduler.step()
+        assert pace.since_clear <= len(scheduler.running) < len(numbers)
+        for _ in events(scheduler):
+            pass
+        assert pace.noted == len(numbers) * (LONG - 1) - scheduler.preemptions["foreground"]
+
+
+def test_who_has_no_more_room_there_leaves_no_pace(
+    counting: Any, cases: Cases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, prefill = counting(), counting()
+    with phases(decode, prefill) as both, Scheduler(both.engine, keep=True) as scheduler:
+        with_paces(both, scheduler, 1.0, 1.0)
+        fill(scheduler, cases)
+        both.placement._answering.in_flight.pace = pace = NotedPace()
+        scheduler.add(request(cases[4][0]))
+        while not pace.since_clear:
+            scheduler.step()
+        monkeypatch.setattr(both.placement._slots, "make_room", lambda n_tokens: False)
+        while scheduler.slots.away.requests:
+            scheduler.step()
+        assert pace.since_clear == 0
+        monkeypatch.undo()
+        for _ in events(scheduler):
+            pass

@@ -15,7 +15,7 @@ from edge.errors import TemplateError
 from edge.templates import child
 from edge.templates.child import ROOM_BYTES
 from edge.templates.process import CPU_S, TemplateProcess
-from edge.templates.template import CHATML, MAX_SOURCE, TRANSCRIPT, ChatTemplate
+from edge.templates.template import CHATML, CONTINUES, MAX_SOURCE, TRANSCRIPT, ChatTemplate
 from tests.support.helpers import stand_still, until
 from tests.support.thorough import thorough
 
@@ -52,6 +52,43 @@ def test_chatml() -> None:
 
 def test_without_a_generation_prompt_the_conversation_just_ends() -> None:
     assert ChatTemplate(CHATML).render(MESSAGES[:1], add_generation_prompt=False).endswith("Be kind.<|im_end|>\n")
+
+
+EACH = "{% for m in messages %}<{{ m.role }}> {{ m.content | trim }}\n{% endfor %}"
+OPENS = "{% if add_generation_prompt %}<assistant><think>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        (CHATML, "<|im_start|>user\n2 plus <|im_end|>\n<|im_start|>assistant\n2 plus "),
+        (TRANSCRIPT, "User: 2 plus\nAssistant: 2 plus "),
+        (EACH, "<user> 2 plus\n<assistant> 2 plus "),  # with its own white space
+        (f"{EACH}{OPENS}{{# </think> #}}", "<user> 2 plus\n<assistant> 2 plus "),
+        (f"{EACH}(2 plus )", "<user> 2 plus\n<assistant> 2 plus "),
+        (EACH.replace("trim", "upper"), "<user> 2 PLUS \n<assistant> 2 PLUS "),
+        # The text is written otherwise, twice or not at all: it follows the prompt of an answer without a thought.
+        (EACH.replace(" | trim", "[:6]") + OPENS, "<user> 2 plus\n<assistant><think>2 plus "),
+        (EACH * 2, f"{'<user> 2 plus' + chr(10)}" * 2 + "2 plus "),
+        ("{{ messages[0].content }}" + OPENS + "{# </think> #}", "2 plus <assistant><think></think>2 plus "),
+        ("{{ messages[0].content }}{# <|channel|>analysis #}", "2 plus <|channel|>final<|message|>2 plus "),
+    ],
+    ids=range(10),
+)
+def test_an_answer_goes_on_behind_what_a_template_writes_of_its_beginning(
+    shared: TemplateProcess, source: str, prompt: str
+) -> None:
+    """Though the same text comes before and after it."""
+    messages = [{"role": "user", "content": "2 plus "}, {"role": "assistant", "content": "2 plus ", CONTINUES: True}]
+    assert ChatTemplate(source, process=shared).render(messages) == prompt
+
+
+@pytest.mark.parametrize("said", ["An icon: \ue000", "\ue000"])
+def test_a_text_for_private_use_begins_an_answer_too(shared: TemplateProcess, said: str) -> None:
+    for question in ("What?", "What is \ue000?"):
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": said, CONTINUES: True}]
+        prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{said}"
+        assert ChatTemplate(CHATML, process=shared).render(messages) == prompt
 
 
 def test_a_model_without_a_template_gets_one_its_vocabulary_knows() -> None:
