@@ -22,7 +22,7 @@ from edge.llm.slot import Origin, Slot
 from edge.llm.slots import Slots
 from edge.llm.step_budget import STEP_S, TILE_ROWS, StepBudget, parts
 from tests.conftest import Synthetic
-from tests.engine.llm.test_scheduler import alone, one_worker, random_requests  # noqa: F401 (a fixture)
+from tests.engine.llm.test_scheduler import alone, random_requests
 from tests.support.deployments import EXACT, deployed, pipeline, tensor
 from tests.support.ranks_here import ranks_here
 from tests.support.workers import Worker
@@ -57,7 +57,7 @@ def mixed(n: int, seed: int) -> list[Request]:
 
 @pytest.mark.parametrize("how", [None, tensor(1, 1), pipeline(1, 1)], ids=["alone", "ranks", "stages"])
 def test_greedy_tokens_do_not_depend_on_who_else_is_answered(
-    one_worker: Worker,  # noqa: F811
+    one_worker: Worker,
     synthetic: Synthetic,
     how: dict[str, object] | None,
 ) -> None:
