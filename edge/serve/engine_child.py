@@ -93,12 +93,13 @@ class EngineChild:
             self.process.kill()
 
     async def end(self, reason: Exception) -> None:
-        """Tell it to end, and wait for that. Requests without an answer fail with this reason."""
+        """Tell it to end, and wait for that. Requests without an answer fail with this reason, also where the wait is
+        cancelled."""
         self._is_ending = True
+        self._fail_pending(reason)
         self._writer.close()
         await exit_code(self.process)
-        await self.listening
-        self._fail_pending(reason)
+        await asyncio.shield(self.listening)  # which lets others have its memory, whoever waits for that
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:
