@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -183,3 +184,31 @@ def test_what_is_due_is_all_that_counts_while_no_weights_are_there(
         with next_pass(weights) as number:
             assert number == due
         weights.reset()
+
+
+def test_weights_that_were_given_back_in_part_are_given_back_and_loaded_again(
+    elastic: Callable[[str], Elastic],
+) -> None:
+    """A read of an expert hangs, when the window is free already."""
+    memory, files, options = Memory(1 << 30), elastic("qwen3moe"), replace(OPTIONS, prefer="quality")
+    with engine_in(memory, files.path, options) as (engine, weights):
+        memory.is_now(weights, weights.sizes.least)
+        engine.decode(PROMPT[:4], 0)
+        experts = weights._experts
+        assert experts is not None
+        assert weights._pager is not None
+        close = experts.close
+
+        def fails() -> None:
+            experts.close = close  # type: ignore[method-assign]
+            raise WeightsError("a read hangs")
+
+        experts.close = fails  # type: ignore[method-assign]
+        memory.is_now(weights, 1 << 30, GROW_AFTER_S)
+        engine.kv_remove(0, 0)
+        with pytest.raises(WeightsError, match="a read hangs"):
+            engine.decode(PROMPT[:4], 0)
+        logits = engine.decode(PROMPT[:4], 0)
+        assert (weights.choice.number, weights.plan.pages) == (0, False)
+        with Engine(files.static[0], options) as other:
+            assert np.array_equal(logits, other.decode(PROMPT[:4], 0))
