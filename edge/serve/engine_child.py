@@ -98,8 +98,8 @@ class EngineChild:
         self._is_ending = True
         self._fail_pending(reason)
         self._writer.close()
-        await exit_code(self.process)
-        await asyncio.shield(self.listening)  # which lets others have its memory, whoever waits for that
+        # Whoever waits: it is killed if need be, and then others have its memory.
+        await asyncio.shield(asyncio.gather(exit_code(self.process), self.listening))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:
