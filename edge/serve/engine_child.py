@@ -96,10 +96,11 @@ class EngineChild:
         """Tell it to end, and wait for that. Requests without an answer fail with this reason, also where the wait is
         cancelled."""
         self._is_ending = True
-        self._fail_pending(reason)
         self._writer.close()
-        # Whoever waits: it is killed if need be, and then others have its memory.
-        await asyncio.shield(asyncio.gather(exit_code(self.process), self.listening))
+        try:  # whoever waits: it is killed if need be, and then others have its memory
+            await asyncio.shield(asyncio.gather(exit_code(self.process), self.listening))
+        finally:
+            self._fail_pending(reason)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:
