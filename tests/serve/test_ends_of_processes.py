@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -23,20 +24,24 @@ def test_an_end_that_is_given_up_leaves_no_request_without_an_answer(monkeypatch
         child = running_child(model)
         answer = await model.generate(ENDLESS)
         os.kill(child.process.pid, signal.SIGSTOP)
-        tokenizing = asyncio.create_task(model.tokenize("Hello"))
-        while not child._pending:
-            await asyncio.sleep(0)
-        closing = asyncio.create_task(model.process.close("it is closed"))
-        while not child._is_ending:
-            await asyncio.sleep(0)
-        closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-        for request in (text(answer), tokenizing, model.tokenize("later")):
-            with pytest.raises(EngineGone, match="it is closed"):
-                await request
-        await child.listening
-        assert await child.process.wait() == -signal.SIGKILL
+        try:
+            tokenizing = asyncio.create_task(model.tokenize("Hello"))
+            while not child._pending:
+                await asyncio.sleep(0)
+            closing = asyncio.create_task(model.process.close("it is closed"))
+            while not child._is_ending:
+                await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            for request in (text(answer), tokenizing, model.tokenize("later")):
+                with pytest.raises(EngineGone, match="it is closed"):
+                    await request
+            await child.listening
+            assert await child.process.wait() == -signal.SIGKILL
+        finally:
+            with suppress(ProcessLookupError):
+                child.process.kill()
 
     with_router(work)
 
