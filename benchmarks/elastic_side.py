@@ -64,7 +64,7 @@ class Side:
         for _ in range(2):
             self._now_s += _STEADY_S
             weights.look()
-        while len(ends) == 1 or weights._due:
+        while len(ends) == 1 or weights.due:
             self.decode(position, 1)
             ends.append(time.perf_counter())
         gaps = [end - begin for begin, end in pairwise(ends)]

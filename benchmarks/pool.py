@@ -268,9 +268,7 @@ class Pool:
         self._short.remove(group)
         before = group.slice_bytes
         unused = self._serve_by(group, served)
-        self._serves_after(
-            group, self._send(group, [slice_byte for slice_byte in group.slice_bytes if slice_byte not in before])
-        )
+        self._serves_after(group, self._send(group, [device for device in group.slice_bytes if device not in before]))
         for device in unused:
             self._frees(device)
         if self._setting.spare and group.spare is None:
@@ -288,10 +286,8 @@ class Pool:
 
     def _send(self, group: Group, devices: Sequence[Device]) -> float:
         """Seconds until these devices have their slices. An owner, which has the file, sends to one after the other."""
-        owner, sizes = (
-            group.members[0],
-            {device: group.slice_bytes[device] for device in devices if device is not group.members[0]},
-        )
+        owner = group.members[0]
+        sizes = {device: group.slice_bytes[device] for device in devices if device is not owner}
         self.sent_bytes += sum(sizes.values())
         if self._setting.source == MIRROR:
             return max((n / device.downlink for device, n in sizes.items()), default=0.0)

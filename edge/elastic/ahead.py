@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from edge.elastic.governor import SLACK
 from edge.elastic.sizes import SizeChoice, Sizes
 from edge.paging.arena import ElasticArena, key_of
-from edge.paging.reader import Job, Reader, beside_bytes, helper_reader
+from edge.paging.reader import Job, Reader, beside_bytes, helper_reader, started
 from edge.paging.window import Piece
 
 _POPULATED = 8 << 20  # bytes at once: after so many it is seen whether they are still of use
@@ -54,16 +54,30 @@ class ReadAhead:
                 pieces.append(piece)
                 room -= piece.span
         self.end([*now.plan.resident, *pieces])
+        try:
+            self._begin(pieces, sizes)
+        except BaseException:
+            self._arena.keep_only(now.plan.resident)  # what arrived counts no more
+            raise
+        self.budget = budget - slack
+
+    def _begin(self, pieces: Sequence[Piece], sizes: Sizes) -> None:
+        """Begin to read what is not there. OSError, WeightsError; nothing is read then."""
         self._arena.make_places(pieces, sizes.having)
-        self._reader = helper_reader(self._passes, 1) if pieces else None
-        self._jobs, self.budget = {piece: piece.read(*self._arena.place(piece)) for piece in pieces}, budget - slack
-        for piece, job in self._jobs.items():
+        jobs = {piece: piece.read(*self._arena.place(piece)) for piece in pieces}
+        for piece, job in jobs.items():
             job.left = 0 if self._arena.holds(piece) else job.left
-        if self._reader is not None:
+        if pieces:
+            reader = helper_reader(self._passes, 1)
             self._over.clear()
-            args = self._reader, [(piece, job) for piece, job in self._jobs.items() if job.left]
-            self._populates = threading.Thread(target=self._populate, args=args, name="memory ahead", daemon=True)
-            self._populates.start()
+            to_read = [(piece, job) for piece, job in jobs.items() if job.left]
+            try:
+                self._populates = started(self._populate, (reader, to_read), "memory ahead")
+            except BaseException:
+                reader.close()
+                raise
+            self._reader = reader
+        self._jobs = jobs
 
     def _populate(self, reader: Reader, jobs: Sequence[tuple[Piece, Job]]) -> None:
         """Submit each job when there is memory for it."""

@@ -69,3 +69,9 @@ class Governor:
         with self._lock:
             self._seen.clear()
             self.budget = room - room // SLACK
+
+    def bound(self, limit: int) -> int:
+        """Take no more than a limit; return the budget from now on."""
+        with self._lock:
+            self.budget = min(self.budget, limit)
+            return self.budget

@@ -41,7 +41,9 @@ def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = 
         if opening.accounted is not None:
             opening.accounted(need, choice.plan)
         with suppress(RoomIsGone):  # then what is left now counts
-            return Loaded(ElasticWeights(opening, sizes, Governor(most, budget), room), need, shared.sizes)
+            weights = ElasticWeights(opening, sizes, Governor(most, budget), room)
+            need = MemoryNeed({**shared.parts, **weights.plan.parts}, most, budget=most)  # it may have become less
+            return Loaded(weights, need, shared.sizes)
     raise NotEnoughMemory(
         f"{opening.shape.name} needs at least {sizes.least / MIB:,.0f} MiB in its smallest size; of the"
         f" {most / MIB:,.0f} MiB that it may have, {budget / MIB:,.0f} are free. Free memory, or use a smaller"

@@ -21,13 +21,14 @@ class MemoryUse:
 
     resident: int  # bytes that it may have taken
     seen: int  # number of the last limit that it knew before
-    computed_s: float = 0.0  # seconds in which it has computed since it was loaded
+    computed_s: float = 0.0  # seconds in which it has computed, or loaded to compute
 
 
 class MemoryShare:
     """Share of a process. Where nobody divides a budget, it is without limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.limit = _ANY  # bytes; whoever divides the budget changes it at any time
         self.seen = 0  # number of this limit, or of one before
         self._least = 0  # bytes that are needed, whatever is asked for
@@ -89,19 +90,19 @@ class MemoryShare:
             return min(most, self.limit)
 
     def begin_pass(self) -> None:
-        """Count the time from now on as time of computing."""
-        self._began_s = time.monotonic()
+        """Count the time from now on as time of computing, also that of loading for it."""
+        self._began_s = self._clock()
 
     def end_pass(self) -> None:
         """Count it no more."""
         began_s, self._began_s = self._began_s, None
         if began_s is not None:
-            self._computed_s += time.monotonic() - began_s
+            self._computed_s += self._clock() - began_s
 
     def report(self, resident: int, seen: int) -> None:
         """Report what changed at once, and how much is computed every second. resident, seen: of
         `MemoryUse`."""
-        now, began_s, figures = time.monotonic(), self._began_s, (resident, seen)
+        now, began_s, figures = self._clock(), self._began_s, (resident, seen)
         if figures != self._reported or now - self._reported_s >= _REPORT_S:
             self._reported, self._reported_s = figures, now
             self._report(MemoryUse(resident, seen, self._computed_s + (0.0 if began_s is None else now - began_s)))

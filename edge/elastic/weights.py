@@ -12,13 +12,16 @@ from edge.elastic.ahead import ReadAhead
 from edge.elastic.governor import SLACK, Governor
 from edge.elastic.room import ROOM, Room
 from edge.elastic.sizes import SizeChoice, Sizes
+from edge.elastic.turn import Turn
 from edge.errors import WeightsError
 from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
 from edge.log import info
 from edge.paging.arena import ElasticArena
 from edge.paging.load import Opening
+from edge.paging.plan import PagePlan
 from edge.paging.reader import Reader
+from edge.paging.roles import Roles
 from edge.paging.weights import PagedWeights
 from edge.tasks import Repeated
 from partition.slices.rules import router_first
@@ -30,11 +33,12 @@ _CHECK_S = 0.02  # likewise, while weights are read
 PASS_WAIT_S = 0.5  # that a pass goes on for when memory shrinks; what is longer is stopped, and computed again
 GROW_WAIT_S = 0.02  # of reading that a pass may wait for on the way up; with more to read it is computed as before
 _LITTLE = 16 << 20  # bytes that are worth no delay on any disk
-_ATTEMPTS = 3  # to load what others take the memory of meanwhile; then the least is loaded
+RETRY_S = 1.0  # from a change that failed to the next try, unless a pass comes before
+_ATTEMPTS = 3  # to load what others take the memory of meanwhile; the last one loads the least
 
 
 class RoomIsGone(Exception):
-    """Others took the memory that a change was for."""
+    """Others took, or are to have, the memory that a change was for."""
 
 
 @dataclass(frozen=True)
@@ -51,24 +55,24 @@ class ElasticWeights(PagedWeights):
     passes: at the beginning of the next one, or at once while none is computed."""
 
     def __init__(self, opening: Opening, sizes: Sizes, governor: Governor, room: Room = ROOM) -> None:
-        """Load what the budget gets. WeightsError if it cannot be read; RoomIsGone."""
+        """Load what the budget gets. WeightsError if it cannot be read; RoomIsGone if even the least has no room."""
         self.sizes, self._governor, self._room = sizes, governor, room
-        self._lock = threading.Lock()  # of a pass, or a change
-        self._computing, self.pass_size = False, 0
+        self._turn, self.pass_size = Turn(), 0
         self._was_stopped = False  # since a pass ended by itself: then the next one is computed to its end
         self._intact = True  # False: a change failed, and is to be tried again
         self._changing = False
+        self._retry_s = 0.0  # when a change that failed is tried again
         self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
         self._shown = opening.progress
         self._watch: Repeated | None = None
         self._checked_s = 0.0  # when `_loads` looked last
-        self.choice = sizes.choose(governor.budget)  # changed by who has the lock
-        self._due: deque[SizeChoice] = deque(maxlen=1)  # the thread that looks adds, who has the lock takes
+        self.choice = sizes.choose(governor.budget)  # changed by who has the turn
+        self._target = self.choice  # for the budget of now; until it is loaded, a change is due
         self.changes: deque[Change] = deque(maxlen=_MOST_NEWS)  # that `news` has not told yet
         arena = ElasticArena()
-        arena.make_places(self.choice.plan.resident, sizes.having)
         reader = Reader(sizes.longest_row, sizes.read.threads, sizes.read.chunk, verify=opening.options.verify)
         self._ahead, self._arena_lock = ReadAhead(arena, reader), threading.Lock()  # of what is read ahead, or a change
+        self._turn.begin_pass(room.share)  # who loads is about to compute
         super().__init__(
             self.choice.roles,
             self.choice.plan,
@@ -80,19 +84,18 @@ class ElasticWeights(PagedWeights):
             arena=arena,
         )
         self._shown = None
+        self._turn.end_pass()
         self._watch = Repeated(self.follow, LOOK_S, "memory")
 
     def prepare(self) -> int:
         """Change the weights if that is due; then they stay until the next pass is over, or `reset`. Return the number
         of their size."""
-        if not self._computing:
-            self._lock.acquire()
-            self._computing = True
-            self._room.share.begin_pass()
+        if not self._turn.is_of_a_pass:
+            self._turn.begin_pass(self._room.share)
             try:
                 self._change()
             except BaseException:
-                self._pass_is_over()
+                self._turn.end_pass()
                 raise
         return self.choice.number
 
@@ -102,7 +105,7 @@ class ElasticWeights(PagedWeights):
         try:
             super().begin(rows, n)
         except BaseException:
-            self._pass_is_over()
+            self._turn.end_pass()
             raise
 
     def end(self) -> None:
@@ -110,11 +113,16 @@ class ElasticWeights(PagedWeights):
             super().end()
             self._was_stopped = False
         finally:
-            self._pass_is_over()
+            self._turn.end_pass()
 
     def reset(self) -> None:
         super().reset()
-        self._pass_is_over()
+        self._turn.end_pass()
+
+    @property
+    def due(self) -> SizeChoice | None:
+        """Return what is to be loaded; None: what is there stays."""
+        return None if self._intact and self._target is self.choice else self._target
 
     @property
     def planned_bytes(self) -> int:
@@ -133,8 +141,8 @@ class ElasticWeights(PagedWeights):
     def close(self) -> None:
         if self._watch is not None:
             self._watch.close()
-        self._pass_is_over()  # the model was freed
-        with self._lock, self._arena_lock:  # a change may be under way, or what is read ahead
+        self._turn.end_pass()  # the model was freed
+        with self._turn.lock, self._arena_lock:  # a change may be under way, or what is read ahead
             self._reader.close()
             if self._ahead.close() and not self._reader.hangs:
                 self._release()
@@ -157,105 +165,125 @@ class ElasticWeights(PagedWeights):
         room, stalled_s = self._room.for_process(planned), self._room.stalled_s()
         if self._changing or planned != self.planned_bytes:
             return  # that is not there yet, or still there
-        promised = max((due.n_bytes - due.n_bytes // SLACK for due in [*self._due]), default=0)  # and being read
-        budget = self._governor.look(room, max(self.choice.n_bytes, promised), stalled_s, self._room.now())
-        if budget > self._room.share.limit:  # which others are to have, also where nothing has to change for it
-            self._governor.budget = budget = self._room.share.limit
+        due = self.due
+        promised = due.n_bytes - due.n_bytes // SLACK if due is not None else 0  # and being read
+        self._governor.look(room, max(self.choice.n_bytes, promised), stalled_s, self._room.now())
+        budget = self._governor.bound(self._room.share.limit)  # others are to have the rest, whatever has to change
         if budget != before:
-            self._due.append(self.sizes.choose(budget))
+            self._target = self.sizes.choose(budget)
 
     def follow(self) -> None:
         """Look, and change what is due unless a pass is computed, which has the next one change it. What may be due
         soon is read ahead."""
         seen = self._room.share.seen
         self.look()
-        resident = max(self.planned_bytes, min(self._governor.budget, self.sizes.most))
+        resident = _resident(self)  # before it is known that nothing changes
         if self._intact and not self._changing:  # else what a change gives back may still be there
             self._room.share.report(resident, seen)
         with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
-            due = next(iter([*self._due]), None)
+            due = self.due
             shrinks = due is not None and due.n_bytes < self.choice.n_bytes and not due.is_like(self.choice)
-            if self._due and self._lock.acquire(timeout=PASS_WAIT_S if shrinks else 0):
+            if due is None or self._room.now() < self._retry_s:
+                pass
+            elif self._turn.lock.acquire(timeout=PASS_WAIT_S if shrinks else 0):
                 try:
                     if self._watch is None or not self._watch.is_over:
                         self._change()
                 finally:
-                    self._lock.release()
-            elif shrinks and self._due and self.stop_pass is not None and not self._was_stopped:  # the pass takes long
-                self._was_stopped = True
+                    self._turn.lock.release()
+            elif shrinks and self.due and self.stop_pass and not (self._changing or self._was_stopped):
+                self._was_stopped = True  # the pass takes long
                 self.stop_pass()
             _read_ahead(self)
 
-    def _pass_is_over(self) -> None:
-        if self._computing:
-            self._computing = False
-            self._room.share.end_pass()
-            self._lock.release()
-
     def _change(self) -> None:
-        """Change to what is due. The lock is held. WeightsError if it cannot be read: then the weights are not usable
-        until it can."""
-        if self._intact and _due_now(self) is None:
+        """Change to what is due; until that is done, it stays due. It is its turn. WeightsError if it cannot be read:
+        then the weights may not be usable until it can."""
+        if _due_now(self) is None:
             return
         began_s, self._changing = self._room.now(), True  # before it is known what is due: `follow` may just look
         try:
-            due = self._due.pop() if self._due else self.choice
+            due = self._target
             if self._intact and due.is_like(self.choice):
                 self.choice = due
                 return
             with self._arena_lock:
-                due = self._change_within_room(due)
+                self._change_to(due)
+        except BaseException:
+            self._retry_s = self._room.now() + RETRY_S
+            raise
         finally:
             self._changing = False
-        change = Change(self._governor.budget, due, self._room.now() - began_s)
+        change = Change(self._governor.budget, self.choice, self._room.now() - began_s)
         self.changes.append(change)
-        size, streamed = due.size.file_bytes, due.plan.streamed_bytes
+        size, streamed = self.choice.size.file_bytes, self.plan.streamed_bytes
         info("memory", budget=change.budget, size=size, streamed=streamed, took_ms=round(1e3 * change.took_s))
-
-    def _change_within_room(self, choice: SizeChoice) -> SizeChoice:
-        """Change to a choice, or to less where others take the memory meanwhile. Return what was changed to."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                self._change_to(choice)
-                break
-            except RoomIsGone:
-                room, budget = self._room.for_process(choice.n_bytes), self._governor.budget
-                if attempt < _ATTEMPTS - 2:
-                    self._governor.shrink(min(room, budget))
-                else:
-                    self._governor.budget = min(self.sizes.least, budget)
-                choice = self.sizes.choose(self._governor.budget)
-        return choice
 
     def _change_to(self, choice: SizeChoice) -> None:
         super().reset()
+        self._reader.drop(*self._jobs.values())  # of a change that failed: they write where memory is given back now
         self._ahead.end([*self.choice.plan.resident, *choice.plan.resident])  # where that fails, all stays as it is
         self.choice, self._intact = choice, False
-        self._release()
-        assert isinstance(self._arena, ElasticArena)
-        self._arena.keep_only(choice.plan.resident)
-        self._arena.make_places(choice.plan.resident, self.sizes.having)
-        try:
-            self._use(choice.roles, choice.plan)
-        except BaseException:
-            self._release()
-            raise
+        self._use(choice.roles, choice.plan)
         self._intact = True
         if self._hooks is not None:
             node_hooks, others = self._hooks
             node_hooks.use((*self.hooks(), *others))
 
+    def _use(self, roles: Roles, plan: PagePlan) -> None:
+        """Load the choice, which has this plan; where its room goes meanwhile, what has room then."""
+        assert isinstance(self._arena, ElasticArena)
+        lost = 0  # times that others took the room, who may go on to
+        while True:
+            self._release()
+            self._arena.keep_only(plan.resident)
+            self._arena.make_places(plan.resident, self.sizes.having)
+            try:
+                _check_room(self)
+                super()._use(roles, plan)
+                return
+            except RoomIsGone:
+                room, budget = self._room.for_process(self.choice.n_bytes), self._governor.budget
+                if self._watch is None and room < self.sizes.least:
+                    raise
+                lost += self.choice.n_bytes <= self._room.share.limit
+                if lost < _ATTEMPTS - 1:
+                    self._governor.shrink(min(room, budget))
+                else:
+                    self._governor.bound(self.sizes.least)
+                self.choice = self._target = self.sizes.choose(self._governor.budget)
+                roles, plan = self.choice.roles, self.choice.plan
+            except BaseException:
+                self._release()
+                raise
+
     def _loads(self, fraction: float) -> None:
-        """Show how far loading is. RoomIsGone if what is left has no room any more."""
+        """Show how far loading is. RoomIsGone, Interrupted."""
         if self._shown is not None:
             self._shown(fraction)
         now = self._room.now()
-        if now - self._checked_s < _CHECK_S or self.choice.n_bytes <= self.sizes.least:
-            return
-        self._checked_s = now
-        left = sum(job.left for job in self._jobs.values())
-        if left and left > self._room.free():
-            raise RoomIsGone
+        if now - self._checked_s >= _CHECK_S:
+            self._checked_s = now
+            _check_room(self)
+
+
+def _check_room(weights: ElasticWeights) -> None:
+    """Report what is held when all is loaded: whoever divides a budget does not wait for that. RoomIsGone if what is
+    left has no room any more, or others are to have it; Interrupted if the weights are closed."""
+    if weights._watch is not None:
+        weights._watch.check()
+    share, choice = weights._room.share, weights.choice
+    seen, left = share.seen, sum(job.left for job in weights._jobs.values())
+    is_least = choice.n_bytes <= weights.sizes.least
+    if not is_least and (left > max(0, weights._room.free()) or choice.n_bytes > share.limit):
+        raise RoomIsGone
+    weights._governor.bound(share.limit)
+    share.report(_resident(weights), seen)
+
+
+def _resident(weights: ElasticWeights) -> int:
+    """Return the bytes that the process may hold from now on, as it reports them."""
+    return max(weights.planned_bytes, min(weights._governor.budget, weights.sizes.most))
 
 
 def _read_ahead(weights: ElasticWeights) -> None:
@@ -266,7 +294,7 @@ def _read_ahead(weights: ElasticWeights) -> None:
         if weights._watch is not None and weights._watch.is_over:
             return
         budget = weights._governor.coming(weights._room.now())
-        if (budget > weights._governor.budget or weights._due) and weights._intact:
+        if (budget > weights._governor.budget or weights.due) and weights._intact:
             weights._ahead.follow(weights.sizes, budget, weights.choice)
         elif budget < weights._ahead.budget:
             weights._ahead.end(weights.choice.plan.resident)
@@ -275,9 +303,9 @@ def _read_ahead(weights: ElasticWeights) -> None:
 
 
 def _due_now(weights: ElasticWeights) -> SizeChoice | None:
-    """Return what is due. More is not yet, while much of it can be read as passes go on."""
-    due = next(iter([*weights._due]), None)
-    if due is None or due.n_bytes <= weights.choice.n_bytes:
+    """Return what is due. More is not yet, while much of it can be read as passes go on, and they can."""
+    due = weights.due
+    if due is None or due.n_bytes <= weights.choice.n_bytes or not weights._intact:
         return due
     if not weights._arena_lock.acquire(blocking=False):  # no pass waits for reads that end
         return None

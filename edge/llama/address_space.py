@@ -59,7 +59,7 @@ class AddressSpace:
             self._map.madvise(mmap.MADV_DONTNEED, self._skip + start, end - start)
 
     def close(self) -> None:
-        """Give everything back. Nobody may use the addresses any more."""
-        del self._bytes
+        """Give everything back. Nobody may use the addresses any more. Once is enough."""
+        self._bytes = np.empty(0, np.uint8)  # no view of it
         with suppress(BufferError):  # a view is still held: the memory goes with the last one
             self._map.close()

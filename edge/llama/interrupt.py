@@ -38,7 +38,7 @@ class StopFlag:
     def __init__(self, flag: Any) -> None:
         """flag: bytes that native code looks at between two nodes; empty: go on."""
         self.flag = flag
-        self._is_stopped = self._ends_pass = False
+        self._is_stopped = False  # else a flag that is up ends one decode
 
     def stop(self) -> None:
         """End what runs, and all that follows."""
@@ -46,24 +46,23 @@ class StopFlag:
 
     def end_pass(self) -> None:
         """End what runs, or what follows if nothing does."""
-        self._ends_pass, self.flag.value = True, b"x"
+        self.flag.value = b"x"
 
     def resume(self) -> None:
         """Let all run again."""
-        self._is_stopped = self._ends_pass = False
-        self.flag.value = b""
+        self._is_stopped, self.flag.value = False, b""
 
     def be_as(self, other: StopFlag) -> None:
         """Stop what another flag stops."""
-        self._is_stopped, self._ends_pass, self.flag.value = other._is_stopped, other._ends_pass, other.flag.value
+        self._is_stopped, self.flag.value = other._is_stopped, other.flag.value
 
     def error(self) -> Interrupted:
         """Return the error of a decode that ended. If only that was to end, the next one runs."""
-        if not self._ends_pass:
-            return Interrupted("stopped on request")
-        self._ends_pass, self.flag.value = False, b""
-        if self._is_stopped:  # also between these two lines
+        if not self._is_stopped:
+            self.flag.value = b""
+        if self._is_stopped:  # also since the line before
             self.flag.value = b"x"
+            return Interrupted("stopped on request")
         return PassStopped("stopped to be computed again")
 
 

@@ -6,9 +6,11 @@ import hashlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -298,23 +300,46 @@ def helped(reader: Reader, threads: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with reader._turn:
-            over.set()
-            reader._turn.notify_all()
-        for thread, space in zip(helpers, staging, strict=True):
-            thread.join(READ_TIMEOUT_S)
-            if thread.is_alive():
-                reader._threads.append(thread)  # `close` says that it hangs
-            else:
-                space.close()
+        _end(reader, helpers, staging, over)
+
+
+def started(target: Callable[..., None], args: tuple[Any, ...], name: str) -> threading.Thread:
+    """Return a thread that runs. WeightsError where the system gives none."""
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise WeightsError(
+            f"weights are read by threads, and the system gives no more ({error}); end others, or raise its limit"
+            " (ulimit -u)"
+        ) from error
+    return thread
 
 
 def _start(reader: Reader, threads: int, over: threading.Event) -> tuple[list[threading.Thread], list[AddressSpace]]:
-    """Start threads that read until that is over. Return them, and their memory."""
+    """Start threads that read until that is over. Return them, and their memory. WeightsError; none runs then."""
     staging = [AddressSpace(_buffer(reader._row_bytes, reader.chunk), huge=True) for _ in range(threads)]
-    started = [
-        threading.Thread(target=reader._work, args=(space, over), name="weights", daemon=True) for space in staging
-    ]
-    for thread in started:
-        thread.start()
-    return started, staging
+    running: list[threading.Thread] = []
+    try:
+        for space in staging:
+            running.append(started(reader._work, (space, over), "weights"))
+    except BaseException:
+        _end(reader, running, staging, over)
+        raise
+    return running, staging
+
+
+def _end(
+    reader: Reader, threads: Sequence[threading.Thread], staging: Sequence[AddressSpace], over: threading.Event
+) -> None:
+    """End what `_start` began."""
+    with reader._turn:
+        over.set()
+        reader._turn.notify_all()
+    for thread, space in zip_longest(threads, staging):
+        if thread is not None:
+            thread.join(READ_TIMEOUT_S)
+        if thread is not None and thread.is_alive():
+            reader._threads.append(thread)  # `close` says that it hangs
+        else:
+            space.close()

@@ -71,7 +71,6 @@ class PagedWeights:
     def _use(self, roles: Roles, plan: PagePlan) -> None:
         """Load what stays by a plan, and be ready for what does not."""
         self._roles, self.plan = roles, plan
-        self._jobs.clear()
         self._places: dict[Piece, int] = {}  # addresses of what stays
         self._routers: dict[int, Router] = {}
         self._load()
@@ -152,6 +151,7 @@ class PagedWeights:
     def _release(self) -> None:
         """Free all memory but that of what stays."""
         self._reader.drop(*self._jobs.values())
+        self._jobs.clear()
         for part in (self._pager, self._experts, self._rows, self._products):
             if part is not None:
                 part.close()

@@ -93,12 +93,14 @@ class EngineChild:
             self.process.kill()
 
     async def end(self, reason: Exception) -> None:
-        """Tell it to end, and wait for that. Requests without an answer fail with this reason."""
+        """Tell it to end, and wait for that. Requests without an answer fail with this reason, also where the wait is
+        cancelled."""
         self._is_ending = True
         self._writer.close()
-        await exit_code(self.process)
-        await self.listening
-        self._fail_pending(reason)
+        try:  # whoever waits: it is killed if need be, and then others have its memory
+            await asyncio.shield(asyncio.gather(exit_code(self.process), self.listening))
+        finally:
+            self._fail_pending(reason)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:

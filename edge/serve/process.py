@@ -79,8 +79,11 @@ class EngineProcess:
     async def close(self, why: str = "the server ends") -> None:
         """End the process; requests end with EngineGone, which says why."""
         self._closing.set()
-        await self._end_child(reason := EngineGone(why))
-        self._give_up(reason)
+        reason = EngineGone(why)
+        try:
+            await self._end_child(reason)
+        finally:  # also where that is cancelled: nobody waits for an answer that does not come
+            self._give_up(reason)
         await asyncio.gather(*self._tasks)  # everything they wait for has failed
 
     async def use(self, config: EngineConfig) -> None:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from typing import Any
 
 from devices.processes.limits import give_back_memory
@@ -52,9 +51,11 @@ class Control:
                 return
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the server's messages, until it goes; a reset, which leaves some unread, ends them, too."""
+        """Yield the server's messages, until it goes, be it in the middle of one; a reset, which leaves some unread,
+        ends them, too."""
         with suppress(ConnectionError), self._socket.makefile("rb") as stream:
-            yield from map(_message, iter(partial(stream.readline, MOST_LINE_BYTES), b""))
+            while (line := stream.readline(MOST_LINE_BYTES)).endswith(b"\n"):
+                yield _message(line)
 
 
 def _message(line: bytes) -> dict[str, Any]:

@@ -212,7 +212,7 @@ def test_nothing_is_concluded_from_memory_that_is_on_its_way(elastic: Callable[[
         weights._shown = set_memory
         memory.is_now(weights, at[2])
         engine.decode([7], len(PROMPT))
-        assert not weights._due
+        assert not weights.due
         assert (weights.choice.number, weights.plan.pages) == (2, False)
 
 
@@ -374,12 +374,16 @@ def test_what_a_change_gives_back_is_reported_when_it_is_free(
         weights.follow()
         [before] = reported
         with monkeypatch.context() as patch:
-            patch.setattr(weights, "_release", lambda: (weights.follow(), release()))
+
+            def releases() -> None:
+                weights.follow()
+                assert {use.resident for use in reported} == {before.resident}
+                release()
+
+            patch.setattr(weights, "_release", releases)
             share.limit = budgets(weights.sizes)[2]
             weights.follow()
         assert weights.choice.number == 2
-        assert {use.resident for use in reported} == {before.resident}
-        weights.follow()
         assert reported[-1].resident < before.resident
 
 
@@ -457,6 +461,25 @@ def test_closing_waits_for_what_is_being_read_ahead(
         closing.join(WAIT_S)
         assert not closing.is_alive()
         assert order == ["read ahead", "closed"]
+
+
+def test_closing_does_not_wait_for_all_of_a_change(elastic: Callable[[str], Elastic]) -> None:
+    memory, shown = Memory(1 << 30), list[float]()
+    with engine_in(memory, elastic("llama").path) as (_, weights):
+        watch = weights._watch
+        assert watch is not None
+
+        def closes(fraction: float) -> None:
+            memory.now_s += 1
+            shown.append(fraction)
+            watch.close()
+
+        weights._shown = closes
+        memory.is_now(weights, budgets(weights.sizes)[2])
+        with pytest.raises(Interrupted):
+            weights.follow()
+        assert len(shown) == 1
+    assert weights._arena._places == {}  # type: ignore[attr-defined]
 
 
 def test_weights_change_while_nothing_is_computed_also_after_an_interrupted_pass(

@@ -113,7 +113,7 @@ def test_a_change_to_more_is_given_up_where_its_room_goes(elastic: Callable[[str
         assert (weights._ahead.n_bytes, weights.planned_bytes) == (0, weights.choice.n_bytes)
         engine.decode([9], len(PROMPT) + 2)
         assert weights.choice.number == 2
-        assert not weights._due
+        assert not weights.due
 
 
 def test_a_read_ahead_that_fails_is_tried_by_the_change_which_tells(
@@ -216,13 +216,19 @@ def test_a_pass_is_stopped_and_computed_again_where_memory_shrinks(
         assert np.array_equal(engine.decode([7], 2 * rows), other.decode([7], 2 * rows))
 
 
-def test_stopping_a_pass_for_memory_does_not_lose_a_stop_of_somebody_else(elastic: Callable[[str], Elastic]) -> None:
+def test_stopping_a_pass_for_memory_does_not_lose_a_stop_of_somebody_else(
+    elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with engine_in(Memory(1 << 30), elastic("llama").path) as (engine, weights):
         assert weights.stop_pass is not None
         weights.stop_pass()
         engine.stop()
-        with pytest.raises(Interrupted):
-            engine.decode(PROMPT, 0)
+        begin, begun = weights.begin, list[int]()
+        with monkeypatch.context() as patch:
+            patch.setattr(weights, "begin", lambda rows, n: (begun.append(n), begin(rows, n)))
+            with pytest.raises(Interrupted):
+                engine.decode(PROMPT, 0)
+        assert len(begun) == 1  # it is not begun again, which may load weights, to be stopped then
         engine.resume()
         assert np.isfinite(engine.decode(PROMPT, 0)).all()
 
@@ -246,7 +252,7 @@ def test_a_pass_goes_on_where_less_memory_changes_nothing(
         weights.choice = replace(weights.choice, n_bytes=weights.choice.n_bytes + 1)  # chosen in a little more
         engine.decode(PROMPT, 0)
         assert stops == [False]
-        assert weights._due
+        assert weights.due
 
 
 def test_a_pass_is_stopped_only_once(elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch) -> None:

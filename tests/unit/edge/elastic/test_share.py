@@ -9,9 +9,9 @@ from edge.elastic.shares import MemoryShares
 from edge.errors import NotEnoughMemory
 
 
-def test_a_process_reports_what_changes_at_once_and_the_rest_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    share, reported, now = MemoryShare(), list[MemoryUse](), [0.0]
-    monkeypatch.setattr("edge.elastic.share.time.monotonic", lambda: now[0])
+def test_a_process_reports_what_changes_at_once_and_the_rest_now_and_then() -> None:
+    reported, now = list[MemoryUse](), [0.0]
+    share = MemoryShare(lambda: now[0])
     share.join(lambda least, most: None, reported.append)
     share.report(6, 1)
     share.begin_pass()

@@ -10,7 +10,7 @@ import pytest
 
 from edge.errors import Interrupted
 from edge.llama.hooks import Hook
-from edge.llama.interrupt import interrupt_stops
+from edge.llama.interrupt import PassStopped, StopFlag, interrupt_stops
 from edge.llm.engine import Engine
 from tests.conftest import OPTIONS, Synthetic
 
@@ -143,3 +143,36 @@ def test_sigterm_in_a_callback_of_a_load_is_not_lost(synthetic: Synthetic) -> No
     with pytest.raises(SystemExit, match="143"):
         Engine(synthetic("llama"), OPTIONS, progress=lambda _: os.kill(os.getpid(), signal.SIGTERM))
     Engine(synthetic("llama"), OPTIONS).close()
+
+
+class Flag:
+    """A flag as native code has it; something happens once, when it is first lowered."""
+
+    def __init__(self) -> None:
+        self._value, self.lowered = b"", lambda: None
+
+    @property
+    def value(self) -> bytes:
+        return self._value
+
+    @value.setter
+    def value(self, value: bytes) -> None:
+        self._value = value
+        if not value:
+            lowered, self.lowered = self.lowered, lambda: None
+            lowered()
+
+
+@pytest.mark.parametrize("stopped", ["never", "before", "meanwhile"])
+def test_a_pass_that_is_ended_runs_again_unless_all_is_stopped(stopped: str) -> None:
+    flag = Flag()
+    stopping = StopFlag(flag)
+    stopping.end_pass()
+    if stopped == "before":
+        stopping.stop()
+    elif stopped == "meanwhile":
+        flag.lowered = stopping.stop
+    assert isinstance(stopping.error(), PassStopped) == (stopped == "never")
+    assert flag.value == (b"" if stopped == "never" else b"x")
+    stopping.resume()
+    assert flag.value == b""

@@ -1,0 +1,84 @@
+"""Ends of engine processes: nobody waits for ever, also where whoever ends them gives up, and for no half message."""
+
+import asyncio
+import os
+import signal
+import socket
+from contextlib import suppress
+
+import pytest
+
+from edge.errors import EngineGone
+from edge.serve import engine_child
+from edge.serve.engine.child import Control
+from edge.serve.router import Router
+from tests.serve.test_engine_process import ENDLESS, running_child, text, with_router
+
+
+def test_an_end_that_is_given_up_leaves_no_request_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that does not end by itself is killed later."""
+    monkeypatch.setattr(engine_child, "EXIT_S", 0.5)
+
+    async def work(router: Router) -> None:
+        model = await router.model(None)
+        child = running_child(model)
+        answer = await model.generate(ENDLESS)
+        os.kill(child.process.pid, signal.SIGSTOP)
+        try:
+            tokenizing = asyncio.create_task(model.tokenize("Hello"))
+            while not child._pending:
+                await asyncio.sleep(0)
+            closing = asyncio.create_task(model.process.close("it is closed"))
+            while not child._is_ending:
+                await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            for request in (text(answer), tokenizing, model.tokenize("later")):
+                with pytest.raises(EngineGone, match="it is closed"):
+                    await request
+            await child.listening
+            assert await child.process.wait() == -signal.SIGKILL
+        finally:
+            with suppress(ProcessLookupError):
+                child.process.kill()
+
+    with_router(work)
+
+
+def test_a_process_whose_end_nobody_waits_for_leaves_its_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(router: Router) -> None:
+        model = await router.model(None)
+        child, left, waits, ended = running_child(model), list[bool](), asyncio.Event(), asyncio.Event()
+        monkeypatch.setattr(child, "_leave", lambda: left.append(True))
+
+        async def code(process: asyncio.subprocess.Process) -> int:
+            """Return at once to who ends it; the task that listens has to wait."""
+            if asyncio.current_task() is child.listening:
+                waits.set()
+                await ended.wait()
+            return await process.wait()
+
+        monkeypatch.setattr(engine_child, "exit_code", code)
+        ending = asyncio.create_task(child.end(EngineGone("it is closed")))
+        await waits.wait()
+        await child.process.wait()
+        for _ in range(10):  # now it waits for that task
+            await asyncio.sleep(0)
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        ended.set()
+        await child.listening
+        assert left == [True]
+
+    with_router(work)
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"do": "cancel", "id'])
+def test_a_message_that_ends_in_the_middle_is_none(rest: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b'{"do": "cancel", "id": 3}\n' + rest)
+        ours.shutdown(socket.SHUT_WR)
+        assert list(Control(theirs).lines()) == [{"do": "cancel", "id": 3, "is_large": False}]
