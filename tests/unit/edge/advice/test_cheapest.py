@@ -137,7 +137,7 @@ class Market:
 
 
 def test_the_cheapest_is_what_trying_all_finds() -> None:
-    n = some(12, 1000)
+    n = some(24, 1000)
     rng = np.random.default_rng(n)
     none, several, cheaper = 0, 0, 0
     for i in range(n):
