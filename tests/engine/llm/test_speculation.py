@@ -46,7 +46,7 @@ from tests.support.thorough import THOROUGH, some, thorough
 
 PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
 PAGED = replace(ROOM, batch=16, memory=ALL_FITS)
-N_QUESTIONS = some(4, 200)
+N_QUESTIONS = some(6, 200)
 
 
 @pytest.fixture(scope="module")
