@@ -76,7 +76,7 @@ def words(command: str, model: Path, folder: Path) -> list[str | Path]:
 @pytest.mark.parametrize(
     ("command", "mib"),
     [
-        pytest.param(command, mib, marks=[pytest.mark.thorough] if command == "pareto" else [])  # plans, too
+        pytest.param(command, mib, marks=[pytest.mark.thorough] if command == "plan" else [])  # pareto plans, too
         for command in SIZES
         if command != "worker"
         for mib in SIZES[command][:MOST]
