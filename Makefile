@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 chat: $(VENV)/.installed
 	@$(BIN)/edge chat $(ARGS)
 
-# Types are checked beside the tests, in one process: several load the same files, for twice the processor time.
+# Types are checked beside the tests, so that these begin at once. Errors of types are shown when found, and fail all.
 test: $(VENV)/.installed-dev
 	@echo "==> Style (ruff)"
 	@$(BIN)/ruff check .
