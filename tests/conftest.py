@@ -51,7 +51,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no failure; a test that hangs is ended by its own deadlines.
-settings.register_profile("edge", deadline=None, max_examples=some(50, 100))
+settings.register_profile("edge", deadline=None, max_examples=some(30, 100))
 settings.load_profile("edge")
 
 # What is collected, half a million objects, stays to the end: neither is garbage looked for until it is there, nor are

@@ -23,7 +23,7 @@ from tests.support.deployments import EXACT, OPTIONS, plan_for, shared_workers, 
 from tests.support.deployments import deployed as deployed_on
 from tests.support.ranks_here import ranks_here
 from tests.support.slices import synthetic
-from tests.support.thorough import some
+from tests.support.thorough import each_once, some
 
 TENSOR: dict[str, Any] = {"parallel": "tensor", "shares": (1, 1)}
 STAGES: dict[str, Any] = {"parallel": "pipeline", "shares": (1, 1)}
@@ -56,8 +56,7 @@ def logits(engine: TextEngine, scales: tuple[float, ...] | None = None) -> Any:
     return engine.decode(TOKENS, 0, outputs="all", adapters=scales).copy()
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("arch", "place"), each_once(ARCHITECTURES, PLACES))
 def test_logits_are_those_of_llama_cpp(arch: str, place: str, tmp_path: Path) -> None:
     """One after the other: as the options say, none, scale 0, another one, both, and the first again."""
     model = synthetic(tmp_path / "model.gguf", arch)

@@ -17,7 +17,7 @@ from quant.gguf.file import GgufFile
 from quant.types import cache_type
 from tests.support.architectures import CLOSE, PAGE, SHARDED, page_with, table
 from tests.support.slices import ranges, rewritten, run_local, run_shards, run_stages, synthetic
-from tests.support.thorough import thorough
+from tests.support.thorough import some, thorough
 
 CALLS = [(list(range(270, 300)), 0), ([300], 30), ([301, 302], 31)]
 
@@ -55,7 +55,7 @@ def test_stages_compute_the_bits_of_the_whole(arch: str, tmp_path: Path) -> None
     assert all(np.isfinite(logits).all() and logits.std() > 0 for logits in expected)
     starts = source.starts
     assert len(starts) > 1
-    for chosen in ({0, starts[len(starts) // 2]}, {0, starts[1], starts[-1]}):
+    for chosen in ({0, starts[1], starts[-1]}, {0, starts[len(starts) // 2]})[: some(1, 2)]:
         stages = [Range(start, stop) for start, stop in pairwise([*sorted(chosen), source.shape.n_layers])]
         result = run_stages(model, stages, CALLS, tmp_path)
         assert all((f == e).all() for f, e in zip(result, expected, strict=True)), stages

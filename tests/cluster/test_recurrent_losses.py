@@ -18,6 +18,7 @@ from edge.parallel.replacements import ReplaceableEngine
 from tests.support.deployments import own_folders, pipeline, plan_for, supervised, two_workers_to_end
 from tests.support.helpers import until
 from tests.support.slices import synthetic
+from tests.support.thorough import each_once
 
 pytestmark = pytest.mark.usefixtures("measured_briefly")
 
@@ -29,8 +30,7 @@ LAST = (len(PROMPT) - LAST_TOKENS) // 8 * 8  # the last snapshot of the prompt
 ANSWER = ANSWER_TOKENS + 30
 
 
-@pytest.mark.parametrize("at", [5, ANSWER - 5], ids=["after the prompt", "in the answer"])
-@pytest.mark.parametrize("arch", ["lfm2", "qwen35"])
+@pytest.mark.parametrize(("arch", "at"), each_once(["lfm2", "qwen35"], [5, ANSWER - 5]))
 def test_an_answer_goes_on_from_the_last_snapshot(
     arch: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

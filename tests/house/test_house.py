@@ -184,9 +184,11 @@ def test_names_say_what_they_hold(folder: str) -> None:
 
 def test_no_pickle_eval_or_shell() -> None:
     for path in FILES:
-        tree = ast.parse(path.read_text())
         assert not packages(path) & {"pickle", "marshal", "shelve"}, path
-        for node in ast.walk(tree):
+        text = path.read_text()
+        if not any(word in text for word in ("eval", "exec", "shell")):
+            continue  # parsing takes a second, of all files
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call):
                 assert not (isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec")), path
                 assert not any(k.arg == "shell" for k in node.keywords), path

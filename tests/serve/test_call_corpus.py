@@ -51,6 +51,8 @@ def test_an_answer_means_the_same_however_it_is_split(form: CallFormat, answer: 
     whole, streamed = (expected(answer.get(key, answer["parts"])) for key in ("parts", "streamed"))
     thinking = replace(THINKING, calls=form.opens if form.ends_thought else ())
     for number, pieces in enumerate(splits(answer["text"])):
+        if not THOROUGH and number > 1 and (number + len(answer["text"])) % 2:
+            continue  # another answer of this format is split there
         if "thought" in answer:
             splitter = ThoughtSplitter(thinking, "thought")
             each = [*(splitter.add(piece) for piece in pieces), splitter.end()]

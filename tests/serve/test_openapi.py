@@ -97,7 +97,7 @@ def test_no_request_is_answered_with_a_server_error(server: str, name: str, mode
     method, path = name.split()
     operation = schemathesis.openapi.from_dict(DESCRIPTION)[path][method]
 
-    @settings(max_examples=some(5, 200), database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=some(3, 200), database=None, suppress_health_check=list(HealthCheck))
     @given(operation.as_strategy(generation_mode=GenerationMode(mode)))
     def ask(case: schemathesis.Case) -> None:
         keep_short(case)

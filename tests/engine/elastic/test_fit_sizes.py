@@ -2,7 +2,9 @@
 
 import errno
 import os
+import random
 import resource
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -10,16 +12,23 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.quantization.fit import FitOptions
 from edge.quantization.make import budgets_between, fit_sizes
-from edge.quantization.text_file import BUNDLED, read_text
 from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile
 from quant.types import TYPES
+from tests.support.quantizing import measure_less
+from tools.demo_model.grammar import statements
 
-OPTIONS = FitOptions(kinds=(TYPES["q4_0"], TYPES["q8_0"]), within_s=4.0, threads=1)
+TEXT = " ".join(islice(statements(random.Random(7)), 40))
+OPTIONS = FitOptions(kinds=(TYPES["q4_0"], TYPES["q8_0"]), within_s=1.0, threads=1)
 
 
 def silent(*_: object) -> None:
     pass
+
+
+@pytest.fixture(autouse=True)
+def _measured_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_less(monkeypatch)
 
 
 @pytest.fixture
@@ -30,7 +39,7 @@ def budgets() -> tuple[int, int]:
 
 def test_each_size_has_the_divergence_that_was_measured_of_it(tmp_path: Path, budgets: tuple[int, int]) -> None:
     out, predicted = tmp_path / "out.gguf", list[int]()
-    fitted = fit_sizes(GgufFile.open(MODEL_PATH), out, budgets, read_text(BUNDLED), OPTIONS, silent, predicted.append)
+    fitted = fit_sizes(GgufFile.open(MODEL_PATH), out, budgets, TEXT, OPTIONS, silent, predicted.append)
     sizes = elastic_sizes(GgufFile.open(out))
     assert [size.file_bytes for size in sizes] == [fit.outcome.n_bytes for fit in fitted.fits]
     assert [size.divergence for size in sizes] == pytest.approx([fit.measured_divergence for fit in fitted.fits])
@@ -47,9 +56,7 @@ def test_a_disk_that_fills_while_all_sizes_are_written_leaves_nothing(tmp_path: 
 
     try:
         with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-            fit_sizes(
-                GgufFile.open(MODEL_PATH), tmp_path / "out.gguf", budgets, read_text(BUNDLED), OPTIONS, silent, fill
-            )
+            fit_sizes(GgufFile.open(MODEL_PATH), tmp_path / "out.gguf", budgets, TEXT, OPTIONS, silent, fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []

@@ -77,7 +77,7 @@ def test_whatever_is_computed_in_turns_only_new_tokens_are(arch: str, tmp_path: 
     model, chance = model_of(arch, tmp_path), random.Random(arch)
     with Engine(model, OPTIONS) as reference, Engine(model, OPTIONS) as engine:
         slots = [Slot(engine, sequence) for sequence in range(OPTIONS.sequences)]
-        for _ in range(some(30, 100)):
+        for _ in range(some(16, 100)):
             slot = chance.choice(slots)
             if chance.random() < 0.1:
                 slot.copy_from(chance.choice([other for other in slots if other is not slot]))
@@ -98,7 +98,7 @@ def test_what_is_left_of_windows_that_llama_cpp_has_of_its_own(arch: str, sequen
     """The file says another one, or none. A chunk is passed at once, and more than 127 sequences have no doubles:
     where others have taken cells a prompt is computed from its beginning, and is not answered wrongly."""
     window, layers = OF_LLAMA_CPP[arch], 4 if arch == "llama4" else 2  # the least that has both kinds of layers
-    whole = synthetic(tmp_path / "whole.gguf", arch, layers=layers, vocab=320, embd=64, ff=96)
+    whole = synthetic(tmp_path / "whole.gguf", arch, layers=layers, vocab=320, embd=32, ff=32, heads=1, kv=1)
     model = rewritten(whole, tmp_path / "model.gguf", drop=["llama4.attention.sliding_window"])
     history = [270 + 3 * i % 40 + i % 7 for i in range(window + 300)]
     n_same = window + 50 if arch == "smallthinker" else window - 200

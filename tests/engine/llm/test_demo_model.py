@@ -15,8 +15,8 @@ from tests.support.thorough import some
 from tools.demo_model.grammar import CATEGORIES, held_out
 
 F16_PATH = TESTS / "data" / "edge-demo-f16.gguf"  # what quantizers start from
-QUESTIONS = some(70, 350)  # ten or fifty of each category
-FEWER = some(35, 70)
+QUESTIONS = some(35, 350)  # five or fifty of each category
+FEWER = some(21, 70)
 AT_LEAST = 0.95
 GREEDY = SamplingParams(temperature=0)
 

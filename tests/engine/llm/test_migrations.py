@@ -273,7 +273,7 @@ def test_prompts_go_in_small_parts_beside_answers(counting: Any, cases: Cases) -
 PAIRS = [(None, None), (pipeline(1, 1), None), (None, pipeline(2, 1)), (tensor(1, 1), stages(2, 1))]
 
 
-@pytest.mark.parametrize("seed", range(some(8, 80)))
+@pytest.mark.parametrize("seed", range(some(4, 80)))
 def test_requests_move_at_any_moment(
     seed: int, model: Path, counting: Any, cases: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +291,7 @@ def test_requests_move_at_any_moment(
         assert_nothing_is_left(both, scheduler)
 
 
-@pytest.mark.parametrize("lives", range(5, 200, some(24, 3)))
+@pytest.mark.parametrize("lives", range(5, 200, some(48, 3)))
 @pytest.mark.parametrize("who", ["decode", "prefill"])
 def test_nothing_is_lost_where_an_engine_is(
     who: str, lives: int, counting: Any, cases: Cases, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from partition.predict.drafts import ROWS, Draft
 from partition.predict.hysteresis import DRAFT, clearly_faster
 from tests.support.drafting import GREEDY, ROOM, one_slot
 from tests.support.mtp import PROMPT, PassClock, plant, with_predictor
-from tests.support.thorough import thorough
+from tests.support.thorough import each_once
 
 TOKENS = 400
 DRAFT_S = 0.1  # in passes of one row: of a model of ten layers with a small head
@@ -25,8 +25,7 @@ COSTS = {
 }
 
 
-@pytest.mark.parametrize("right", [0.0, *thorough(0.5), 0.75, *thorough(0.9)])
-@pytest.mark.parametrize("where", COSTS)
+@pytest.mark.parametrize(("where", "right"), each_once(COSTS, [0.0, 0.5, 0.75, 0.9]))
 def test_the_gain_is_that_of_the_formula(tmp_path: Path, where: str, right: float) -> None:
     """The gain of an answer in a conversation that has learned what passes take."""
     path = with_predictor(tmp_path, type_name="q8_0")

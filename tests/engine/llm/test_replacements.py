@@ -150,7 +150,7 @@ def test_whoever_asks_notices_nothing(seed: int, synthetic: Synthetic, cases: li
 
 
 @pytest.mark.parametrize("shifts", [False, True])
-@pytest.mark.parametrize("lives", range(2, 60, some(2, 1)))
+@pytest.mark.parametrize("lives", range(2, 60, some(5, 1)))
 def test_a_full_context_is_as_full_after_a_loss(lives: int, shifts: bool) -> None:
     """Also where the last token of an answer has no room, and where the engine is lost as the context is shifted."""
     with Lives(iter([lives]), options=FULL) as engine:

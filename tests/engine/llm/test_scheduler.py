@@ -27,7 +27,7 @@ from edge.parallel.logits import largest
 from tests.conftest import Synthetic
 from tests.support.deployments import EXACT, Grouped, deployed, pipeline, stages, tensor
 from tests.support.drafting import one_slot
-from tests.support.thorough import some
+from tests.support.thorough import some, thorough
 from tests.support.workers import Worker
 
 GREEDY = SamplingParams(temperature=0)
@@ -141,7 +141,7 @@ def test_measuring_goes_on_after_the_end_of_a_text(synthetic: Synthetic, monkeyp
     assert (ending, len(going)) == ([], 4)
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen3moe"])
+@pytest.mark.parametrize("arch", [*thorough("llama"), "gemma3", "qwen3moe"])
 def test_stages_answer_as_one_device_whatever_is_asked(one_worker: Worker, synthetic: Synthetic, arch: str) -> None:
     """With exact sums stages give the same bits, so that every choice is the same, drawn or not."""
     path = synthetic(arch, "f32")

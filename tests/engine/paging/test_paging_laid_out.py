@@ -14,6 +14,7 @@ from edge.paging import repacked_cache
 from tests.engine.paging.conftest import MakeModel
 from tests.support import paging
 from tests.support.paging import answer, halfway, least, resident_answer
+from tests.support.thorough import each_once
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +40,10 @@ def files(cache: Path) -> list[Path]:
     return sorted(cache.glob("*/*.weights"))
 
 
-@pytest.mark.parametrize("which", [halfway, least], ids=["halfway", "least"])
-@pytest.mark.parametrize("arch", ["llama", "gemma", "phi3", "gpt-oss"])
+@pytest.mark.parametrize(
+    ("arch", "which"),
+    each_once(["llama", "gemma", "phi3", "gpt-oss"], [halfway, least], lambda value: getattr(value, "__name__", value)),
+)
 def test_logits_are_those_of_resident_weights(
     make_model: MakeModel, cache: Path, arch: str, which: Callable[[Path], int]
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 from tests.engine.paging.conftest import MakeModel
 from tests.support import ROOT
 from tests.support.paging import MIB
+from tests.support.thorough import thorough
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def child_least(path: Path) -> int:
     return (int(result[1].replace(",", "")) + 4) * MIB
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+@pytest.mark.parametrize("arch", ["llama", *thorough("qwen3moe")])
 def test_a_process_stays_within_its_budget(make_model: MakeModel, arch: str) -> None:
     path = large(make_model, arch)
     assert path.stat().st_size > 50 * MIB
@@ -120,7 +121,7 @@ def memory_group() -> Iterator[Callable[[int], Path]]:
         folder.rmdir()
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+@pytest.mark.parametrize("arch", [*thorough("llama"), "qwen3moe"])
 def test_a_process_is_never_killed_in_a_group_as_large_as_its_budget(
     make_model: MakeModel, memory_group: Callable[[int], Path], arch: str
 ) -> None:

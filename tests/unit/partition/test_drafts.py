@@ -120,7 +120,7 @@ def test_the_planner_finds_what_trying_everything_finds_with_drafts() -> None:
     """Each number of rows, and each plan of it, by `predict` alone."""
     rng = np.random.default_rng(7)
     feasible = 0
-    for i in range(some(40, 300)):
+    for i in range(some(20, 300)):
         case = Case(rng, int(rng.integers(1, 4)), int(rng.integers(1, 4)), i % 3 > 0)
         plain, a = case.work, float(rng.uniform(0, 0.95))
         for rows in ROWS:
@@ -137,7 +137,7 @@ def test_the_planner_finds_what_trying_everything_finds_with_drafts() -> None:
                 best = case.predict(result[0].plan, result[0].microbatches)
                 assert result[0].objectives == pytest.approx(tuple(objectives(best)[name] for name in expected))
                 assert best.latency_s >= best.plain_s * (1 - a) * (1 - 1e-9)
-    assert feasible > 60
+    assert feasible > some(30, 60)
 
 
 def test_what_drafts_holds_memory_of_this_device() -> None:

@@ -111,8 +111,8 @@ def same(a: Sequence[float], b: Sequence[float]) -> bool:
 @pytest.mark.parametrize("seed", range(some(3, 6)))
 def test_the_front_is_that_of_all_plans(seed: int) -> None:
     rng = random.Random(seed)
-    several = 0
-    for _ in range(250):
+    several, n = 0, some(100, 250)
+    for _ in range(n):
         planner = random_planner(rng)
         axes = sorted(rng.sample(range(4), rng.choice((1, 2, 2, 3, 4))))
         placed, exact = planner.front([AXES[i] for i in axes])
@@ -126,7 +126,7 @@ def test_the_front_is_that_of_all_plans(seed: int) -> None:
             assert same([values(planner, item.plan)[i] for i in axes], expected)
             assert item.predicted == planner.predict(item.plan)
         several += len(best) > 1
-    assert several > 50
+    assert several > n / 5
 
 
 def test_caps_leave_what_is_under_them() -> None:

@@ -40,8 +40,8 @@ def front(vectors: Sequence[Vector]) -> list[Vector]:
 @pytest.mark.parametrize(
     ("seed", "cases", "layers", "devices"),
     [
-        (1850, some(400, 1850), (1, 3), (1, 2)),
-        (150, some(30, 150), (2, 4), (2, 3)),
+        (1850, some(200, 1850), (1, 3), (1, 2)),
+        (150, some(15, 150), (2, 4), (2, 3)),
         (4, some(1, 4), (6, 7), (4, 4)),
     ],
 )
@@ -103,13 +103,13 @@ def least(planner: Planner, objective: str) -> float:
 def test_one_more_device_never_makes_it_worse() -> None:
     rng = np.random.default_rng(1)
     better = 0
-    for _ in range(10):
+    for _ in range(some(5, 10)):
         case = Case(rng, int(rng.integers(2, 5)), 4, tensor=True)
         for objective in ("latency", "throughput", "ttft", "memory"):
             by_count = [least(Planner(case.work, case.speeds[:n], case.links, "m", ""), objective) for n in range(1, 5)]
             assert all(after <= before for before, after in pairwise(by_count))
             better += by_count[-1] < by_count[0]
-    assert better > 10
+    assert better > some(5, 10)
 
 
 @pytest.mark.parametrize("disk", [None, 1e9])

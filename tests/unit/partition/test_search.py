@@ -16,7 +16,7 @@ from tests.support import brute_force
 from tests.support.brute_force import devices, priced, small_problem
 from tests.support.thorough import some
 
-PROBLEMS = some(200, 1000)
+PROBLEMS = some(100, 1000)
 SEEDS = st.integers(0, 2**32 - 1)
 
 

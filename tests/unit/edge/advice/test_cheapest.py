@@ -163,7 +163,7 @@ def test_no_plan_is_better_than_the_bounds() -> None:
     """Bounds hold for the figures as they are predicted, and as they are simulated at the least."""
     rng = np.random.default_rng(3)
     ruled_out = 0
-    for _ in range(some(20, 200)):
+    for _ in range(some(10, 200)):
         market = Market(rng)
         targets, speeds = market.targets, [replace(offer.speed, disk_bytes_per_s=None) for offer in market.offers]
         bounds = ClusterBounds(market.work, speeds, market.link, tokens=targets.tokens, tensor=market.tensor)
@@ -180,7 +180,7 @@ def test_no_plan_is_better_than_the_bounds() -> None:
                 assert least.latency_s <= min(predicted.latency_s, result.tpot_s.p50) * EPSILON
                 assert least.ttft_s <= result.ttft_s.p50 * EPSILON
                 assert least.capacity_per_s * EPSILON >= result.capacity_per_s
-    assert ruled_out > 10
+    assert ruled_out > 5
 
 
 def test_the_bounds_of_one_device_are_what_it_takes() -> None:

@@ -191,7 +191,7 @@ def test_a_block_with_a_byte_changed_is_removed(store: PrefixStore, at: int) -> 
     keep(store, 2)
     path = path_of(store, CHAIN[0])
     content = bytearray(path.read_bytes())
-    for bit in range(8):
+    for bit in some((at % 8,), range(8)):
         content[at] ^= 1 << bit
         path.write_bytes(content)
         content[at] ^= 1 << bit
@@ -277,13 +277,13 @@ def test_of_random_changes_none_is_taken(store: PrefixStore) -> None:
     blocks = SealedBlocks(store, KEY)
     draw = random.Random(18)
     n_damaged = 0
-    for _ in range(some(1000, 20_000)):
+    for _ in range(some(400, 20_000)):
         damaged = mutated(content, other, draw)
         path.write_bytes(damaged)
         n_damaged += damaged != content
         assert all_of(blocks.take(CHAIN[:1])) == ([block(0)] if damaged == content else [])
         assert path.exists() == (damaged == content)
-    assert n_damaged > some(900, 18_000)
+    assert n_damaged > some(360, 18_000)
 
 
 def test_of_very_many_random_changes_none_is_decrypted() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
 from partition.predict.drafts import tokens_a_pass
+from tests.support.thorough import each_once
 
 FLAT = {1: 1.0, 2: 1.03, 4: 1.0, 8: 1.31, 16: 2.2}  # weights from a disk: measured up to 8, in passes of one row
 STEEP = {1: 1.0, 2: 1.9, 4: 2.8, 8: 6.0, 16: 12.0}  # weights in memory, one thread
@@ -86,8 +87,7 @@ def test_drafts_that_are_never_right_turn_it_off_within_32_tokens(costs: dict[in
     assert conversation.of_plain > 0.97
 
 
-@pytest.mark.parametrize("right", [0.0, 0.25, 0.5, 0.75, 0.9])
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize(("name", "right"), each_once(COSTS, [0.0, 0.25, 0.5, 0.75, 0.9]))
 def test_free_drafts_come_near_the_best_fixed_size(name: str, right: float) -> None:
     """In 2,048 tokens, what is learned first among them: at least 0.95 of the better of plain and the best size."""
     costs = COSTS[name]
