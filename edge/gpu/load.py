@@ -183,19 +183,19 @@ class _Account:
 
     def count_products(self, uncounted: int = 0) -> None:
         """See what the driver has given for products, if it tells. uncounted: bytes that are no part yet."""
-        if (taken := self._taken()) > 0:
+        if (used := self._used()) > 0:
             others = sum(self.parts.values()) - self.parts[PRODUCTS] + uncounted
-            self.parts[PRODUCTS] = max(0, taken - others) + MARGIN_BYTES
+            self.parts[PRODUCTS] = max(0, used - others) + MARGIN_BYTES
 
     def has_room(self, n_bytes: int) -> bool:
         """Return whether the driver can give so much more; True if it does not tell."""
-        return self._taken() + n_bytes + _PIECE_BYTES + MARGIN_BYTES <= self._most if self.free is not None else True
+        return self._used() + n_bytes + _PIECE_BYTES + MARGIN_BYTES <= self._most if self.free is not None else True
 
     @property
     def _most(self) -> int:
         return self.budget if self.free is None else min(self.budget, self.free)
 
-    def _taken(self) -> int:
+    def _used(self) -> int:
         """Return the bytes that the driver has given since; 0 if it does not tell."""
         return 0 if self.free is None else self.free - (ggml.gpu_free_bytes([self.handle]) or self.free)
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partition.search.fits import Fits
+from partition.search.fits import COMPARED, Fits
 
 Array = NDArray[np.float64]
 _MAX_CELLS = 50_000  # of a table, which each new solution makes again
-COMPARED = 2_000_000  # numbers at a time, where solutions are compared one by one
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from partition.search.best import COMPARED
-
 Array = NDArray[np.float64]
+COMPARED = 2_000_000  # numbers at a time, where solutions are compared one by one
 _MAX_CELLS = 4_000_000  # of a table; where it would have more, options are compared one by one
 
 

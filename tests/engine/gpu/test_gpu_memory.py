@@ -146,7 +146,7 @@ class Driver:
     PIECE, FREE = 2 << 20, 1 << 40
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.taken = self.most = 0
+        self.held_bytes = self.most = 0
         allocate, allocate_host = Device.allocate, Device.allocate_host
 
         def allocate_pieces(device: Device, n_bytes: int) -> DeviceBuffer:
@@ -157,18 +157,18 @@ class Driver:
 
         monkeypatch.setattr(Device, "allocate", allocate_pieces)
         monkeypatch.setattr(Device, "allocate_host", page_locked)
-        monkeypatch.setattr(ggml, "gpu_free_bytes", lambda devices: self.FREE - self.taken)
+        monkeypatch.setattr(ggml, "gpu_free_bytes", lambda devices: self.FREE - self.held_bytes)
         monkeypatch.setattr(ggml, "cpu_device", lambda: None)  # the processor's is a GPU's
 
     def _gives(self, buffer: DeviceBuffer, n_bytes: int) -> DeviceBuffer:
         close = buffer.close
 
         def closed() -> None:
-            self.taken -= n_bytes
+            self.held_bytes -= n_bytes
             close()
 
-        self.taken += n_bytes
-        self.most = max(self.most, self.taken)
+        self.held_bytes += n_bytes
+        self.most = max(self.most, self.held_bytes)
         buffer.close = closed  # type: ignore[method-assign]
         return buffer
 
@@ -186,7 +186,7 @@ def test_a_budget_holds_what_the_driver_really_gives(kib: int, monkeypatch: pyte
         assert driver.most <= sum(account.parts.values()) <= kib << 10
         assert bool(account.streamed) == (kib < 9200)
         np.testing.assert_array_equal(answer(engine), expected)
-    assert driver.taken == 0
+    assert driver.held_bytes == 0
 
 
 @pytest.mark.usefixtures("on_processor")
