@@ -372,7 +372,8 @@ def test_who_waits_hears_of_every_answer(counting: Any, cases: Cases, monkeypatc
         prefill.gate.clear()
         away = scheduler.slots.away
         for prompt, _ in cases[3:]:
-            assert away.begin(scheduler.prepare(request(prompt)))
+            running = scheduler.prepare(request(prompt))
+            until(partial(away.begin, running), "room there, once the one before is admitted")
         second = list(away._answers.values())[1]
         with second.changed:
             second.add([Event(second.own.number, 5, "", None)])
