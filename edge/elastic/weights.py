@@ -225,7 +225,7 @@ class ElasticWeights(PagedWeights):
         self._ahead.end([*self.choice.plan.resident, *choice.plan.resident])  # where that fails, all stays as it is
         self.choice, self._intact = choice, False
         self._use(choice.roles, choice.plan)
-        self._intact = True
+        self._intact, self._retry_s = True, 0.0
         if self._hooks is not None:
             node_hooks, others = self._hooks
             node_hooks.use((*self.hooks(), *others))

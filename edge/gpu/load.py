@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from quant.text import bytes_text
 _ALIGNED = 64  # bytes; the processor's kernels read so many at once
 Rows = Callable[[int], llama.Batch]
 BUFFERS, PRODUCTS = "two buffers", "products"
+_NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"  # llama.cpp reads it when a context is made
 _PIECE_BYTES = 2 * MIB  # in which drivers give memory
 MARGIN_BYTES = 16 * MIB  # for passes that take more for their products than the first one
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
@@ -119,12 +120,13 @@ def load_on_gpu(
             stream.stream(layers)  # all of them, until it is known what the driver takes
             stream.begin(sizes.batch)  # the context reserves for passes with the layers on the device
         else:
-            _stay(list(chain(*layers.values())), device, buffers)
+            _stay_together(layers, account, device, buffers)
         # Other hooks may wait for ranks, which know nothing of the passes below.
         first_hooks = stream.hooks() if stream else hooks
         node_hooks = NodeHooks(first_hooks) if first_hooks else None
         on_node = node_hooks.callback if node_hooks else None
-        context = llama.Context(model, sizes, threads=threads, on_node=on_node)
+        with _graphs_made_anew() if stream else nullcontext():
+            context = llama.Context(model, sizes, threads=threads, on_node=on_node)
         closing.callback(context.close)
         if stream is not None and node_hooks is not None:
 
@@ -132,6 +134,8 @@ def load_on_gpu(
                 if stream.processor_rows != processor_rows:
                     stream.processor_rows = processor_rows
                     node_hooks.use(stream.hooks())
+                if progress is not None:
+                    progress(1.0)  # who waits may give up
                 batch = rows(n)
                 batch.positions[:] = range(n)
                 batch.outputs[n - 1] = 1
@@ -145,7 +149,7 @@ def load_on_gpu(
             streamed = _settle(stream, layers, account, device, buffers)
             if streamed and is_gpu and stream.is_locked:
                 node_hooks.use(stream.hooks())
-                key = partial(measured_key, shape, sizes, threads, [*streamed])
+                key = partial(measured_key, shape, sizes, threads, [*streamed, sizes.batch])
                 stream.processor_rows = processor_rows(sizes.batch, a_pass, key, sample_s(threads))
             node_hooks.use((*stream.hooks(), *hooks))
         parts["layers"] = sum(n for layer, n in layer_bytes.items() if layer not in streamed)
@@ -156,6 +160,20 @@ def load_on_gpu(
         return ModelInMemory(
             model, context, sizes, node_hooks, need, closing.pop_all(), gpu_layers=on_device, stream=stream
         )
+
+
+@contextmanager
+def _graphs_made_anew() -> Iterator[None]:
+    """Have contexts that are made in the block make each graph anew. A graph that llama.cpp uses again is computed
+    where its weights were before they moved."""
+    before = os.environ.get(_NO_REUSE)
+    os.environ[_NO_REUSE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_NO_REUSE]
+        if before is not None:
+            os.environ[_NO_REUSE] = before
 
 
 @dataclass
@@ -197,7 +215,8 @@ class _Account:
 
     def _used(self) -> int:
         """Return the bytes that the driver has given since; 0 if it does not tell."""
-        return 0 if self.free is None else self.free - (ggml.gpu_free_bytes([self.handle]) or self.free)
+        free = None if self.free is None else ggml.gpu_free_bytes([self.handle])
+        return 0 if self.free is None or free is None else self.free - free
 
 
 def _settle(
@@ -217,13 +236,26 @@ def _settle(
                 passing[n] = _page_locked(layers[n], device, buffers)
     else:
         stream.close()  # its buffers make room for the last layers
-        _stay(list(chain(*layers.values())), device, buffers)
+        _stay_together(layers, account, device, buffers)
     stream.stream(passing)
     return tuple(sorted(passing))
 
 
+def _stay_together(layers: Mapping[int, Layer], account: _Account, device: Device, buffers: ExitStack) -> None:
+    """Bring layers to as few buffers of the device as it can have: a driver gives each in whole pieces."""
+    together: list[HostWeight] = []
+    n_bytes = 0
+    for n, layer in layers.items():
+        if together and n_bytes + account.layer_bytes[n] > device.most_bytes:
+            _stay(together, device, buffers)
+            together, n_bytes = [], 0
+        together += layer
+        n_bytes += account.layer_bytes[n]
+    _stay(together, device, buffers)
+
+
 def _stay(layer: Layer, device: Device, buffers: ExitStack) -> None:
-    """Bring a layer, or several, to memory of the device that it has to itself."""
+    """Bring a layer, or several, to a buffer of the device."""
     buffer = device.allocate(sum(device.span(part.weight) for part in layer))
     buffers.callback(buffer.close)
     place_layer(layer, device, buffer)

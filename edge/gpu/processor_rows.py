@@ -26,14 +26,17 @@ def processor_rows(batch: int, a_pass: Callable[[int, int], None], key: Callable
     """
 
     def timed(rows: int) -> Pair:
-        on_gpu, here = best_of([TimedTask(partial(a_pass, rows, most)) for most in (0, rows)], least_s)
+        steps = [partial(a_pass, rows, most) for most in (0, rows)]
+        on_gpu, here = best_of(
+            [TimedTask(step, prepare=step) for step in steps], least_s
+        )  # the first one moves weights
         return on_gpu, here
 
     cache, name = Remembered("gpu-rows"), key()
     remembered = cache.get(name)
     if remembered is not None and isinstance(remembered[0], int):
-        return min(remembered[0], batch)
-    rows, busy = choose_rows([rows for rows in _ROWS if rows <= batch], timed)
+        return remembered[0]
+    rows, busy = choose_rows([rows for rows in _ROWS if 2 * rows <= batch], timed)
     if not busy:
         cache.put(name, rows)
     return rows

@@ -39,6 +39,7 @@ _type_size = _ggml("ggml_type_size", C.c_size_t, C.c_int)
 _device_type = _ggml("ggml_backend_dev_buffer_type", _P, _P)
 _device_host_type = _ggml("ggml_backend_dev_host_buffer_type", _P, _P)
 _alignment = _ggml("ggml_backend_buft_get_alignment", C.c_size_t, _P)
+_max_size = _ggml("ggml_backend_buft_get_max_size", C.c_size_t, _P)
 _alloc_size = _ggml("ggml_backend_buft_get_alloc_size", C.c_size_t, _P, _P)
 _set_usage = _ggml("ggml_backend_buffer_set_usage", None, _P, C.c_int)
 _free_buffer = _ggml("ggml_backend_buffer_free", None, _P)
@@ -218,6 +219,7 @@ class Device:
         self._kind = _device_type(handle)
         self._host_kind = _device_host_type(handle) or _cpu_type()
         self._alignment = int(_alignment(self._kind))
+        self.most_bytes = int(_max_size(self._kind))  # of one buffer
 
     @property
     def buffer_name(self) -> str:

@@ -100,11 +100,13 @@ class LayerStream:
         """A pass of so many rows comes next. Call it before its graph is made."""
         self._in_use = self._seen = None  # also of a pass that was interrupted
         place: Literal["slots", "here"] = "here" if rows <= self.processor_rows else "slots"
-        if place == self._placed:
-            return
-        for slot, arriving in enumerate(self._arriving):  # copies go to where weights are placed
-            if arriving is not None and arriving[1].exception() is not None:
+        moves = place != self._placed
+        for slot, arriving in enumerate(self._arriving):
+            # Copies go to where weights are placed, so they end before these move. One that failed is made again.
+            if arriving is not None and (moves or arriving[1].done()) and arriving[1].exception() is not None:
                 self._arriving[slot] = None
+        if not moves:
+            return
         self._placed = place
         for slot, order in enumerate(self._orders):
             for n in order:

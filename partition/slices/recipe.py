@@ -38,7 +38,7 @@ _MOST_BLOCK = 1024  # bytes of a block
 # three octaves. Of a trained model 90 % of scales lie in 1.3 octaves and 99 % in 3, here in 1.6 and 2.4.
 _SPREAD = 0x9E3779B97F4A7C15  # a block's number times this, modulo 2^64, has the fields
 _FIELDS = (2, 12, 22)  # their first bits; those of the second scale come 30 bits later
-_PATTERN = 1 << 14  # blocks
+_PATTERN_BYTES = 1 << 19
 _LEAST_SCALES = (0x1C00, 0x2C00)  # 2^-8, 2^-4
 
 
@@ -79,7 +79,7 @@ class Zeros:
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Made-up weights: `count` blocks of `length` bytes that are 0, but for `scales` 16-bit floats from byte `first` of
-    each, which differ from block to block and come again every _PATTERN blocks."""
+    each, which differ from block to block and repeat after about _PATTERN_BYTES."""
 
     count: int
     length: int
@@ -221,13 +221,14 @@ def whole(model_digest: str, model_bytes: int) -> Recipe:
     return Recipe(model_digest, model_bytes, (Copy(0, model_bytes),))
 
 
-@lru_cache(maxsize=8)  # types of one model; together some 10 MiB
+@lru_cache(maxsize=8)  # types of one model
 def _pattern(length: int, first: int, scales: int) -> bytes:
-    """Return the first _PATTERN blocks of `Blocks`."""
+    """Return the first blocks of `Blocks`, as many as _PATTERN_BYTES have."""
     import numpy as np  # only here: the start of the program does not wait for it
 
-    blocks = np.zeros((_PATTERN, length), np.uint8)
-    spread = np.arange(_PATTERN, dtype=np.uint64) * np.uint64(_SPREAD)
+    count = _PATTERN_BYTES // length
+    blocks = np.zeros((count, length), np.uint8)
+    spread = np.arange(count, dtype=np.uint64) * np.uint64(_SPREAD)
     for i in range(scales):
         fields = [(spread >> np.uint64(field + 30 * i)) & np.uint64(1023) for field in _FIELDS]
         scale = sum(fields, np.uint64(_LEAST_SCALES[i])).astype("<u2")

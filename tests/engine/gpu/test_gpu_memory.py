@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError, NotEnoughMemory
+from edge.gpu import load
 from edge.llama import ggml
 from edge.llama.buffers import Device, DeviceBuffer
 from edge.llama.hooks import Hook, NodeHooks
@@ -208,6 +210,43 @@ def test_passes_of_few_rows_are_computed_where_the_weights_are(monkeypatch: pyte
         node_hooks.use(stream.hooks())
         engine.decode([7], len(PROMPT) + 4)
         assert len(copies.done) == 2 + 3 * 5
+        # A graph that is used again is computed where its weights were.
+        assert llama_cpp.llama_perf_context(engine._context._handle).n_reused == 0
+
+
+@pytest.mark.usefixtures("on_processor")
+def test_layers_that_stay_have_buffers_as_large_as_the_device_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        expected, layer = answer(engine), max(engine.shape.layer_bytes)
+    sizes: list[int] = []
+    allocate = Device.allocate
+    monkeypatch.setattr("edge.llama.buffers._max_size", lambda _: 3 * layer)
+    monkeypatch.setattr(Device, "allocate", lambda device, n: (sizes.append(n), allocate(device, n))[1])
+    with Engine(MODEL_PATH, replace(OPTIONS, gpu_memory=1 << 40)) as engine:
+        np.testing.assert_array_equal(answer(engine), expected)
+    assert len(sizes) in (3, 4)  # of eight layers; what a device rounds up may leave room for two
+    assert max(sizes) <= 3 * layer
+
+
+@pytest.mark.usefixtures("on_processor")
+def test_a_copy_that_failed_is_made_again_in_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails: list[bool] = []
+
+    def copied(layer: Layer) -> None:
+        if fails:
+            fails.clear()
+            raise EngineError("the driver is gone for a moment")
+        copy_layer(layer)
+
+    monkeypatch.setattr("edge.llama.layer_stream.copy_layer", copied)
+    with Engine(MODEL_PATH, with_streamed(MODEL_PATH, 3)) as engine:
+        expected = answer(engine)
+        fails.append(True)
+        engine.kv_clear()
+        with pytest.raises(EngineError, match="for a moment"):
+            answer(engine)  # a copy that the first pass begins may be of the second
+        engine.kv_clear()
+        np.testing.assert_array_equal(answer(engine), expected)
 
 
 @pytest.mark.usefixtures("on_processor")
@@ -248,10 +287,12 @@ def test_a_prompt_and_a_token_are_computed_before_layers_are_chosen(
         rows.append(n)
         decode(self, context, batch, n, outputs)
 
+    settle = load._settle
+    monkeypatch.setattr(load, "_settle", lambda *provided: (rows.append(0), settle(*provided))[1])
     monkeypatch.setattr(NodeHooks, "decode", noted)
     with Engine(MODEL_PATH, replace(with_streamed(MODEL_PATH, 4), context=32)) as engine:
         assert budget_of(engine).streamed
-        assert rows[-2:] == [32, 1]
+        assert rows[-3:] == [32, 1, 0]
         assert engine.kv_last(0) == -1
 
 
