@@ -91,9 +91,7 @@ def needs_gpu() -> None:
         raise LeftOut("this build of llama.cpp finds no GPU")
 
 
-def side(
-    path: Path, how: str, amount: int, figures: Sequence[str] = ("prompt_s", "token_s", "peak_bytes")
-) -> dict[str, float]:
+def side(path: Path, how: str, amount: int, figures: Sequence[str] = TIMES) -> dict[str, float]:
     """Return what a process of its own measures. amount: bytes of a budget, or layers."""
     done = subprocess.run(
         [sys.executable, str(SIDE), str(path), how, str(amount)],
