@@ -86,7 +86,7 @@ def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]
             return inf
         return before[stop] - before[start] + (head if stage == n - 1 else 0.0)
 
-    slowest, _ = split_row(n, (*limits.begins, layers), lambda *cut: load(*cut) / parts[cut[0]], max, 0.0)
+    slowest, _ = split_in_order(n, (*limits.begins, layers), lambda *cut: load(*cut) / parts[cut[0]], max, 0.0)
     if slowest == inf:
         never = ", ".join(map(str, limits.no_stage_of))
         raise PlanError(f"{n} stages share {layers} layers, and none can have {never} of them; use other devices")
@@ -96,24 +96,24 @@ def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]
         # With this, what is free to choose comes out in proportion to the shares.
         return weight * weight / parts[stage] if weight / parts[stage] <= slowest else inf
 
-    _, edges = split_row(n, (*limits.begins, layers), strain, lambda a, b: a + b, 0.0)
+    _, edges = split_in_order(n, (*limits.begins, layers), strain, lambda a, b: a + b, 0.0)
     return tuple(Range(start, stop) for start, stop in pairwise(edges))
 
 
-def split_row(
+def split_in_order(
     n: int,
     edges: Sequence[int],
     cost: Callable[[int, int, int], Cost],
     joined: Callable[[Cost, Cost], Cost],
-    nothing: Cost,
+    zero: Cost,
 ) -> tuple[Cost, list[int]]:
-    """The least cost of a row, such as layers, in `n` stages, and the edges between the stages that have it, from the
-    first of `edges` to the last.
+    """The least cost of layers, or nodes, in `n` stages that keep their order, and the edges between those stages, from
+    the first of `edges` to the last.
 
-    `cost` takes a stage and its first layer and the one after its last; `nothing` is that of no stage. Equal cuts: the
+    `cost` takes a stage and its first layer and the one after its last; `zero` is that of no stage. Equal cuts: the
     earliest edges are taken.
     """
-    best: dict[int, tuple[Cost, list[int]]] = {edges[0]: (nothing, [edges[0]])}  # by where the stages so far end
+    best: dict[int, tuple[Cost, list[int]]] = {edges[0]: (zero, [edges[0]])}  # by where the stages so far end
     for stage in range(n):
         reached: dict[int, tuple[Cost, list[int]]] = {}
         for stop in edges[stage + 1 : len(edges) - (n - stage - 1)]:

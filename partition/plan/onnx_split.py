@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from partition.model.onnx_graph import Node, OnnxGraph
 from partition.plan.apportion import checked_shares
-from partition.plan.arrange import split_row
+from partition.plan.arrange import split_in_order
 from partition.plan.onnx_cuts import Cut, check_enough
 
 # One core of a small device, roughly. Only the ratio matters here: products of large matrices are bound by arithmetic,
@@ -43,7 +43,7 @@ def split(
 
     least = 0.0
     for _ in range(2):  # at last, stages that are no slower than the slowest has to be are equal: bytes decide
-        (slowest, _), edges = split_row(
+        (slowest, _), edges = split_in_order(
             len(shares), ends, cost, lambda a, b: (max(a[0], b[0]), a[1] + b[1]), (least, 0)
         )
         least = slowest * (1.0 if seconds is None else _ALIKE)
