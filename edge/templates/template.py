@@ -6,6 +6,7 @@ A template gets the variables that Hugging Face gives it: messages, a few flags,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -100,10 +101,13 @@ class ChatTemplate:
         """Return the prompt that the template writes up to the end of an answer's beginning. A mark says where that is,
         as the same text may come elsewhere."""
         answer = {"role": "assistant", "content": f"{begun}{_END_MARK}"}
-        prompt, *rest = self.render([*messages, answer], think=0, add_generation_prompt=False, **how).split(_END_MARK)
-        if len(rest) == 1:
-            return prompt
-        # The template does not write the text as it is, or some text has the mark.
+        with suppress(TemplateError):  # some take no answer for the last message
+            prompt, *rest = self.render([*messages, answer], think=0, add_generation_prompt=False, **how).split(
+                _END_MARK
+            )
+            if len(rest) == 1 and prompt.rstrip().casefold().endswith(begun.strip().casefold()):
+                return prompt
+        # The template does not write the text as it is, or not at all, or some text has the mark.
         prompt = self.render(messages, think=0, **how)
         return f"{prompt}{self.thinking.to_answer(prompt) if self.thinking else ''}{begun}"
 

@@ -683,6 +683,18 @@ def test_a_batch_has_expired_also_where_its_server_ended_meanwhile(
     assert [file.id for file in again.files("me") if file.purpose == "batch_output"] == [restored.error_file_id]
 
 
+def test_a_batch_that_expired_is_not_cancelled(place: Place) -> None:
+    """Also before its lines say so; cancelled before, it has expired all the same."""
+    store = place.store()
+    batch = place.batch(store, line("a"))
+    store.expire(batch)
+    with pytest.raises(BadRequest, match=f"{batch.id} is expired"):
+        store.cancel(batch)
+    store.move(batch, "cancelling")
+    place.run(store, until_ended=batch)
+    assert (batch.status, place.model.requests) == ("expired", [])
+
+
 def test_results_are_there_once_where_a_server_ended_before_it_told_of_them(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -710,13 +722,15 @@ def test_who_is_cancelled_leaves_the_store_once_its_work_is_done(place: Place) -
         done.append("first")
 
     def second() -> None:
-        second_began.set()
         done.append("second")
+        second_began.set()
 
     async def cancel() -> None:
         runner = BatchRunner(place.store(), place.models)
         working = asyncio.create_task(runner.do(first))
         await asyncio.sleep(0)  # it has the lock from here on
+        working.cancel()
+        await asyncio.sleep(0)  # it waits for the thread
         working.cancel()
         await runner.do(second)
         await asyncio.gather(working, return_exceptions=True)

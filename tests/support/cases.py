@@ -9,6 +9,7 @@ from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 
+_MOST_TRIES = 1000
 Cases = list[tuple[list[int], list[int]]]  # prompts, and their greedy answers on one device
 
 CLEAR = 1e-2  # by how many deviations each best logit leads: sums in another order, and other portions, change less
@@ -37,11 +38,12 @@ def clear_case(
     whole: Engine, make_prompt: Callable[[], list[int]], n: int, least: float = CLEAR
 ) -> tuple[list[int], list[int]]:
     """The first prompt that `make_prompt` makes whose `n` tokens all lead by more than `least`, and these."""
-    while True:
+    for _ in range(_MOST_TRIES):
         prompt = make_prompt()
         answer, lead = greedy(whole, prompt, n)
         if lead > least:
             return prompt, answer
+    raise AssertionError(f"none of {_MOST_TRIES} prompts has {n} tokens that lead by more than {least}")
 
 
 def come_and_go(

@@ -56,8 +56,10 @@ class BatchRunner:
             thread = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **more))
             try:
                 return await asyncio.shield(thread)
-            finally:  # who is cancelled leaves the store to nobody else before it is done
-                await asyncio.gather(thread, return_exceptions=True)
+            finally:  # who is cancelled, and cancelled again, leaves the store to nobody else before it is done
+                while not thread.done():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait({thread})
 
     async def resume(self) -> None:
         """Go on with what a server before this one left. OSError, PrefixError."""
@@ -113,7 +115,7 @@ class BatchRunner:
             left = deque(group)
             await self._answer_group(batch, left)
             remaining += left
-        is_cancelled = batch.is_cancelled
+        is_cancelled = batch.is_cancelled and not batch.is_expired
         if remaining and not is_cancelled and not batch.is_expired:
             await self.do(self.store.expire, batch)
         code, why = ("batch_cancelled", "cancelled") if is_cancelled else ("batch_expired", "over")

@@ -233,9 +233,10 @@ class BatchStore:
         batch.times = times
 
     def cancel(self, batch: Batch) -> None:
-        """Note that a batch is to end. BadRequest if it has ended, OSError."""
-        if batch.status not in ("validating", "in_progress", "cancelling"):
-            raise BadRequest(f"{batch.id} is {batch.status}, and cannot be cancelled any more", "batch_id")
+        """Note that a batch is to end. BadRequest if it has ended or expired, OSError."""
+        status = "expired" if batch.is_expired else batch.status
+        if status not in ("validating", "in_progress", "cancelling"):
+            raise BadRequest(f"{batch.id} is {status}, and cannot be cancelled any more", "batch_id")
         if batch.status != "cancelling":
             self.move(batch, "cancelling")
 

@@ -54,6 +54,7 @@ def test_without_a_generation_prompt_the_conversation_just_ends() -> None:
     assert ChatTemplate(CHATML).render(MESSAGES[:1], add_generation_prompt=False).endswith("Be kind.<|im_end|>\n")
 
 
+REFUSES = "{% if messages[-1].role != 'user' %}{{ raise_exception('Ask first.') }}{% endif %}"
 EACH = "{% for m in messages %}<{{ m.role }}> {{ m.content | trim }}\n{% endfor %}"
 OPENS = "{% if add_generation_prompt %}<assistant><think>{% endif %}"
 
@@ -69,11 +70,13 @@ OPENS = "{% if add_generation_prompt %}<assistant><think>{% endif %}"
         (EACH.replace("trim", "upper"), "<user> 2 PLUS \n<assistant> 2 PLUS "),
         # The text is written otherwise, twice or not at all: it follows the prompt of an answer without a thought.
         (EACH.replace(" | trim", "[:6]") + OPENS, "<user> 2 plus\n<assistant><think>2 plus "),
+        (EACH.replace(" | trim", "[2:]") + OPENS, "<user> plus \n<assistant><think>2 plus "),
+        (REFUSES + EACH + OPENS, "<user> 2 plus\n<assistant><think>2 plus "),
         (EACH * 2, f"{'<user> 2 plus' + chr(10)}" * 2 + "2 plus "),
         ("{{ messages[0].content }}" + OPENS + "{# </think> #}", "2 plus <assistant><think></think>2 plus "),
         ("{{ messages[0].content }}{# <|channel|>analysis #}", "2 plus <|channel|>final<|message|>2 plus "),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_an_answer_goes_on_behind_what_a_template_writes_of_its_beginning(
     shared: TemplateProcess, source: str, prompt: str
