@@ -89,13 +89,17 @@ def test_weights_that_nobody_uses_are_loaded_after_a_change_that_failed(
 def test_a_pass_does_not_wait_for_the_next_try(
     elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor does a change that is due later, once that pass has tried."""
     memory = Memory(1 << 30)
     with engine_in(memory, elastic("llama").path) as (engine, weights):
         disk = FaultyDisk(monkeypatch)
-        memory.is_now(weights, budgets(weights.sizes)[2])
+        memory.is_now(weights, budgets(weights.sizes)[1])
         weights.follow()
         disk.works = True
         engine.decode(PROMPT, 0)
+        assert (weights.choice.number, weights._intact) == (1, True)
+        memory.is_now(weights, budgets(weights.sizes)[2])
+        weights.follow()
         assert (weights.choice.number, weights._intact) == (2, True)
 
 

@@ -86,9 +86,9 @@ def test_an_answer_goes_on_behind_what_a_template_writes_of_its_beginning(
     assert ChatTemplate(source, process=shared).render(messages) == prompt
 
 
-@pytest.mark.parametrize("said", ["An icon: \ue000", "\ue000"])
+@pytest.mark.parametrize("said", ["An icon: \ue000", "\ue000", "Because"])
 def test_a_text_for_private_use_begins_an_answer_too(shared: TemplateProcess, said: str) -> None:
-    for question in ("What?", "What is \ue000?"):
+    for question in ("What?", "What is \ue000?", "Because \ue000?"):
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": said, CONTINUES: True}]
         prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{said}"
         assert ChatTemplate(CHATML, process=shared).render(messages) == prompt
