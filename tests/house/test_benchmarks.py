@@ -212,6 +212,14 @@ def test_planner() -> None:
     assert all(row["exact"] for row in rows if "beam" not in row["case"])
 
 
+def test_gpu() -> None:
+    """Where llama.cpp finds no GPU, each section says so."""
+    result = run("bench_gpu")
+    left_out = result.get("left_out", {})
+    assert {*left_out, *result} >= {"budget", "prompts", "stages"}
+    assert all("finds no GPU" in why for why in left_out.values())
+
+
 def test_lora() -> None:
     rows = run("bench_lora")["rows"]
     assert [row["side"] for row in rows] == ["one", "tensor", "stages"]
