@@ -139,7 +139,7 @@ def install(folder: Path, certificate: bytes, now: float | None = None) -> Membe
     TrustError, and nothing changes, unless this cluster signed it for this key, this device's name and the role worker.
     """
     with locked(folder):
-        membership = required(folder)
+        membership = required_membership(folder)
         try:
             key = (folder / PENDING_FILE).read_bytes()
         except FileNotFoundError:
@@ -170,7 +170,7 @@ def update_crl(folder: Path, crl: bytes) -> Membership:
     one that the cluster's owner did not sign.
     """
     with locked(folder):
-        membership = required(folder)
+        membership = required_membership(folder)
         number, revoked = certificates.read_crl(crl, certificates.from_pem(membership.authority))
         if number <= membership.crl_number or not revoked >= membership.revoked:
             return membership
@@ -178,7 +178,7 @@ def update_crl(folder: Path, crl: bytes) -> Membership:
         return load(folder) or membership
 
 
-def required(folder: Path) -> Membership:
+def required_membership(folder: Path) -> Membership:
     """The membership in a folder that has had one. TrustError if it is gone."""
     membership = load(folder)
     if membership is None:

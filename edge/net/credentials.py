@@ -17,7 +17,7 @@ def credentials(folder: Path | None = None) -> Credentials | None:
 
 def required(folder: Path) -> Credentials:
     """The credentials in a folder that has had some. TrustError if they are gone."""
-    return from_membership(files.required(folder))
+    return from_membership(files.required_membership(folder))
 
 
 def from_membership(stored: files.Membership) -> Credentials:

@@ -281,7 +281,7 @@ class Worker:
         return self._options.credentials
 
     def _membership(self) -> trust_files.Membership:
-        return trust_files.required(self._folder())
+        return trust_files.required_membership(self._folder())
 
     # --- around every call ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import resource
 import shutil
@@ -711,6 +712,26 @@ def test_results_are_there_once_where_a_server_ended_before_it_told_of_them(
     assert restored.status == "completed"
     assert [file.id for file in again.files("me") if file.purpose == "batch_output"] == [restored.output_file_id]
     assert [each["custom_id"] for each in output(again, restored, restored.output_file_id)] == ["a"]
+
+
+def test_an_error_that_nobody_waits_for_is_not_said_to_be_lost(place: Place) -> None:
+    """As of a full disk while a server ends."""
+    told: list[Any] = []
+
+    def fails() -> None:
+        raise OSError("no room")
+
+    async def cancel() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        working = asyncio.create_task(BatchRunner(place.store(), place.models).do(fails))
+        await asyncio.sleep(0)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        del working
+        gc.collect()
+
+    asyncio.run(cancel())
+    assert told == []
 
 
 def test_who_is_cancelled_leaves_the_store_once_its_work_is_done(place: Place) -> None:

@@ -60,6 +60,7 @@ class BatchRunner:
                 while not thread.done():
                     with suppress(asyncio.CancelledError):
                         await asyncio.wait({thread})
+                thread.exception()  # nobody else takes it where who asked was cancelled
 
     async def resume(self) -> None:
         """Go on with what a server before this one left. OSError, PrefixError."""
