@@ -716,13 +716,13 @@ def test_results_are_there_once_where_a_server_ended_before_it_told_of_them(
 
 def test_an_error_that_nobody_waits_for_is_not_said_to_be_lost(place: Place) -> None:
     """As of a full disk while a server ends."""
-    told: list[Any] = []
+    contexts: list[Any] = []
 
     def fails() -> None:
         raise OSError("no room")
 
     async def cancel() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
         working = asyncio.create_task(BatchRunner(place.store(), place.models).do(fails))
         await asyncio.sleep(0)
         working.cancel()
@@ -731,7 +731,7 @@ def test_an_error_that_nobody_waits_for_is_not_said_to_be_lost(place: Place) -> 
         gc.collect()
 
     asyncio.run(cancel())
-    assert told == []
+    assert contexts == []
 
 
 def test_who_is_cancelled_leaves_the_store_once_its_work_is_done(place: Place) -> None:
