@@ -176,6 +176,20 @@ class Driver:
 
 
 @pytest.mark.usefixtures("on_processor")
+def test_what_is_measured_is_remembered_by_the_batch_and_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice among few rows does not hold for a larger batch."""
+    Driver(monkeypatch)
+    keys: list[str] = []
+    monkeypatch.setattr("edge.gpu.load.processor_rows", lambda batch, a_pass, key, least_s: keys.append(key()) or 0)
+    for name, value in (("_PRODUCTS_BYTES", 0), ("MARGIN_BYTES", 1 << 20)):
+        monkeypatch.setattr(f"edge.gpu.load.{name}", value)
+    for batch in (32, 32, 16):
+        with Engine(MODEL_PATH, replace(OPTIONS, batch=batch, gpu_memory=8400 << 10)) as engine:
+            assert budget_of(engine).streamed
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.usefixtures("on_processor")
 @pytest.mark.parametrize("kib", [6800, 7600, 8400, 9200])
 def test_a_budget_holds_what_the_driver_really_gives(kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(MODEL_PATH, OPTIONS) as engine:
@@ -228,17 +242,23 @@ def test_layers_that_stay_have_buffers_as_large_as_the_device_can_have(monkeypat
     assert max(sizes) <= 3 * layer
 
 
-@pytest.mark.usefixtures("on_processor")
-def test_a_copy_that_failed_is_made_again_in_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    fails: list[bool] = []
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """A list: with something in it the next copy fails, and empties it."""
+    pending: list[bool] = []
 
     def copied(layer: Layer) -> None:
-        if fails:
-            fails.clear()
+        if pending:
+            pending.clear()
             raise EngineError("the driver is gone for a moment")
         copy_layer(layer)
 
     monkeypatch.setattr("edge.llama.layer_stream.copy_layer", copied)
+    return pending
+
+
+@pytest.mark.usefixtures("on_processor")
+def test_a_copy_that_failed_is_made_again_in_the_next_pass(fails: list[bool]) -> None:
     with Engine(MODEL_PATH, with_streamed(MODEL_PATH, 3)) as engine:
         expected = answer(engine)
         fails.append(True)
@@ -250,16 +270,7 @@ def test_a_copy_that_failed_is_made_again_in_the_next_pass(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("on_processor")
-def test_a_copy_that_failed_is_made_again_after_passes_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    fails: list[bool] = []
-
-    def copied(layer: Layer) -> None:
-        if fails:
-            fails.clear()
-            raise EngineError("the driver is gone for a moment")
-        copy_layer(layer)
-
-    monkeypatch.setattr("edge.llama.layer_stream.copy_layer", copied)
+def test_a_copy_that_failed_is_made_again_after_passes_of_few_rows(fails: list[bool]) -> None:
     with Engine(MODEL_PATH, OPTIONS) as engine:
         expected = answer(engine)
     with Engine(MODEL_PATH, with_streamed(MODEL_PATH, 3)) as engine:
