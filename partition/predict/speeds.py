@@ -17,7 +17,7 @@ from partition.predict.hosts import Host, demand
 from partition.predict.hysteresis import lower_bound_factor
 
 FASTEST_LINK_BYTES_PER_S = 50e9  # 400 Gbit/s: a link that is said to do more contradicts the memory behind it
-MOST_S = 3600.0  # for one step of a layer; longer times are refused, whatever was measured
+MOST_S = 3600.0  # for anything that is measured, such as a step or a round trip; longer times are refused
 
 
 @dataclass(frozen=True, slots=True)

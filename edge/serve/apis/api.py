@@ -73,12 +73,12 @@ class Api(Generic[R]):
     lines: bool = False  # a stream is lines of JSON in place of server-sent events; calls of functions come whole
 
 
-def added(total: Any, more: Any) -> Any:
+def accumulated(total: Any, more: Any) -> Any:
     """Return what a value of events is with one more of them: texts and lists go on, objects member by member."""
     if total is None or more is None:
         return total if more is None else more
     if isinstance(more, dict):
-        return {**total, **{key: added(total.get(key), value) for key, value in more.items()}}
+        return {**total, **{key: accumulated(total.get(key), value) for key, value in more.items()}}
     if isinstance(more, list):
         total += more  # in place: a long answer has many
         return total
@@ -89,5 +89,5 @@ def by_index(parts: Iterable[Event]) -> list[dict[str, Any]]:
     """Return what the parts of each `index` add up to, in the order of these."""
     totals: dict[int, dict[str, Any]] = {}
     for part in parts:
-        totals[part["index"]] = added(totals.get(part["index"]), part)
+        totals[part["index"]] = accumulated(totals.get(part["index"]), part)
     return [totals[index] for index in sorted(totals)]

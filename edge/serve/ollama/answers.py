@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from edge.serve.apis.api import Api, Event, ParsedRequest, added
+from edge.serve.apis.api import Api, Event, ParsedRequest, accumulated
 from edge.serve.apis.fields import constrained, template_variables, think_tokens
 from edge.serve.apis.openai_fields import token_logprobs
 from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
@@ -178,7 +178,10 @@ def _head(model: str) -> dict[str, Any]:
 
 def fold(events: Sequence[Event]) -> Event:
     joined = ("message", "response", "thinking", "logprobs")
-    whole = {**events[-1], **reduce(added, ({key: event[key] for key in joined if key in event} for event in events))}
+    whole = {
+        **events[-1],
+        **reduce(accumulated, ({key: event[key] for key in joined if key in event} for event in events)),
+    }
     if "message" in whole:
         whole["message"]["role"] = "assistant"
     return whole
