@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu_side import SIZES
+from benchmarks.gpu_side import LOCKED, SIZES, STREAMED
 from benchmarks.harness import (
     MIB,
     ROOT,
@@ -61,7 +61,7 @@ SHARES = (0.25, 0.5)  # of the layers, that the budget has room for beside the b
 RUNS = 10
 TIMES = ("prompt_s", "token_s", "peak_bytes")
 IN_BUDGET = ("budget_bytes", "account_bytes", "peak_bytes", "streamed")
-MAPPED, LOCKED, STREAMED = "llama.cpp, mapped", "llama.cpp, page-locked", "streamed"
+MAPPED = "llama.cpp, mapped"
 STREAMS, ANSWER, PROMPT = 8, 48, 16  # requests at once; tokens
 ONE, TWO = "one process", "two stages"
 

@@ -20,6 +20,7 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from quant.types import cache_type
 
+LOCKED, STREAMED = "llama.cpp, page-locked", "streamed"
 PROMPT = 512
 TOKENS = 16
 OPTIONS = EngineOptions(context=2 * PROMPT, batch=PROMPT)
@@ -55,9 +56,9 @@ class Peak:
 
 def main() -> None:
     path, how, amount = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    if how == "llama.cpp, page-locked":
-        L.LLAMA_LOAD_MODE_MMAP = L.LLAMA_LOAD_MODE_NONE
-    streamed = how == "streamed"
+    if how == LOCKED:
+        L.LLAMA_LOAD_MODE_MMAP = L.LLAMA_LOAD_MODE_NONE  # as --no-mmap: edge itself always maps files
+    streamed = how == STREAMED
     options = replace(OPTIONS, gpu_memory=amount) if streamed else replace(OPTIONS, gpu_layers=amount)
     llama.initialise()
     took: dict[str, float] = {}
