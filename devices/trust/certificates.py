@@ -107,9 +107,12 @@ def from_pem(pem: bytes) -> x509.Certificate:
 
 
 def from_der(der: bytes) -> x509.Certificate:
-    """A certificate from its shortest form."""
+    """A certificate from its shortest form, and from no other: each has one fingerprint."""
     with _reading("the certificate"):
-        return x509.load_der_x509_certificate(der)
+        certificate = x509.load_der_x509_certificate(der)
+        if der[-len(certificate.signature) - 1] != 0:  # bits of the last byte that do not count
+            raise ValueError("its signature is written in another way")
+        return certificate
 
 
 def same_key(certificate: x509.Certificate | x509.CertificateSigningRequest, key: PublicKey) -> bool:

@@ -107,6 +107,16 @@ def test_a_forged_token_is_the_same_or_an_error(token: str, data: st.DataObject)
     assert content(result) == content(parse_token(token))
 
 
+def test_a_certificate_is_written_in_one_way(cluster: Cluster) -> None:
+    """The last bit of the signature, if it is 0, may be said not to count: to some readers that is the same one."""
+    tokens = (opened(cluster.authority.invite("fuzzed", HOUR_S, NOW)) for _ in range(64))
+    body = bytearray(next(body for body in tokens if body[-33] % 2 == 0))
+    signature = parse_token(sealed(bytes(body))).certificate.signature
+    body[-33 - len(signature)] = 1
+    with pytest.raises(TrustError, match="written in another way"):
+        parse_token(sealed(bytes(body)))
+
+
 @given(body=st.binary(max_size=200))
 def test_any_bytes_with_a_fitting_checksum(body: bytes) -> None:
     with pytest.raises(TrustError):
