@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -216,22 +216,18 @@ class InFlight:
             own.slot.submitted(own.tokens)
         return [own.running for own in giving if own.is_first]
 
-    def timed(self, engine: TextEngine, rows: Sequence[Rows]) -> AbstractContextManager[None]:
-        """Around the submitting of rows that answers wait for together, in one step or in parts: the budget learns of
-        all of them, as a part alone has rows of prompts or of answers."""
+    def took(self, engine: TextEngine, rows: Sequence[Rows], began: float) -> None:
+        """Have the budget learn of rows that answers wait for together, submitted since `began` in one step or in
+        parts: of all of them, as a part alone has rows of prompts or of answers."""
         prompts = prompt_rows(rows)
         if engine.contexts == 1 and not prompts:
-            return nullcontext()
+            return
         n_rows = sum(len(own.tokens) for own in rows)
-        return self._budget.timed(n_rows, prompts) if engine.contexts == 1 else self._timed_in_groups(n_rows, prompts)
-
-    @contextmanager
-    def _timed_in_groups(self, n_rows: int, prompts: int) -> Iterator[None]:
-        """As `timed`: in groups a step is computed behind `submit`, and its time is known once its logits have come."""
-        began = time.perf_counter()
-        yield
-        last = self.steps[-1]
-        last.began, last.n_rows, last.prompt_rows = min(began, last.began), n_rows, prompts
+        if engine.contexts == 1:
+            self._budget.took(n_rows, prompts, self._budget.clock() - began)
+        else:  # a step is computed behind `submit`: its time is known once its logits have come
+            last = self.steps[-1]
+            last.began, last.n_rows, last.prompt_rows = min(began, last.began), n_rows, prompts
 
     def rows_of(self, running: Running) -> list[Rows]:
         """The rows of a request that were not cancelled."""

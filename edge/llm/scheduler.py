@@ -279,12 +279,13 @@ class Scheduler(Closing):
             rows = [own for own in rows if own.running is not last]
         if not rows:
             return False
-        with self._in_flight.timed(self.engine, rows):
-            for step in in_one_graph(rows, self.engine):
-                while self.engine.stages == 1 and self._in_flight.has(step[0].slot.group):  # of one before it
-                    self._collect()
-                for running in self._in_flight.submit(self.engine, step):
-                    self._ready.remove(running)
+        began = self._budget.clock()
+        for step in in_one_graph(rows, self.engine):
+            while self.engine.stages == 1 and self._in_flight.has(step[0].slot.group):  # of one before it
+                self._collect()
+            for running in self._in_flight.submit(self.engine, step):
+                self._ready.remove(running)
+        self._in_flight.took(self.engine, rows, began)
         for own in rows:
             own.running.tell_prefill()
         return True

@@ -149,7 +149,7 @@ class States:
         self._file, self._context, self.kv = file, context, kv
         self.snapshots = Snapshots(context, snapshot_bytes) if context.blank_snapshot is not None else None
         self.use = CacheUse()
-        self.prefiller: Any = None  # the placement that computes prompts, a `Prefiller`; None: this one
+        self.prefiller: Any = None  # the placement that computes prompts, a `PrefillPlacement`; None: this one
         self._transposed = False  # how this context has values; found out by the first block that it refuses
         self.sealed: SealedBlocks | None = None  # where blocks are kept; None: nowhere
         # Makes tokens names of blocks; only rank 0 has the owner's. Without one, snapshots are of this process alone.

@@ -277,9 +277,10 @@ def test_gaps_that_scatter_keep_to_the_target(itl_s: float | None, least: float,
         prompt: Any = SimpleNamespace(number=9, pending=700, to_prefill=700, added_at=now[0], answer=[])
         while prompt.pending > 1:
             prompt_rows = budget.choose([*answers, prompt], 0, lambda n: n)[-1][1]
-            with budget.timed(4 + prompt_rows, prompt_rows):
-                burst = 3.0 if rng.random() < 0.02 else 1.0
-                now[0] += (0.050 + 0.004 * prompt_rows) * rng.gauss(1.0, 0.05) * burst
+            burst = 3.0 if rng.random() < 0.02 else 1.0
+            took_s = (0.050 + 0.004 * prompt_rows) * rng.gauss(1.0, 0.05) * burst
+            now[0] += took_s
+            budget.took(4 + prompt_rows, prompt_rows, took_s)
             submitted += prompt_rows
             prompt.pending -= prompt_rows
             targets.step([Came(answer, 1, True) for answer in answers], now[0], submitted)
