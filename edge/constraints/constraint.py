@@ -26,7 +26,7 @@ from quant.text import bytes_text
 
 WAIT_S = 20.0  # for an answer: the process may get little of a busy processor
 _POLL_S = 0.1  # between checks whether anybody still waits
-_NAMES = {"grammar": "grammar", "json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+KINDS = {"grammar": "grammar", "json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
 Mask = NDArray[np.bool_]  # grammar mask [n_vocab]: tokens that may come next
 
 
@@ -47,7 +47,7 @@ class Constraint:
         given_up: Callable[[], bool] = never_given_up,
         wait_s: float = WAIT_S,
     ) -> None:
-        """kind: a key of _NAMES. given_up: returns whether nobody waits any more; called while the constraint
+        """kind: a key of KINDS. given_up: returns whether nobody waits any more; called while the constraint
         compiles."""
         self._n_vocab, self._kind, self._wait_s = model.n_vocab, kind, wait_s
         self._has_begun = False
@@ -55,7 +55,7 @@ class Constraint:
         try:
             self._socket = process_of(model).start(tokenizer=kind != "grammar")
         except OSError as error:
-            raise SamplingError(f"the process that follows a {_NAMES[kind]} cannot be started: {error}") from error
+            raise SamplingError(f"the process that follows a {KINDS[kind]} cannot be started: {error}") from error
         self._socket.settimeout(wait_s)
         self._stream = self._socket.makefile("rb")
         self._end = weakref.finalize(self, _close, self._stream, self._socket)
@@ -150,7 +150,7 @@ class Constraint:
     def _failed(self, reason: str) -> SamplingError:
         """Close, and return the error that this and all later requests raise."""
         self.close()
-        self._error = SamplingError(f"this {_NAMES[self._kind]} {reason}")
+        self._error = SamplingError(f"this {KINDS[self._kind]} {reason}")
         return self._error
 
     @property
@@ -172,21 +172,3 @@ class Constraint:
 def _close(stream: BinaryIO, its_socket: socket.socket) -> None:
     stream.close()
     its_socket.close()
-
-
-def constraint_for(
-    model: Model,
-    *,
-    grammar: str | None,
-    json_schema: str | None,
-    regex: str | None,
-    lark: str | None,
-    given_up: Callable[[], bool] = never_given_up,
-) -> Constraint | None:
-    """Return the constraint of the argument that is not None; None if all are. SamplingError if it cannot be used, or
-    nobody waits for it any more."""
-    sources = {"grammar": grammar, "json_schema": json_schema, "regex": regex, "lark": lark}
-    for kind, source in sources.items():
-        if source is not None:
-            return Constraint(model, kind, source, given_up)
-    return None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.constraints.constraint import Mask, constraint_for, never_given_up
+from edge.constraints.constraint import KINDS, Constraint, Mask, never_given_up
 from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
@@ -95,7 +95,7 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if not -MAX_BIAS <= bias <= MAX_BIAS:
                 raise SamplingError(f"logit_bias of token {token} must be from {-MAX_BIAS} to {MAX_BIAS}, it is {bias}")
-        if sum(constraint is not None for constraint in (self.grammar, self.json_schema, self.regex, self.lark)) > 1:
+        if sum(getattr(self, kind) is not None for kind in KINDS) > 1:
             raise SamplingError("give one of a GBNF grammar, a JSON schema, a regular expression and a Lark grammar")
         if self.grammar is not None and not self.grammar.strip():
             raise SamplingError("the grammar is empty")  # llama.cpp would take it for none
@@ -140,14 +140,8 @@ class TokenSampler:
         self._needs = _needs(params)
         self._candidates = native.Candidates(model.n_vocab)
         self._chain = native.Sampler.chain(parts)
-        self._constraint = constraint_for(
-            model,
-            grammar=params.grammar,
-            json_schema=params.json_schema,
-            regex=params.regex,
-            lark=params.lark,
-            given_up=given_up,
-        )
+        constraint = next(((kind, text) for kind in KINDS if (text := getattr(params, kind)) is not None), None)
+        self._constraint = Constraint(model, *constraint, given_up) if constraint is not None else None
 
     @property
     def is_constrained(self) -> bool:
