@@ -249,7 +249,8 @@ class ModelRunner(Closing):
 class Engine(PlacedRows, ModelRunner):
     """A model ready to decode tokens. `close()` frees it; it is also a context manager."""
 
-    stages = contexts = 1
+    stages = groups = contexts = 1
+    logits_cross = False
     listener: HiddenListener | None = None
 
     @cached_property
@@ -320,16 +321,6 @@ class Engine(PlacedRows, ModelRunner):
     def collect(self) -> NDArray[np.float32]:
         """Logits [rows, n_vocab] of the oldest step with any that was not collected, valid until the next decode."""
         return self._submitted.popleft()
-
-    @property
-    def groups(self) -> int:
-        """Number of microbatches: as many as stages."""
-        return self.stages
-
-    @property
-    def logits_cross(self) -> bool:
-        """False: they are on this device."""
-        return False
 
     @property
     def failed(self) -> Exception | None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from edge.adapters.adapter import Scales
 from edge.bounds.repetition import Repetition
 from edge.errors import EngineError
 from edge.llm.interface import TextEngine
-from edge.llm.requests import PrefillProgress, Request, Running
-from edge.llm.sampler import SamplingParams
+from edge.llm.requests import Request, Running
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
 from edge.llm.slot import Slot
-from edge.multimodal.media import EmbeddingRows, text_of
-from edge.thinking.tracker import Thinking
+from edge.multimodal.media import text_of
 
 
 @dataclass  # a frozen one takes three times as long to make, for each token; so with the next two
@@ -53,47 +50,18 @@ class Response:
     thought: str = ""  # new text of what the model thinks, which is no part of `text`
 
 
-def generate(
-    scheduler: Scheduler,
-    prompt: Sequence[int],
-    sampling: SamplingParams,
-    *,
-    max_tokens: int | None = None,  # None: until the context is full
-    stop: Sequence[str] = (),  # strings that end the answer and are not part of it
-    thinking: Thinking | None = None,  # as in `Request`
-    on_prefill: PrefillProgress | None = None,
-    adapters: Scales | None = None,  # as in `Request`
-    in_place: bool = False,  # as in `Request`
-    beginning: Callable[[], int] | None = None,  # tokens that stay in a full context; None: the answer ends there
-    media: Sequence[EmbeddingRows] = (),  # as in `Request`
-) -> Iterator[Response]:
-    """Continue `prompt` as the only request of a scheduler, which keeps what was computed for the next prompt.
+def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
+    """Answer the only request of a scheduler, which keeps what was computed for the next prompt.
 
     A token that ends the model's turn is not part of the answer and not counted. Closing the generator, or an
     exception such as KeyboardInterrupt, leaves the scheduler usable. An answer that was not complete when the next one
     began raises EngineError.
     """
     accepted = time.perf_counter()
-    room = scheduler.engine.context - len(prompt)
-    if (
-        beginning is None
-        and scheduler.engine.states.attention.window is None
-        and max_tokens is not None
-        and max_tokens > room
-    ):
-        max_tokens = None
-    request = Request(
-        prompt,
-        max_tokens,
-        sampling,
-        stop,
-        thinking=thinking,
-        adapters=adapters,
-        in_place=in_place,
-        stays=beginning,
-        on_prefill=on_prefill,
-        media=media,
-    )
+    engine, most = scheduler.engine, request.max_tokens
+    ends_when_full = request.stays is None and engine.states.attention.window is None
+    if ends_when_full and most is not None and most > engine.context - len(request.prompt):
+        request = replace(request, max_tokens=None)
     running = scheduler.prepare(request)
     clock = _Clock(accepted, running)
     scheduler.drop_requests()

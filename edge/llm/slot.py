@@ -17,7 +17,7 @@ from edge.errors import ContextFull, EdgeError
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
 from edge.llm.options import SINKS
-from edge.llm.snapshots import NoPlan, SnapshotPlan
+from edge.llm.snapshots import SnapshotPlan
 from edge.multimodal.media import alike, whole
 from edge.prefixes.group import group_start
 
@@ -68,7 +68,7 @@ class Slot:
         self.origin = Origin()
         self.steps: list[int] = []  # the first position of each step that computed them
         self.mirrored = 0  # tokens that a mirror has seen to
-        self.plan: SnapshotPlan = NoPlan()  # of snapshots
+        self.plan = SnapshotPlan()
         self._n_stored = 0  # tokens whose keys and values are on disk, or on their way there
         self._shifting = False  # the next step moves keys
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llm.engine import Engine
@@ -32,14 +32,8 @@ from partition.predict.drafts import FREE, KINDS, MTP, ROLLBACK_ROWS, SELF
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
-T = TypeVar("T")
-
-
-class Enter(Protocol):
-    """`ExitStack.enter_context`: takes what is to be closed later."""
-
-    def __call__(self, opened: AbstractContextManager[T], /) -> T:
-        """Enter a context manager, and return what it gives."""
+Enter = Callable[[AbstractContextManager[Any]], Any]
+"""`ExitStack.enter_context`: takes what is to be closed later."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +234,8 @@ def _predictor(draft: MtpDraft, engine: TextEngine, enter: Enter, steps: Steps) 
     if draft.is_auto and engine.paging is not None:
         return None
     try:
-        return enter(open_predictor(engine, steps))
+        predictor: Predictor = enter(open_predictor(engine, steps))
+        return predictor
     except (EngineError, NotEnoughMemory) as error:
         if not draft.is_auto:
             raise

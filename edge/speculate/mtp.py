@@ -275,12 +275,6 @@ class MtpDrafts(Drafts):
         """Draft for this request."""
         self._request = request
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """The request has its text."""
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """The request has these, too."""
-
     @property
     def behind_s(self) -> float:
         """Seconds that a trial would spend on text; 0 before the first, and where the last draft goes on."""

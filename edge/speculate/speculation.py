@@ -6,18 +6,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edge.llm.interface import Answer, VerifyResult
 from edge.speculate.choice import SIZES, RowChoice
 from edge.speculate.windows import Shape, WindowChoice
 from partition.predict.drafts import MODEL_ACCEPTANCE
 
+if TYPE_CHECKING:
+    from edge.helpers.drafting import DraftDevice  # which takes gRPC with it
+
 FEW = 4  # requests: of more, their own rows share the pass, and drafts bring little
 _LEAST_PLAIN = 3  # passes of one row, for a mean
 
 
-class Drafts(Protocol):
+class Drafts:
     """Where drafts come from. They decide how fast an answer comes, never what it says."""
 
     free: bool  # whether a draft takes next to no time
@@ -25,7 +28,6 @@ class Drafts(Protocol):
 
     def attach(self, request: Answer) -> None:
         """Know the request, before its prompt is taken in."""
-        del request  # most need its tokens alone
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget what was, and take in a prompt."""
@@ -45,18 +47,7 @@ class Drafts(Protocol):
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
         """At most `n` tokens that may follow all these and then `assumed`; fewer, or none, where there is no draft."""
-
-
-class DraftingDevice(Protocol):
-    """`edge.helpers.drafting.DraftDevice`: a worker that drafts."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    @property
-    def is_lost(self) -> bool:
-        """True if it drafts no more."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -146,7 +137,7 @@ class Speculation:
         name: str,
         few: int = FEW,
         *,
-        device: DraftingDevice | None = None,
+        device: DraftDevice | None = None,
         choice: Callable[[], WindowChoice] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
