@@ -79,14 +79,14 @@ class Constraint:
         if self._kind == "grammar":
             return None
         try:
-            return self._rows(self._ask({"masks": list(draft)}))
+            masks: list[Mask | None] = self._ask({"masks": list(draft)})["mask"]
+            return masks
         except SamplingError:
             return None  # the next request raises the error, where it ends this answer alone
 
     def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits [n_vocab] with -inf for tokens that may not come next."""
-        (allowed,) = self._rows(self._ask({}))
-        assert allowed is not None
+        (allowed,) = self._ask({})["mask"]
         return np.where(allowed, logits, np.float32(-np.inf))
 
     def accept(self, token: int) -> None:
@@ -101,23 +101,16 @@ class Constraint:
         """End the process that follows it."""
         self._end()
 
-    def _rows(self, answer: dict[str, Any]) -> list[Mask | None]:
-        """Return the masks that follow an answer."""
-        rows: list[Mask | None] = []
-        for is_there in answer["mask"]:
-            packed = self._stream.read(-(-self._n_vocab // 8)) if is_there else b""
-            if is_there and len(packed) * 8 < self._n_vocab:
-                raise self._failed(self._why({}))
-            rows.append(np.unpackbits(np.frombuffer(packed, np.uint8), count=self._n_vocab) > 0 if is_there else None)
-        return rows
-
     def _ask(self, request: dict[str, Any], given_up: Callable[[], bool] = never_given_up) -> dict[str, Any]:
+        """Return the answer to a request; where it has "mask", with the masks that follow it."""
         if self._error is not None:
             raise self._error
         try:
             self._send(request)
             self._wait(given_up)
             answer: dict[str, Any] = json.loads(self._line() or b"{}")
+            if "mask" in answer:
+                answer["mask"] = [self._mask() if is_there else None for is_there in answer["mask"]]
         except TimeoutError:
             raise self._failed(f"was not {self._done} in {self._wait_s:g} s: the machine is busy") from None
         if "error" in answer:
@@ -136,6 +129,12 @@ class Constraint:
                 raise self._failed("is not needed any more: the client has gone")
             if time.monotonic() > deadline:
                 raise TimeoutError
+
+    def _mask(self) -> Mask:
+        packed = self._stream.read(-(-self._n_vocab // 8))
+        if len(packed) * 8 < self._n_vocab:
+            raise self._failed(self._why({}))
+        return np.unpackbits(np.frombuffer(packed, np.uint8), count=self._n_vocab) > 0
 
     def _line(self) -> bytes:
         try:

@@ -77,15 +77,11 @@ class SamplingParams:
             ("dry_penalty_last_n", self.dry_penalty_last_n, -1, MAX_DRY_LAST_N),
             ("xtc_probability", self.xtc_probability, 0, 1),
             ("xtc_threshold", self.xtc_threshold, 0, 1),
+            ("repeat_penalty", self.repeat_penalty, 1 / MAX_REPEAT_PENALTY, MAX_REPEAT_PENALTY),
         )
         for name, value, low, high in ranges:
             if not low <= value <= high:
                 raise SamplingError(f"{name} must be from {low} to {high}, it is {value}")
-        if not 1 / MAX_REPEAT_PENALTY <= self.repeat_penalty <= MAX_REPEAT_PENALTY:
-            raise SamplingError(
-                f"repeat_penalty must be from {1 / MAX_REPEAT_PENALTY} to {MAX_REPEAT_PENALTY}, it is"
-                f" {self.repeat_penalty}"
-            )
         if len(self.dry_sequence_breakers) > MAX_DRY_BREAKERS or not all(map(_is_breaker, self.dry_sequence_breakers)):
             raise SamplingError(
                 f"dry_sequence_breakers takes up to {MAX_DRY_BREAKERS} texts, each of 1 to {MAX_DRY_BREAKER} bytes"
@@ -138,10 +134,11 @@ class TokenSampler:
         self._biased = np.array(list(params.logit_bias), np.intp)
         self._biases = np.array(list(params.logit_bias.values()), np.float32)
         self._needs = _needs(params)
-        self._candidates = native.Candidates(model.n_vocab)
-        self._chain = native.Sampler.chain(parts)
+        # Before the chain: one that cannot be used would leave it behind.
         constraint = next(((kind, text) for kind in KINDS if (text := getattr(params, kind)) is not None), None)
         self._constraint = Constraint(model, *constraint, given_up) if constraint is not None else None
+        self._candidates = native.Candidates(model.n_vocab)
+        self._chain = native.Sampler.chain(parts)
 
     @property
     def is_constrained(self) -> bool:
