@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,17 +70,8 @@ def room(running: Running, most: int) -> int:
     return max(1, min(most, running.left, full_length(running.slot.engine) - len(running.slot.tokens)))
 
 
-class Batch(NamedTuple):
-    """Rows as `TextEngine.submit` takes them."""
-
-    tokens: list[int]
-    positions: NDArray[np.int_]
-    sequences: NDArray[np.int_]
-    outputs: NDArray[np.int8]
-
-
-def batch(rows: Sequence[Rows]) -> Batch:
-    """All these rows, each behind what its slot holds."""
+def batch(rows: Sequence[Rows]) -> tuple[list[int], NDArray[np.int_], NDArray[np.int_], NDArray[np.int8]]:
+    """All these rows, each behind what its slot holds, as `TextEngine.submit` takes them."""
     tokens: list[int] = []
     positions: list[int] = []
     sequences: list[int] = []
@@ -93,7 +83,7 @@ def batch(rows: Sequence[Rows]) -> Batch:
         positions += range(start, start + n_rows)
         sequences += [slot.sequence] * n_rows
         outputs += [0] * (n_rows - own.logits) + [1] * own.logits
-    return Batch(tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8))
+    return (tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8))
 
 
 def prompt_rows(rows: Sequence[Rows]) -> int:
@@ -211,7 +201,7 @@ class InFlight:
         if giving or in_groups:
             follows_cancelled = any(step.is_cancelled for step in self.steps)
             group = rows[0].slot.group
-            self.steps.append(Step(giving, began, len(whole.tokens), windows, follows_cancelled, group, prompts))
+            self.steps.append(Step(giving, began, len(whole[0]), windows, follows_cancelled, group, prompts))
         for own in rows:
             own.slot.submitted(own.tokens)
         return [own.running for own in giving if own.is_first]
@@ -313,17 +303,10 @@ def in_one_graph(rows: list[Rows], engine: TextEngine) -> list[list[Rows]]:
     return steps
 
 
-class Verified(NamedTuple):
-    """Events of some rows, and how far they were as drafted."""
-
-    events: list[Event]
-    used: int  # rows that were looked at
-    right: int  # tokens behind them that were as submitted
-
-
-def verify(running: Running, logits: NDArray[np.float32], following: Sequence[int]) -> Verified:
+def verify(running: Running, logits: NDArray[np.float32], following: Sequence[int]) -> tuple[list[Event], int, int]:
     """Choose the next tokens of a request by logits [rows, n_vocab]: one, and others as long as they are those that
-    were submitted behind the rows. The row behind a wrong draft knows nothing of what was chosen."""
+    were submitted behind the rows. The row behind a wrong draft knows nothing of what was chosen. Return the events,
+    the rows that were looked at, and the tokens behind them that were as submitted."""
     events: list[Event] = []
     used = right = 0
     try:
@@ -334,7 +317,7 @@ def verify(running: Running, logits: NDArray[np.float32], following: Sequence[in
             right = used
     except SamplingError as error:
         events.append(end_event(running, "error", error))
-    return Verified(events, used, right)
+    return events, used, right
 
 
 def _next(running: Running, logits: NDArray[np.float32]) -> Event:

@@ -69,7 +69,7 @@ class Scheduler(Closing):
         self.waiting: deque[Running] = deque()  # those that have no slot yet
         self.running: list[Running] = []  # in order of admission
         self._ready: deque[Running] = deque()  # those whose next rows can be submitted
-        self._budget = StepBudget(engine.batch, clock, targets=targets)
+        self._budget = StepBudget(engine.batch, clock, targets)
         self._in_flight = InFlight(self._budget, engine, microbatches)
         self.slots = Slots(engine, slots, keep=keep)
         self._events: list[Event] = []  # to be returned by the next step

@@ -128,7 +128,9 @@ class Snapshots:
 
     def has(self, block_hash: bytes) -> bool:
         """Return whether there is a snapshot behind this block."""
-        return block_hash in self._cache or self._is_kept(block_hash)
+        return block_hash in self._cache or (
+            self.sealed is not None and self.sealed.count([_kept_name(block_hash)]) == 1
+        )
 
     def set_back(self, sequence: int, length: int, block_hash: bytes) -> bool:
         """Set a sequence back to its first `length` tokens, of which this is the last block. False where there is no
@@ -163,9 +165,6 @@ class Snapshots:
     def up_to_last(self, hashes: Sequence[bytes]) -> int:
         """Return how many leading ones of these blocks there are up to the last with a snapshot."""
         return next((n for n in range(len(hashes), 0, -1) if self.has(hashes[n - 1])), 0)
-
-    def _is_kept(self, block_hash: bytes) -> bool:
-        return self.sealed is not None and self.sealed.count([_kept_name(block_hash)]) == 1
 
 
 def _kept_name(block_hash: bytes) -> bytes:

@@ -39,13 +39,6 @@ class Came(NamedTuple):
     is_plain: bool  # its row was the next token of an answer, with no draft behind it
 
 
-class Wait(NamedTuple):
-    """A prompt whose first token somebody waits for."""
-
-    pending: int  # tokens to compute
-    waited_s: float
-
-
 class LatencyTargets:
     """Targets, the model of gaps that sizes steps by them, and how many were met. It outlives its schedulers."""
 
@@ -57,9 +50,9 @@ class LatencyTargets:
         self._plain_s: deque[float] = deque(maxlen=_REMEMBERED_GAPS)
         self._mixed: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_GAPS)  # (prompt rows, seconds)
 
-    def rows(self, waits: Iterable[Wait]) -> int:
+    def rows(self, waits: Iterable[tuple[int, float]]) -> int:
         """Return how many prompt rows the next gap may have; `LEAST_ROWS` or more, as prompts must come to their end.
-        waits: prompts without a first token."""
+        waits: of prompts without a first token, tokens to compute and seconds that they waited."""
         if not self._mixed:
             return TILE_ROWS
         base_s = statistics.median(self._plain_s) if self._plain_s else 0.0
@@ -70,7 +63,7 @@ class LatencyTargets:
             most = min(most, max(TILE_ROWS, self._for_first_tokens(waits, base_s, cost_s, most)))
         return int(max(LEAST_ROWS, min(most, _GROWTH * max(rows for rows, _ in self._mixed))))
 
-    def _for_first_tokens(self, waits: Iterable[Wait], base_s: float, cost_s: float, most: float) -> float:
+    def _for_first_tokens(self, waits: Iterable[tuple[int, float]], base_s: float, cost_s: float, most: float) -> float:
         """Rows of a gap by which all these first tokens come in time, short prompts first; `most` where one cannot.
         n tokens take n / rows gaps, which last n / rows * base + n * cost."""
         assert self.ttft_s is not None
@@ -121,18 +114,12 @@ class LatencyTargets:
 class StepBudget:
     """Follows how fast steps with prompts are computed here, rows of answers among theirs."""
 
-    def __init__(
-        self,
-        most_rows: int,
-        clock: Callable[[], float],
-        groups: int = 1,
-        targets: LatencyTargets | None = None,
-        turns: int = 1,
-    ) -> None:
-        """most_rows: of a step. clock: seconds. groups: that answers form, each for a step of its own. targets: size
-        steps with prompts, in place of STEP_S. turns: steps that may lie between two tokens of an answer."""
-        self.clock, self._most_rows, self.groups = clock, most_rows, groups
-        self._targets, self.turns = targets, turns
+    groups = 1  # that answers form, each for a step of its own
+    turns = 1  # steps that may lie between two tokens of an answer
+
+    def __init__(self, most_rows: int, clock: Callable[[], float], targets: LatencyTargets | None = None) -> None:
+        """most_rows: of a step. clock: seconds. targets: size steps with prompts, in place of STEP_S."""
+        self.clock, self._most_rows, self._targets = clock, most_rows, targets
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
         self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
         self._others_wait = False  # for the last step that was chosen
@@ -188,7 +175,7 @@ class StepBudget:
     def _within_targets(self, targets: LatencyTargets, answers: int, turns: int, prefilling: Iterable[Running]) -> int:
         """Rows for prompts in a step that has so many answers, one of `turns`: whole tiles, where these fit."""
         now = self.clock()
-        waits = [Wait(prompt.pending, now - prompt.added_at) for prompt in prefilling if not prompt.answer]
+        waits = [(prompt.pending, now - prompt.added_at) for prompt in prefilling if not prompt.answer]
         rows = max(LEAST_ROWS, targets.rows(waits) // turns)
         in_tiles = (answers + rows) // TILE_ROWS * TILE_ROWS - answers
         return in_tiles if in_tiles >= LEAST_ROWS else rows

@@ -30,15 +30,11 @@ def owner_key(folder: Path | None = None) -> bytes:
     """
     path = (folder or state_folder()) / _FILE
     try:
-        try:
-            return _checked(path)
-        except FileNotFoundError:
+        if not os.path.lexists(path):
             with locked(path.parent):  # of two processes that begin at once, the second takes the key of the first
-                try:
-                    return _checked(path)
-                except FileNotFoundError:
+                if not os.path.lexists(path):
                     write_private(path, secrets.token_bytes(KEY_BYTES))
-                    return _checked(path)
+        return _checked(path)
     except OSError as exc:
         raise PrefixError(
             f"the key of the prefix cache, {path}, cannot be used: {exc.strerror or exc}; make that possible, delete"

@@ -198,23 +198,22 @@ def speculation(
     file = GgufFile.open(draft.path if isinstance(draft, WorkerDraft) else draft)
     check_loadable(file)
     check_vocabulary(engine.file, file)
+    device = None
     if isinstance(draft, WorkerDraft):
         from edge.helpers.drafting import DraftDevice  # which takes gRPC with it
 
         n_vocab, insecure = engine.model.n_vocab, draft.insecure
         device = enter(DraftDevice(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps))
-        return Speculation(
-            partial(ModelDrafts, device, DraftPace(), clock), file.path.name, 1, device=device, clock=clock
+    else:
+        options = EngineOptions(
+            context=engine.context,
+            threads=engine.threads,
+            repack=None if engine.paging is None else False,
+            gpu_layers=0 if engine.gpu_layers and engine.gpu_layers.budget else None,
         )
-    budgeted = engine.paging is not None
-    options = EngineOptions(
-        context=engine.context,
-        threads=engine.threads,
-        repack=False if budgeted else None,
-        gpu_layers=0 if engine.gpu_layers and engine.gpu_layers.budget else None,
-    )
-    small = GreedyDrafter(enter(Engine(draft, options)))
-    return Speculation(partial(ModelDrafts, small, DraftPace(), clock), draft.name, 1, clock=clock)
+        small = GreedyDrafter(enter(Engine(draft, options)))
+    drafts_of_model = partial(ModelDrafts, device or small, DraftPace(), clock)
+    return Speculation(drafts_of_model, file.path.name, 1, device=device, clock=clock)
 
 
 def _why_not(engine: TextEngine) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -18,21 +19,14 @@ _PROMPT = 12  # tokens: as many as a trial takes in
 _ROUNDS = (1, *SIZES), SIZES  # the faster of two passes counts, each beside passes of one row that are warm
 
 
+@dataclass
 class RandomText:
     """A request whose text is random, and ends otherwise each time: of it nothing is drafted yet."""
 
-    left, sequence = 1 << 20, 0
-    answer: tuple[int, ...] = ()
-
-    def __init__(self, n_vocab: int) -> None:
-        self.prompt = [int(token) for token in np.random.default_rng(0).integers(0, n_vocab, _PROMPT)]
-        self._n_vocab, self._numbers = n_vocab, count()
-        self.tokens: list[int] = []
-        self.go_on()
-
-    def go_on(self) -> None:
-        """Let another token follow the prompt."""
-        self.tokens = [*self.prompt, next(self._numbers) % self._n_vocab]
+    prompt: list[int]
+    tokens: list[int]
+    answer: Sequence[int] = ()
+    sequence: int = 0
 
 
 def profile_passes(
@@ -40,19 +34,20 @@ def profile_passes(
 ) -> None:
     """Let a drafter know what passes of each size take, as far as the limit allows. One pass of a slow model is over
     it: then its first answers tell. The engine's cache is empty afterwards. clock: in seconds."""
-    text, began = RandomText(engine.model.n_vocab), clock()
+    n_vocab, numbers, began = engine.model.n_vocab, count(), clock()
+    prompt = np.random.default_rng(0).integers(0, n_vocab, _PROMPT).tolist()
     most = min(engine.outputs, engine.batch, engine.context - _PROMPT - 1)
     if engine.rollback is not None:
         most = min(most, 1 + engine.rollback)
     engine.kv_clear()
     slot = Slot(engine)
-    slot.prefill(text.prompt, top=1)
+    slot.prefill(prompt, top=1)
     plain_s = last_s = clock() - began
     for sizes in _ROUNDS:
         for size in (size for size in sizes if size <= most):
             if clock() - began + 2 * last_s > limit_s:
                 break
-            text.go_on()
+            text = RandomText(prompt, [*prompt, next(numbers) % n_vocab])
             pass_began = clock()
             drafter.profile_pass(text, size, lambda tokens: slot.decode(tokens, "all", top=1))
             last_s = clock() - pass_began

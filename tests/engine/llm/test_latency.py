@@ -188,7 +188,8 @@ def test_a_step_within_a_target_has_whole_tiles(answers: int, in_flight: int, tu
     answer.tokens(8, 0.499)
     answer.tokens(8, 0.499 + 80 * 0.005, 80)
     assert targets.rows([]) == 80
-    budget = StepBudget(512, lambda: 0.0, turns, targets, turns)
+    budget = StepBudget(512, lambda: 0.0, targets)
+    budget.groups = budget.turns = turns
     prompt: Any = SimpleNamespace(number=99, pending=400, to_prefill=400, added_at=0.0, answer=[])
     ready: list[Any] = [SimpleNamespace(number=n, pending=1, to_prefill=0) for n in range(answers)]
     chosen = budget.choose([*ready, prompt], in_flight, lambda longest: 512)
@@ -200,7 +201,7 @@ def test_less_than_a_tile_where_a_target_allows_no_more() -> None:
     answer = Answer(targets)
     answer.token(0.039)
     answer.token(0.039 + 16 * 0.005, 16)
-    budget = StepBudget(512, lambda: 0.0, 1, targets)
+    budget = StepBudget(512, lambda: 0.0, targets)
     prompt: Any = SimpleNamespace(number=9, pending=400, to_prefill=400, added_at=0.0, answer=[])
     first: Any = SimpleNamespace(number=1, pending=1, to_prefill=0)
     assert budget.choose([first, prompt], 0, lambda longest: 512)[-1] == (prompt, 10)
@@ -268,7 +269,7 @@ def test_gaps_that_scatter_keep_to_the_target(itl_s: float | None, least: float,
     takes a quarter of a second: hardly any gap of 150 ms."""
     rng, now = random.Random(7), [0.0]
     targets = LatencyTargets(itl_s=itl_s or 0.15)
-    budget = StepBudget(512, lambda: now[0], 1, targets if itl_s else None)
+    budget = StepBudget(512, lambda: now[0], targets if itl_s else None)
     answers: list[Any] = [
         SimpleNamespace(number=n, pending=1, to_prefill=0, token_at=0.0, prompt_rows_at=0, answer=[0]) for n in range(4)
     ]
