@@ -309,7 +309,8 @@ class Chat:
         saved = {"format": _FORMAT, "messages": messages, **({"document": self.document} if self.document else {})}
         text = json.dumps(saved, ensure_ascii=False, indent=1)
         try:
-            write_whole(path, (text + "\n").encode())
+            # Half of a surrogate pair has no bytes in UTF-8: it stays an escape, as JSON has them.
+            write_whole(path, (text + "\n").encode(errors="backslashreplace"))
         except OSError as error:  # its own words name a temporary file
             raise OSError(f"{path}: cannot be saved: {error.strerror or error}") from error
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from edge.adapters.adapter import Scales
 from edge.adapters.file import CheckedAdapter
 from edge.constraints.constraint import Mask
+from edge.errors import ContextFull, EngineError
 from edge.llama.attention_kernel import AttentionKernel
 from edge.llama.llama import Model
 from edge.llama.predicting import HiddenListener
-from edge.llm.engine import Outputs
 from edge.llm.states import CacheUse
 from edge.paging.gpu_layers import GpuLayers
 from edge.paging.memory import MemoryNeed
@@ -27,6 +27,8 @@ from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
 from quant.gguf.file import GgufFile
+
+Outputs = Literal["last", "all", "none"]
 
 
 class SequenceSnapshots(Protocol):
@@ -136,6 +138,42 @@ class TextEngine(Protocol):
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None: ...
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None: ...
     def kv_clear(self) -> None: ...
+
+
+class DecodesBySteps:
+    """`decode` of an engine that has `submit` and `collect`."""
+
+    def decode(
+        self: TextEngine,
+        tokens: Sequence[int] | NDArray[np.int32],
+        start: int,
+        *,
+        sequence: int = 0,
+        outputs: Outputs = "last",
+        top: int = 0,
+        masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
+    ) -> NDArray[np.float32]:
+        """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
+
+        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array; valid until
+        the next decode. top: the caller needs only so many of the largest logits, and as many of what the mask of each
+        row with logits allows; others may be -inf. adapters: scales of its adapters, (): without any; None: those that
+        the options say.
+        """
+        n = len(tokens)
+        if not 0 < n <= self.batch:
+            raise EngineError(f"a decode takes 1 to {self.batch} tokens, {n} were given")
+        if start + n > self.context:
+            raise ContextFull(f"{start + n} tokens do not fit in the context of {self.context}; use a larger --context")
+        if self.uncollected:
+            raise EngineError("logits of submitted steps are still to be collected")
+        gives = np.full(n, outputs == "all", np.int8)
+        gives[-1] = outputs != "none"
+        positions, sequences = np.arange(start, start + n), np.full(n, sequence)
+        self.submit(tokens, positions, sequences, gives, top=top, masks=masks, adapters=adapters)
+        rows = self.collect() if outputs != "none" or self.contexts > 1 else np.empty((0, 0), np.float32)
+        return rows[0] if outputs == "last" else rows
 
 
 class RemotePrompt(Protocol):

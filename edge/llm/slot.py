@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from edge.adapters.adapter import Scales
 from edge.elastic.weights import next_size, pass_size
 from edge.errors import ContextFull, EdgeError
-from edge.llm.engine import Outputs
-from edge.llm.interface import TextEngine
+from edge.llm.interface import Outputs, TextEngine
 from edge.llm.options import SINKS
 from edge.llm.snapshots import SnapshotPlan
 from edge.multimodal.media import alike, whole

@@ -78,19 +78,14 @@ class Part(IntFlag):
 
 
 class CacheOwner(Protocol):
-    """The scheduler whose tokens a KV cache holds."""
+    """Interface of `edge.llm.scheduler.Scheduler`, whose tokens a KV cache holds."""
 
     engine: Any  # a `TextEngine`, which has a `CacheUse`
     slots: Any  # `edge.llm.slots.Slots`
 
-    def yield_engine(self) -> None:
-        """Drop what is in flight, because another scheduler is about to use the engine."""
-
-    def follow_engine(self) -> None:
-        """Form steps as another engine takes them, from now on."""
-
-    def preempt_all(self) -> None:
-        """Let all requests wait again, because another engine takes over, and its cache is empty."""
+    def yield_engine(self) -> None: ...
+    def follow_engine(self) -> None: ...
+    def preempt_all(self) -> None: ...
 
 
 class CacheUse:

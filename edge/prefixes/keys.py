@@ -30,11 +30,15 @@ def owner_key(folder: Path | None = None) -> bytes:
     """
     path = (folder or state_folder()) / _FILE
     try:
-        if not os.path.lexists(path):
+        try:
+            return _checked(path)
+        except FileNotFoundError:
             with locked(path.parent):  # of two processes that begin at once, the second takes the key of the first
-                if not os.path.lexists(path):
+                try:
+                    return _checked(path)
+                except FileNotFoundError:
                     write_private(path, secrets.token_bytes(KEY_BYTES))
-        return _checked(path)
+                    return _checked(path)
     except OSError as exc:
         raise PrefixError(
             f"the key of the prefix cache, {path}, cannot be used: {exc.strerror or exc}; make that possible, delete"

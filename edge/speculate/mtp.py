@@ -272,7 +272,6 @@ class MtpDrafts(Drafts):
         self._last = 0  # tokens of the last draft
 
     def attach(self, request: Answer) -> None:
-        """Draft for this request."""
         self._request = request
 
     @property

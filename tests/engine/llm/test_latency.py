@@ -13,7 +13,7 @@ from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.step_budget import AIM, LONGEST_GAP_S, Came, LatencyTargets, StepBudget, Wait
+from edge.llm.step_budget import AIM, LONGEST_GAP_S, Came, LatencyTargets, StepBudget
 from tests.conftest import Synthetic
 from tests.support.adapters import write_adapter
 from tests.support.deployments import EXACT
@@ -123,16 +123,16 @@ def test_the_longest_gap_of_a_step_counts_once() -> None:
 @pytest.mark.parametrize(
     ("ttft_s", "waits", "rows"),
     [
-        (10.0, [Wait(400, 0.0)], 16),  # a tile: 400 / 16 gaps of 40 ms, and 0.8 s for the rows
-        (2.0, [Wait(400, 0.0)], 16),  # 400 * 0.04 / (1.8 - 0.8) = 16
-        (2.0, [Wait(400, 0.5)], 32),  # 400 * 0.04 / (1.8 - 0.5 - 0.8) = 32
-        (2.0, [Wait(400, 0.5), Wait(100, 0.0)], 66),  # the short one first: 500 * 0.04 / (1.3 - 1)
-        (2.0, [Wait(400, 1.5)], 192),  # too late: as many as LONGEST_GAP_S and what was measured allow
+        (10.0, [(400, 0.0)], 16),  # a tile: 400 / 16 gaps of 40 ms, and 0.8 s for the rows
+        (2.0, [(400, 0.0)], 16),  # 400 * 0.04 / (1.8 - 0.8) = 16
+        (2.0, [(400, 0.5)], 32),  # 400 * 0.04 / (1.8 - 0.5 - 0.8) = 32
+        (2.0, [(400, 0.5), (100, 0.0)], 66),  # the short one first: 500 * 0.04 / (1.3 - 1)
+        (2.0, [(400, 1.5)], 192),  # too late: as many as LONGEST_GAP_S and what was measured allow
         (2.0, [], 16),  # all of them have answers already
     ],
 )
 def test_without_a_target_for_gaps_they_are_as_short_as_first_tokens_allow(
-    ttft_s: float, waits: Sequence[Wait], rows: int
+    ttft_s: float, waits: Sequence[tuple[int, float]], rows: int
 ) -> None:
     targets = LatencyTargets(ttft_s=ttft_s)
     answer = Answer(targets)
@@ -140,7 +140,7 @@ def test_without_a_target_for_gaps_they_are_as_short_as_first_tokens_allow(
     answer.token(0.040 + 64 * 0.002, 64)
     assert targets.rows(waits) == rows
     answer.tokens(8, 0.040 + 400 * 0.002, 400)
-    assert targets.rows([Wait(400, 99.0)]) == pytest.approx(rows_within(LONGEST_GAP_S, 0.040, 0.002), abs=1)
+    assert targets.rows([(400, 99.0)]) == pytest.approx(rows_within(LONGEST_GAP_S, 0.040, 0.002), abs=1)
     both = LatencyTargets(0.2, ttft_s)
     Answer(both).token(0.160, 16)
     assert both.rows(waits) == 18  # gaps come first

@@ -82,7 +82,7 @@ def test_what_is_written_is_there_for_this_user_alone(store: PrefixStore) -> Non
 def test_only_names_of_32_bytes_reach_a_path(store: PrefixStore, wrong: bytes) -> None:
     for use in (
         lambda n: store.read(n, memoryview(bytearray())),
-        store.has,
+        store.n_bytes,
         store.remove,
         store.touch,
         lambda n: store.write(n, b""),
