@@ -22,7 +22,6 @@ from edge.quantization.gguf import model_in_type
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.mtp import Predictor, check_mtp, mtp_bytes, mtp_drafts, open_predictor
 from edge.speculate.ngrams import NgramDrafts
-from edge.speculate.profiling import profile_passes
 from edge.speculate.small_model import DraftPace, ModelDrafts, check_vocabulary
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
@@ -189,7 +188,7 @@ def speculation(
         if predictor is not None:
             own = Speculation(mtp_drafts(predictor, clock), MTP, clock=clock)
             if engine.paging is None:  # a pass that reads weights from a disk may take as long as an answer
-                profile_passes(own, engine, clock=clock)
+                own.profile(engine)
             return own
         draft = "auto"
     if isinstance(draft, str):
