@@ -80,20 +80,18 @@ def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
                     raise event.error
                 if event.token_id is not None:
                     clock.token()
-                    yield Response(
-                        event.text, event.token_id, None, clock.usage(), clock.timing(), thought=event.thought
-                    )
+                    yield clock.response(event.text, event.token_id, None, event.thought)
                 finish = event.finish_reason
     finally:
         scheduler.cancel(running.number)
         scheduler.engine.answered(running.step_s)
     thought, rest = ("", "") if event.token_id is not None else (event.thought, event.text)
     repetition = running.continuation.repetition if finish == "repetition" else None
-    yield Response(rest, None, finish, clock.usage(), clock.timing(), repetition, thought)
+    yield clock.response(rest, None, finish, thought, repetition)
 
 
 class _Clock:
-    """When what happened."""
+    """When what happened, as responses say it."""
 
     def __init__(self, accepted: float, running: Running) -> None:
         self._accepted, self._running = accepted, running
@@ -106,28 +104,28 @@ class _Clock:
             self._first = self._last
         self._tokens += 1
 
-    def usage(self) -> Usage:
-        running = self._running
-        return Usage(
-            len(running.request.prompt),
-            running.cached_tokens or 0,
+    def response(
+        self, text: str, token_id: int | None, reason: str | None, thought: str, repetition: Repetition | None = None
+    ) -> Response:
+        running, cached_tokens = self._running, self._running.cached_tokens or 0
+        usage = Usage(
+            len(running.prompt),
+            cached_tokens,
             self._tokens,
             running.restored_tokens,
             running.dropped_tokens,
             running.continuation.thought_tokens,
         )
-
-    def timing(self) -> Timing:
         after_first = self._tokens - 1
         tpot = (self._last - self._first) / after_first if after_first > 0 else 0.0
-        computed = len(self._running.prompt) - (self._running.cached_tokens or 0)
-        prefill = self._running.prefilled_at - self._accepted
-        return Timing(
+        computed, prefill = len(running.prompt) - cached_tokens, running.prefilled_at - self._accepted
+        timing = Timing(
             ttft_s=self._first - self._accepted,
             tpot_s=tpot,
             prefill_tokens_per_s=computed / prefill if prefill > 0 else 0.0,
             decode_tokens_per_s=1 / tpot if tpot > 0 else 0.0,
         )
+        return Response(text, token_id, reason, usage, timing, repetition, thought)
 
 
 class GreedyDrafter:

@@ -28,7 +28,7 @@ from edge.errors import EdgeError, MediaError, SamplingError
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
-from edge.llm.slot import Slot, full_length, is_full
+from edge.llm.slot import Slot, full_length
 from edge.llm.step_budget import StepBudget
 from edge.multimodal.media import alike
 from edge.thinking.splitter import Split
@@ -176,7 +176,7 @@ class InFlight:
         assert running.slot is not None
         behind = [token for rows in self.rows_of(running) for token in rows.tokens]
         left = running.left - len(behind)
-        if behind and (left <= 0 or is_full(running.slot)):
+        if behind and (left <= 0 or len(running.slot.tokens) >= full_length(running.slot.engine)):
             return Rows(running, [], 0)
         first, assumed = ([], behind[1:]) if behind else (running.tokens[-1:], [])
         tokens = [*drafter.draft(running, first, room(running, min(n_rows, left)), assumed)]

@@ -325,11 +325,6 @@ def full_length(engine: TextEngine) -> int:
     return engine.context if window is None else SINKS + window
 
 
-def is_full(slot: Slot) -> bool:
-    """True if no further token fits."""
-    return len(slot.tokens) >= full_length(slot.engine)
-
-
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many tokens two histories begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
