@@ -20,7 +20,7 @@ from edge.llm.interface import TextEngine
 from edge.llm.requests import Event, RemoteAnswer, Running
 from edge.llm.slot import Former, Slot, common_prefix
 from partition.plan.plan import Range
-from partition.predict.migration import HEADROOM, Migration, Pace, PlacementLoad, best
+from partition.predict.migration import HEADROOM, LEAST_TOKENS, Migration, Pace, PlacementLoad, best
 from partition.state.sequence import KVBlock
 
 LOOK_S = 0.05  # how soon who waits for keys and values hears that it is to stop
@@ -71,6 +71,25 @@ class Slots:
             if not idle:
                 return False
             min(idle, key=lambda slot: slot.used).cut(0)
+        return True
+
+    def write(self, slot: Slot, tokens: Sequence[int], blocks: Sequence[KVBlock]) -> bool:
+        """Continue a slot by keys and values from elsewhere, of these tokens. False where they have no room, or this
+        cache cannot take them; what was written before stays. The errors of an engine that has failed."""
+        try:
+            for block in blocks:
+                start, stop = block.positions.start, block.positions.stop
+                if not start <= len(slot.tokens) < stop or not self.make_room(stop - start):
+                    return False
+                if start < len(slot.tokens):
+                    slot.cut(start)
+                    if len(slot.tokens) != start:  # this cache had to forget more
+                        return False
+                self._engine.states.write(slot.sequence, block)
+                slot.submitted(tokens[start:stop])
+        except EdgeError:
+            slot.cut(len(slot.tokens))  # raises where the engine has failed
+            return False
         return True
 
     def place(self, history: Sequence[int], growth: int, namespace: str = "") -> Placement | None:
@@ -243,8 +262,9 @@ class RemotePrompts:
         ready: list[Running] = []
         for running in [*self.requests]:
             assert running.remote is not None
+            assert running.slot is not None
             blocks, is_over = running.remote.take()
-            if blocks and not self._write(running, blocks):
+            if blocks and not self._slots.write(running.slot, running.tokens, blocks):
                 running.release_remote()
                 is_over = True
             if blocks:
@@ -258,22 +278,6 @@ class RemotePrompts:
         """Wait for keys and values, for `LOOK_S` at most."""
         if self.requests[0].remote is not None:
             self.requests[0].remote.wait(LOOK_S)
-
-    def _write(self, running: Running, blocks: Sequence[KVBlock]) -> bool:
-        """Continue a slot. False where it has no room, or this cache cannot take them; what was written before stays.
-        The errors of an engine that has failed."""
-        slot = running.slot
-        assert slot is not None
-        for block in blocks:
-            if not self._slots.make_room(len(block.positions)):
-                return False
-            try:
-                self._engine.states.write(slot.sequence, block)
-            except EdgeError:
-                slot.cut(len(slot.tokens))  # raises where the engine has failed
-                return False
-            slot.submitted(running.tokens[block.positions.start : block.positions.stop])
-        return True
 
 
 class AwayRequests:
@@ -363,8 +367,11 @@ class AwayRequests:
         return self._placement is not None and self._slots.keeps and is_able and not is_special
 
     def _migration(self, running: Running) -> Migration:
-        token_s = self._placement.copy_token_s
-        return running.migration(None if token_s is None else len(running.tokens) * token_s)
+        """As it may move now. An answer is expected to go on for as long as it went on yet."""
+        n_tokens, n_answer, token_s = len(running.tokens), len(running.answer), self._placement.copy_token_s
+        left = min(running.left, max(n_answer, LEAST_TOKENS))
+        since_move = LEAST_TOKENS if running.moved_at is None else n_answer - running.moved_at
+        return Migration(running.number, n_tokens, left, since_move, None if token_s is None else n_tokens * token_s)
 
     def _load(self, n_running: int, pace: Pace) -> PlacementLoad:
         busy = [len(slot.tokens) + HEADROOM for slot in self._slots.all if slot.busy]
