@@ -39,24 +39,17 @@ class Constraint:
     """Allowed next tokens of one answer. Remembers the tokens it accepted. All methods raise SamplingError if the
     constraint cannot be followed, or takes too much to follow."""
 
-    def __init__(
-        self,
-        model: Model,
-        kind: str,
-        source: str,
-        given_up: Callable[[], bool] = never_given_up,
-        wait_s: float = WAIT_S,
-    ) -> None:
+    def __init__(self, model: Model, kind: str, source: str, given_up: Callable[[], bool] = never_given_up) -> None:
         """kind: a key of KINDS. given_up: returns whether nobody waits any more; called while the constraint
         compiles."""
-        self._n_vocab, self._kind, self._wait_s = model.n_vocab, kind, wait_s
+        self._n_vocab, self._kind = model.n_vocab, kind
         self._has_begun = False
         self._error: SamplingError | None = None
         try:
             self._socket = process_of(model).start(tokenizer=kind != "grammar")
         except OSError as error:
             raise SamplingError(f"the process that follows a {KINDS[kind]} cannot be started: {error}") from error
-        self._socket.settimeout(wait_s)
+        self._socket.settimeout(WAIT_S)
         self._stream = self._socket.makefile("rb")
         self._end = weakref.finalize(self, _close, self._stream, self._socket)
         try:
@@ -95,7 +88,7 @@ class Constraint:
             try:
                 self._send({"accept": token})
             except TimeoutError:
-                self._failed(f"was not {self._done} in {self._wait_s:g} s: the machine is busy")
+                self._failed(f"was not {self._done} in {WAIT_S:g} s: the machine is busy")
 
     def close(self) -> None:
         """End the process that follows it."""
@@ -112,7 +105,7 @@ class Constraint:
             if "mask" in answer:
                 answer["mask"] = [self._mask() if is_there else None for is_there in answer["mask"]]
         except TimeoutError:
-            raise self._failed(f"was not {self._done} in {self._wait_s:g} s: the machine is busy") from None
+            raise self._failed(f"was not {self._done} in {WAIT_S:g} s: the machine is busy") from None
         if "error" in answer:
             self._error = SamplingError(answer["error"])
             raise self._error
@@ -122,7 +115,7 @@ class Constraint:
 
     def _wait(self, given_up: Callable[[], bool]) -> None:
         """Wait until there is an answer. TimeoutError."""
-        deadline, readable = time.monotonic() + self._wait_s, select.poll()
+        deadline, readable = time.monotonic() + WAIT_S, select.poll()
         readable.register(self._socket, select.POLLIN)
         while not readable.poll(1e3 * _POLL_S):
             if given_up():
