@@ -228,8 +228,6 @@ class Scheduler(Closing):
                 return False
             slot = running.slot = self.slots.admit(
                 placement,
-                running.tokens,
-                running.namespace,
                 adapters=running.adapters,
                 in_place=request.in_place,
                 former=former,

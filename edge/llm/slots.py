@@ -27,11 +27,13 @@ LOOK_S = 0.05  # how soon who waits for keys and values hears that it is to stop
 
 
 class Placement(NamedTuple):
-    """Where a request can run."""
+    """Where a request can run, that has this history."""
 
     slot: Slot
     source: Slot | None  # whose cells it shares at first
     evicted: list[Slot]
+    history: Sequence[int]
+    namespace: str
 
 
 class Slots:
@@ -41,8 +43,7 @@ class Slots:
         """keep: what a request leaves stays for others, until its cells are needed."""
         self._engine, self.keeps = engine, keep
         self.all = [Slot(engine, sequence) for sequence in range(min(engine.sequences, most or engine.sequences))]
-        self.remote = RemotePrompts(engine, self)
-        self.away = AwayRequests(engine, self)
+        self.remote, self.away = RemotePrompts(engine, self), AwayRequests(engine, self)
         self._former: list[Former] = []  # what idle slots held, before another engine took over
         self._times = itertools.count(1)
 
@@ -79,12 +80,10 @@ class Slots:
         try:
             for block in blocks:
                 start, stop = block.positions.start, block.positions.stop
-                if not start <= len(slot.tokens) < stop or not self.make_room(stop - start):
-                    return False
-                if start < len(slot.tokens):
+                if start < len(slot.tokens) < stop:
                     slot.cut(start)
-                    if len(slot.tokens) != start:  # this cache had to forget more
-                        return False
+                if len(slot.tokens) != start or not self.make_room(stop - start):  # or this cache had to forget more
+                    return False
                 self._engine.states.write(slot.sequence, block)
                 slot.submitted(tokens[start:stop])
         except EdgeError:
@@ -117,7 +116,7 @@ class Slots:
         if evicted is None and source in idle:
             slot, source = source, None
             evicted = self._evicted(need, slot, source)
-        return None if evicted is None else Placement(slot, source, evicted)
+        return None if evicted is None else Placement(slot, source, evicted, history, namespace)
 
     def _evicted(self, need: int, slot: Slot, source: Slot | None) -> list[Slot] | None:
         """Which slots to evict, the longest unused first, so that one can hold so many tokens; None: too few can be."""
@@ -134,8 +133,6 @@ class Slots:
     def admit(
         self,
         placement: Placement,
-        history: Sequence[int],
-        namespace: str = "",
         *,
         adapters: Scales,
         in_place: bool = False,
@@ -146,7 +143,7 @@ class Slots:
         from disk. adapters: scales that it is computed with, which the namespace tells apart. in_place: as in
         `Slot.begin`, where no other slot could share its cells. former: what an engine before this one held of it.
         background: as of Request."""
-        slot, source, evicted = placement
+        slot, source, evicted, history, namespace = placement
         for other in evicted:
             other.cut(0)
         if source is not None:
@@ -159,7 +156,11 @@ class Slots:
         if former is not None:
             self._hold_again(slot, history, former)
         slot.busy = True
-        self._keep_idle(evict=not background)
+        for other in self.all:  # no step is under way: what nobody uses goes to the disk
+            if not other.busy:
+                other.keep()
+                if not background and other.is_kept:
+                    other.cut(0)
         return slot
 
     def leave(self, slot: Slot, *, keep: bool) -> None:
@@ -225,13 +226,6 @@ class Slots:
         self._former = former
         for slot in self.all:
             slot.busy = False
-
-    def _keep_idle(self, *, evict: bool) -> None:
-        """Put on disk what nobody uses, now that no step is under way. evict: it leaves its cells then."""
-        for slot in [slot for slot in self.all if not slot.busy]:
-            slot.keep()
-            if evict and slot.is_kept:
-                slot.cut(0)
 
 
 class RemotePrompts:

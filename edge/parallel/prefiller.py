@@ -112,7 +112,7 @@ class Answering:
         if placement is None:
             answer.end()
             return
-        own.slot = slot = self._slots.admit(placement, tokens, own.namespace, adapters=own.adapters)
+        own.slot = slot = self._slots.admit(placement, adapters=own.adapters)
         self._answers.append((answer, slot))
         self.in_flight.pace.clear()
         self._slots.write(slot, tokens, answer.blocks)  # what cannot be taken is computed by the next steps
@@ -298,7 +298,7 @@ class PrefillPlacement(Closing):
         placement = self._slots.place(prompt.tokens, 0, prompt.namespace)
         if placement is None:  # requests that are being handed over fill the cache
             return
-        slot = self._slots.admit(placement, prompt.tokens, prompt.namespace, adapters=prompt.adapters)
+        slot = self._slots.admit(placement, adapters=prompt.adapters)
         self._in_use.append((prompt, slot))
         n_submitted, stop = prompt.n_held, len(prompt.tokens) - 1
         chunk = self._engine.chunk(stop - len(slot.tokens))

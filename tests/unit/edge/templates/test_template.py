@@ -298,9 +298,8 @@ def test_whatever_happens_to_its_process_the_next_prompt_is_right(monkeypatch: p
     exchange = process._exchange
 
     def killed(line: bytes, wait_s: float) -> bytes:
-        os.kill(
-            process._process.pid, signal.SIGKILL
-        )  # once a request is on its way: before, another process takes its place
+        # Once a request is on its way: before, another process takes its place.
+        os.kill(process._process.pid, signal.SIGKILL)
         return exchange(line, wait_s)
 
     monkeypatch.setattr(process, "_exchange", killed)
