@@ -33,6 +33,7 @@ from edge.llama.attention_kernel import LENGTHS, random_block
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.models import synth
@@ -91,9 +92,7 @@ def ours(engine: Engine, prompt: list[int], gen_tokens: int) -> dict[str, float]
     stamps = [time.perf_counter()]
     for _ in generate(
         Scheduler(engine, slots=1, keep=True),
-        prompt,
-        SamplingParams(temperature=0, allow_repetition=True),
-        max_tokens=gen_tokens,
+        Request(prompt, gen_tokens, SamplingParams(temperature=0, allow_repetition=True)),
     ):
         stamps.append(time.perf_counter())
     stamps.pop()  # the last response carries no token

@@ -59,7 +59,6 @@ from edge.models.shapes import shape
 from edge.parallel.engine import DistributedEngine
 from edge.speculate.factory import MtpDraft, with_room
 from edge.speculate.mtp import mtp_drafts, open_predictor
-from edge.speculate.profiling import profile_passes
 from edge.speculate.speculation import Speculation
 from edge.speculate.windows import Shape
 from partition.predict.drafts import MTP, ROWS
@@ -122,7 +121,7 @@ def measured(section: str, folder: Path, args: argparse.Namespace) -> dict[str, 
         for right, drafter in drafters.items():
             progress(f"formula with {right:g} right: {formulas[right]}")
             if engine.paging is None:
-                profile_passes(drafter, engine)
+                drafter.profile(engine)
             drafter.verified = partial(counted_rows, drafter.verified, chosen[right])  # type: ignore[method-assign]
         others = dict.fromkeys(RIGHT, 0)
         seeds = itertools.count()  # each answer has draws of its own: few are made where drafts do not pay
@@ -209,7 +208,7 @@ def counted(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 clock = PassClock(engine, predictor, costs, one_draft_s)
                 drafter = Speculation(mtp_drafts(predictor, clock), MTP, clock=clock)
                 if side != "half paged":
-                    profile_passes(drafter, engine, _PROFILED, clock)
+                    drafter.profile(engine, _PROFILED)
                 took.append([])
                 for request in requests:
                     began = clock.now

@@ -31,6 +31,7 @@ from edge.demo import MODEL_PATH
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine, VerifyResult
 from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
@@ -227,7 +228,7 @@ def known_answer(engine: TextEngine, n_tokens: int) -> tuple[list[int], list[int
 def run(engine: TextEngine, prompt: list[int], most: int, drafter: Speculation | None) -> tuple[float, list[int]]:
     """(tokens a second after the first, tokens) of an answer."""
     greedy = SamplingParams(temperature=0, allow_repetition=True)
-    responses = list(generate(Scheduler(engine, slots=1, keep=True, drafter=drafter), prompt, greedy, max_tokens=most))
+    responses = list(generate(Scheduler(engine, slots=1, keep=True, drafter=drafter), Request(prompt, most, greedy)))
     return responses[-1].timing.decode_tokens_per_s, [r.token_id for r in responses if r.token_id is not None]
 
 

@@ -26,6 +26,7 @@ from edge.llama import llama
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.options import PrefixOptions
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from partition.plan.plan import Range
@@ -164,7 +165,7 @@ class PrefixSide(Side):
 
 
 def _answer(scheduler: Scheduler, prompt: list[int]) -> dict[str, float]:
-    responses = generate(scheduler, prompt, GREEDY, max_tokens=1)
+    responses = generate(scheduler, Request(prompt, 1, GREEDY))
     first = next(responses)
     answered = time.perf_counter()
     for _ in responses:

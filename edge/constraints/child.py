@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from devices.processes.limits import limit_cpu, limit_memory, prefer_oom_kill
-from edge.constraints.matchers import Mask, Matcher, Matchers
+from edge.constraints.constraint import Mask
+from edge.constraints.matchers import Matcher, Matchers
 from edge.constraints.process import COMPILE_S, MOST_AT_ONCE_S, ROOM_BYTES, TOKEN_S, WITH_TOKENIZER
 from edge.errors import SamplingError
 from edge.llama.llama import Model

@@ -26,7 +26,7 @@ from quant.text import bytes_text
 
 WAIT_S = 20.0  # for an answer: the process may get little of a busy processor
 _POLL_S = 0.1  # between checks whether anybody still waits
-_NAMES = {"grammar": "grammar", "json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+KINDS = {"grammar": "grammar", "json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
 Mask = NDArray[np.bool_]  # grammar mask [n_vocab]: tokens that may come next
 
 
@@ -39,24 +39,17 @@ class Constraint:
     """Allowed next tokens of one answer. Remembers the tokens it accepted. All methods raise SamplingError if the
     constraint cannot be followed, or takes too much to follow."""
 
-    def __init__(
-        self,
-        model: Model,
-        kind: str,
-        source: str,
-        given_up: Callable[[], bool] = never_given_up,
-        wait_s: float = WAIT_S,
-    ) -> None:
-        """kind: a key of _NAMES. given_up: returns whether nobody waits any more; called while the constraint
+    def __init__(self, model: Model, kind: str, source: str, given_up: Callable[[], bool] = never_given_up) -> None:
+        """kind: a key of KINDS. given_up: returns whether nobody waits any more; called while the constraint
         compiles."""
-        self._n_vocab, self._kind, self._wait_s = model.n_vocab, kind, wait_s
+        self._n_vocab, self._kind = model.n_vocab, kind
         self._has_begun = False
         self._error: SamplingError | None = None
         try:
             self._socket = process_of(model).start(tokenizer=kind != "grammar")
         except OSError as error:
-            raise SamplingError(f"the process that follows a {_NAMES[kind]} cannot be started: {error}") from error
-        self._socket.settimeout(wait_s)
+            raise SamplingError(f"the process that follows a {KINDS[kind]} cannot be started: {error}") from error
+        self._socket.settimeout(WAIT_S)
         self._stream = self._socket.makefile("rb")
         self._end = weakref.finalize(self, _close, self._stream, self._socket)
         try:
@@ -79,14 +72,14 @@ class Constraint:
         if self._kind == "grammar":
             return None
         try:
-            return self._rows(self._ask({"masks": list(draft)}))
+            masks: list[Mask | None] = self._ask({"masks": list(draft)})["mask"]
+            return masks
         except SamplingError:
             return None  # the next request raises the error, where it ends this answer alone
 
     def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits [n_vocab] with -inf for tokens that may not come next."""
-        (allowed,) = self._rows(self._ask({}))
-        assert allowed is not None
+        (allowed,) = self._ask({})["mask"]
         return np.where(allowed, logits, np.float32(-np.inf))
 
     def accept(self, token: int) -> None:
@@ -95,31 +88,24 @@ class Constraint:
             try:
                 self._send({"accept": token})
             except TimeoutError:
-                self._failed(f"was not {self._done} in {self._wait_s:g} s: the machine is busy")
+                self._failed(f"was not {self._done} in {WAIT_S:g} s: the machine is busy")
 
     def close(self) -> None:
         """End the process that follows it."""
         self._end()
 
-    def _rows(self, answer: dict[str, Any]) -> list[Mask | None]:
-        """Return the masks that follow an answer."""
-        rows: list[Mask | None] = []
-        for is_there in answer["mask"]:
-            packed = self._stream.read(-(-self._n_vocab // 8)) if is_there else b""
-            if is_there and len(packed) * 8 < self._n_vocab:
-                raise self._failed(self._why({}))
-            rows.append(np.unpackbits(np.frombuffer(packed, np.uint8), count=self._n_vocab) > 0 if is_there else None)
-        return rows
-
     def _ask(self, request: dict[str, Any], given_up: Callable[[], bool] = never_given_up) -> dict[str, Any]:
+        """Return the answer to a request; where it has "mask", with the masks that follow it."""
         if self._error is not None:
             raise self._error
         try:
             self._send(request)
             self._wait(given_up)
             answer: dict[str, Any] = json.loads(self._line() or b"{}")
+            if "mask" in answer:
+                answer["mask"] = [self._mask() if is_there else None for is_there in answer["mask"]]
         except TimeoutError:
-            raise self._failed(f"was not {self._done} in {self._wait_s:g} s: the machine is busy") from None
+            raise self._failed(f"was not {self._done} in {WAIT_S:g} s: the machine is busy") from None
         if "error" in answer:
             self._error = SamplingError(answer["error"])
             raise self._error
@@ -129,13 +115,19 @@ class Constraint:
 
     def _wait(self, given_up: Callable[[], bool]) -> None:
         """Wait until there is an answer. TimeoutError."""
-        deadline, readable = time.monotonic() + self._wait_s, select.poll()
+        deadline, readable = time.monotonic() + WAIT_S, select.poll()
         readable.register(self._socket, select.POLLIN)
         while not readable.poll(1e3 * _POLL_S):
             if given_up():
                 raise self._failed("is not needed any more: the client has gone")
             if time.monotonic() > deadline:
                 raise TimeoutError
+
+    def _mask(self) -> Mask:
+        packed = self._stream.read(-(-self._n_vocab // 8))
+        if len(packed) * 8 < self._n_vocab:
+            raise self._failed(self._why({}))
+        return np.unpackbits(np.frombuffer(packed, np.uint8), count=self._n_vocab) > 0
 
     def _line(self) -> bytes:
         try:
@@ -150,7 +142,7 @@ class Constraint:
     def _failed(self, reason: str) -> SamplingError:
         """Close, and return the error that this and all later requests raise."""
         self.close()
-        self._error = SamplingError(f"this {_NAMES[self._kind]} {reason}")
+        self._error = SamplingError(f"this {KINDS[self._kind]} {reason}")
         return self._error
 
     @property
@@ -172,21 +164,3 @@ class Constraint:
 def _close(stream: BinaryIO, its_socket: socket.socket) -> None:
     stream.close()
     its_socket.close()
-
-
-def constraint_for(
-    model: Model,
-    *,
-    grammar: str | None,
-    json_schema: str | None,
-    regex: str | None,
-    lark: str | None,
-    given_up: Callable[[], bool] = never_given_up,
-) -> Constraint | None:
-    """Return the constraint of the argument that is not None; None if all are. SamplingError if it cannot be used, or
-    nobody waits for it any more."""
-    sources = {"grammar": grammar, "json_schema": json_schema, "regex": regex, "lark": lark}
-    for kind, source in sources.items():
-        if source is not None:
-            return Constraint(model, kind, source, given_up)
-    return None

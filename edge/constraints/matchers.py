@@ -7,14 +7,14 @@ GBNF grammars are llama.cpp's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge.bounds.json_arrays import bounded
+from edge.constraints.constraint import KINDS, Mask
 from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
@@ -29,7 +29,6 @@ _PLAIN = {  # plain text for the error codes of llguidance
     "ParserTooComplex": "it is too complex; make it smaller",
 }
 _MARK = b"\x02"  # a character that no text has
-Mask = NDArray[np.bool_]  # [n_vocab]: tokens that may come next
 
 
 class Matcher(Protocol):
@@ -129,8 +128,23 @@ class Matchers:
         self._model, self.n_vocab = model, model.n_vocab
 
     def matcher(self, kind: str, source: str) -> Matcher:
-        """Return a matcher. kind: a key of _MAKE. SamplingError if it cannot be used."""
-        return _MAKE[kind](self, source)
+        """Return a matcher. kind: a key of KINDS. SamplingError if it cannot be used."""
+        if kind == "grammar":
+            return GbnfMatcher(self._model, source)
+        compiler = _guidance().LLMatcher
+        if kind == "json_schema":
+            try:
+                values = json.loads(source)
+                if not isinstance(values, dict):
+                    raise SamplingError("a JSON schema must be a JSON object")
+                grammar = compiler.grammar_from_json_schema(json.dumps(bounded(values)[0]), overrides=_JSON_OPTIONS)
+            except (ValueError, RecursionError) as error:
+                raise SamplingError(f"the JSON schema is not valid JSON: {error}") from error
+        elif kind == "regex":
+            grammar = compiler.grammar_from_regex(source)
+        else:
+            grammar = compiler.grammar_from_lark(source)
+        return GuidanceMatcher(self.tokenizer, self.n_vocab, grammar, KINDS[kind])
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -142,42 +156,6 @@ class Matchers:
         if vocabulary.eos_token_id is None:
             raise SamplingError("this model has no token that ends a text, so its answers cannot be constrained")
         return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.ends)
-
-    def gbnf(self, source: str) -> Matcher:
-        """Make the matcher of a GBNF grammar."""
-        return GbnfMatcher(self._model, source)
-
-    def json_schema(self, source: str) -> Matcher:
-        """Make the matcher of a schema, given as JSON text."""
-        guidance = _guidance()
-        try:
-            values = json.loads(source)
-            if not isinstance(values, dict):
-                raise SamplingError("a JSON schema must be a JSON object")
-            text = json.dumps(bounded(values)[0])
-            grammar = guidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
-        except (ValueError, RecursionError) as error:
-            raise SamplingError(f"the JSON schema is not valid JSON: {error}") from error
-        return self._guided(grammar, "JSON schema")
-
-    def regex(self, source: str) -> Matcher:
-        """Make the matcher of a regular expression."""
-        return self._guided(_guidance().LLMatcher.grammar_from_regex(source), "regular expression")
-
-    def lark(self, source: str) -> Matcher:
-        """Make the matcher of a grammar in llguidance's form of Lark."""
-        return self._guided(_guidance().LLMatcher.grammar_from_lark(source), "grammar")
-
-    def _guided(self, grammar: str, kind: str) -> Matcher:
-        return GuidanceMatcher(self.tokenizer, self._model.n_vocab, grammar, kind)
-
-
-_MAKE: dict[str, Callable[[Matchers, str], Matcher]] = {
-    "grammar": Matchers.gbnf,
-    "json_schema": Matchers.json_schema,
-    "regex": Matchers.regex,
-    "lark": Matchers.lark,
-}
 
 
 def _guidance() -> Any:

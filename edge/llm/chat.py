@@ -16,7 +16,7 @@ from edge.errors import ChatFileError, EngineError
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.model import Model
-from edge.llm.requests import PrefillProgress, windowed
+from edge.llm.requests import PrefillProgress, Request, windowed
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import common_prefix
@@ -195,19 +195,19 @@ class Chat:
             shifts = self.when_full == "shift"
             if shifts and max_tokens is None:
                 max_tokens = self.engine.context  # what drops its own beginning might never end
-            for response in generate(
-                self._scheduler,
+            request = Request(
                 prompt,
+                max_tokens,
                 sampling or SamplingParams(),
-                max_tokens=max_tokens,
                 stop=(*self._template.stops, *stop),
                 thinking=self._thinking(),
                 adapters=scales_by_name(self.engine.adapters, self.adapters),
                 on_prefill=on_prefill,
                 in_place=shifts and not is_whole,
-                beginning=(lambda: self._beginning(prompt)) if shifts else None,
+                stays=(lambda: self._beginning(prompt)) if shifts else None,
                 media=self._media.rows_in(fitting),
-            ):
+            )
+            for response in generate(self._scheduler, request):
                 if not pieces:  # only now is it sure that there is an answer
                     self._media.answered(messages[-1]["content"])
                     self.dropped = len(self.messages) - len(fitting)
@@ -309,7 +309,8 @@ class Chat:
         saved = {"format": _FORMAT, "messages": messages, **({"document": self.document} if self.document else {})}
         text = json.dumps(saved, ensure_ascii=False, indent=1)
         try:
-            write_whole(path, (text + "\n").encode())
+            # Half of a surrogate pair has no bytes in UTF-8: it stays an escape, as JSON has them.
+            write_whole(path, (text + "\n").encode(errors="backslashreplace"))
         except OSError as error:  # its own words name a temporary file
             raise OSError(f"{path}: cannot be saved: {error.strerror or error}") from error
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +17,14 @@ from edge.adapters.loaded import LoadedAdapters
 from edge.closing import Closing
 from edge.constraints.constraint import Mask
 from edge.elastic.load import loader
-from edge.errors import ContextFull, EngineError
+from edge.errors import EngineError
 from edge.gpu.load import first_gpu, load_on_gpu
 from edge.llama import llama
 from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llama.thread_choice import ThreadChoice, worth_threads
+from edge.llm.interface import DecodesBySteps
 from edge.llm.options import DEFAULTS, EngineOptions, budget_options, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
@@ -41,7 +41,6 @@ from partition.model.model import ModelShape
 from partition.slices.rules import has_windows, takes_tokens
 from quant.gguf.file import GgufFile
 
-Outputs = Literal["last", "all", "none"]
 Accounted = Callable[[MemoryNeed, PagePlan], None]
 
 
@@ -246,43 +245,16 @@ class ModelRunner(Closing):
         self._loaded.closing.close()
 
 
-class Engine(PlacedRows, ModelRunner):
+class Engine(PlacedRows, ModelRunner, DecodesBySteps):
     """A model ready to decode tokens. `close()` frees it; it is also a context manager."""
 
-    stages = contexts = 1
+    stages = groups = contexts = 1
+    logits_cross = False
     listener: HiddenListener | None = None
 
     @cached_property
     def _submitted(self) -> deque[NDArray[np.float32]]:
         return deque()
-
-    def decode(
-        self,
-        tokens: Sequence[int] | NDArray[np.int32],
-        start: int,
-        *,
-        sequence: int = 0,
-        outputs: Outputs = "last",
-        top: int = 0,
-        masks: Sequence[Mask | None] = (),
-        adapters: Scales | None = None,
-    ) -> NDArray[np.float32]:
-        """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
-
-        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array; valid until
-        the next decode. top: the caller needs only so many of the largest logits, and as many of what the mask of each
-        row with logits allows; here all are there at no cost. adapters: scales of its adapters, (): without any; None:
-        those that the options say.
-        """
-        n = len(tokens)
-        check_room(n, start, self.rows.capacity, self.context)
-        gives = np.full(n, outputs == "all", np.int8)
-        gives[-1] = outputs != "none"
-        self.submit(tokens, np.arange(start, start + n), np.full(n, sequence), gives, adapters=adapters)
-        if outputs == "none":
-            return np.empty(0, np.float32)
-        rows = self._submitted.pop()
-        return rows if outputs == "all" else rows[0]
 
     def submit(
         self,
@@ -322,16 +294,6 @@ class Engine(PlacedRows, ModelRunner):
         return self._submitted.popleft()
 
     @property
-    def groups(self) -> int:
-        """Number of microbatches: as many as stages."""
-        return self.stages
-
-    @property
-    def logits_cross(self) -> bool:
-        """False: they are on this device."""
-        return False
-
-    @property
     def failed(self) -> Exception | None:
         """Return None: after an error of one call the engine works on."""
         return None
@@ -358,14 +320,6 @@ def load(
 def _check_sequences(n_sequences: int, *sequences: int) -> None:
     if not all(0 <= sequence < n_sequences for sequence in sequences):  # llama.cpp would end the process
         raise EngineError(f"sequences are from 0 to {n_sequences - 1}, not {', '.join(map(str, sequences))}")
-
-
-def check_room(n: int, start: int, batch: int, context: int) -> None:
-    """Raise EngineError unless a decode may have `n` rows, ContextFull unless they fit from position `start` on."""
-    if not 0 < n <= batch:
-        raise EngineError(f"a decode takes 1 to {batch} tokens, {n} were given")
-    if start + n > context:
-        raise ContextFull(f"{start + n} tokens do not fit in the context of {context}; use a larger --context")
 
 
 def check_shift(file: GgufFile) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from edge.adapters.adapter import Scales
 from edge.bounds.repetition import Repetition
 from edge.errors import EngineError
 from edge.llm.interface import TextEngine
-from edge.llm.requests import PrefillProgress, Request, Running
-from edge.llm.sampler import SamplingParams
+from edge.llm.requests import Request, Running
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
 from edge.llm.slot import Slot
-from edge.multimodal.media import EmbeddingRows, text_of
-from edge.thinking.tracker import Thinking
+from edge.multimodal.media import text_of
 
 
 @dataclass  # a frozen one takes three times as long to make, for each token; so with the next two
@@ -53,47 +50,18 @@ class Response:
     thought: str = ""  # new text of what the model thinks, which is no part of `text`
 
 
-def generate(
-    scheduler: Scheduler,
-    prompt: Sequence[int],
-    sampling: SamplingParams,
-    *,
-    max_tokens: int | None = None,  # None: until the context is full
-    stop: Sequence[str] = (),  # strings that end the answer and are not part of it
-    thinking: Thinking | None = None,  # as in `Request`
-    on_prefill: PrefillProgress | None = None,
-    adapters: Scales | None = None,  # as in `Request`
-    in_place: bool = False,  # as in `Request`
-    beginning: Callable[[], int] | None = None,  # tokens that stay in a full context; None: the answer ends there
-    media: Sequence[EmbeddingRows] = (),  # as in `Request`
-) -> Iterator[Response]:
-    """Continue `prompt` as the only request of a scheduler, which keeps what was computed for the next prompt.
+def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
+    """Answer the only request of a scheduler, which keeps what was computed for the next prompt.
 
     A token that ends the model's turn is not part of the answer and not counted. Closing the generator, or an
     exception such as KeyboardInterrupt, leaves the scheduler usable. An answer that was not complete when the next one
     began raises EngineError.
     """
     accepted = time.perf_counter()
-    room = scheduler.engine.context - len(prompt)
-    if (
-        beginning is None
-        and scheduler.engine.states.attention.window is None
-        and max_tokens is not None
-        and max_tokens > room
-    ):
-        max_tokens = None
-    request = Request(
-        prompt,
-        max_tokens,
-        sampling,
-        stop,
-        thinking=thinking,
-        adapters=adapters,
-        in_place=in_place,
-        stays=beginning,
-        on_prefill=on_prefill,
-        media=media,
-    )
+    engine, most = scheduler.engine, request.max_tokens
+    ends_when_full = request.stays is None and engine.states.attention.window is None
+    if ends_when_full and most is not None and most > engine.context - len(request.prompt):
+        request = replace(request, max_tokens=None)
     running = scheduler.prepare(request)
     clock = _Clock(accepted, running)
     scheduler.drop_requests()
@@ -112,20 +80,18 @@ def generate(
                     raise event.error
                 if event.token_id is not None:
                     clock.token()
-                    yield Response(
-                        event.text, event.token_id, None, clock.usage(), clock.timing(), thought=event.thought
-                    )
+                    yield clock.response(event.text, event.token_id, None, event.thought)
                 finish = event.finish_reason
     finally:
         scheduler.cancel(running.number)
         scheduler.engine.answered(running.step_s)
     thought, rest = ("", "") if event.token_id is not None else (event.thought, event.text)
     repetition = running.continuation.repetition if finish == "repetition" else None
-    yield Response(rest, None, finish, clock.usage(), clock.timing(), repetition, thought)
+    yield clock.response(rest, None, finish, thought, repetition)
 
 
 class _Clock:
-    """When what happened."""
+    """When what happened, as responses say it."""
 
     def __init__(self, accepted: float, running: Running) -> None:
         self._accepted, self._running = accepted, running
@@ -138,28 +104,28 @@ class _Clock:
             self._first = self._last
         self._tokens += 1
 
-    def usage(self) -> Usage:
-        running = self._running
-        return Usage(
-            len(running.request.prompt),
-            running.cached_tokens or 0,
+    def response(
+        self, text: str, token_id: int | None, reason: str | None, thought: str, repetition: Repetition | None = None
+    ) -> Response:
+        running, cached_tokens = self._running, self._running.cached_tokens or 0
+        usage = Usage(
+            len(running.prompt),
+            cached_tokens,
             self._tokens,
             running.restored_tokens,
             running.dropped_tokens,
             running.continuation.thought_tokens,
         )
-
-    def timing(self) -> Timing:
         after_first = self._tokens - 1
         tpot = (self._last - self._first) / after_first if after_first > 0 else 0.0
-        computed = len(self._running.prompt) - (self._running.cached_tokens or 0)
-        prefill = self._running.prefilled_at - self._accepted
-        return Timing(
+        computed, prefill = len(running.prompt) - cached_tokens, running.prefilled_at - self._accepted
+        timing = Timing(
             ttft_s=self._first - self._accepted,
             tpot_s=tpot,
             prefill_tokens_per_s=computed / prefill if prefill > 0 else 0.0,
             decode_tokens_per_s=1 / tpot if tpot > 0 else 0.0,
         )
+        return Response(text, token_id, reason, usage, timing, repetition, thought)
 
 
 class GreedyDrafter:

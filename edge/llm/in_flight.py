@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from edge.errors import EdgeError, MediaError, SamplingError
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
-from edge.llm.slot import Slot, full_length, is_full
+from edge.llm.slot import Slot, full_length
 from edge.llm.step_budget import StepBudget
 from edge.multimodal.media import alike
 from edge.thinking.splitter import Split
@@ -71,17 +70,8 @@ def room(running: Running, most: int) -> int:
     return max(1, min(most, running.left, full_length(running.slot.engine) - len(running.slot.tokens)))
 
 
-class Batch(NamedTuple):
-    """Rows as `TextEngine.submit` takes them."""
-
-    tokens: list[int]
-    positions: NDArray[np.int_]
-    sequences: NDArray[np.int_]
-    outputs: NDArray[np.int8]
-
-
-def batch(rows: Sequence[Rows]) -> Batch:
-    """All these rows, each behind what its slot holds."""
+def batch(rows: Sequence[Rows]) -> tuple[list[int], NDArray[np.int_], NDArray[np.int_], NDArray[np.int8]]:
+    """All these rows, each behind what its slot holds, as `TextEngine.submit` takes them."""
     tokens: list[int] = []
     positions: list[int] = []
     sequences: list[int] = []
@@ -93,7 +83,7 @@ def batch(rows: Sequence[Rows]) -> Batch:
         positions += range(start, start + n_rows)
         sequences += [slot.sequence] * n_rows
         outputs += [0] * (n_rows - own.logits) + [1] * own.logits
-    return Batch(tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8))
+    return (tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8))
 
 
 def prompt_rows(rows: Sequence[Rows]) -> int:
@@ -186,7 +176,7 @@ class InFlight:
         assert running.slot is not None
         behind = [token for rows in self.rows_of(running) for token in rows.tokens]
         left = running.left - len(behind)
-        if behind and (left <= 0 or is_full(running.slot)):
+        if behind and (left <= 0 or len(running.slot.tokens) >= full_length(running.slot.engine)):
             return Rows(running, [], 0)
         first, assumed = ([], behind[1:]) if behind else (running.tokens[-1:], [])
         tokens = [*drafter.draft(running, first, room(running, min(n_rows, left)), assumed)]
@@ -211,27 +201,23 @@ class InFlight:
         if giving or in_groups:
             follows_cancelled = any(step.is_cancelled for step in self.steps)
             group = rows[0].slot.group
-            self.steps.append(Step(giving, began, len(whole.tokens), windows, follows_cancelled, group, prompts))
+            self.steps.append(Step(giving, began, len(whole[0]), windows, follows_cancelled, group, prompts))
         for own in rows:
             own.slot.submitted(own.tokens)
         return [own.running for own in giving if own.is_first]
 
-    def timed(self, engine: TextEngine, rows: Sequence[Rows]) -> AbstractContextManager[None]:
-        """Around the submitting of rows that answers wait for together, in one step or in parts: the budget learns of
-        all of them, as a part alone has rows of prompts or of answers."""
+    def took(self, engine: TextEngine, rows: Sequence[Rows], began: float) -> None:
+        """Have the budget learn of rows that answers wait for together, submitted since `began` in one step or in
+        parts: of all of them, as a part alone has rows of prompts or of answers."""
         prompts = prompt_rows(rows)
         if engine.contexts == 1 and not prompts:
-            return nullcontext()
+            return
         n_rows = sum(len(own.tokens) for own in rows)
-        return self._budget.timed(n_rows, prompts) if engine.contexts == 1 else self._timed_in_groups(n_rows, prompts)
-
-    @contextmanager
-    def _timed_in_groups(self, n_rows: int, prompts: int) -> Iterator[None]:
-        """As `timed`: in groups a step is computed behind `submit`, and its time is known once its logits have come."""
-        began = time.perf_counter()
-        yield
-        last = self.steps[-1]
-        last.began, last.n_rows, last.prompt_rows = min(began, last.began), n_rows, prompts
+        if engine.contexts == 1:
+            self._budget.took(n_rows, prompts, self._budget.clock() - began)
+        else:  # a step is computed behind `submit`: its time is known once its logits have come
+            last = self.steps[-1]
+            last.began, last.n_rows, last.prompt_rows = min(began, last.began), n_rows, prompts
 
     def rows_of(self, running: Running) -> list[Rows]:
         """The rows of a request that were not cancelled."""
@@ -317,17 +303,10 @@ def in_one_graph(rows: list[Rows], engine: TextEngine) -> list[list[Rows]]:
     return steps
 
 
-class Verified(NamedTuple):
-    """Events of some rows, and how far they were as drafted."""
-
-    events: list[Event]
-    used: int  # rows that were looked at
-    right: int  # tokens behind them that were as submitted
-
-
-def verify(running: Running, logits: NDArray[np.float32], following: Sequence[int]) -> Verified:
+def verify(running: Running, logits: NDArray[np.float32], following: Sequence[int]) -> tuple[list[Event], int, int]:
     """Choose the next tokens of a request by logits [rows, n_vocab]: one, and others as long as they are those that
-    were submitted behind the rows. The row behind a wrong draft knows nothing of what was chosen."""
+    were submitted behind the rows. The row behind a wrong draft knows nothing of what was chosen. Return the events,
+    the rows that were looked at, and the tokens behind them that were as submitted."""
     events: list[Event] = []
     used = right = 0
     try:
@@ -338,7 +317,7 @@ def verify(running: Running, logits: NDArray[np.float32], following: Sequence[in
             right = used
     except SamplingError as error:
         events.append(end_event(running, "error", error))
-    return Verified(events, used, right)
+    return events, used, right
 
 
 def _next(running: Running, logits: NDArray[np.float32]) -> Event:

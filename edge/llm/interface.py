@@ -1,10 +1,13 @@
-"""Interfaces: of an engine, on one device or spread over many, to the scheduler and benchmarks; and of a drafter."""
+"""Interfaces: of an engine, on one device or spread over many, to the scheduler and benchmarks; and of a drafter.
+
+The classes that have them document the methods.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +15,10 @@ from numpy.typing import NDArray
 from edge.adapters.adapter import Scales
 from edge.adapters.file import CheckedAdapter
 from edge.constraints.constraint import Mask
+from edge.errors import ContextFull, EngineError
 from edge.llama.attention_kernel import AttentionKernel
 from edge.llama.llama import Model
 from edge.llama.predicting import HiddenListener
-from edge.llm.engine import Outputs
 from edge.llm.states import CacheUse
 from edge.paging.gpu_layers import GpuLayers
 from edge.paging.memory import MemoryNeed
@@ -25,164 +28,84 @@ from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
 from quant.gguf.file import GgufFile
 
+Outputs = Literal["last", "all", "none"]
+
 
 class SequenceSnapshots(Protocol):
-    """`edge.llm.snapshots.Snapshots` and `edge.parallel.states.SpreadSnapshots`; the former documents the methods."""
+    """Interface of `edge.llm.snapshots.Snapshots` and `edge.parallel.states.SpreadSnapshots`."""
 
-    def make(self, sequence: int, block_hash: bytes) -> None:
-        """Make a snapshot of a sequence, which ends with this block."""
-
-    def has(self, block_hash: bytes) -> bool:
-        """Return whether there is, or may be, a snapshot behind this block."""
-
-    def set_back(self, sequence: int, length: int, block_hash: bytes) -> bool:
-        """Set a sequence back to its first tokens, which end with this block; False where there is no snapshot."""
+    def make(self, sequence: int, block_hash: bytes) -> None: ...
+    def has(self, block_hash: bytes) -> bool: ...
+    def set_back(self, sequence: int, length: int, block_hash: bytes) -> bool: ...
 
 
 class SequenceStates(Protocol):
-    """`edge.llm.states.States` and `edge.parallel.states.SpreadStates`; the former documents the methods."""
+    """Interface of `edge.llm.states.States` and `edge.parallel.states.SpreadStates`: keys and values of sequences."""
 
     use: CacheUse
     attention: AttentionKernel  # of this device's part
-    prefiller: Any  # the placement that computes prompts, a `Prefiller`; None: this one
+    prefiller: Any  # the placement that computes prompts, a `PrefillPlacement`; None: this one
+    block: int  # tokens of a block that is kept
+    most_read: int  # tokens that can be read at once
+    factors: str  # those of the model's that turn positions; "" where it has but one kind
 
     @property
-    def block(self) -> int:
-        """Tokens of a block that is kept."""
-
+    def snapshots(self) -> SequenceSnapshots | None: ...  # None: `kv_remove` forgets any tokens at the end
     @property
-    def most_read(self) -> int:
-        """Tokens that can be read at once."""
-
+    def keeps(self) -> bool: ...
     @property
-    def factors(self) -> str:
-        """Which of the model's factors turn positions; "" where it has but one kind."""
-
+    def problem(self) -> str | None: ...
     @property
-    def keeps(self) -> bool:
-        """True if blocks of this model are kept on disk."""
-
-    @property
-    def snapshots(self) -> SequenceSnapshots | None:
-        """Snapshots of recurrent layers; None where there are none, and `kv_remove` forgets any tokens at the end."""
-
-    @property
-    def problem(self) -> str | None:
-        """Why something was not kept, the first time, in one line; None where nothing was amiss."""
-
-    @property
-    def is_writing(self) -> bool:
-        """True while blocks are written to the disk, or wait for it."""
-
-    def describe(self) -> str:
-        """Describe how much is kept where."""
-
-    def read(self, sequence: int, positions: Range) -> KVBlock:
-        """Keys and values of the whole model at these positions."""
-
-    def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]:
-        """Ask for keys and values at any positions; what it returns waits for them, in any thread."""
-
-    def write(self, sequence: int, block: KVBlock) -> None:
-        """Add to a sequence what `read` gave, here or elsewhere."""
-
-    def block_hashes(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
-        """The names of the whole blocks of a history, in a namespace."""
-
-    def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
-        """Keep blocks of a sequence from position `start` on, each under its hash."""
-
-    def n_cached(self, hashes: Sequence[bytes]) -> int:
-        """Return how many leading ones of these blocks are kept."""
-
-    def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
-        """Add kept blocks to a sequence that ends at `start`: how many leading ones were there."""
+    def is_writing(self) -> bool: ...
+    def describe(self) -> str: ...
+    def read(self, sequence: int, positions: Range) -> KVBlock: ...
+    def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]: ...
+    def write(self, sequence: int, block: KVBlock) -> None: ...
+    def block_hashes(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]: ...
+    def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None: ...
+    def n_cached(self, hashes: Sequence[bytes]) -> int: ...
+    def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int: ...
 
 
 class TextEngine(Protocol):
-    """`edge.llm.engine.Engine` and `edge.parallel.engine.DistributedEngine`; the former documents the methods."""
+    """Interface of `edge.llm.engine.Engine` and `edge.parallel.engine.DistributedEngine`."""
+
+    path: Path  # the model's file
+    file: GgufFile  # the same, opened: its header and tensors
+    shape: ModelShape
+    model: Model  # the vocabulary
+    context: int  # tokens
+    batch: int  # rows one decode may have
+    outputs: int  # of these, those that may give logits
+    sequences: int  # independent ones; their ids begin at 0
+    threads: int  # of this device
+    gpu_layers: GpuLayers | None  # of this device's part; None without a GPU
+    memory: MemoryNeed  # of this device
+    paging: PagedWeights | None  # this device's weights under a budget; None without one
+    stages: int  # decodes that are under way at once where there are as many microbatches
+    listener: HiddenListener | None  # of hidden states
 
     @property
-    def path(self) -> Path:
-        """The model's file."""
-
-    @property
-    def file(self) -> GgufFile:
-        """The same file, opened: its header and tensors."""
-
-    @property
-    def shape(self) -> ModelShape:
-        """The model's sizes."""
-
-    @property
-    def adapters(self) -> Sequence[CheckedAdapter]:
-        """The LoRA adapters that it was loaded with."""
-
-    @property
-    def context(self) -> int:
-        """Tokens of context."""
-
-    @property
-    def batch(self) -> int:
-        """Rows one decode may have."""
-
-    @property
-    def outputs(self) -> int:
-        """Rows of one decode that may give logits."""
-
-    @property
-    def threads(self) -> int:
-        """Threads of this device."""
-
-    @property
-    def gpu_layers(self) -> GpuLayers | None:
-        """Layers of this device's part on its GPU; None without one."""
-
-    @property
-    def sequences(self) -> int:
-        """Number of independent sequences; their ids begin at 0."""
-
-    @property
-    def memory(self) -> MemoryNeed:
-        """Memory that this device needs."""
-
-    @property
-    def stages(self) -> int:
-        """Decodes that are under way at once where there are as many microbatches."""
-
-    @property
-    def groups(self) -> int:
-        """Microbatches that answers form, as its plan says, or one for each stage."""
-
+    def groups(self) -> int: ...  # microbatches that answers form, as its plan says, or one for each stage
     @property
     def contexts(self) -> int:
         """Groups of sequences, each with a KV cache of its own: sequence s is of group s modulo their number. Of
         several, each may have one decode under way, all of its rows are of that group, and each is collected."""
 
     @property
-    def logits_cross(self) -> bool:
-        """True if logits come from other devices, so that few should be asked for."""
-
+    def adapters(self) -> Sequence[CheckedAdapter]: ...  # that it was loaded with
     @property
-    def states(self) -> SequenceStates:
-        """The keys and values of sequences, to be read, written and kept."""
-
+    def states(self) -> SequenceStates: ...
     @property
-    def model(self) -> Model:
-        """The vocabulary."""
-
+    def logits_cross(self) -> bool: ...  # they come from other devices, so that few should be asked for
     @property
-    def paging(self) -> PagedWeights | None:
-        """This device's weights under a budget; None without one."""
-
+    def failed(self) -> Exception | None: ...  # why it can compute nothing any more; None while it can
     @property
-    def failed(self) -> Exception | None:
-        """Why this engine can compute nothing any more; None while it can."""
-
+    def uncollected(self) -> int: ...
     @property
-    def uncollected(self) -> int:
-        """Submitted steps whose logits wait to be collected."""
-
+    def rollback(self) -> int | None: ...
+    @property
+    def can_shift(self) -> bool: ...
     def decode(
         self,
         tokens: Sequence[int] | NDArray[np.int32],
@@ -193,9 +116,7 @@ class TextEngine(Protocol):
         top: int = 0,
         masks: Sequence[Mask | None] = (),
         adapters: Scales | None = None,
-    ) -> NDArray[np.float32]:
-        """Compute tokens of one sequence, and keep their keys and values."""
-
+    ) -> NDArray[np.float32]: ...
     def submit(
         self,
         tokens: Sequence[int] | NDArray[np.int32],
@@ -206,72 +127,61 @@ class TextEngine(Protocol):
         top: int = 0,
         masks: Sequence[Mask | None] = (),
         adapters: Scales | None = None,
-    ) -> None:
-        """Begin a decode of any rows; `collect` returns the logits in the order of submission."""
+    ) -> None: ...
+    def collect(self) -> NDArray[np.float32]: ...
+    def chunk(self, n: int) -> int: ...
+    def stop(self) -> None: ...
+    def resume(self) -> None: ...
+    def answered(self, step_s: Sequence[float]) -> None: ...
+    def listen(self, listener: HiddenListener) -> None: ...
+    def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool: ...
+    def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None: ...
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None: ...
+    def kv_clear(self) -> None: ...
 
-    def collect(self) -> NDArray[np.float32]:
-        """Logits [rows, n_vocab] of the oldest step that gives any. They hold until the next decode."""
 
-    def chunk(self, n: int) -> int:
-        """Tokens of a prompt of `n` that should go into one decode."""
+class DecodesBySteps:
+    """`decode` of an engine that has `submit` and `collect`."""
 
-    def stop(self) -> None:
-        """Make a decode that runs in another thread, and later ones, raise Interrupted."""
+    def decode(
+        self: TextEngine,
+        tokens: Sequence[int] | NDArray[np.int32],
+        start: int,
+        *,
+        sequence: int = 0,
+        outputs: Outputs = "last",
+        top: int = 0,
+        masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
+    ) -> NDArray[np.float32]:
+        """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
 
-    def resume(self) -> None:
-        """Decode again after `stop`."""
-
-    def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """Forget positions [start, end) of a sequence; False where everything must be."""
-
-    def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
-        """Let `target` share positions of `source`."""
-
-    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """Add `delta` to positions of a sequence."""
-
-    @property
-    def rollback(self) -> int | None:
-        """Rows at the end of a step, all but its first, that `kv_remove` can forget; None: any, of any step."""
-
-    @property
-    def can_shift(self) -> bool:
-        """True if `kv_shift` gives nearly what computing the tokens again would."""
-
-    def answered(self, step_s: Sequence[float]) -> None:
-        """An answer is complete, whose tokens took so many seconds."""
-
-    @property
-    def listener(self) -> HiddenListener | None:
-        """Receiver of hidden states; None: there is none."""
-
-    def listen(self, listener: HiddenListener) -> None:
-        """Give the hidden states of later steps to `listener`."""
-
-    def kv_clear(self) -> None:
-        """Forget all sequences: clear the KV cache."""
+        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array; valid until
+        the next decode. top: the caller needs only so many of the largest logits, and as many of what the mask of each
+        row with logits allows; others may be -inf. adapters: scales of its adapters, (): without any; None: those that
+        the options say.
+        """
+        n = len(tokens)
+        if not 0 < n <= self.batch:
+            raise EngineError(f"a decode takes 1 to {self.batch} tokens, {n} were given")
+        if start + n > self.context:
+            raise ContextFull(f"{start + n} tokens do not fit in the context of {self.context}; use a larger --context")
+        if self.uncollected:
+            raise EngineError("logits of submitted steps are still to be collected")
+        gives = np.full(n, outputs == "all", np.int8)
+        gives[-1] = outputs != "none"
+        positions, sequences = np.arange(start, start + n), np.full(n, sequence)
+        self.submit(tokens, positions, sequences, gives, top=top, masks=masks, adapters=adapters)
+        rows = self.collect() if outputs != "none" or self.contexts > 1 else np.empty((0, 0), np.float32)
+        return rows[0] if outputs == "last" else rows
 
 
 class RemotePrompt(Protocol):
-    """A prompt that another placement computes. `edge.parallel.prefiller` documents the methods."""
+    """Interface of `edge.parallel.prefiller.RemotePrompt`: a prompt that another placement computes."""
 
-    def take(self) -> tuple[list[KVBlock], bool]:
-        """Blocks that came since the last call, in order; and whether no more come."""
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until `take` has something new; whether it has."""
-
-    def release(self) -> None:
-        """Its request has its keys and values, or needs them no more."""
-
-
-class Prefiller(Protocol):
-    """The placement that computes prompts, `edge.parallel.prefiller.PrefillPlacement`, which documents the method."""
-
-    def begin(
-        self, tokens: Sequence[int], n_held: int, namespace: str, adapters: Scales, *, keep: bool
-    ) -> RemotePrompt | None:
-        """Compute a prompt; None where that does not pay."""
+    def take(self) -> tuple[list[KVBlock], bool]: ...
+    def wait(self, timeout_s: float) -> bool: ...
+    def release(self) -> None: ...
 
 
 class VerifyResult(NamedTuple):
@@ -288,70 +198,36 @@ class VerifyResult(NamedTuple):
 
 
 class Proposer(Protocol):
-    """`GreedyDrafter`, which documents it."""
+    """Interface of `GreedyDrafter`, here or on a worker."""
 
-    @property
-    def context(self) -> int:
-        """Tokens that a text and its drafts may have."""
+    context: int  # tokens that a text and its drafts may have
+    n_vocab: int  # token ids are below it
 
-    @property
-    def n_vocab(self) -> int:
-        """Token ids are below it."""
-
-    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """`n` tokens behind these, each the likeliest."""
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]: ...
 
 
 class Answer(Protocol):
-    """`edge.llm.requests.Running`: a request, as far as drafting needs it."""
+    """Interface of `edge.llm.requests.Running`: a request, as far as drafting needs it."""
+
+    tokens: list[int]  # its history, by position, without what context shifts dropped; the last is not computed
 
     @property
-    def prompt(self) -> Sequence[int]:
-        """Token ids."""
-
+    def prompt(self) -> Sequence[int]: ...
     @property
-    def answer(self) -> Sequence[int]:
-        """Token ids so far."""
-
+    def answer(self) -> Sequence[int]: ...
     @property
-    def left(self) -> int:
-        """Tokens that it may still get."""
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """Token ids of its history, by position, without what context shifts dropped. The last one is not computed."""
-
-    @property
-    def sequence(self) -> int:
-        """The engine's sequence that it runs in."""
+    def sequence(self) -> int: ...
 
 
 class Drafter(Protocol):
-    """`edge.speculate.speculation.Speculation`, which documents the methods. Its drafts decide how fast answers come,
-    never what they say."""
+    """Interface of `edge.speculate.speculation.Speculation`. Its drafts decide how fast answers come, never what they
+    say."""
 
-    def begin(self) -> None:
-        """Count figures from now on."""
-
-    def shape(self, requests: Sequence[Answer], most_rows: int, most_windows: int) -> tuple[int, int]:
-        """Rows of each of these requests, which are all that run, in the next step; and how many such windows of one
-        that is alone are to be in flight."""
-
-    def draft(self, request: Answer, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
-        """A window of at most `rows` tokens: `first`, which was chosen, or nothing where the window is behind others;
-        then drafts of what follows the text and `assumed`. Empty where there is nothing to draft."""
-
-    def verified(self, results: Sequence[VerifyResult]) -> None:
-        """The logits of the oldest step came: what came of the window of each request."""
-
-    def disturbed(self) -> None:
-        """Something else is computed beside such steps."""
-
-    def ended(self, request: Answer) -> None:
-        """A request has ended."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Figures since `begin`, as docs/cli/chat.md and docs/serve.md say."""
-
-    def describe(self) -> str:
-        """The same in a line for people."""
+    def begin(self) -> None: ...
+    def shape(self, requests: Sequence[Answer], most_rows: int, most_windows: int) -> tuple[int, int]: ...
+    def draft(self, request: Answer, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]: ...
+    def verified(self, results: Sequence[VerifyResult]) -> None: ...
+    def disturbed(self) -> None: ...
+    def ended(self, request: Answer) -> None: ...
+    def to_json(self) -> dict[str, Any]: ...
+    def describe(self) -> str: ...

@@ -89,10 +89,8 @@ class Model(Closing):
         generation or conversation runs at a time; `stream` runs several.
         """
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        scales = self.scales(adapters)
-        return generate(
-            self._scheduler, tokens, sampling or SamplingParams(), max_tokens=max_tokens, stop=stop, adapters=scales
-        )
+        sampling, scales = sampling or SamplingParams(), self.scales(adapters)
+        return generate(self._scheduler, Request(tokens, max_tokens, sampling, stop, adapters=scales))
 
     def scales(self, adapters: Mapping[str, float] | None) -> Scales | None:
         """Return the scales of adapters, by name, as requests have them. EngineError for an unknown name."""

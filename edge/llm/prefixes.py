@@ -20,7 +20,7 @@ _SAMPLE_BYTES = 4096  # of each tensor's beginning, middle and end
 
 def keep_prefixes(states: States, file: GgufFile, options: PrefixOptions, weights_bytes: int | None) -> None:
     """Keep what this device alone computes of prompts for the model in `file`, and use what is kept. PrefixError for a
-    bad key file. A folder that cannot be used is a store that has nothing. held: as `seal`."""
+    bad key file. A folder that cannot be used is a store that has nothing. weights_bytes: as of `seal`."""
     key = owner_key(options.key_folder)
     name_histories(states, key)
     seal(states, options.folder, options.max_bytes, rank_key(key, fingerprint(file)), weights_bytes)
@@ -38,15 +38,12 @@ def rank_key(owner: bytes, part: str) -> bytes:
 
 def seal(states: States, folder: Path, max_bytes: int, key: bytes, weights_bytes: int | None) -> None:
     """Let states be kept in a folder, under a key of their rank's part of the model. What they depend on beside it and
-    the tokens is made part of the key, so that those of another build are not there. held: bytes that this may take
+    the tokens is made part of the key, so that those of another build are not there. weights_bytes: that this may take
     of a budget of memory; None: there is no budget."""
     kinds = (_FORMAT, PINNED_VERSION, states.kv.name, str(states.block), states.factors)
     store, own_key = PrefixStore(folder, max_bytes), derived(key, *(kind.encode() for kind in kinds))
-    states.seal(
-        SealedBlocks(
-            store, own_key, (weights_bytes // 4, weights_bytes // 2 + 2 * _BESIDE_DATA) if weights_bytes else None
-        )
-    )
+    buffers = (weights_bytes // 4, weights_bytes // 2 + 2 * _BESIDE_DATA) if weights_bytes else None
+    states.seal(SealedBlocks(store, own_key, buffers))
 
 
 def fingerprint(file: GgufFile) -> str:

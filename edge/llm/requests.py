@@ -20,7 +20,6 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Former, Slot, check_prompt, common_prefix
 from edge.multimodal.media import EmbeddingRows, behind, has_rows, text_of
 from edge.thinking.tracker import Thinking
-from partition.predict.migration import LEAST_TOKENS, Migration
 from partition.state.sequence import KVBlock
 
 _NO_LIMIT = 1 << 60
@@ -141,13 +140,6 @@ class Running:
         """Tokens that it may still get."""
         most = self.request.max_tokens
         return (_NO_LIMIT if most is None else most) - len(self.continuation.tokens)
-
-    def migration(self, copy_s: float | None) -> Migration:
-        """As it may move now. copy_s: as of Migration. An answer is expected to go on for as long as it went on yet."""
-        n_answer = len(self.answer)
-        left = min(self.left, max(n_answer, LEAST_TOKENS))
-        since_move = LEAST_TOKENS if self.moved_at is None else n_answer - self.moved_at
-        return Migration(self.number, len(self.tokens), left, since_move, copy_s)
 
     def fills(self, full_length: int) -> bool:
         """Return whether its next token has no room, however alone it is, in a slot that may hold so many."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.constraints.constraint import Mask, constraint_for, never_given_up
+from edge.constraints.constraint import KINDS, Constraint, Mask, never_given_up
 from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
@@ -77,15 +77,11 @@ class SamplingParams:
             ("dry_penalty_last_n", self.dry_penalty_last_n, -1, MAX_DRY_LAST_N),
             ("xtc_probability", self.xtc_probability, 0, 1),
             ("xtc_threshold", self.xtc_threshold, 0, 1),
+            ("repeat_penalty", self.repeat_penalty, 1 / MAX_REPEAT_PENALTY, MAX_REPEAT_PENALTY),
         )
         for name, value, low, high in ranges:
             if not low <= value <= high:
                 raise SamplingError(f"{name} must be from {low} to {high}, it is {value}")
-        if not 1 / MAX_REPEAT_PENALTY <= self.repeat_penalty <= MAX_REPEAT_PENALTY:
-            raise SamplingError(
-                f"repeat_penalty must be from {1 / MAX_REPEAT_PENALTY} to {MAX_REPEAT_PENALTY}, it is"
-                f" {self.repeat_penalty}"
-            )
         if len(self.dry_sequence_breakers) > MAX_DRY_BREAKERS or not all(map(_is_breaker, self.dry_sequence_breakers)):
             raise SamplingError(
                 f"dry_sequence_breakers takes up to {MAX_DRY_BREAKERS} texts, each of 1 to {MAX_DRY_BREAKER} bytes"
@@ -95,7 +91,7 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if not -MAX_BIAS <= bias <= MAX_BIAS:
                 raise SamplingError(f"logit_bias of token {token} must be from {-MAX_BIAS} to {MAX_BIAS}, it is {bias}")
-        if sum(constraint is not None for constraint in (self.grammar, self.json_schema, self.regex, self.lark)) > 1:
+        if sum(getattr(self, kind) is not None for kind in KINDS) > 1:
             raise SamplingError("give one of a GBNF grammar, a JSON schema, a regular expression and a Lark grammar")
         if self.grammar is not None and not self.grammar.strip():
             raise SamplingError("the grammar is empty")  # llama.cpp would take it for none
@@ -138,16 +134,11 @@ class TokenSampler:
         self._biased = np.array(list(params.logit_bias), np.intp)
         self._biases = np.array(list(params.logit_bias.values()), np.float32)
         self._needs = _needs(params)
+        # Before the chain: one that cannot be used would leave it behind.
+        constraint = next(((kind, text) for kind in KINDS if (text := getattr(params, kind)) is not None), None)
+        self._constraint = Constraint(model, *constraint, given_up) if constraint is not None else None
         self._candidates = native.Candidates(model.n_vocab)
         self._chain = native.Sampler.chain(parts)
-        self._constraint = constraint_for(
-            model,
-            grammar=params.grammar,
-            json_schema=params.json_schema,
-            regex=params.regex,
-            lark=params.lark,
-            given_up=given_up,
-        )
 
     @property
     def is_constrained(self) -> bool:

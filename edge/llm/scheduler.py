@@ -69,7 +69,7 @@ class Scheduler(Closing):
         self.waiting: deque[Running] = deque()  # those that have no slot yet
         self.running: list[Running] = []  # in order of admission
         self._ready: deque[Running] = deque()  # those whose next rows can be submitted
-        self._budget = StepBudget(engine.batch, clock, targets=targets)
+        self._budget = StepBudget(engine.batch, clock, targets)
         self._in_flight = InFlight(self._budget, engine, microbatches)
         self.slots = Slots(engine, slots, keep=keep)
         self._events: list[Event] = []  # to be returned by the next step
@@ -228,8 +228,6 @@ class Scheduler(Closing):
                 return False
             slot = running.slot = self.slots.admit(
                 placement,
-                running.tokens,
-                running.namespace,
                 adapters=running.adapters,
                 in_place=request.in_place,
                 former=former,
@@ -279,12 +277,13 @@ class Scheduler(Closing):
             rows = [own for own in rows if own.running is not last]
         if not rows:
             return False
-        with self._in_flight.timed(self.engine, rows):
-            for step in in_one_graph(rows, self.engine):
-                while self.engine.stages == 1 and self._in_flight.has(step[0].slot.group):  # of one before it
-                    self._collect()
-                for running in self._in_flight.submit(self.engine, step):
-                    self._ready.remove(running)
+        began = self._budget.clock()
+        for step in in_one_graph(rows, self.engine):
+            while self.engine.stages == 1 and self._in_flight.has(step[0].slot.group):  # of one before it
+                self._collect()
+            for running in self._in_flight.submit(self.engine, step):
+                self._ready.remove(running)
+        self._in_flight.took(self.engine, rows, began)
         for own in rows:
             own.running.tell_prefill()
         return True

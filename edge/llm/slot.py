@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from edge.adapters.adapter import Scales
 from edge.elastic.weights import next_size, pass_size
 from edge.errors import ContextFull, EdgeError
-from edge.llm.engine import Outputs
-from edge.llm.interface import TextEngine
+from edge.llm.interface import Outputs, TextEngine
 from edge.llm.options import SINKS
-from edge.llm.snapshots import NoPlan, SnapshotPlan
+from edge.llm.snapshots import SnapshotPlan
 from edge.multimodal.media import alike, whole
 from edge.prefixes.group import group_start
 
@@ -68,7 +67,7 @@ class Slot:
         self.origin = Origin()
         self.steps: list[int] = []  # the first position of each step that computed them
         self.mirrored = 0  # tokens that a mirror has seen to
-        self.plan: SnapshotPlan = NoPlan()  # of snapshots
+        self.plan = SnapshotPlan()
         self._n_stored = 0  # tokens whose keys and values are on disk, or on their way there
         self._shifting = False  # the next step moves keys
 
@@ -324,11 +323,6 @@ def full_length(engine: TextEngine) -> int:
     """Return how many tokens a slot may hold."""
     window = engine.states.attention.window
     return engine.context if window is None else SINKS + window
-
-
-def is_full(slot: Slot) -> bool:
-    """True if no further token fits."""
-    return len(slot.tokens) >= full_length(slot.engine)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -20,18 +20,20 @@ from edge.llm.interface import TextEngine
 from edge.llm.requests import Event, RemoteAnswer, Running
 from edge.llm.slot import Former, Slot, common_prefix
 from partition.plan.plan import Range
-from partition.predict.migration import HEADROOM, Migration, Pace, PlacementLoad, best
+from partition.predict.migration import HEADROOM, LEAST_TOKENS, Migration, Pace, PlacementLoad, best
 from partition.state.sequence import KVBlock
 
 LOOK_S = 0.05  # how soon who waits for keys and values hears that it is to stop
 
 
 class Placement(NamedTuple):
-    """Where a request can run."""
+    """Where a request can run, that has this history."""
 
     slot: Slot
     source: Slot | None  # whose cells it shares at first
     evicted: list[Slot]
+    history: Sequence[int]
+    namespace: str
 
 
 class Slots:
@@ -41,8 +43,7 @@ class Slots:
         """keep: what a request leaves stays for others, until its cells are needed."""
         self._engine, self.keeps = engine, keep
         self.all = [Slot(engine, sequence) for sequence in range(min(engine.sequences, most or engine.sequences))]
-        self.remote = RemotePrompts(engine, self)
-        self.away = AwayRequests(engine, self)
+        self.remote, self.away = RemotePrompts(engine, self), AwayRequests(engine, self)
         self._former: list[Former] = []  # what idle slots held, before another engine took over
         self._times = itertools.count(1)
 
@@ -73,6 +74,23 @@ class Slots:
             min(idle, key=lambda slot: slot.used).cut(0)
         return True
 
+    def write(self, slot: Slot, tokens: Sequence[int], blocks: Sequence[KVBlock]) -> bool:
+        """Continue a slot by keys and values from elsewhere, of these tokens. False where they have no room, or this
+        cache cannot take them; what was written before stays. The errors of an engine that has failed."""
+        try:
+            for block in blocks:
+                start, stop = block.positions.start, block.positions.stop
+                if start < len(slot.tokens) < stop:
+                    slot.cut(start)
+                if len(slot.tokens) != start or not self.make_room(stop - start):  # or this cache had to forget more
+                    return False
+                self._engine.states.write(slot.sequence, block)
+                slot.submitted(tokens[start:stop])
+        except EdgeError:
+            slot.cut(len(slot.tokens))  # raises where the engine has failed
+            return False
+        return True
+
     def place(self, history: Sequence[int], growth: int, namespace: str = "") -> Placement | None:
         """Where a request can run that has this history and will get `growth` tokens more: in the group of sequences
         with the fewest requests, where most of its beginning is held already. None where it has to wait for others.
@@ -98,7 +116,7 @@ class Slots:
         if evicted is None and source in idle:
             slot, source = source, None
             evicted = self._evicted(need, slot, source)
-        return None if evicted is None else Placement(slot, source, evicted)
+        return None if evicted is None else Placement(slot, source, evicted, history, namespace)
 
     def _evicted(self, need: int, slot: Slot, source: Slot | None) -> list[Slot] | None:
         """Which slots to evict, the longest unused first, so that one can hold so many tokens; None: too few can be."""
@@ -115,8 +133,6 @@ class Slots:
     def admit(
         self,
         placement: Placement,
-        history: Sequence[int],
-        namespace: str = "",
         *,
         adapters: Scales,
         in_place: bool = False,
@@ -127,7 +143,7 @@ class Slots:
         from disk. adapters: scales that it is computed with, which the namespace tells apart. in_place: as in
         `Slot.begin`, where no other slot could share its cells. former: what an engine before this one held of it.
         background: as of Request."""
-        slot, source, evicted = placement
+        slot, source, evicted, history, namespace = placement
         for other in evicted:
             other.cut(0)
         if source is not None:
@@ -140,7 +156,11 @@ class Slots:
         if former is not None:
             self._hold_again(slot, history, former)
         slot.busy = True
-        self._keep_idle(evict=not background)
+        for other in self.all:  # no step is under way: what nobody uses goes to the disk
+            if not other.busy:
+                other.keep()
+                if not background and other.is_kept:
+                    other.cut(0)
         return slot
 
     def leave(self, slot: Slot, *, keep: bool) -> None:
@@ -207,13 +227,6 @@ class Slots:
         for slot in self.all:
             slot.busy = False
 
-    def _keep_idle(self, *, evict: bool) -> None:
-        """Put on disk what nobody uses, now that no step is under way. evict: it leaves its cells then."""
-        for slot in [slot for slot in self.all if not slot.busy]:
-            slot.keep()
-            if evict and slot.is_kept:
-                slot.cut(0)
-
 
 class RemotePrompts:
     """Requests whose prompts another placement computes: their slots receive keys and values from there."""
@@ -243,8 +256,9 @@ class RemotePrompts:
         ready: list[Running] = []
         for running in [*self.requests]:
             assert running.remote is not None
+            assert running.slot is not None
             blocks, is_over = running.remote.take()
-            if blocks and not self._write(running, blocks):
+            if blocks and not self._slots.write(running.slot, running.tokens, blocks):
                 running.release_remote()
                 is_over = True
             if blocks:
@@ -258,22 +272,6 @@ class RemotePrompts:
         """Wait for keys and values, for `LOOK_S` at most."""
         if self.requests[0].remote is not None:
             self.requests[0].remote.wait(LOOK_S)
-
-    def _write(self, running: Running, blocks: Sequence[KVBlock]) -> bool:
-        """Continue a slot. False where it has no room, or this cache cannot take them; what was written before stays.
-        The errors of an engine that has failed."""
-        slot = running.slot
-        assert slot is not None
-        for block in blocks:
-            if not self._slots.make_room(len(block.positions)):
-                return False
-            try:
-                self._engine.states.write(slot.sequence, block)
-            except EdgeError:
-                slot.cut(len(slot.tokens))  # raises where the engine has failed
-                return False
-            slot.submitted(running.tokens[block.positions.start : block.positions.stop])
-        return True
 
 
 class AwayRequests:
@@ -363,8 +361,11 @@ class AwayRequests:
         return self._placement is not None and self._slots.keeps and is_able and not is_special
 
     def _migration(self, running: Running) -> Migration:
-        token_s = self._placement.copy_token_s
-        return running.migration(None if token_s is None else len(running.tokens) * token_s)
+        """As it may move now. An answer is expected to go on for as long as it went on yet."""
+        n_tokens, n_answer, token_s = len(running.tokens), len(running.answer), self._placement.copy_token_s
+        left = min(running.left, max(n_answer, LEAST_TOKENS))
+        since_move = LEAST_TOKENS if running.moved_at is None else n_answer - running.moved_at
+        return Migration(running.number, n_tokens, left, since_move, None if token_s is None else n_tokens * token_s)
 
     def _load(self, n_running: int, pace: Pace) -> PlacementLoad:
         busy = [len(slot.tokens) + HEADROOM for slot in self._slots.all if slot.busy]

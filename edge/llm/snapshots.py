@@ -7,6 +7,7 @@ that differs in its last d tokens computes d more at most, and a prompt of n tok
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import closing
@@ -44,8 +45,8 @@ def borders(n_tokens: int, block: int) -> list[int]:
 class SnapshotPlan:
     """The positions at which a sequence gets snapshots: those of its prompt, and some of its answer."""
 
-    def __init__(self, n_tokens: int, block: int) -> None:
-        """n_tokens: of the prompt."""
+    def __init__(self, n_tokens: int = 0, block: int = sys.maxsize) -> None:
+        """n_tokens: of the prompt. Without it there are none."""
         self.n_tokens, self._block, self._borders = n_tokens, block, borders(n_tokens, block)
         self._next = n_tokens + ANSWER_TOKENS  # the least position behind the prompt
         self.has_new = False  # one was made, and is not on disk yet
@@ -63,21 +64,6 @@ class SnapshotPlan:
             return False
         self._next = at + ANSWER_TOKENS
         return True
-
-
-class NoPlan(SnapshotPlan):
-    """No position gets a snapshot."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 1)
-
-    def rows(self, at: int, n_rows: int) -> int:
-        """All."""
-        return n_rows
-
-    def wants(self, at: int) -> bool:
-        """No."""
-        return False
 
 
 def snapshot_bytes(budget: int | None) -> int:
@@ -142,7 +128,9 @@ class Snapshots:
 
     def has(self, block_hash: bytes) -> bool:
         """Return whether there is a snapshot behind this block."""
-        return block_hash in self._cache or self._is_kept(block_hash)
+        return block_hash in self._cache or (
+            self.sealed is not None and self.sealed.count([_kept_name(block_hash)]) == 1
+        )
 
     def set_back(self, sequence: int, length: int, block_hash: bytes) -> bool:
         """Set a sequence back to its first `length` tokens, of which this is the last block. False where there is no
@@ -177,9 +165,6 @@ class Snapshots:
     def up_to_last(self, hashes: Sequence[bytes]) -> int:
         """Return how many leading ones of these blocks there are up to the last with a snapshot."""
         return next((n for n in range(len(hashes), 0, -1) if self.has(hashes[n - 1])), 0)
-
-    def _is_kept(self, block_hash: bytes) -> bool:
-        return self.sealed is not None and self.sealed.count([_kept_name(block_hash)]) == 1
 
 
 def _kept_name(block_hash: bytes) -> bytes:

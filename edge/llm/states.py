@@ -78,19 +78,14 @@ class Part(IntFlag):
 
 
 class CacheOwner(Protocol):
-    """The scheduler whose tokens a KV cache holds."""
+    """Interface of `edge.llm.scheduler.Scheduler`, whose tokens a KV cache holds."""
 
     engine: Any  # a `TextEngine`, which has a `CacheUse`
     slots: Any  # `edge.llm.slots.Slots`
 
-    def yield_engine(self) -> None:
-        """Drop what is in flight, because another scheduler is about to use the engine."""
-
-    def follow_engine(self) -> None:
-        """Form steps as another engine takes them, from now on."""
-
-    def preempt_all(self) -> None:
-        """Let all requests wait again, because another engine takes over, and its cache is empty."""
+    def yield_engine(self) -> None: ...
+    def follow_engine(self) -> None: ...
+    def preempt_all(self) -> None: ...
 
 
 class CacheUse:
@@ -149,7 +144,7 @@ class States:
         self._file, self._context, self.kv = file, context, kv
         self.snapshots = Snapshots(context, snapshot_bytes) if context.blank_snapshot is not None else None
         self.use = CacheUse()
-        self.prefiller: Any = None  # the placement that computes prompts, a `Prefiller`; None: this one
+        self.prefiller: Any = None  # the placement that computes prompts, a `PrefillPlacement`; None: this one
         self._transposed = False  # how this context has values; found out by the first block that it refuses
         self.sealed: SealedBlocks | None = None  # where blocks are kept; None: nowhere
         # Makes tokens names of blocks; only rank 0 has the owner's. Without one, snapshots are of this process alone.

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from edge.adapters.adapter import Scales
 from edge.llm.requests import Running
 
 STEP_S = 0.25  # that a step with prompt tokens may take: a reader hardly sees a pause of that
@@ -41,13 +39,6 @@ class Came(NamedTuple):
     is_plain: bool  # its row was the next token of an answer, with no draft behind it
 
 
-class Wait(NamedTuple):
-    """A prompt whose first token somebody waits for."""
-
-    pending: int  # tokens to compute
-    waited_s: float
-
-
 class LatencyTargets:
     """Targets, the model of gaps that sizes steps by them, and how many were met. It outlives its schedulers."""
 
@@ -59,9 +50,9 @@ class LatencyTargets:
         self._plain_s: deque[float] = deque(maxlen=_REMEMBERED_GAPS)
         self._mixed: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_GAPS)  # (prompt rows, seconds)
 
-    def rows(self, waits: Iterable[Wait]) -> int:
+    def rows(self, waits: Iterable[tuple[int, float]]) -> int:
         """Return how many prompt rows the next gap may have; `LEAST_ROWS` or more, as prompts must come to their end.
-        waits: prompts without a first token."""
+        waits: of prompts without a first token, tokens to compute and seconds that they waited."""
         if not self._mixed:
             return TILE_ROWS
         base_s = statistics.median(self._plain_s) if self._plain_s else 0.0
@@ -72,7 +63,7 @@ class LatencyTargets:
             most = min(most, max(TILE_ROWS, self._for_first_tokens(waits, base_s, cost_s, most)))
         return int(max(LEAST_ROWS, min(most, _GROWTH * max(rows for rows, _ in self._mixed))))
 
-    def _for_first_tokens(self, waits: Iterable[Wait], base_s: float, cost_s: float, most: float) -> float:
+    def _for_first_tokens(self, waits: Iterable[tuple[int, float]], base_s: float, cost_s: float, most: float) -> float:
         """Rows of a gap by which all these first tokens come in time, short prompts first; `most` where one cannot.
         n tokens take n / rows gaps, which last n / rows * base + n * cost."""
         assert self.ttft_s is not None
@@ -120,41 +111,15 @@ class LatencyTargets:
         }
 
 
-class Prompt(Protocol):
-    """A request whose next tokens can be submitted."""
-
-    number: int  # the oldest has the least
-    adapters: Scales
-    to_prefill: int  # tokens that had to be computed when it was admitted
-    added_at: float  # by the clock of the budget
-
-    @property
-    def pending(self) -> int:
-        """Tokens that were not submitted yet."""
-
-    @property
-    def answer(self) -> Sequence[int]:
-        """Token ids so far."""
-
-
-AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
-
-
 class StepBudget:
     """Follows how fast steps with prompts are computed here, rows of answers among theirs."""
 
-    def __init__(
-        self,
-        most_rows: int,
-        clock: Callable[[], float],
-        groups: int = 1,
-        targets: LatencyTargets | None = None,
-        turns: int = 1,
-    ) -> None:
-        """most_rows: of a step. clock: seconds. groups: that answers form, each for a step of its own. targets: size
-        steps with prompts, in place of STEP_S. turns: steps that may lie between two tokens of an answer."""
-        self.clock, self._most_rows, self.groups = clock, most_rows, groups
-        self._targets, self.turns = targets, turns
+    groups = 1  # that answers form, each for a step of its own
+    turns = 1  # steps that may lie between two tokens of an answer
+
+    def __init__(self, most_rows: int, clock: Callable[[], float], targets: LatencyTargets | None = None) -> None:
+        """most_rows: of a step. clock: seconds. targets: size steps with prompts, in place of STEP_S."""
+        self.clock, self._most_rows, self._targets = clock, most_rows, targets
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
         self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
         self._others_wait = False  # for the last step that was chosen
@@ -172,18 +137,18 @@ class StepBudget:
 
     def choose(
         self,
-        ready: Iterable[AnyPrompt],
+        ready: Iterable[Running],
         in_flight: int,
         chunk: Callable[[int], int],
-        others: Collection[AnyPrompt] = (),
+        others: Collection[Running] = (),
         *,
         is_short: bool = False,
-    ) -> list[tuple[AnyPrompt, int]]:
+    ) -> list[tuple[Running, int]]:
         """Choose the requests whose rows the next step has, and how many of each: the next token of a group of answers,
         and tokens of prompts beside them. in_flight: requests that wait for logits. chunk: as `TextEngine.chunk`.
         others: requests that wait for this step, but cannot be in it. is_short: the step may take SHORT_STEP_S."""
-        answering: list[AnyPrompt] = []
-        prefilling: list[AnyPrompt] = []
+        answering: list[Running] = []
+        prefilling: list[Running] = []
         for request in ready:
             (answering if request.pending == 1 else prefilling).append(request)
         self._others_wait, self._is_short = bool(others), is_short
@@ -207,12 +172,10 @@ class StepBudget:
             most = min(most, max(LEAST_ROWS, rows // TILE_ROWS * TILE_ROWS))
         return chosen + parts(prefilling, min(self._most_rows - len(group), most))
 
-    def _within_targets(
-        self, targets: LatencyTargets, answers: int, turns: int, prefilling: Iterable[AnyPrompt]
-    ) -> int:
+    def _within_targets(self, targets: LatencyTargets, answers: int, turns: int, prefilling: Iterable[Running]) -> int:
         """Rows for prompts in a step that has so many answers, one of `turns`: whole tiles, where these fit."""
         now = self.clock()
-        waits = [Wait(prompt.pending, now - prompt.added_at) for prompt in prefilling if not prompt.answer]
+        waits = [(prompt.pending, now - prompt.added_at) for prompt in prefilling if not prompt.answer]
         rows = max(LEAST_ROWS, targets.rows(waits) // turns)
         in_tiles = (answers + rows) // TILE_ROWS * TILE_ROWS - answers
         return in_tiles if in_tiles >= LEAST_ROWS else rows
@@ -222,16 +185,9 @@ class StepBudget:
         if self._targets is not None:
             self._targets.step(came, self.clock(), prompt_rows)
 
-    @contextmanager
-    def timed(self, rows: int, prompt_rows: int) -> Iterator[None]:
-        """Around a step with so many rows, and so many of these of prompts. One that has little of either says nothing
-        of the other."""
-        began = self.clock()
-        yield
-        self.took(rows, prompt_rows, self.clock() - began)
-
     def took(self, rows: int, prompt_rows: int, took_s: float) -> None:
-        """Note what such a step took."""
+        """Note what a step with so many rows took, and so many of these of prompts. One that has little of either says
+        nothing of the other."""
         if self._is_short and took_s > 0:
             self._short_rates.append(rows / took_s)
         elif prompt_rows >= LEAST_ROWS and (prompt_rows < rows or self._others_wait) and took_s > 0:
@@ -239,7 +195,7 @@ class StepBudget:
             self.rows = int(max(self._rates) * STEP_S)
 
 
-def parts(prefilling: Sequence[AnyPrompt], room: int) -> list[tuple[AnyPrompt, int]]:
+def parts(prefilling: Sequence[Running], room: int) -> list[tuple[Running, int]]:
     """Return how many of so many rows each of these prompts gets. Short ones come first, so that most answers begin
     soon; the oldest always has a part, so that it comes to its end."""
     if not prefilling:

@@ -20,7 +20,7 @@ from edge.errors import EngineError, Interrupted
 from edge.llama import llama
 from edge.llama.predicting import HiddenListener
 from edge.llama.vocabulary import TokenTable
-from edge.llm.engine import Outputs, check_room
+from edge.llm.interface import DecodesBySteps
 from edge.multimodal.placing import RankRows
 from edge.net.relink import LinkState, Relink
 from edge.parallel import steps
@@ -39,7 +39,7 @@ from transport.collective import Group, Wire
 Floats = NDArray[np.float32]
 
 
-class DistributedEngine(RankRows, Leader):
+class DistributedEngine(RankRows, Leader, DecodesBySteps):
     """A model spread over ranks, with the methods of `Engine`. Not closed by itself: the deployment owns it."""
 
     contexts = 1
@@ -83,33 +83,6 @@ class DistributedEngine(RankRows, Leader):
         self.listener: HiddenListener | None = None
 
     # --- decoding, as Engine has it ---
-
-    def decode(
-        self,
-        tokens: Sequence[int] | NDArray[np.int32],
-        start: int,
-        *,
-        sequence: int = 0,
-        outputs: Outputs = "last",
-        top: int = 0,
-        masks: Sequence[Mask | None] = (),
-        adapters: Scales | None = None,
-    ) -> Floats:
-        """As `Engine.decode`. Logits that `top` and `masks` do not ask for may be -inf."""
-        n = len(tokens)
-        check_room(n, start, self.batch, self.context)
-        if self.pending:
-            raise EngineError("logits of submitted steps are still to be collected")
-        gives = np.zeros(n, np.int8)
-        gives[:] = outputs == "all"
-        gives[-1] = outputs != "none"
-        self.submit(
-            tokens, np.arange(start, start + n), np.full(n, sequence), gives, top=top, masks=masks, adapters=adapters
-        )
-        if outputs == "none":
-            return np.empty(0, np.float32)
-        rows = self.collect()
-        return rows if outputs == "all" else rows[0]
 
     def submit(
         self,

@@ -23,7 +23,6 @@ from edge.adapters.adapter import Scales
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama.predicting import HiddenListener
-from edge.llm.engine import Outputs
 from edge.llm.states import CacheUse
 from edge.parallel.engine import DistributedEngine, Floats
 from edge.parallel.step_times import Ints, Summary
@@ -116,28 +115,6 @@ class GroupedEngine(DistributedEngine):
     def uncollected(self) -> int:
         """Submitted steps that wait to be collected."""
         return len(self._submitted)
-
-    def decode(
-        self,
-        tokens: Sequence[int] | NDArray[np.int32],
-        start: int,
-        *,
-        sequence: int = 0,
-        outputs: Outputs = "last",
-        top: int = 0,
-        masks: Sequence[Mask | None] = (),
-        adapters: Scales | None = None,
-    ) -> Floats:
-        if self._submitted:
-            raise EngineError("logits of submitted steps are still to be collected")
-        if self._stopped:
-            raise Interrupted("stopped on request")
-        return self.on_sequence(
-            sequence,
-            lambda engine, own: engine.decode(
-                tokens, start, sequence=own, outputs=outputs, top=top, masks=masks, adapters=adapters
-            ),
-        )
 
     def listen(self, listener: HiddenListener) -> None:
         """As `Engine.listen`, of all groups."""

@@ -25,7 +25,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 
 from edge.adapters.adapter import Scales
 from edge.closing import Closing
-from edge.errors import EdgeError, EngineError
+from edge.errors import EngineError
 from edge.llm.in_flight import InFlight, Rows
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Event, RemoteAnswer
@@ -112,26 +112,11 @@ class Answering:
         if placement is None:
             answer.end()
             return
-        own.slot = slot = self._slots.admit(placement, tokens, own.namespace, adapters=own.adapters)
+        own.slot = slot = self._slots.admit(placement, adapters=own.adapters)
         self._answers.append((answer, slot))
         self.in_flight.pace.clear()
-        self._write(answer.blocks, slot, tokens)
+        self._slots.write(slot, tokens, answer.blocks)  # what cannot be taken is computed by the next steps
         answer.blocks = ()
-
-    def _write(self, blocks: Sequence[KVBlock], slot: Slot, tokens: Sequence[int]) -> None:
-        """Continue a slot by keys and values from elsewhere. What cannot be taken is computed by the next steps."""
-        try:
-            for block in blocks:
-                start, stop = block.positions.start, block.positions.stop
-                if not start <= len(slot.tokens) < stop or not self._slots.make_room(stop - start):
-                    return
-                slot.cut(start)
-                if len(slot.tokens) != start:  # this cache had to forget more
-                    return
-                self._engine.states.write(slot.sequence, block)
-                slot.submitted(tokens[start:stop])
-        except EdgeError:
-            slot.cut(len(slot.tokens))  # raises where this engine has failed
 
     def leave(self) -> None:
         """Let others have the slots of requests that are over. What they hold stays until it is needed."""
@@ -167,8 +152,9 @@ class Answering:
 
     def _compute(self, rows: Sequence[Rows]) -> None:
         by_request = {answer.own: answer for answer, _ in self._answers}
-        with self.in_flight.timed(self._engine, rows):
-            self.in_flight.submit(self._engine, rows)
+        began = time.perf_counter()
+        self.in_flight.submit(self._engine, rows)
+        self.in_flight.took(self._engine, rows, began)
         if not any(own.logits for own in rows):
             return
         collected = self.in_flight.collect(self._engine)
@@ -312,7 +298,7 @@ class PrefillPlacement(Closing):
         placement = self._slots.place(prompt.tokens, 0, prompt.namespace)
         if placement is None:  # requests that are being handed over fill the cache
             return
-        slot = self._slots.admit(placement, prompt.tokens, prompt.namespace, adapters=prompt.adapters)
+        slot = self._slots.admit(placement, adapters=prompt.adapters)
         self._in_use.append((prompt, slot))
         n_submitted, stop = prompt.n_held, len(prompt.tokens) - 1
         chunk = self._engine.chunk(stop - len(slot.tokens))

@@ -30,9 +30,7 @@ class SealedBlocks:
         to be written, and be read ahead; None: QUEUE_BYTES and AHEAD_BYTES."""
         self._queue_limit, self._ahead_limit = buffer_bytes or (QUEUE_BYTES, AHEAD_BYTES)
         self.kept_blocks = 0  # written by this object
-        self.kept_bytes = 0  # of data in them
         self.dropped_blocks = 0  # not written: the disk is too slow, full, or cannot be written to
-        self.taken_bytes = 0  # of data that was read, or was still to be written
         self.store = store
         self._key = key
         self._cipher = AESGCM(derived(key, b"seal"))
@@ -109,8 +107,6 @@ class SealedBlocks:
                     if not unseal(self._cipher, header, content, data):
                         self.store.remove(header.names[0])
                         return
-                with self._changed:
-                    self.taken_bytes += len(data)
                 yield data, n_blocks, n_shared
 
     def flush(self, timeout_s: float) -> bool:
@@ -163,6 +159,5 @@ class SealedBlocks:
                     del self._queue[first]
                     self._queued_bytes -= len(data)
                     self.kept_blocks += is_written * len(hashes)
-                    self.kept_bytes += is_written * len(data)
                     self.dropped_blocks += (not is_written) * len(hashes)
                     self._changed.notify_all()

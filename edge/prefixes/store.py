@@ -143,10 +143,6 @@ class PrefixStore:
         """The size of a file, or None where there is none."""
         return self._size(self._path(name))
 
-    def has(self, name: bytes) -> bool:
-        """Return whether there is a file of this name."""
-        return self.n_bytes(name) is not None
-
     def touch(self, name: bytes) -> bool:
         """Return whether there is a file of this name, which then counts as used now."""
         path = self._path(name)

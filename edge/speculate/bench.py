@@ -13,6 +13,7 @@ import numpy as np
 
 from edge.llm.generate import generate
 from edge.llm.interface import Drafter, TextEngine
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
@@ -89,5 +90,5 @@ def _milliseconds(slot: Slot, size: int, clock: Callable[[], float]) -> float:
 
 def _tokens_per_s(engine: TextEngine, prompt: list[int], most: int, drafter: Drafter | None) -> float:
     greedy = SamplingParams(temperature=0, allow_repetition=True)  # the speed of loops counts as well
-    *_, last = generate(Scheduler(engine, slots=1, drafter=drafter), prompt, greedy, max_tokens=most)
+    *_, last = generate(Scheduler(engine, slots=1, drafter=drafter), Request(prompt, most, greedy))
     return last.timing.decode_tokens_per_s

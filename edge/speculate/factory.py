@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llm.engine import Engine
@@ -22,7 +22,6 @@ from edge.quantization.gguf import model_in_type
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.mtp import Predictor, check_mtp, mtp_bytes, mtp_drafts, open_predictor
 from edge.speculate.ngrams import NgramDrafts
-from edge.speculate.profiling import profile_passes
 from edge.speculate.small_model import DraftPace, ModelDrafts, check_vocabulary
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
@@ -32,14 +31,8 @@ from partition.predict.drafts import FREE, KINDS, MTP, ROLLBACK_ROWS, SELF
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
-T = TypeVar("T")
-
-
-class Enter(Protocol):
-    """`ExitStack.enter_context`: takes what is to be closed later."""
-
-    def __call__(self, opened: AbstractContextManager[T], /) -> T:
-        """Enter a context manager, and return what it gives."""
+Enter = Callable[[AbstractContextManager[Any]], Any]
+"""`ExitStack.enter_context`: takes what is to be closed later."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +188,7 @@ def speculation(
         if predictor is not None:
             own = Speculation(mtp_drafts(predictor, clock), MTP, clock=clock)
             if engine.paging is None:  # a pass that reads weights from a disk may take as long as an answer
-                profile_passes(own, engine, clock=clock)
+                own.profile(engine)
             return own
         draft = "auto"
     if isinstance(draft, str):
@@ -204,23 +197,22 @@ def speculation(
     file = GgufFile.open(draft.path if isinstance(draft, WorkerDraft) else draft)
     check_loadable(file)
     check_vocabulary(engine.file, file)
+    device = None
     if isinstance(draft, WorkerDraft):
         from edge.helpers.drafting import DraftDevice  # which takes gRPC with it
 
         n_vocab, insecure = engine.model.n_vocab, draft.insecure
         device = enter(DraftDevice(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps))
-        return Speculation(
-            partial(ModelDrafts, device, DraftPace(), clock), file.path.name, 1, device=device, clock=clock
+    else:
+        options = EngineOptions(
+            context=engine.context,
+            threads=engine.threads,
+            repack=None if engine.paging is None else False,
+            gpu_layers=0 if engine.gpu_layers and engine.gpu_layers.budget else None,
         )
-    budgeted = engine.paging is not None
-    options = EngineOptions(
-        context=engine.context,
-        threads=engine.threads,
-        repack=False if budgeted else None,
-        gpu_layers=0 if engine.gpu_layers and engine.gpu_layers.budget else None,
-    )
-    small = GreedyDrafter(enter(Engine(draft, options)))
-    return Speculation(partial(ModelDrafts, small, DraftPace(), clock), draft.name, 1, clock=clock)
+        small = GreedyDrafter(enter(Engine(draft, options)))
+    drafts_of_model = partial(ModelDrafts, device or small, DraftPace(), clock)
+    return Speculation(drafts_of_model, file.path.name, 1, device=device, clock=clock)
 
 
 def _why_not(engine: TextEngine) -> str:
@@ -240,7 +232,8 @@ def _predictor(draft: MtpDraft, engine: TextEngine, enter: Enter, steps: Steps) 
     if draft.is_auto and engine.paging is not None:
         return None
     try:
-        return enter(open_predictor(engine, steps))
+        predictor: Predictor = enter(open_predictor(engine, steps))
+        return predictor
     except (EngineError, NotEnoughMemory) as error:
         if not draft.is_auto:
             raise

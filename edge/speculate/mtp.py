@@ -272,14 +272,7 @@ class MtpDrafts(Drafts):
         self._last = 0  # tokens of the last draft
 
     def attach(self, request: Answer) -> None:
-        """Draft for this request."""
         self._request = request
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """The request has its text."""
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """The request has these, too."""
 
     @property
     def behind_s(self) -> float:

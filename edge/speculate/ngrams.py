@@ -28,7 +28,6 @@ class NgramDrafts(Drafts):
         self._back = 0  # from the end of the text to the place that the last draft was from; 0: none
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Forget what was, and take in a prompt."""
         self._tokens, self._last, self._previous, self._back = [], {}, [], 0
         self.extend(prompt)
 

@@ -56,7 +56,6 @@ class ModelDrafts(Drafts):
         self._first = self._first if self._same else 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take in tokens that follow."""
         for token in tokens:
             follows = self._first + self._same == len(self._tokens)
             if follows and self._cached[self._same : self._same + 1] == [token]:  # it was drafted

@@ -6,18 +6,28 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
-from edge.llm.interface import Answer, VerifyResult
+import numpy as np
+
+from edge.llm.interface import Answer, TextEngine, VerifyResult
+from edge.llm.slot import Slot
 from edge.speculate.choice import SIZES, RowChoice
 from edge.speculate.windows import Shape, WindowChoice
 from partition.predict.drafts import MODEL_ACCEPTANCE
 
+if TYPE_CHECKING:
+    from edge.helpers.drafting import DraftDevice  # which takes gRPC with it
+
 FEW = 4  # requests: of more, their own rows share the pass, and drafts bring little
+PROFILE_S = 2.0  # for all passes that are measured before the first answer
+_PROFILE_PROMPT = 12  # tokens: as many as a trial takes in
+_PROFILE_ROUNDS = (1, *SIZES), SIZES  # the faster of two passes counts, each beside passes of one row that are warm
 _LEAST_PLAIN = 3  # passes of one row, for a mean
 
 
-class Drafts(Protocol):
+class Drafts:
     """Where drafts come from. They decide how fast an answer comes, never what it says."""
 
     free: bool  # whether a draft takes next to no time
@@ -25,7 +35,6 @@ class Drafts(Protocol):
 
     def attach(self, request: Answer) -> None:
         """Know the request, before its prompt is taken in."""
-        del request  # most need its tokens alone
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget what was, and take in a prompt."""
@@ -45,18 +54,7 @@ class Drafts(Protocol):
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
         """At most `n` tokens that may follow all these and then `assumed`; fewer, or none, where there is no draft."""
-
-
-class DraftingDevice(Protocol):
-    """`edge.helpers.drafting.DraftDevice`: a worker that drafts."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    @property
-    def is_lost(self) -> bool:
-        """True if it drafts no more."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -136,6 +134,16 @@ class SpeculationStats:
         )
 
 
+@dataclass
+class _RandomText:
+    """A request whose text is random, and ends otherwise each time: of it nothing is drafted yet."""
+
+    prompt: list[int]
+    tokens: list[int]
+    answer: Sequence[int] = ()
+    sequence: int = 0
+
+
 class Speculation:
     """A `Drafter`: each request has its own text to draft from, and all of so many requests one choice of rows. It goes
     on with what it learned from answer to answer."""
@@ -146,7 +154,7 @@ class Speculation:
         name: str,
         few: int = FEW,
         *,
-        device: DraftingDevice | None = None,
+        device: DraftDevice | None = None,
         choice: Callable[[], WindowChoice] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -167,15 +175,42 @@ class Speculation:
         """Count figures from now on, and forget those before."""
         self.stats = SpeculationStats()
 
-    def profile_pass(self, request: Answer, rows: int, verify: Callable[[Sequence[int]], object]) -> None:
-        """Time a pass of so many rows of a request, with the drafting. verify: computes these tokens."""
+    def profile(self, engine: TextEngine, limit_s: float = PROFILE_S) -> None:
+        """Measure what passes take, before the first answer: a property of machine and model, not of a text. That is
+        done as far as the limit allows. One pass of a slow model is over it: then its first answers tell. The engine's
+        cache is empty afterwards."""
+        n_vocab, began = engine.model.n_vocab, self._clock()
+        prompt = np.random.default_rng(0).integers(0, n_vocab, _PROFILE_PROMPT).tolist()
+        most = min(engine.outputs, engine.batch, engine.context - _PROFILE_PROMPT - 1)
+        if engine.rollback is not None:
+            most = min(most, 1 + engine.rollback)
+        engine.kv_clear()
+        slot = Slot(engine)
+        slot.prefill(prompt, top=1)
+        plain_s = last_s = self._clock() - began
+        ends = count()
+        for sizes in _PROFILE_ROUNDS:
+            for size in (size for size in sizes if size <= most):
+                if self._clock() - began + 2 * last_s > limit_s:
+                    break
+                pass_began = self._clock()
+                self._profile_pass(_RandomText(prompt, [*prompt, next(ends) % n_vocab]), size, slot)
+                last_s = self._clock() - pass_began
+                slot.forget(len(slot.tokens) - _PROFILE_PROMPT)
+                plain_s = last_s if size == 1 else plain_s
+                if last_s > size * plain_s:  # it cannot pay, whatever is accepted, and larger ones are seldom cheaper
+                    break
+        engine.kv_clear()
+
+    def _profile_pass(self, request: Answer, rows: int, slot: Slot) -> None:
+        """Time a pass of so many rows of a request, with the drafting."""
         drafts = self._make()
         drafts.attach(request)
         drafts.begin(request.tokens)
         drafts.catch_up(lambda _: False)
         began = self._clock()
         tokens = [*request.tokens[-1:], *drafts.draft(rows - 1)]
-        verify(tokens)
+        slot.decode(tokens, "all", top=1)
         if len(tokens) == rows:
             self._choices[1].rows.measured(rows, self._clock() - began)
 

@@ -25,35 +25,24 @@ _ROOM_A_CHARACTER = 24  # bytes: some copies of a text, in the widest characters
 _LONGEST_REASON = 500  # characters of a template's error
 
 
-def main() -> int:
-    """Answer requests until the parent closes the socket; return 0."""
+def main() -> None:
+    """Answer requests until the parent closes the socket."""
     prefer_oom_kill()
     renderer = _Renderer()
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        _limit(len(line) - len(request["source"]))
+        limit_cpu(CPU_S)
+        limit_memory(ROOM_BYTES + _ROOM_A_CHARACTER * (len(line) - len(request["source"])))
         try:
             answer = _line(text=renderer.answer(request))
         except (RecursionError, MemoryError) as error:
             answer = _line(error=f"chat template needs too much memory: {type(error).__name__}")
         except Exception as error:  # of any kind: the template is code, and it is at fault
             answer = _line(error=str(error)[:_LONGEST_REASON])
-        _lift_limits()
+        limit_cpu(0)
+        limit_memory(None)  # until the next request, which the parent may send in any size
         sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()
-    return 0
-
-
-def _limit(characters: int) -> None:
-    """Set the limits for one request with this many characters of messages."""
-    limit_cpu(CPU_S)
-    limit_memory(ROOM_BYTES + _ROOM_A_CHARACTER * characters)
-
-
-def _lift_limits() -> None:
-    """Lift the limits until the next request, which the parent may send in any size."""
-    limit_cpu(0)
-    limit_memory(None)
 
 
 def _line(**answer: str) -> bytes:

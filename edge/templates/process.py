@@ -51,11 +51,6 @@ class TemplateProcess:
         """End the process."""
         self._end()
 
-    @property
-    def pid(self) -> int:
-        """Return the id of the current process."""
-        return int(self._process.pid)
-
     def _exchange(self, line: bytes, wait_s: float) -> bytes:
         """Return the line that answers `line`; empty if the process ended."""
         deadline = time.monotonic() + wait_s

@@ -84,7 +84,9 @@ def test_a_conversation_goes_on_in_place_and_without_end() -> None:
 def test_an_answer_without_an_end_ends_at_the_length_of_the_window() -> None:
     endless = replace(GREEDY, grammar="root ::= [a-z] root")
     with Engine(MODEL_PATH, OPTIONS) as engine:
-        responses: list[Response] = list(generate(Scheduler(engine, slots=1, keep=True), PROMPT, endless))
+        responses: list[Response] = list(
+            generate(Scheduler(engine, slots=1, keep=True), Request(PROMPT, None, endless))
+        )
         assert (responses[-1].finish_reason, responses[-1].usage.completion_tokens) == ("length", engine.context)
 
 

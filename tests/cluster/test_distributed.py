@@ -17,6 +17,7 @@ from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import with_room
@@ -110,7 +111,7 @@ class EveryOther(Drafts):
 
 def answered(engine: TextEngine, prompt: list[int], drafter: Speculation | None = None) -> list[int]:
     """The tokens of a greedy answer."""
-    responses = generate(one_slot(engine, drafter), prompt, GREEDY, max_tokens=20)
+    responses = generate(one_slot(engine, drafter), Request(prompt, 20, GREEDY))
     return [r.token_id for r in responses if r.token_id is not None]
 
 

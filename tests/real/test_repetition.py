@@ -13,6 +13,7 @@ from edge.bounds.repetition import LEAST_TOKENS
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Speculation
@@ -138,7 +139,7 @@ def test_samplers_draw_what_llama_cpp_draws(engine: Engine, bare: BareLlama, cas
     prompt = chat.prompt_tokens()
 
     def answer(options: dict[str, Any]) -> list[int]:
-        responses = generate(one_slot(engine), prompt, SamplingParams(**options), max_tokens=40)
+        responses = generate(one_slot(engine), Request(prompt, 40, SamplingParams(**options)))
         return [response.token_id for response in responses if response.token_id is not None]
 
     options, baseline = SAMPLERS[case]

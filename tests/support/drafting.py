@@ -11,6 +11,7 @@ from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
@@ -112,7 +113,7 @@ def run(
     **more: Any,
 ) -> list[Response]:
     """An answer."""
-    return list(generate(one_slot(engine, drafter), prompt, sampling, **{"max_tokens": 24, **more}))
+    return list(generate(one_slot(engine, drafter), Request(prompt, sampling=sampling, **{"max_tokens": 24, **more})))
 
 
 def plain_answers(prompts: Sequence[Sequence[int]]) -> Answers:

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.errors import EngineError
 from edge.llama.llama import Model
-from edge.llm.engine import Outputs
+from edge.llm.interface import Outputs
 from edge.llm.states import CacheUse
 
 _TOKENS = range(300, 500)  # that it answers with; none ends a text

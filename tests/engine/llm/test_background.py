@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,16 +124,13 @@ def test_what_is_kept_stays_in_memory_beside_the_background(
 
 def test_a_prompt_in_the_background_has_short_steps(synthetic: Synthetic) -> None:
     """As many whole tiles as were computed in SHORT_STEP_S, LEAST_ROWS where none was; others have whole chunks."""
-    now = 0.0
-    budget = StepBudget(512, lambda: now)
-    prompt = _Prompt()
+    budget = StepBudget(512, lambda: 0.0)
+    prompt: Any = _Prompt()
     assert budget.choose([prompt], 0, lambda n: min(n, 512)) == [(prompt, 512)]
     assert budget.choose([prompt], 0, lambda n: min(n, 512), is_short=True) == [(prompt, LEAST_ROWS)]
-    with budget.timed(TILE_ROWS, TILE_ROWS):
-        now += SHORT_STEP_S / 0.9
+    budget.took(TILE_ROWS, TILE_ROWS, SHORT_STEP_S / 0.9)
     assert budget.choose([prompt], 0, lambda n: min(n, 512), is_short=True) == [(prompt, LEAST_ROWS)]
-    with budget.timed(TILE_ROWS, TILE_ROWS):
-        now += SHORT_STEP_S / 4.5
+    budget.took(TILE_ROWS, TILE_ROWS, SHORT_STEP_S / 4.5)
     assert budget.choose([prompt], 0, lambda n: min(n, 512), is_short=True) == [(prompt, 4 * TILE_ROWS)]
     assert budget.choose([prompt], 0, lambda n: min(n, 512)) == [(prompt, 512)]
 

@@ -277,6 +277,15 @@ def test_saved_and_loaded_again(demo: Engine, tmp_path: Path) -> None:
     assert other.messages == chat.messages
 
 
+def test_bytes_that_are_no_text_are_saved_as_they_came(demo: Engine, tmp_path: Path) -> None:
+    """A terminal or a command line passes them on as halves of surrogate pairs, which UTF-8 has no bytes for."""
+    chat, file = Chat(demo, system="caf\udce9, \U0001f600"), tmp_path / "chat.json"
+    chat.save(file)
+    other = Chat(demo)
+    other.load(file)
+    assert other.messages == chat.messages
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -1,5 +1,6 @@
 """Constraints that take for ever, or all of memory: each ends alone, and leaves nothing behind."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +115,19 @@ def test_processes_that_were_killed_are_replaced(model: Model) -> None:
     first.kill()
     psutil.wait_procs([first], 30)
     assert followed(Constraint(model, "regex", "edge"), model) == "edge"
+
+
+def test_a_mask_that_comes_in_part_ends_one_answer_alone(model: Model) -> None:
+    """A process that stands still behind the first bytes of it is given up like one that has not answered at all."""
+    constraint = Constraint(model, "regex", "edge")
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ours.makefile("rb") as stream:
+        ours.settimeout(0.1)  # nothing more comes
+        constraint._socket, constraint._stream = ours, stream
+        theirs.sendall(b'{"mask": [true]}\nx')
+        assert constraint.masks([]) is None
+        with pytest.raises(SamplingError, match="regular expression was not followed in 20 s: the machine is busy"):
+            constraint.restrict(np.zeros(model.n_vocab, np.float32))
 
 
 def test_a_file_that_has_gone_is_an_error(model: Model, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from edge.errors import SamplingError
+from edge.llama.sampling import Sampler
 from edge.llm.engine import Engine
 from edge.llm.sampler import MAX_BIASES, SamplingParams, TokenSampler
 
@@ -79,6 +80,12 @@ def test_a_lark_grammar_is_followed(llama: Engine) -> None:
 def test_what_cannot_be_held_is_refused(llama: Engine, options: dict[str, object], reason: str) -> None:
     with pytest.raises(SamplingError, match=reason):
         TokenSampler(llama.model, SamplingParams(**options))  # type: ignore[arg-type]
+
+
+def test_a_constraint_that_is_refused_leaves_no_sampler(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sampler, "chain", lambda parts: pytest.fail("one was made, and nobody frees it"))
+    with pytest.raises(SamplingError, match="regular expression"):
+        TokenSampler(llama.model, SamplingParams(regex="("))
 
 
 def test_a_constraint_that_nothing_can_follow_is_an_error_and_no_free_text(llama: Engine) -> None:

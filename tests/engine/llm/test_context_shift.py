@@ -13,6 +13,7 @@ from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.options import EngineOptions, PrefixOptions
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Slot, dropped_stretch, matches
 from edge.llm.states import BLOCK_TOKENS
@@ -79,7 +80,7 @@ def test_shifted_keys_are_those_of_their_new_positions(demo: Engine) -> None:
 
 def test_the_next_token_after_a_shift_is_one_decode(demo: Engine, decoded: list[int]) -> None:
     scheduler = one_slot(demo)
-    responses = list(generate(scheduler, PROMPT, ENDLESS, max_tokens=300, beginning=lambda: 10))
+    responses = list(generate(scheduler, Request(PROMPT, 300, ENDLESS, stays=lambda: 10)))
     [slot] = scheduler.slots.all
     prompt_chunks = -(-len(PROMPT) // demo.batch)
     assert decoded[prompt_chunks:] == [1] * 299
@@ -95,16 +96,16 @@ def test_the_next_token_after_a_shift_is_one_decode(demo: Engine, decoded: list[
 
 
 def test_a_beginning_that_leaves_nothing_to_drop_ends_the_answer(demo: Engine) -> None:
-    responses = list(generate(one_slot(demo), PROMPT, ENDLESS, beginning=lambda: demo.context - 1))
+    responses = list(generate(one_slot(demo), Request(PROMPT, None, ENDLESS, stays=lambda: demo.context - 1)))
     assert responses[-1].finish_reason == "length"
     assert responses[-1].usage.dropped_tokens == 0
 
 
 def test_an_answer_that_lost_its_slot_drops_nothing(demo: Engine) -> None:
     """Another scheduler took the engine before the context was full."""
-    responses = generate(one_slot(demo), PROMPT, ENDLESS, max_tokens=300, beginning=lambda: 10)
+    responses = generate(one_slot(demo), Request(PROMPT, 300, ENDLESS, stays=lambda: 10))
     next(responses)
-    list(generate(one_slot(demo), PROMPT, ENDLESS, max_tokens=1))
+    list(generate(one_slot(demo), Request(PROMPT, 1, ENDLESS)))
     with pytest.raises(EngineError, match="something else used this model"):
         list(responses)
     assert demo.kv_last(0) == len(PROMPT) - 1
@@ -227,6 +228,6 @@ def test_the_stretch_is_dropped_that_leaves_most() -> None:
 
 def test_responses_say_what_was_dropped(demo: Engine) -> None:
     scheduler = one_slot(demo)
-    list(generate(scheduler, PROMPT, ENDLESS, max_tokens=1))
-    last: Response = list(generate(scheduler, SHORTER, ENDLESS, max_tokens=1, in_place=True))[-1]
+    list(generate(scheduler, Request(PROMPT, 1, ENDLESS)))
+    last: Response = list(generate(scheduler, Request(SHORTER, 1, ENDLESS, in_place=True)))[-1]
     assert (last.usage.cached_tokens, last.usage.dropped_tokens) == (len(SHORTER) - 3, 30)

@@ -10,6 +10,7 @@ from edge.errors import ContextFull, EngineError, Interrupted, SamplingError
 from edge.llm.continuation import TextStream
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from tests.support.drafting import ids, one_slot, tokens_of
 
@@ -18,7 +19,7 @@ PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
 
 
 def run(engine: Engine, sampling: SamplingParams = GREEDY, max_tokens: int = 12, **more: object) -> list[Response]:
-    return list(generate(one_slot(engine), PROMPT, sampling, max_tokens=max_tokens, **more))  # type: ignore[arg-type]
+    return list(generate(one_slot(engine), Request(PROMPT, max_tokens, sampling, **more)))  # type: ignore[arg-type]
 
 
 def test_counters_add_up(llama: Engine) -> None:
@@ -68,16 +69,16 @@ def test_a_repetition_penalty_ends_repetition(llama: Engine) -> None:
 
 def test_generation_ends_when_the_context_is_full(llama: Engine) -> None:
     endless = SamplingParams(temperature=0, grammar="root ::= [a-z] root")
-    responses = list(generate(one_slot(llama), PROMPT, endless))
+    responses = list(generate(one_slot(llama), Request(PROMPT, None, endless)))
     assert responses[-1].finish_reason == "length"
     assert len(PROMPT) + len(ids(responses)) == llama.context + 1  # the last token needs no room
 
 
 def test_a_prompt_as_long_as_the_context_is_refused_with_both_numbers(llama: Engine) -> None:
     with pytest.raises(ContextFull, match=r"300 tokens and the context 256"):
-        next(generate(one_slot(llama), [5] * 300, GREEDY))
+        next(generate(one_slot(llama), Request([5] * 300, None, GREEDY)))
     with pytest.raises(ContextFull, match="empty"):
-        next(generate(one_slot(llama), [], GREEDY))
+        next(generate(one_slot(llama), Request([], None, GREEDY)))
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(llama: Engine) -> None:
@@ -92,29 +93,29 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(llama: Engine) -> N
 
 def test_only_the_new_part_of_a_prompt_is_computed(llama: Engine) -> None:
     session = one_slot(llama)
-    first = list(generate(session, PROMPT, GREEDY, max_tokens=4))
+    first = list(generate(session, Request(PROMPT, 4, GREEDY)))
     longer = [*tokens_of(session), 9, 10]
-    second = list(generate(session, longer, GREEDY, max_tokens=4))
+    second = list(generate(session, Request(longer, 4, GREEDY)))
     assert second[-1].usage.cached_tokens == len(PROMPT) + len(ids(first)) - 1  # the last token was never fed back
     changed = [*PROMPT[:3], 77, *PROMPT[4:]]
-    third = list(generate(session, changed, GREEDY, max_tokens=4))
+    third = list(generate(session, Request(changed, 4, GREEDY)))
     assert third[-1].usage.cached_tokens == 3
     for prompt, cached in ((longer, second), (changed, third)):
-        assert ids(cached) == ids(list(generate(one_slot(llama), prompt, GREEDY, max_tokens=4)))
+        assert ids(cached) == ids(list(generate(one_slot(llama), Request(prompt, 4, GREEDY))))
         llama.kv_clear()
 
 
 def test_an_identical_prompt_computes_one_token(llama: Engine) -> None:
     session = one_slot(llama)
-    first = list(generate(session, PROMPT, GREEDY, max_tokens=1))
-    again = list(generate(session, PROMPT, GREEDY, max_tokens=1))
+    first = list(generate(session, Request(PROMPT, 1, GREEDY)))
+    again = list(generate(session, Request(PROMPT, 1, GREEDY)))
     assert again[-1].usage.cached_tokens == len(PROMPT) - 1
     assert ids(again) == ids(first)
 
 
 def test_prefill_progress_counts_chunks(llama: Engine) -> None:
     seen: list[tuple[int, int]] = []
-    list(generate(one_slot(llama), [5] * 70, GREEDY, max_tokens=1, on_prefill=lambda *a: seen.append(a)))
+    list(generate(one_slot(llama), Request([5] * 70, 1, GREEDY, on_prefill=lambda *a: seen.append(a))))
     assert seen == [(0, 70), (32, 70), (64, 70), (70, 70)]
 
 
@@ -124,7 +125,7 @@ def test_prefill_progress_counts_chunks(llama: Engine) -> None:
 def test_after_a_failed_decode_the_session_still_gives_the_right_answer(
     llama: Engine, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    expected = ids(list(generate(one_slot(llama), PROMPT, GREEDY, max_tokens=6)))
+    expected = ids(list(generate(one_slot(llama), Request(PROMPT, 6, GREEDY))))
     session, decode, calls = one_slot(llama), llama.decode_rows, 0
 
     def failing(*args: object) -> None:
@@ -136,8 +137,8 @@ def test_after_a_failed_decode_the_session_still_gives_the_right_answer(
 
     monkeypatch.setattr(llama, "decode_rows", failing)
     with pytest.raises(type(error)):
-        list(generate(session, PROMPT, GREEDY, max_tokens=6))
-    assert ids(list(generate(session, PROMPT, GREEDY, max_tokens=6))) == expected
+        list(generate(session, Request(PROMPT, 6, GREEDY)))
+    assert ids(list(generate(session, Request(PROMPT, 6, GREEDY)))) == expected
 
 
 def test_a_grammar_is_obeyed_even_against_the_model(llama: Engine) -> None:

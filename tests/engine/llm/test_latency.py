@@ -13,7 +13,7 @@ from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.step_budget import AIM, LONGEST_GAP_S, Came, LatencyTargets, StepBudget, Wait
+from edge.llm.step_budget import AIM, LONGEST_GAP_S, Came, LatencyTargets, StepBudget
 from tests.conftest import Synthetic
 from tests.support.adapters import write_adapter
 from tests.support.deployments import EXACT
@@ -123,16 +123,16 @@ def test_the_longest_gap_of_a_step_counts_once() -> None:
 @pytest.mark.parametrize(
     ("ttft_s", "waits", "rows"),
     [
-        (10.0, [Wait(400, 0.0)], 16),  # a tile: 400 / 16 gaps of 40 ms, and 0.8 s for the rows
-        (2.0, [Wait(400, 0.0)], 16),  # 400 * 0.04 / (1.8 - 0.8) = 16
-        (2.0, [Wait(400, 0.5)], 32),  # 400 * 0.04 / (1.8 - 0.5 - 0.8) = 32
-        (2.0, [Wait(400, 0.5), Wait(100, 0.0)], 66),  # the short one first: 500 * 0.04 / (1.3 - 1)
-        (2.0, [Wait(400, 1.5)], 192),  # too late: as many as LONGEST_GAP_S and what was measured allow
+        (10.0, [(400, 0.0)], 16),  # a tile: 400 / 16 gaps of 40 ms, and 0.8 s for the rows
+        (2.0, [(400, 0.0)], 16),  # 400 * 0.04 / (1.8 - 0.8) = 16
+        (2.0, [(400, 0.5)], 32),  # 400 * 0.04 / (1.8 - 0.5 - 0.8) = 32
+        (2.0, [(400, 0.5), (100, 0.0)], 66),  # the short one first: 500 * 0.04 / (1.3 - 1)
+        (2.0, [(400, 1.5)], 192),  # too late: as many as LONGEST_GAP_S and what was measured allow
         (2.0, [], 16),  # all of them have answers already
     ],
 )
 def test_without_a_target_for_gaps_they_are_as_short_as_first_tokens_allow(
-    ttft_s: float, waits: Sequence[Wait], rows: int
+    ttft_s: float, waits: Sequence[tuple[int, float]], rows: int
 ) -> None:
     targets = LatencyTargets(ttft_s=ttft_s)
     answer = Answer(targets)
@@ -140,7 +140,7 @@ def test_without_a_target_for_gaps_they_are_as_short_as_first_tokens_allow(
     answer.token(0.040 + 64 * 0.002, 64)
     assert targets.rows(waits) == rows
     answer.tokens(8, 0.040 + 400 * 0.002, 400)
-    assert targets.rows([Wait(400, 99.0)]) == pytest.approx(rows_within(LONGEST_GAP_S, 0.040, 0.002), abs=1)
+    assert targets.rows([(400, 99.0)]) == pytest.approx(rows_within(LONGEST_GAP_S, 0.040, 0.002), abs=1)
     both = LatencyTargets(0.2, ttft_s)
     Answer(both).token(0.160, 16)
     assert both.rows(waits) == 18  # gaps come first
@@ -188,7 +188,8 @@ def test_a_step_within_a_target_has_whole_tiles(answers: int, in_flight: int, tu
     answer.tokens(8, 0.499)
     answer.tokens(8, 0.499 + 80 * 0.005, 80)
     assert targets.rows([]) == 80
-    budget = StepBudget(512, lambda: 0.0, turns, targets, turns)
+    budget = StepBudget(512, lambda: 0.0, targets)
+    budget.groups = budget.turns = turns
     prompt: Any = SimpleNamespace(number=99, pending=400, to_prefill=400, added_at=0.0, answer=[])
     ready: list[Any] = [SimpleNamespace(number=n, pending=1, to_prefill=0) for n in range(answers)]
     chosen = budget.choose([*ready, prompt], in_flight, lambda longest: 512)
@@ -200,7 +201,7 @@ def test_less_than_a_tile_where_a_target_allows_no_more() -> None:
     answer = Answer(targets)
     answer.token(0.039)
     answer.token(0.039 + 16 * 0.005, 16)
-    budget = StepBudget(512, lambda: 0.0, 1, targets)
+    budget = StepBudget(512, lambda: 0.0, targets)
     prompt: Any = SimpleNamespace(number=9, pending=400, to_prefill=400, added_at=0.0, answer=[])
     first: Any = SimpleNamespace(number=1, pending=1, to_prefill=0)
     assert budget.choose([first, prompt], 0, lambda longest: 512)[-1] == (prompt, 10)
@@ -268,7 +269,7 @@ def test_gaps_that_scatter_keep_to_the_target(itl_s: float | None, least: float,
     takes a quarter of a second: hardly any gap of 150 ms."""
     rng, now = random.Random(7), [0.0]
     targets = LatencyTargets(itl_s=itl_s or 0.15)
-    budget = StepBudget(512, lambda: now[0], 1, targets if itl_s else None)
+    budget = StepBudget(512, lambda: now[0], targets if itl_s else None)
     answers: list[Any] = [
         SimpleNamespace(number=n, pending=1, to_prefill=0, token_at=0.0, prompt_rows_at=0, answer=[0]) for n in range(4)
     ]
@@ -277,9 +278,10 @@ def test_gaps_that_scatter_keep_to_the_target(itl_s: float | None, least: float,
         prompt: Any = SimpleNamespace(number=9, pending=700, to_prefill=700, added_at=now[0], answer=[])
         while prompt.pending > 1:
             prompt_rows = budget.choose([*answers, prompt], 0, lambda n: n)[-1][1]
-            with budget.timed(4 + prompt_rows, prompt_rows):
-                burst = 3.0 if rng.random() < 0.02 else 1.0
-                now[0] += (0.050 + 0.004 * prompt_rows) * rng.gauss(1.0, 0.05) * burst
+            burst = 3.0 if rng.random() < 0.02 else 1.0
+            took_s = (0.050 + 0.004 * prompt_rows) * rng.gauss(1.0, 0.05) * burst
+            now[0] += took_s
+            budget.took(4 + prompt_rows, prompt_rows, took_s)
             submitted += prompt_rows
             prompt.pending -= prompt_rows
             targets.step([Came(answer, 1, True) for answer in answers], now[0], submitted)

@@ -8,7 +8,8 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llama.llama import Batch
-from edge.llm.engine import Engine, Outputs
+from edge.llm.engine import Engine
+from edge.llm.interface import Outputs
 from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler

@@ -207,7 +207,7 @@ def test_samples_are_of_the_models_own_distribution(folder: Path, temperature: f
             session = one_slot(engine, drafter)
             for seed in seeds:
                 sampling = SamplingParams(temperature=temperature, top_k=3, top_p=1, min_p=0, seed=seed)
-                pairs[tuple(ids(list(generate(session, PROMPT, sampling, max_tokens=2))))] += 1
+                pairs[tuple(ids(list(generate(session, Request(PROMPT, 2, sampling)))))] += 1
             counts.append(pairs)
         assert drafter is not None
         assert drafter.stats.drafted
@@ -244,12 +244,12 @@ def test_a_kept_prompt_and_another_engine(folder: Path, tmp_path: Path) -> None:
         predictor = stack.enter_context(open_predictor(lost))
         drafter = speculating(predictor)
         session = one_slot(lost, drafter)
-        responses = list(generate(session, long, GREEDY, max_tokens=30))
+        responses = list(generate(session, Request(long, 30, GREEDY)))
         assert ids(responses) == answer
         assert session.slots.all[0].restored > 64
         assert drafter.stats.drafted > 30
         lost.replacements.switch_to(lambda: engines[1])
-        again = list(generate(session, [*long, *answer, 5], GREEDY, max_tokens=8))
+        again = list(generate(session, Request([*long, *answer, 5], 8, GREEDY)))
         assert len(ids(again)) == 8
         assert lost.replacements.moves == 1
         assert engines[1].listener is not None

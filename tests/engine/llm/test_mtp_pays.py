@@ -8,7 +8,6 @@ import pytest
 from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.speculate.mtp import mtp_drafts, open_predictor
-from edge.speculate.profiling import profile_passes
 from edge.speculate.speculation import Speculation
 from partition.predict.drafts import ROWS, Draft
 from partition.predict.hysteresis import DRAFT, clearly_faster
@@ -35,7 +34,7 @@ def test_the_gain_is_that_of_the_formula(tmp_path: Path, where: str, right: floa
         plant(predictor, {tuple(r.prompt): answer for r, answer in zip(requests, answers, strict=True)}, right)
         clock = PassClock(engine, predictor, COSTS[where], DRAFT_S)
         drafter, began = Speculation(mtp_drafts(predictor, clock), "mtp", clock=clock), 0.0
-        profile_passes(drafter, engine, limit_s=100.0, clock=clock)
+        drafter.profile(engine, limit_s=100.0)
         for request, answer in zip(requests, answers, strict=True):
             began = clock.now
             assert one_slot(engine, drafter).run([request]) == [answer]
@@ -54,7 +53,7 @@ def test_costs_are_known_before_the_first_answer(tmp_path: Path, limit_s: float)
     with Engine(path, replace(ROOM, context=512)) as engine, open_predictor(engine) as predictor:
         clock = PassClock(engine, predictor, costs, DRAFT_S)
         drafter = Speculation(mtp_drafts(predictor, clock), "mtp", clock=clock)
-        profile_passes(drafter, engine, limit_s, clock)
+        drafter.profile(engine, limit_s)
         choice = drafter._choices[1].rows
         known = {size: choice.cost(size) for size in choice.measured_sizes()}
         assert engine.kv_last(0) == -1

@@ -15,6 +15,7 @@ from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.prefixes import fingerprint
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Slot
 from edge.llm.states import BLOCK_TOKENS
@@ -38,7 +39,7 @@ def options(tmp_path: Path) -> EngineOptions:
 def answered(options: EngineOptions, prompt: list[int], path: Path = MODEL_PATH) -> tuple[list[int | None], Response]:
     """An answer's tokens, and its last response, of an engine that begins anew."""
     with Engine(path, options) as engine:
-        responses = list(generate(one_slot(engine), prompt, GREEDY, max_tokens=8))
+        responses = list(generate(one_slot(engine), Request(prompt, 8, GREEDY)))
     return [response.token_id for response in responses], responses[-1]
 
 
@@ -98,8 +99,8 @@ def test_a_session_continues_in_the_middle_of_a_file(options: EngineOptions) -> 
     expected, _ = answered(options, prompt)
     with Engine(MODEL_PATH, options) as engine:
         scheduler = one_slot(engine)
-        list(generate(scheduler, prompt[:150], GREEDY, max_tokens=1))
-        responses = list(generate(scheduler, prompt, GREEDY, max_tokens=8))
+        list(generate(scheduler, Request(prompt[:150], 1, GREEDY)))
+        responses = list(generate(scheduler, Request(prompt, 8, GREEDY)))
         assert responses[-1].usage.restored_tokens == 192 - 150
     assert [response.token_id for response in responses] == expected
 
@@ -134,7 +135,7 @@ def test_a_cache_without_room_in_one_piece_takes_block_after_block(options: Engi
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(context, "write_state", only_small)
-            result = list(generate(one_slot(engine), PROMPT, GREEDY, max_tokens=8))
+            result = list(generate(one_slot(engine), Request(PROMPT, 8, GREEDY)))
     assert [response.token_id for response in result] == expected
     assert result[-1].usage.restored_tokens == WHOLE
     assert len(sizes) == 2 + WHOLE // BLOCK_TOKENS  # what is wanted of a file, of either kind, then each block

@@ -50,7 +50,7 @@ def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def tokens_of(engine: TextEngine) -> dict[tuple[int, ...], list[int]]:
     """The whole of the answer that loops, for a drafter that knows it."""
-    responses = generate(one_slot(engine), PROMPT, replace(LOOP, allow_repetition=True), max_tokens=MOST_TOKENS)
+    responses = generate(one_slot(engine), Request(PROMPT, MOST_TOKENS, replace(LOOP, allow_repetition=True)))
     return {tuple(PROMPT): [response.token_id for response in responses if response.token_id is not None]}
 
 
@@ -78,7 +78,7 @@ def check(engine: TextEngine) -> None:
     known = tokens_of(engine)
     target, loop = expected(known)
     for drafter in (None, speculate(Known(known, 0))):
-        *answer, last = generate(one_slot(engine, drafter), PROMPT, LOOP)
+        *answer, last = generate(one_slot(engine, drafter), Request(PROMPT, None, LOOP))
         assert (last.finish_reason, last.repetition) == ("repetition", loop)
         assert [item.token_id for item in answer] == target
     request = Request(PROMPT, 1000, LOOP)

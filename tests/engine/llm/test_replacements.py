@@ -354,7 +354,7 @@ def test_what_is_computed_without_a_scheduler_stays_on_its_engine() -> None:
 
 
 def test_a_loss_is_an_error_without_a_scheduler_and_the_next_clear_goes_on() -> None:
-    with Lives(iter([3])) as engine:
+    with Lives(iter([5])) as engine:
         engine.kv_clear()
         engine.decode([5, 6], 0)
         engine.decode([7], 2)

@@ -12,6 +12,7 @@ from edge.errors import SamplingError
 from edge.llm.continuation import Continuation
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
+from edge.llm.requests import Request
 from edge.llm.sampler import MAX_DRY_BREAKERS, MAX_DRY_LAST_N, PENALTY_LAST_N, SamplingParams, TokenSampler
 from tests.conftest import OPTIONS
 from tests.support.drafting import one_slot
@@ -57,7 +58,7 @@ def demo() -> Iterator[Engine]:
 
 def answer(engine: Engine, options: dict[str, Any], n_tokens: int = 48) -> list[int]:
     prompt = engine.model.tokenize(TEXT, add_special=True, parse_special=False)
-    responses = generate(one_slot(engine), prompt, SamplingParams(**options), max_tokens=n_tokens)
+    responses = generate(one_slot(engine), Request(prompt, n_tokens, SamplingParams(**options)))
     return [response.token_id for response in responses if response.token_id is not None]
 
 

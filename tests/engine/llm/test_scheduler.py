@@ -50,9 +50,7 @@ def alone(engine: TextEngine, requests: Sequence[Request]) -> list[list[int]]:
     answers = []
     for request in requests:
         engine.kv_clear()
-        responses = generate(
-            one_slot(engine), request.prompt, request.sampling, max_tokens=request.max_tokens, stop=request.stop
-        )
+        responses = generate(one_slot(engine), request)
         answers.append([response.token_id for response in responses if response.token_id is not None])
     return answers
 

@@ -182,14 +182,14 @@ def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_
     prompt = [*range(3, 73)]
     with Engine(synthetic("llama", "f32"), options) as engine:
         slots = Slots(engine, keep=True)
-        slot = slots.admit(slots.place(prompt, 1), prompt, adapters=())
+        slot = slots.admit(slots.place(prompt, 1), adapters=())
         engine.decode(prompt, 0, sequence=slot.sequence)
         slot.tokens += prompt
         slot.origin = Origin(resized=exact)
         hashes = engine.states.block_hashes(prompt[:exact])
         slots.leave(slot, keep=False)
         assert engine.states.n_cached(hashes) == 0
-        slots.admit(slots.place([5, 6, 7], 1), [5, 6, 7], adapters=(), background=in_background)
+        slots.admit(slots.place([5, 6, 7], 1), adapters=(), background=in_background)
         assert engine.states.n_cached(hashes) == len(hashes) == (8 if exact is None else 5)
         assert engine.kv_last(slot.sequence) == (len(prompt) - 1 if stays else -1)
 
@@ -342,12 +342,10 @@ def test_one_request_whose_constraint_ends_ends_alone(synthetic: Synthetic, monk
 
 
 def test_the_budget_follows_the_best_of_what_steps_took() -> None:
-    now = [0.0]
-    budget = StepBudget(512, lambda: now[0])
+    budget = StepBudget(512, lambda: 0.0)
 
     def step(rows: int, prompt_rows: int, took_s: float) -> int:
-        with budget.timed(rows, prompt_rows):
-            now[0] += took_s
+        budget.took(rows, prompt_rows, took_s)
         return budget.rows
 
     assert budget.rows == 64

@@ -15,6 +15,7 @@ from edge.llm.engine import Engine
 from edge.llm.generate import GreedyDrafter, generate
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE
 from edge.llm.slot import Slot
@@ -132,14 +133,14 @@ def test_the_cache_holds_what_was_chosen(llama: Engine, synthetic: Synthetic) ->
         session, other = one_slot(engine), one_slot(llama)
         for wrong in (0, 1, 2, 5):
             session.drafter = speculate(Known({tuple(PROMPT): answer}, wrong))
-            list(generate(session, PROMPT, GREEDY, max_tokens=11))
-            list(generate(other, PROMPT, GREEDY, max_tokens=11))
+            list(generate(session, Request(PROMPT, 11, GREEDY)))
+            list(generate(other, Request(PROMPT, 11, GREEDY)))
             current = tokens_of(session)
             assert current == tokens_of(other)
             assert engine.kv_last(0) == len(current) - 1
             longer = [*current, 9, 10]
             session.drafter = None
-            again, plain = (list(generate(item, longer, GREEDY, max_tokens=4)) for item in (session, other))
+            again, plain = (list(generate(item, Request(longer, 4, GREEDY))) for item in (session, other))
             assert ids(again) == ids(plain)
             assert again[-1].usage == plain[-1].usage
             assert again[-1].usage.cached_tokens == len(current)
@@ -203,14 +204,14 @@ def test_samples_are_of_the_models_own_distribution(synthetic: Synthetic, temper
             session = one_slot(engine, drafter)
             for seed in seeds:
                 sampling = SamplingParams(temperature=temperature, top_k=3, top_p=1, min_p=0, seed=seed)
-                answer = generate(session, PROMPT, sampling, max_tokens=2)
+                answer = generate(session, Request(PROMPT, 2, sampling))
                 result[tuple(ids(list(answer)))] += 1
             counts.append(result)
     same_distribution(*counts)
 
 
 def test_it_is_told_where_another_one_used_the_model_meanwhile(llama: Engine) -> None:
-    answer = generate(one_slot(llama, speculate(NgramDrafts())), PROMPT, GREEDY)
+    answer = generate(one_slot(llama, speculate(NgramDrafts())), Request(PROMPT, None, GREEDY))
     next(answer)
     run(llama, [7, 8, 9], None)
     with pytest.raises(EngineError, match=USED_MEANWHILE[:30]):

@@ -182,7 +182,7 @@ def _events(engine: TextEngine, *requests: Request) -> list[list[Any]]:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["free", "constrained"])
 def test_drafts_and_ranks_change_nothing(engine: Engine, path: Path, tmp_path: Path, sampling: SamplingParams) -> None:
     own = request(engine, sampling)
-    plain = list(generate(one_slot(engine), own.prompt, sampling, max_tokens=40, thinking=own.thinking))
+    plain = list(generate(one_slot(engine), Request(own.prompt, 40, sampling, thinking=own.thinking)))
     known = {tuple(own.prompt): tokens(plain)}
     with ranks_here(path, tensor(1, 1), ROOM, tmp_path) as ranks:
         for other, drafter in (
@@ -191,7 +191,7 @@ def test_drafts_and_ranks_change_nothing(engine: Engine, path: Path, tmp_path: P
             (ranks, speculate(Known(known, 5))),
         ):
             slot = one_slot(other, drafter)
-            responses = list(generate(slot, own.prompt, sampling, max_tokens=40, thinking=own.thinking))
+            responses = list(generate(slot, Request(own.prompt, 40, sampling, thinking=own.thinking)))
             assert tokens(responses) == tokens(plain)
             assert (thought(responses), text(responses)) == (thought(plain), text(plain))
 

@@ -108,7 +108,7 @@ def test_wherever_a_draft_is_wrong(two: DistributedEngine, plain: Answers, rows:
     for place in range(1, min(rows * windows + 2, len(answer))):
         drafter, choice = speculation(Known(plain, at=(place,)), rows, windows)
         scheduler = one_slot(two, drafter)
-        assert ids(list(generate(scheduler, prompt, GREEDY, max_tokens=LENGTH))) == answer
+        assert ids(list(generate(scheduler, Request(prompt, LENGTH, GREEDY)))) == answer
         cancelled += choice.cancelled
         expected, current = [*prompt, *answer], tokens_of(scheduler)
         assert current == expected[: len(current)]
@@ -158,7 +158,7 @@ def test_an_answer_is_left_while_windows_are_under_way(two: DistributedEngine, p
     scheduler = one_slot(two)
     for prompt, answer in [item for item in plain.items() if len(item[1]) > 3]:
         scheduler.drafter, _ = speculation(Known(plain))
-        responses = generate(scheduler, prompt, GREEDY, max_tokens=LENGTH)
+        responses = generate(scheduler, Request(prompt, LENGTH, GREEDY))
         assert [next(responses).token_id for _ in range(3)] == answer[:3]
         assert two.uncollected > 0
         responses.close()  # type: ignore[attr-defined]
@@ -195,7 +195,7 @@ def test_others_use_the_model_while_windows_are_under_way(
         lambda: Scheduler(two).run([Request(prompts[1], LENGTH)])[0],
     ):
         drafter, _ = speculation(Known(plain))
-        responses = generate(one_slot(two, drafter), prompt, GREEDY, max_tokens=LENGTH)
+        responses = generate(one_slot(two, drafter), Request(prompt, LENGTH, GREEDY))
         assert [next(responses).token_id for _ in range(2)] == answer[:2]
         assert two.uncollected > 0
         assert other() == plain[tuple(prompts[1])]
@@ -208,12 +208,12 @@ def test_an_answer_ends_where_the_next_of_its_scheduler_begins(
 ) -> None:
     drafter, _ = speculation(Known(plain))
     scheduler = one_slot(two, drafter)
-    responses = generate(scheduler, prompts[0], GREEDY, max_tokens=LENGTH)
+    responses = generate(scheduler, Request(prompts[0], LENGTH, GREEDY))
     assert next(responses).token_id == plain[tuple(prompts[0])][0]
-    assert ids(list(generate(scheduler, prompts[1], GREEDY, max_tokens=LENGTH))) == plain[tuple(prompts[1])]
+    assert ids(list(generate(scheduler, Request(prompts[1], LENGTH, GREEDY)))) == plain[tuple(prompts[1])]
     with pytest.raises(EngineError, match=USED_MEANWHILE[:30]):
         list(responses)
-    assert ids(list(generate(scheduler, prompts[0], GREEDY, max_tokens=LENGTH))) == plain[tuple(prompts[0])]
+    assert ids(list(generate(scheduler, Request(prompts[0], LENGTH, GREEDY)))) == plain[tuple(prompts[0])]
 
 
 @pytest.mark.parametrize("frames", some((4, 8), tuple(range(1, 12))))
@@ -223,7 +223,7 @@ def test_a_stage_is_lost_while_windows_are_under_way(
     """At a frame that it was to send: the others go on with the same tokens."""
     with cluster(MODEL_PATH, tmp_path, 2) as devices, devices.running(pipeline(1, 1, 1), ROOM) as engine:
         drafter, choice = speculation(Known(plain, 4))
-        responses = generate(one_slot(engine, drafter), prompts[0], GREEDY, max_tokens=LENGTH)
+        responses = generate(one_slot(engine, drafter), Request(prompts[0], LENGTH, GREEDY))
         results = [next(responses).token_id for _ in range(2)]
         devices.fault(devices.others[0], Fault(frames, "kill"))
         results += ids(list(responses))

@@ -22,6 +22,7 @@ from edge.llm.bench import BenchResult, Rate
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.planning import measure
 from edge.quantization import comparison
@@ -74,7 +75,7 @@ def test_ttft_tpot_and_rates_of_an_answer(engine: Engine, timed: Callable[..., C
     clock = timed(generate, in_flight)
     session = one_slot(engine)
     prompt = list(range(10, 26))  # two chunks of 8 rows
-    responses = generate.generate(session, prompt, GREEDY, max_tokens=5)
+    responses = generate.generate(session, Request(prompt, 5, GREEDY))
     clock.now += 0.5  # before anybody asks: an answer is accepted when its first piece is asked for
     result = list(responses)
     first, last = result[0].timing, result[-1].timing
@@ -87,7 +88,7 @@ def test_ttft_tpot_and_rates_of_an_answer(engine: Engine, timed: Callable[..., C
     assert last.prefill_tokens_per_s == pytest.approx(100)
     # Half of the next prompt is held already: what was not computed counts for no rate.
     again = [*prompt[:8], *range(40, 48)]
-    (_, answer) = generate.generate(session, again, GREEDY, max_tokens=1)
+    (_, answer) = generate.generate(session, Request(again, 1, GREEDY))
     assert (answer.usage.prompt_tokens, answer.usage.cached_tokens) == (16, 8)
     assert answer.timing.prefill_tokens_per_s == pytest.approx(100)
     assert answer.timing.ttft_s == pytest.approx(8 * ROW_S)

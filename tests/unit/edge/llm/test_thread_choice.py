@@ -11,6 +11,7 @@ from edge.llama.thread_choice import ThreadChoice, worth_threads
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.options import EngineOptions
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.models import shapes, synth
 from partition.model.model import ModelShape
@@ -105,7 +106,7 @@ def generated(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         use(threads)
 
     monkeypatch.setattr(engine._context, "use_threads", noted)
-    list(generate(one_slot(engine), [1, 2, 3], SamplingParams(temperature=0, seed=1), max_tokens=12))
+    list(generate(one_slot(engine), Request([1, 2, 3], 12, SamplingParams(temperature=0, seed=1))))
     return reported
 
 

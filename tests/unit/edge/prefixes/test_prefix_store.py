@@ -41,7 +41,7 @@ def path_of(store: PrefixStore, n: int) -> Path:
 
 def there(store: PrefixStore, most: int = 100) -> list[int]:
     """Which of the first names have a file."""
-    return [n for n in range(most) if store.has(name(n))]
+    return [n for n in range(most) if store.n_bytes(name(n)) is not None]
 
 
 def content(store: PrefixStore, n: int, *, direct: bool = False) -> bytes | None:
@@ -82,7 +82,7 @@ def test_what_is_written_is_there_for_this_user_alone(store: PrefixStore) -> Non
 def test_only_names_of_32_bytes_reach_a_path(store: PrefixStore, wrong: bytes) -> None:
     for use in (
         lambda n: store.read(n, memoryview(bytearray())),
-        store.has,
+        store.n_bytes,
         store.remove,
         store.touch,
         lambda n: store.write(n, b""),
@@ -210,7 +210,7 @@ def test_a_file_comes_whole_past_the_cache_or_through_it(store: PrefixStore, n_b
     space = AddressSpace(4 * PAGE)
     if n_bytes:
         assert store.read(name(1), space.view(0, n_bytes - 1), direct=direct) is None  # no room: it is no such file
-        assert not store.has(name(1))
+        assert store.n_bytes(name(1)) is None
 
 
 @pytest.mark.skipif(not DIRECT, reason="this system has no direct reads at all")
@@ -351,7 +351,7 @@ def test_a_folder_that_is_none_is_a_problem_and_no_error(tmp_path: Path) -> None
     assert store.problem
     assert store.problem.startswith(f"a prompt is not kept in {store.folder}: ")
     assert content(store, 1) is None
-    assert not store.has(name(1))
+    assert store.n_bytes(name(1)) is None
     with pytest.raises(PrefixError, match=r"cannot be read: Not a directory; see who owns it"):
         store.files()
 

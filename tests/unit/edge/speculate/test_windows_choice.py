@@ -14,6 +14,7 @@ from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llm.generate import generate
 from edge.llm.interface import VerifyResult
+from edge.llm.requests import Request
 from edge.planning import measure
 from edge.speculate.choice import SIZES, RowChoice
 from edge.speculate.speculation import Drafts, Speculation
@@ -109,7 +110,7 @@ def test_answers_are_the_same(
     engine = replaceable(engines[0], lambda error: engines[1])  # type: ignore[arg-type, return-value]
     drafter = speculate(Sometimes(right, seed, ends), choice=lambda: AnyShape(seed))
     scheduler = one_slot(engine, drafter)
-    responses = generate(scheduler, PROMPT, GREEDY, max_tokens=n_tokens)
+    responses = generate(scheduler, Request(PROMPT, n_tokens, GREEDY))
     result = ids([response for _, response in zip(range(left_at), responses, strict=False)])
     responses.close()  # type: ignore[attr-defined]
     most = min(n_tokens, context - len(PROMPT) + 1, left_at)
@@ -131,7 +132,7 @@ def test_windows_in_flight_are_computed_again_where_another_engine_takes_over_be
     first, second = StagedModel(vocabulary, 3), StagedModel(vocabulary, 3)
     engine = replaceable(first, lambda error: second)  # type: ignore[arg-type, return-value]
     scheduler = one_slot(engine, speculate(Sometimes(0.7), choice=lambda: AnyShape(1)))
-    responses = generate(scheduler, PROMPT, GREEDY, max_tokens=60)
+    responses = generate(scheduler, Request(PROMPT, 60, GREEDY))
     result = ids([next(responses)])
     while len(engine.replacements.ready) < 2:
         result += ids([next(responses)])
@@ -170,7 +171,7 @@ class Conversation:
 
         drafts.draft = timed  # type: ignore[method-assign]
         self.drafter = Speculation(lambda: drafts, "sometimes", clock=lambda: self.engine.now_s)
-        responses = generate(one_slot(self.engine, self.drafter), PROMPT, GREEDY, max_tokens=n_tokens)
+        responses = generate(one_slot(self.engine, self.drafter), Request(PROMPT, n_tokens, GREEDY))
         next(responses)
         began = self.engine.now_s
         assert 1 + len(ids(list(responses))) == n_tokens
@@ -270,7 +271,7 @@ def test_windows_of_fewer_drafts_than_chosen_are_measured(vocabulary: llama.Mode
     engine = StagedModel(vocabulary, 2, 4096, lambda rows: 0.1 * FLAT.get(rows, rows), (1, 1), 0.0)
     choice = FourRows(RowChoice(0.9))
     drafter = Speculation(lambda: Short(0.9), "short", choice=lambda: choice, clock=lambda: engine.now_s)
-    list(generate(one_slot(engine, drafter), PROMPT, GREEDY, max_tokens=200))
+    list(generate(one_slot(engine, drafter), Request(PROMPT, 200, GREEDY)))
     assert choice._times[2, 2].next
 
 

@@ -251,7 +251,7 @@ def test_a_hostile_template_ends_soon_and_stays_small(source: str) -> None:
     before = spent_s()
     process = TemplateProcess()
     assert "\n" not in refused(source, process)
-    status = Path(f"/proc/{process.pid}/status")
+    status = Path(f"/proc/{process._process.pid}/status")
     if status.exists():  # Linux; 0 kB where a new process has not begun
         peak_kib = int(status.read_text().partition("VmHWM:")[2].split()[0])
         assert peak_kib <= 64 << 10
@@ -285,10 +285,10 @@ def test_a_long_conversation_may_follow_a_short_one() -> None:
     process = TemplateProcess()
     template = ChatTemplate("{{ messages[0].content | length }}", process=process)
     assert template.render(MESSAGES) == "8"
-    before = process.pid
+    before = process._process.pid
     longer = 2 * ROOM_BYTES  # characters: its text alone is more than the first request may hold
     assert template.render([{"role": "user", "content": "x" * longer}]) == str(longer)
-    assert process.pid == before
+    assert process._process.pid == before
     process.close()
 
 
@@ -298,7 +298,8 @@ def test_whatever_happens_to_its_process_the_next_prompt_is_right(monkeypatch: p
     exchange = process._exchange
 
     def killed(line: bytes, wait_s: float) -> bytes:
-        os.kill(process.pid, signal.SIGKILL)  # once a request is on its way: before, another process takes its place
+        # Once a request is on its way: before, another process takes its place.
+        os.kill(process._process.pid, signal.SIGKILL)
         return exchange(line, wait_s)
 
     monkeypatch.setattr(process, "_exchange", killed)
@@ -307,7 +308,7 @@ def test_whatever_happens_to_its_process_the_next_prompt_is_right(monkeypatch: p
     monkeypatch.undo()
     assert template.render([{"role": "user", "content": "b"}]) == "b"
 
-    stand_still(process.pid)
+    stand_still(process._process.pid)
     with pytest.raises(TemplateError, match=r"no answer in 0\.1 s"):
         process.ask({"source": "", "messages": None}, wait_s=0.1)
     assert template.render([{"role": "user", "content": "c"}]) == "c"
@@ -316,7 +317,7 @@ def test_whatever_happens_to_its_process_the_next_prompt_is_right(monkeypatch: p
 def test_ctrl_c_ends_a_rendering_and_its_answer_is_nobodys() -> None:
     process = TemplateProcess()
     template = ChatTemplate("{{ messages[0].content }}", process=process)
-    stand_still(process.pid)
+    stand_still(process._process.pid)
     interrupting = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
@@ -327,6 +328,6 @@ def test_ctrl_c_ends_a_rendering_and_its_answer_is_nobodys() -> None:
 
 def test_the_process_ends_with_its_owner() -> None:
     process = TemplateProcess()
-    pid = process.pid
+    pid = process._process.pid
     del process
     until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process")
