@@ -16,7 +16,6 @@ from apps.options import (
     MOST_WORKERS,
     add,
     address,
-    argument,
     check_output,
     given_options,
     keep_to_cores,
@@ -86,7 +85,6 @@ def add_media_arguments(group: argparse._ArgumentGroup | argparse.ArgumentParser
     option(group, "--encoder WHERE", words, _encoder_place)
 
 
-@argument
 def _encoder_place(text: str) -> str:
     """Return auto, here, or HOST:PORT of a worker."""
     return text if text in ENCODER_PLACES else address(text)
@@ -295,5 +293,5 @@ def _cuts(text: str) -> tuple[str, ...]:
     """Labels, or positions."""
     parts = tuple(part.strip() for part in text.split(","))  # labels may have spaces
     if not all(parts):
-        raise argparse.ArgumentTypeError(f"needs the label of a cut between commas, got {text[:80]!r}")
+        raise ValueError(f"needs the label of a cut between commas, got {text[:80]!r}")
     return parts

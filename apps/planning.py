@@ -16,22 +16,19 @@ from apps.options import (
     ANY_MODEL,
     add,
     add_draft_arguments,
-    between,
     check_dimensions,
     check_draft_worker,
     check_onnx,
     given_options,
     in_flight,
     is_onnx,
-    items,
     model_path,
     option,
-    positive,
-    positive_int,
     quiet_grpc,
     refuse,
 )
 from apps.show.progress import ShownSteps
+from edge.units import between, items, positive, positive_int
 from partition.predict.objectives import OBJECTIVES
 from quant.mixes import is_type_file
 
@@ -144,7 +141,7 @@ def sources(args: argparse.Namespace) -> list[Path]:
 def _types(text: str) -> tuple[str, ...]:
     types = tuple(part if is_type_file(part) else part.lower() for part in items(text))
     if not all(types) or len(set(types)) < len(types):
-        raise argparse.ArgumentTypeError(f"needs different types between commas, got {text[:80]!r}")
+        raise ValueError(f"needs different types between commas, got {text[:80]!r}")
     return types
 
 

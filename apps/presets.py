@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from apps.errors import UsageError
-from apps.options import model_path
+from apps.options import Parser, model_path
 from devices.toml_tables import Table, check_keys, read_toml, tables
 from edge.errors import EdgeError
 
@@ -34,7 +34,7 @@ class Preset:
     pinned: bool
 
 
-class _OptionParser(argparse.ArgumentParser):
+class _OptionParser(Parser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from apps import planning
 from apps.errors import UsageError
-from apps.options import add, check_output, items, option, positive, quiet_grpc
+from apps.options import add, check_output, option, quiet_grpc
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_notes
+from edge.units import items, positive
 from quant.text import bytes_text, count_text, number_text
 
 if TYPE_CHECKING:

@@ -22,15 +22,11 @@ from apps.options import (
     add,
     add_draft_arguments,
     apply_reproducible,
-    argument,
     attention_window,
     check_draft_worker,
     given_options,
     model_path,
-    natural,
-    number,
     option,
-    positive_int,
     refuse,
     seed,
 )
@@ -39,6 +35,7 @@ from apps.show.progress import ShownSteps
 from apps.show.progress import say as say_as
 from apps.show.table import print_json
 from edge.thinking.format import AUTO, parse_think
+from edge.units import natural, number, positive_int
 
 if TYPE_CHECKING:
     from edge.api.config import EngineConfig
@@ -73,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append")
     add_draft_arguments(parser, "auto")
     words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"
-    option(parser, "--think HOW", words, argument(parse_think))
+    option(parser, "--think HOW", words, parse_think)
     option(parser, "--max-tokens N", "end the answer after N tokens", positive_int)
     option(parser, "--stop TEXT", "end the answer here; repeatable", action="append", default=[])
     option(parser, "--chat-template FILE", "Jinja template to use instead of the model's own")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from apps import planning
 from apps.commands.link import show
 from apps.errors import UsageError
-from apps.options import add, address, items, option, quiet_grpc, refuse
+from apps.options import add, address, option, quiet_grpc, refuse
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_note, print_notes, print_table
+from edge.units import items
 from quant.text import age_text, bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import argparse
 import contextlib
 from typing import TYPE_CHECKING
 
-from apps.options import add, address, between, option, quiet_grpc
+from apps.options import add, address, option, quiet_grpc
 from apps.show.table import print_json, print_table
+from edge.units import between
 from quant.text import bytes_text
 
 if TYPE_CHECKING:

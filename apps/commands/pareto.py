@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from apps import planning
 from apps.errors import EXIT_INTERRUPTED, UsageError
-from apps.options import add, check_output, items, natural, option
+from apps.options import add, check_output, option
 from apps.show.progress import ShownSteps, say
 from apps.show.table import print_columns, print_json
+from edge.units import items, natural
 from partition.predict.objectives import AXES, default_axes
 
 if TYPE_CHECKING:
@@ -165,5 +166,5 @@ def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> Non
 def _axes(text: str) -> tuple[str, ...]:
     axes = tuple(items(text))
     if len(axes) < 2 or len(set(axes)) < len(axes) or any(axis not in AXES for axis in axes):
-        raise argparse.ArgumentTypeError(f"needs two or more of {', '.join(AXES)}, got {text[:80]!r}")
+        raise ValueError(f"needs two or more of {', '.join(AXES)}, got {text[:80]!r}")
     return axes

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps import distributed, planning
-from apps.options import add, byte_size, check_output, is_onnx, option, positive, refuse
+from apps.options import add, check_output, is_onnx, option, refuse
 from apps.show.table import print_columns, print_json, print_notes
+from edge.units import parse_bytes, positive
 from partition.predict.objectives import OBJECTIVES, SEARCHED, Objective, default_axes, searched
 from quant.text import printable, seconds_text
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in SEARCHED:
         objective = OBJECTIVES[name]
         metavar, words = objective.limit
-        kind = byte_size if metavar == "SIZE" else positive
+        kind = parse_bytes if metavar == "SIZE" else positive
         requirements.add_argument(_limit(name, objective), type=kind, dest=f"limit_{name}", metavar=metavar, help=words)
     planning.add_type_arguments(parser)
     add(parser, "--spare")

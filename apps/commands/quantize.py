@@ -8,24 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.errors import UsageError
-from apps.options import (
-    ELASTIC_SIZES,
-    QUANTIZE_MINUTES,
-    add,
-    argument,
-    between,
-    byte_range,
-    byte_size,
-    check_installed,
-    check_output,
-    items,
-    option,
-    positive_int,
-    refuse,
-)
+from apps.options import ELASTIC_SIZES, QUANTIZE_MINUTES, add, check_installed, check_output, option, refuse
 from apps.show.progress import progress
 from apps.show.table import figure, print_columns, print_json, print_note, print_notes, print_table
 from edge import units
+from edge.units import between, items, parse_byte_range, parse_bytes, positive_int
 from quant.gguf.elastic import MOST_SIZES
 from quant.text import bytes_text, counted, number_text
 
@@ -52,16 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="IN", help="GGUF file, REPO:FILE, folder of safetensors, or .onnx")
     parser.add_argument("output", nargs="?", type=Path, metavar="OUT", help="file to write")
     option(parser, "--type T", "q4_k_m, q8_0, ...; an unknown one lists all (default: by --kernels)")
-    option(parser, "--size SIZE", "a file of at most so much, such as 900MiB", byte_size)
-    option(parser, "--fit SIZE", "a model that runs in so much memory", byte_size)
+    option(parser, "--size SIZE", "a file of at most so much, such as 900MiB", parse_bytes)
+    option(parser, "--fit SIZE", "a model that runs in so much memory", parse_bytes)
     words = "several sizes in one file, to run in 1.2GiB..4GiB of memory: more and fewer bits as that changes"
-    option(parser, "--elastic SIZE..SIZE", words, byte_range)
-    option(
-        parser,
-        "--sizes N",
-        f"with --elastic: how many (default: {ELASTIC_SIZES})",
-        argument(units.whole(2, MOST_SIZES)),
-    )
+    option(parser, "--elastic SIZE..SIZE", words, parse_byte_range)
+    option(parser, "--sizes N", f"with --elastic: how many (default: {ELASTIC_SIZES})", units.whole(2, MOST_SIZES))
     add(parser, "--context", help="with --fit and --elastic: tokens of context (default: 4096)")
     add(parser, "--kv-type", help="with --fit and --elastic: type of the KV cache (default: f16)")
     option(parser, "--imatrix FILE", "importance matrix (--size, --fit and --elastic make their own)", Path)
