@@ -24,7 +24,6 @@ from apps.options import (
     is_onnx,
     model_path,
     option,
-    quiet_grpc,
     refuse,
 )
 from apps.show.progress import ShownSteps
@@ -42,7 +41,6 @@ _OF_ONNX = ("dim", "input")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the devices, and what is to be done with it."""
     add(parser, "model", help=ANY_MODEL)
     group = parser.add_argument_group("devices")
     add(group, "--cluster")
@@ -81,7 +79,6 @@ def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple
 
     axes: of a front, of which one may be divergence.
     """
-    quiet_grpc()
     types = getattr(args, "types", ())  # edge devices probe MODEL has none
     _check_kind(args, types)
     from edge.planning.plan_options import PlanOptions
@@ -105,7 +102,7 @@ def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
-    """The devices that the options name, or those of the lab that is up. Call `quiet_grpc` before."""
+    """The devices that the options name, or those of the lab that is up."""
     from edge.survey.cluster import Cluster
 
     if args.cluster is not None and args.workers is not None:
@@ -113,7 +110,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     cluster = Cluster.of_lab(insecure=args.insecure) if args.cluster is None and args.workers is None else None
     if cluster is None:
         return Cluster(args.workers or (), file=args.cluster, insecure=args.insecure)
-    args.workers = cluster.addresses
+    args.workers, args.insecure = cluster.addresses, cluster.insecure  # as the command would name them
     print(f"{len(args.workers)} devices of the lab that is up, and this one", file=sys.stderr)
     return cluster
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from edge.planning.space import PlanSpace
 
 _WRITING_S = 10.0  # for what was measured, after a signal
+_EXPLORED = (
+    "cluster", "transport", "wire", "threads", "context", "concurrency", "prompt_tokens", "depth", "kv_type", "draft",
+    "draft_worker", "acceptance", "text",
+)  # fmt: skip
 HELP = "Explore the trade-off between latency and throughput over all ways to place a model."
 
 
@@ -128,18 +132,14 @@ def show(result: Result, further: Iterable[str] = ()) -> None:
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the command that was typed, as far as it says what is explored."""
+    values = {name: getattr(args, name) for name in _EXPLORED}
+    values |= {name: ",".join(getattr(args, name) or ()) or None for name in ("workers", "types", "axes")}
+    values |= {"memory": args.memory and f"{args.memory}B", "max_divergence": args.limit_divergence}
     words = ["edge", "pareto", *([args.model] if args.model else [])]
-    if args.cluster is not None:
-        words += ["--cluster", str(args.cluster)]
-    if args.workers is not None:
-        words += ["--workers", ",".join(args.workers)]
-    for name in ("concurrency", "context", "prompt_tokens", "draft", "draft_worker", "acceptance"):
-        if getattr(args, name) is not None:
-            words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    words += ["--types", ",".join(args.types)] if args.types else []
-    words += ["--max-divergence", f"{args.limit_divergence:g}"] if args.limit_divergence is not None else []
-    words += ["--text", str(args.text)] if args.text is not None else []
-    words += ["--axes", ",".join(args.axes)] if args.axes else []
+    for name, value in values.items():
+        words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+    words += [f"--dim={name}={size}" for name, size in args.dim or ()]
+    words += [f"--input={file}" for file in args.input or ()]
     return (*words, "--insecure") if args.insecure else tuple(words)
 
 
