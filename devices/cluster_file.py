@@ -13,7 +13,7 @@ from typing import Any
 from devices.catalog import CATALOG
 from devices.errors import ClusterFileError
 from devices.names import DEFAULT_PORT, MAX_NAME, is_name, join_address, name_from, parse_address
-from devices.toml_tables import Table, check_keys, read_toml, short_text, tables
+from devices.toml_tables import Table, check_keys, reading_toml, short_text, tables
 
 LOCAL = "local"  # the address of this device, and in links its name where the file gives it none
 MAX_DEVICES = 64
@@ -99,11 +99,8 @@ class Cluster:
 
 def read_cluster(path: Path) -> Cluster:
     """The cluster of a TOML file. ClusterFileError says what is wrong and where; OSError if it cannot be read."""
-    data = read_toml(path, ClusterFileError)
-    try:
+    with reading_toml(path, ClusterFileError) as data:
         return _cluster(data)
-    except ClusterFileError as error:
-        raise ClusterFileError(f"{path}: {error}") from None
 
 
 def _cluster(data: Mapping[str, Any]) -> Cluster:

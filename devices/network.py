@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from devices.machine_cores import read_line
+from devices.machine_cores import read_line, read_number
 
 SYS = Path("/sys/class/net")
 
@@ -129,7 +129,6 @@ def _detour(interface: str, wireless: bool, sys: Path) -> list[str]:
 
 
 def _latency(wireless: bool, tunnel: bool, best: float, median: float, p99: float) -> list[str]:
-    """Return hints about latency that an idle link should not have."""
     hints = []
     if not wireless and not tunnel and best > WIRED_BEST_S:
         hints.append(
@@ -150,8 +149,7 @@ def _latency(wireless: bool, tunnel: bool, best: float, median: float, p99: floa
 
 def _cable(interface: str, bandwidth: float | None, sys: Path) -> list[str]:
     """Compare the speed of an Ethernet link with the measured bandwidth; return hints."""
-    text = read_line(sys / interface / "speed")
-    speed = int(text) if text.isdigit() else 0  # virtual machines say -1, and Wi-Fi refuses the reading
+    speed = read_number(sys / interface / "speed")  # virtual machines say -1, and Wi-Fi refuses the reading
     if not speed:
         return []
     hints = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.errors import UsageError
-from apps.options import add, in_flight, is_onnx, option, quiet_grpc, seed
+from apps.options import add, in_flight, is_onnx, option, seed
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_notes
 from edge import units
@@ -64,10 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    quiet_grpc()
     targets = _targets(args)
     offered, notes = _offered(args)
-    from edge.advice.offers import cluster_search, link_of
+    from edge.advice.cheapest import cluster_search
 
     with _model(args) as (file, weights):
         search = cluster_search(
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             by=args.by, prompt=args.prompt_tokens, concurrency=args.concurrency, kv_type=args.kv_type or "f16",
         )  # fmt: skip
         cheapest = search.cheapest(args.by, args.max_devices, ShownSteps("buy"))
-        link = link_of(offered)
+    link = search.link
     assumed = "assumed" if offered.latency_s is None or offered.bytes_per_s is None else "stated"
     mbps = number_text(link.bytes_per_s / 125_000)
     notes += [

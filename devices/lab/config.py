@@ -19,7 +19,7 @@ from devices.cores import check_cores, parse_cores
 from devices.errors import LabFileError
 from devices.lab.shaper import Shape
 from devices.names import MAX_NAME, is_name
-from devices.toml_tables import Table, check_keys, read_toml, short_text, tables
+from devices.toml_tables import Table, check_keys, reading_toml, short_text, tables
 
 OWNER = "owner"  # in links: this machine itself, where commands such as `edge chat --workers` run
 MAX_CORES = 4096
@@ -80,11 +80,8 @@ class LabConfig:
 
 def read_lab(path: Path) -> LabConfig:
     """The lab of a TOML file. LabFileError says what is wrong in it and where; OSError if it cannot be read."""
-    data = read_toml(path, LabFileError)
-    try:
+    with reading_toml(path, LabFileError) as data:
         return parse_lab(data, path.parent)
-    except LabFileError as error:
-        raise LabFileError(f"{path}: {error}") from None
 
 
 def parse_lab(data: Mapping[str, Any], folder: Path | None = None) -> LabConfig:
