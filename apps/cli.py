@@ -55,8 +55,16 @@ def main(argv: list[str] | None = None) -> int:
                 signal.signal(number, signal.SIG_DFL)
 
 
+def quiet_grpc() -> None:
+    """Silence gRPC; call this before it is loaded. Its own lines about failed connections repeat our errors, and it
+    would prepare for forks, which do not happen."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
 def _run(argv: list[str] | None) -> int:
     command = "edge"
+    quiet_grpc()
     try:
         words = sys.argv[1:] if argv is None else argv
         args = build_parser(*words[:1]).parse_args(words)

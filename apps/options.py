@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -246,13 +245,12 @@ def apply_reproducible(args: argparse.Namespace) -> None:
 
 
 def check_draft_worker(args: argparse.Namespace) -> None:
-    """Raise UsageError if a worker is to draft, and --draft names no model for it. Call this before gRPC is loaded."""
+    """Raise UsageError if a worker is to draft, and --draft names no model for it."""
     if getattr(args, "draft_worker", None) is None:  # edge devices probe MODEL has no such option
         return
     if args.draft in (None, *KINDS):
         named = f"--draft is {args.draft}" if args.draft else "none is named"
         raise UsageError(f"--draft-worker drafts by a model, and {named}: name one with --draft FILE, or --draft self")
-    quiet_grpc()
 
 
 def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
@@ -306,13 +304,6 @@ def keep_to_cores(cores: Sequence[int] | None, where: str = "--affinity") -> Non
 
         check_usable(cores, where)
         pin_to_cores(cores)
-
-
-def quiet_grpc() -> None:
-    """Silence gRPC; call this before it is loaded. Its own lines about failed connections repeat our errors, and it
-    would prepare for forks, which do not happen."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def is_onnx(model: str | None) -> bool:

@@ -18,7 +18,6 @@ from quant.text import bytes_text, counted, number_text
 
 if TYPE_CHECKING:
     from edge.quantization.onnx import Quantized
-    from edge.quantization.onnx_compare import Comparison
 
 HELP = "Make a model smaller: to a type, to a size, or to the memory there is; and say what that costs."
 
@@ -186,27 +185,21 @@ def _print_onnx(args: argparse.Namespace, quantized: Quantized, duration_s: floa
         ("weights", f"{quantized.weights_quantized} quantized, {quantized.weights_left} left in floats"),
         ("size", f"{bytes_text(quantized.size_bytes)}, {share:.1%} of {bytes_text(quantized.source_bytes)}"),
     ]
-    if quantized.comparison:
-        rows.append(("a run", _speed_text(quantized.comparison, quantized.threads)))
+    if compared := quantized.comparison:
+        speed = f"{number_text(compared.quantized_ms)} ms, from {number_text(compared.float_ms)} ms"
+        ratio, threads = compared.float_ms / compared.quantized_ms, counted(quantized.threads, "thread")
+        rows.append(("a run", f"{speed} ({ratio:.2f} times as fast), medians of {compared.rounds} with {threads}"))
     rows.append(("time", f"{duration_s:.1f} s"))
     print_table(str(args.output), rows)
-    if quantized.comparison:
+    if compared:
         origin = "made-up" if quantized.samples_made_up else "given"
-        print_note(f"Error against the float model, on {quantized.comparison.samples} {origin} samples:")
+        print_note(f"Error against the float model, on {compared.samples} {origin} samples:")
         print_columns(
             ("output", "max abs", "relative L2", "cosine", "top-1"),
             [
                 (o.name, figure(o.max_abs, ".4g"), figure(o.relative_l2, ".4f"), figure(o.cosine, ".5f"),
                  figure(o.top1, ".0%"))
-                for o in quantized.comparison.outputs
+                for o in compared.outputs
             ],
         )  # fmt: skip
     print_notes(quantized.notes)
-
-
-def _speed_text(compared: Comparison, threads: int) -> str:
-    ratio = compared.float_ms / compared.quantized_ms
-    return (
-        f"{number_text(compared.quantized_ms)} ms, from {number_text(compared.float_ms)} ms ({ratio:.2f} times as"
-        f" fast), medians of {compared.rounds} with {counted(threads, 'thread')}"
-    )

@@ -169,7 +169,6 @@ def _arrivals(text: str) -> tuple[str, Any]:
 
 
 def _target(text: str) -> float:
-    """Return milliseconds."""
     value = number(text)
     if not 0 < value <= _MOST_TARGET_MS:
         raise ValueError(f"needs milliseconds above 0, at most {_MOST_TARGET_MS:g}, got {text[:40]}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from apps.engine_options import MemoryAction
 from apps.errors import UsageError
-from apps.options import MAX_THREADS, add, check_usable, device_name, option, quiet_grpc
+from apps.options import MAX_THREADS, add, check_usable, device_name, option
 from edge import units
 from edge.units import parse_bytes
 
@@ -55,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    quiet_grpc()
     from devices.names import host_name
     from devices.paths import cache_folder, credentials_folder, state_folder
     from devices.probe import default_threads
