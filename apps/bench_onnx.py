@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from apps.distributed import LOCAL
 from apps.errors import UsageError
-from apps.options import AUTO, add, check_dimensions, check_onnx, option, quiet_grpc, refuse
+from apps.options import AUTO, add, check_dimensions, check_onnx, option, refuse
 from apps.show.table import print_columns, print_json, print_note, print_table
 from quant.text import bytes_text, number_text, seconds_text
 
@@ -55,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
             devices: tuple[str, ...] = (LOCAL,)
             whole, measured = sweep_here(model, cuts, args.repeats, args.threads)
         else:
-            quiet_grpc()
             devices = _devices(args)
             how = {"transport": args.transport or "auto", "threads": args.threads, "insecure": args.insecure}
             how |= {"repeats": args.repeats, "window": args.in_flight, "wire": wire}

@@ -7,10 +7,10 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from apps.errors import EXIT_BUG, EXIT_INTERRUPTED, REMEDIES, exit_code
+from apps.options import Parser
 from edge.ending import end_by_signals, signalled, terminated
 
 COMMANDS = (
@@ -19,37 +19,6 @@ COMMANDS = (
 )  # fmt: skip
 
 EXIT_CLOSED_PIPE, EXIT_TERMINATED = 141, 143
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, with one line for a mistake instead of the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, but report an unknown argument as a mistake of the subcommand, and not of `edge`."""
-        namespace_found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            options = [name for name in self._option_string_actions if name.startswith("--")]
-            self.error(f"unknown argument {unknown[0]}{_meant(unknown[0].partition('=')[0], options)}")
-        return namespace_found, unknown
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Check as argparse does, and suggest the choice that is nearest to a mistyped one."""
-        try:
-            super()._check_value(action, value)
-        except argparse.ArgumentError as error:
-            error.message += _meant(str(value), map(str, action.choices or ()))
-            raise
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    """Return text that suggests the known word nearest to a mistyped one."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def build_parser(command: str | None = None) -> Parser:
@@ -86,8 +55,16 @@ def main(argv: list[str] | None = None) -> int:
                 signal.signal(number, signal.SIG_DFL)
 
 
+def quiet_grpc() -> None:
+    """Silence gRPC; call this before it is loaded. Its own lines about failed connections repeat our errors, and it
+    would prepare for forks, which do not happen."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
 def _run(argv: list[str] | None) -> int:
     command = "edge"
+    quiet_grpc()
     try:
         words = sys.argv[1:] if argv is None else argv
         args = build_parser(*words[:1]).parse_args(words)

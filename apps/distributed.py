@@ -16,12 +16,10 @@ from apps.options import (
     MOST_WORKERS,
     add,
     address,
-    argument,
     check_output,
     given_options,
     keep_to_cores,
     option,
-    quiet_grpc,
     refuse,
     workers_or_auto,
 )
@@ -86,7 +84,6 @@ def add_media_arguments(group: argparse._ArgumentGroup | argparse.ArgumentParser
     option(group, "--encoder WHERE", words, _encoder_place)
 
 
-@argument
 def _encoder_place(text: str) -> str:
     """Return auto, here, or HOST:PORT of a worker."""
     return text if text in ENCODER_PLACES else address(text)
@@ -160,7 +157,6 @@ def _addresses(args: argparse.Namespace) -> tuple[str, ...]:
     """The addresses of the cluster's workers that are found now. WorkerError where there is none."""
     words = "is for workers that you name; --workers auto takes those of your cluster that are found: leave it out"
     refuse(args, ("insecure", "shares", "plan"), words)
-    quiet_grpc()
     from edge.cluster.connect import CONNECT_TIMEOUT_S
     from edge.cluster.roster import JOINED, SLOW, roster
     from edge.errors import WorkerError
@@ -178,15 +174,9 @@ def _addresses(args: argparse.Namespace) -> tuple[str, ...]:
 def _devices(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | None:
     """Return the devices that the options name, for either kind of model."""
     if args.plan is None and args.workers is None:
-        if is_helped := has_helper(args):  # by a worker, which may be one that is insecure
-            quiet_grpc()
-        refuse(
-            args,
-            [name for name in _OF_SEVERAL if not (is_helped and name == "insecure")],
-            "is for several devices: name them with --workers HOST:PORT,..., or give a --plan",
-        )
+        several = [name for name in _OF_SEVERAL if name != "insecure" or not has_helper(args)]
+        refuse(args, several, "is for several devices: name them with --workers HOST:PORT,..., or give a --plan")
         return None
-    quiet_grpc()
     if args.plan is not None:
         refuse(args, _OF_A_PLAN, "says which device does what, and so does --plan: leave one of them out")
         from edge.planning.choice import read_plan
@@ -295,5 +285,5 @@ def _cuts(text: str) -> tuple[str, ...]:
     """Labels, or positions."""
     parts = tuple(part.strip() for part in text.split(","))  # labels may have spaces
     if not all(parts):
-        raise argparse.ArgumentTypeError(f"needs the label of a cut between commas, got {text[:80]!r}")
+        raise ValueError(f"needs the label of a cut between commas, got {text[:80]!r}")
     return parts

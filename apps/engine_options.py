@@ -6,19 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from apps.errors import UsageError
-from apps.options import (
-    MAX_IO_THREADS,
-    PREFERENCES,
-    add,
-    argument,
-    byte_size,
-    io_chunk,
-    keep_to_cores,
-    option,
-    positive_int,
-    refuse,
-)
+from apps.options import MAX_IO_THREADS, PREFERENCES, add, io_chunk, keep_to_cores, option, refuse
 from edge import units
+from edge.units import parse_bytes, positive_int
 
 if TYPE_CHECKING:
     from edge.llm.options import EngineOptions
@@ -55,14 +45,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("memory")
     words = "use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token;"
     words += " 1.2GiB..4GiB: as much of that as is free at any time (default: no limit)"
-    memory = argument(units.memory_options)
-    add(group, "--memory", type=memory, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
+    add(group, "--memory", type=units.memory_options, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
     parser.set_defaults(least_memory=None)
     words = "where memory gets less, speed: fewer bits before weights are paged; quality: paged before (default: speed)"
     option(group, "--prefer", words, choices=PREFERENCES)
-    option(group, "--window SIZE", "part of it that such weights pass through (default: measured)", byte_size)
-    io_threads = argument(units.whole(1, MAX_IO_THREADS))
-    option(group, "--io-threads N", "that read them (default: measured)", io_threads)
+    option(group, "--window SIZE", "part of it that such weights pass through (default: measured)", parse_bytes)
+    option(group, "--io-threads N", "that read them (default: measured)", units.whole(1, MAX_IO_THREADS))
     option(group, "--io-chunk SIZE", "that is read at once (default: measured)", io_chunk)
     option(group, "--verify", "check that what is read again has not changed")
 
@@ -73,19 +61,14 @@ def engine_values(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ENGINE_OPTIONS} | {"prefer": args.prefer or "speed"}
 
 
-def engine_options(args: argparse.Namespace) -> EngineOptions:
-    """Return the engine options for one sequence. UsageError for options that do not go together."""
-    from edge.speculate.factory import engine_options
-
-    prefix_cache, reproducible = getattr(args, "prefix_cache", 0), getattr(args, "reproducible", False)
-    return engine_options("off", prefix_cache=prefix_cache, reproducible=reproducible, **engine_values(args))
-
-
 def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
-    """Return `engine_options` for a text in chunks. From then on this process keeps to the requested cores."""
+    """Return the engine options for a text in chunks. From then on this process keeps to the requested cores.
+    UsageError for options that do not go together."""
+    from edge.llm.options import EngineOptions
+
     refuse(args, ("context",), "is not used: every chunk has a context of its own; use --chunk-tokens in its place")
     keep_to_cores(args.affinity)
-    return engine_options(args)
+    return EngineOptions(**engine_values(args))
 
 
 def check_engine_arguments(args: argparse.Namespace) -> None:

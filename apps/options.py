@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 from apps.errors import UsageError
 from devices.errors import TrustError
 from edge import units
+from edge.units import between, dimension, items, natural, parse_bytes, positive_int, whole
 from partition.predict.drafts import KINDS, SELF
 
 # Copies of names in quant.types and edge.llm.engine, so that --help stays quick; a test compares them.
@@ -32,49 +31,59 @@ QUANTIZE_MINUTES = 10.0
 ELASTIC_SIZES = 4
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
 
-T = TypeVar("T")
+in_flight, threads = whole(1, MAX_IN_FLIGHT), whole(1, MAX_THREADS)
+attention_window = whole(64, MAX_CONTEXT)
+seed = whole(0, MAX_SEED)  # of 32 bits, like those `--json` reports
+kv_type, io_chunk = units.one_or_two(KV_TYPES), units.bytes_up_to(MAX_IO_CHUNK)
 
 
-def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a parser for argparse that reports errors with their own message."""
+class Parser(argparse.ArgumentParser):
+    """argparse, with one line for a mistake instead of the whole usage, in the words of who parses a value."""
 
-    @wraps(parse)
-    def parsed(text: str) -> T:
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does, but report an unknown argument as a mistake of the subcommand, and not of `edge`."""
+        namespace_found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [name for name in self._option_string_actions if name.startswith("--")]
+            self.error(f"unknown argument {unknown[0]}{_meant(unknown[0].partition('=')[0], options)}")
+        return namespace_found, unknown
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
-            return parse(text)
+            return self._registry_get("type", action.type, action.type)(arg_string)
         except (ValueError, TrustError) as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            raise argparse.ArgumentError(action, str(error)) from None
 
-    return parsed
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Check as argparse does, and suggest the choice that is nearest to a mistyped one."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += _meant(str(value), map(str, action.choices or ()))
+            raise
 
 
-positive_int, natural = argument(units.positive_int), argument(units.natural)
-in_flight, threads = argument(units.whole(1, MAX_IN_FLIGHT)), argument(units.whole(1, MAX_THREADS))
-attention_window = argument(units.whole(64, MAX_CONTEXT))
-seed = argument(units.whole(0, MAX_SEED))  # of 32 bits, like those `--json` reports
-number, positive, items = argument(units.number), argument(units.positive), argument(units.items)
-kv_type = argument(units.one_or_two(KV_TYPES))
-byte_size, dimension = argument(units.parse_bytes), argument(units.dimension)
-byte_range, io_chunk = argument(units.parse_byte_range), argument(units.bytes_up_to(MAX_IO_CHUNK))
+def _meant(name: str, known: Iterable[str]) -> str:
+    """Return text that suggests the known word nearest to a mistyped one."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def byte_size_or_none(text: str) -> int:
     """Return a size, or 0."""
-    return 0 if text.strip() == "0" else byte_size(text)
+    return 0 if text.strip() == "0" else parse_bytes(text)
 
 
-def between(least: float, most: float) -> Callable[[str], float]:
-    """Return a parser of numbers from `least` to `most`."""
-    return argument(units.between(least, most))
-
-
-@argument
 def losses(text: str) -> int | str:
     """Return how many devices may be lost: a number of 1 or more, or "auto"."""
-    return text if text == "auto" else units.positive_int(text)
+    return text if text == "auto" else positive_int(text)
 
 
-@argument
 def address(text: str) -> str:
     """Return HOST:PORT of a worker; the port may be left out."""
     from devices.names import join_address, parse_address
@@ -82,7 +91,6 @@ def address(text: str) -> str:
     return join_address(*parse_address(text))
 
 
-@argument
 def worker_addresses(text: str) -> tuple[str, ...]:
     """Return HOST:PORT of each worker. This device may be named first."""
     parts = items(text)
@@ -96,13 +104,11 @@ def worker_addresses(text: str) -> tuple[str, ...]:
     return tuple(map(address, parts))
 
 
-@argument
 def workers_or_auto(text: str) -> tuple[str, ...]:
     """Parse as `worker_addresses`; AUTO stands for all workers that are found."""
     return AUTO if text == "auto" else worker_addresses(text)
 
 
-@argument
 def cores(text: str) -> tuple[int, ...]:
     """Return numbers of cores from "0,2-3"."""
     from devices.cores import parse_cores
@@ -110,7 +116,6 @@ def cores(text: str) -> tuple[int, ...]:
     return parse_cores(",".join(items(text)))
 
 
-@argument
 def device_name(text: str) -> str:
     """Return a valid name of a device."""
     from devices.names import check_name
@@ -139,14 +144,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": positive_int, "default": 512, "metavar": "N", "help": "computed at a time (default: 512)",
     },
     "--cluster": {"type": Path, "metavar": "FILE", "help": "devices and links: cluster.toml"},
-    "--context": {"type": argument(units.whole(1, MAX_CONTEXT)), "metavar": "N"},
+    "--context": {"type": whole(1, MAX_CONTEXT), "metavar": "N"},
     "--dim": {
         "action": "append", "type": dimension, "metavar": "NAME=N",
         "help": "size of an open ONNX dimension, also as INPUT[AXIS]=N",
     },
     "--force": {"action": "store_true", "help": "overwrite files"},
     "--gpu-layers": {"type": natural, "metavar": "N"},
-    "--gpu-memory": {"type": byte_size, "metavar": "SIZE"},
+    "--gpu-memory": {"type": parse_bytes, "metavar": "SIZE"},
     "--input": {
         "action": "append", "metavar": "[NAME=]FILE",
         "help": "a picture, or a .npz file with an array for each ONNX input; may be given more than once",
@@ -159,7 +164,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--kv-type": {"type": kv_type, "metavar": "TYPE", "help": "of the KV cache, or KEYS/VALUES (default: f16)"},
     "--mmproj": {"type": Path, "metavar": "FILE", "help": "projector of pictures and sounds (default: mmproj-MODEL)"},
     "--lora": {"action": "append", "metavar": "FILE[:SCALE]", "help": "LoRA adapter, times SCALE (1); repeatable"},
-    "--memory": {"type": byte_size, "metavar": "SIZE"},
+    "--memory": {"type": parse_bytes, "metavar": "SIZE"},
     "--plan": {"type": Path, "metavar": "FILE", "help": "run as a saved plan says, instead of --workers"},
     "--png": {"type": Path, "metavar": "FILE", "help": "draw size against divergence"},
     "--prefix-cache": {
@@ -172,7 +177,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         " (docs/reproducible.md)",
     },
     "--save-plan": {"type": Path, "metavar": "FILE", "help": "write the plan as JSON, to be used or edited"},
-    "--shares": {"type": argument(units.shares), "metavar": "X,Y,Z"},
+    "--shares": {"type": units.shares, "metavar": "X,Y,Z"},
     "--spare": {
         "type": losses, "metavar": "N",
         "help": "be ready for the loss of N devices, or of as many as there is room for: auto (default: 0)",
@@ -240,13 +245,12 @@ def apply_reproducible(args: argparse.Namespace) -> None:
 
 
 def check_draft_worker(args: argparse.Namespace) -> None:
-    """Raise UsageError if a worker is to draft, and --draft names no model for it. Call this before gRPC is loaded."""
+    """Raise UsageError if a worker is to draft, and --draft names no model for it."""
     if getattr(args, "draft_worker", None) is None:  # edge devices probe MODEL has no such option
         return
     if args.draft in (None, *KINDS):
         named = f"--draft is {args.draft}" if args.draft else "none is named"
         raise UsageError(f"--draft-worker drafts by a model, and {named}: name one with --draft FILE, or --draft self")
-    quiet_grpc()
 
 
 def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
@@ -300,13 +304,6 @@ def keep_to_cores(cores: Sequence[int] | None, where: str = "--affinity") -> Non
 
         check_usable(cores, where)
         pin_to_cores(cores)
-
-
-def quiet_grpc() -> None:
-    """Silence gRPC; call this before it is loaded. Its own lines about failed connections repeat our errors, and it
-    would prepare for forks, which do not happen."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def is_onnx(model: str | None) -> bool:

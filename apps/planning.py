@@ -16,22 +16,18 @@ from apps.options import (
     ANY_MODEL,
     add,
     add_draft_arguments,
-    between,
     check_dimensions,
     check_draft_worker,
     check_onnx,
     given_options,
     in_flight,
     is_onnx,
-    items,
     model_path,
     option,
-    positive,
-    positive_int,
-    quiet_grpc,
     refuse,
 )
 from apps.show.progress import ShownSteps
+from edge.units import between, items, positive, positive_int
 from partition.predict.objectives import OBJECTIVES
 from quant.mixes import is_type_file
 
@@ -45,7 +41,6 @@ _OF_ONNX = ("dim", "input")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the devices, and what is to be done with it."""
     add(parser, "model", help=ANY_MODEL)
     group = parser.add_argument_group("devices")
     add(group, "--cluster")
@@ -84,7 +79,6 @@ def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple
 
     axes: of a front, of which one may be divergence.
     """
-    quiet_grpc()
     types = getattr(args, "types", ())  # edge devices probe MODEL has none
     _check_kind(args, types)
     from edge.planning.plan_options import PlanOptions
@@ -108,7 +102,7 @@ def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
-    """The devices that the options name, or those of the lab that is up. Call `quiet_grpc` before."""
+    """The devices that the options name, or those of the lab that is up."""
     from edge.survey.cluster import Cluster
 
     if args.cluster is not None and args.workers is not None:
@@ -116,7 +110,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     cluster = Cluster.of_lab(insecure=args.insecure) if args.cluster is None and args.workers is None else None
     if cluster is None:
         return Cluster(args.workers or (), file=args.cluster, insecure=args.insecure)
-    args.workers = cluster.addresses
+    args.workers, args.insecure = cluster.addresses, cluster.insecure  # as the command would name them
     print(f"{len(args.workers)} devices of the lab that is up, and this one", file=sys.stderr)
     return cluster
 
@@ -144,7 +138,7 @@ def sources(args: argparse.Namespace) -> list[Path]:
 def _types(text: str) -> tuple[str, ...]:
     types = tuple(part if is_type_file(part) else part.lower() for part in items(text))
     if not all(types) or len(set(types)) < len(types):
-        raise argparse.ArgumentTypeError(f"needs different types between commas, got {text[:80]!r}")
+        raise ValueError(f"needs different types between commas, got {text[:80]!r}")
     return types
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from apps.errors import UsageError
-from apps.options import model_path
-from devices.toml_tables import Table, check_keys, read_toml, tables
+from apps.options import Parser, model_path
+from devices.toml_tables import Table, check_keys, reading_toml, tables
 from edge.errors import EdgeError
 
 # Options of the command that a model may have for itself.
@@ -34,7 +34,7 @@ class Preset:
     pinned: bool
 
 
-class _OptionParser(argparse.ArgumentParser):
+class _OptionParser(Parser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
 
@@ -44,11 +44,10 @@ def read_presets(
 ) -> dict[str, Preset]:
     """Read the presets of a file, by name. args: options of the command. add_arguments: adds these to a parser.
     OSError; UsageError, which names the file, the table and the key."""
-    data = read_toml(path, UsageError)
     parser = _OptionParser(add_help=False)
     add_arguments(parser)
     presets: dict[str, Preset] = {}
-    try:
+    with reading_toml(path, UsageError) as data:
         check_keys(data, ("model",), "it", UsageError)
         for table in tables(data, "model", UsageError):
             table.check_keys(KEYS)
@@ -56,8 +55,6 @@ def read_presets(
             if name in presets:
                 table.refuse("name", "needs a name that no other model has")
             presets[name] = _preset(table, path.parent, parser, args)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
     if not presets:
         raise UsageError(f"{path} has no models; each is below a line [[model]], with name and model")
     return presets

@@ -154,7 +154,7 @@ def measured_links(
     names = [LOCAL, *workers]
     some = [names[i] for i in sorted({device for pair in pairs for device in pair} - {0})]
     with Fleet(some, insecure=True) as fleet, CancelScope() as closing:
-        devices = Devices(fleet, some, 1)
+        devices = Devices(fleet, 1)
         known: Any = {speed.device: speed for speed in speeds}
         profiler: Any = _NothingToTime(devices.addresses)
         links = survey(devices, profiler, closing, transport="tcp", known_times=known)[1]

@@ -33,11 +33,9 @@ class DevicePreset:
     flops: float  # operations a second that prefill gets with quantized weights; a multiply-add is two
     disk_bytes_per_s: float  # read, with large blocks
     watts: float  # power of the whole device while it computes
-    cores: int  # of its CPU; for a card, of a usual desktop around it
     source: Mapping[str, str]
     lab: Emulation | None = None  # None: no preset of the lab
     price_usd: float | None = None  # of a new one, when it came out; None: it is no one product, or none is known
-    estimate: bool = True  # in all of them; for what shows presets beside what was measured
 
 
 _PI_TINYLLAMA = (
@@ -52,47 +50,44 @@ _NVME = "an NVMe SSD at PCIe 3.0 x4 ends at 3.9 GB/s; about two thirds, as a sma
 
 CATALOG: dict[str, DevicePreset] = {
     "pi4": DevicePreset(
-        "Raspberry Pi 4, 4 GB", 3 * GIB, 3.4e9, 22e9, 45e6, 6.0, 4,
+        "Raspberry Pi 4, 4 GB", 3 * GIB, 3.4e9, 22e9, 45e6, 6.0,
         {
             "memory_bytes": "4 GB; a quarter is left to the system",
             "memory_bytes_per_s": f"3 tokens/s of 1.17 GB, {_PI_TINYLLAMA}; 1.6 of 2.02 GB on a Pi 400, {_GEERLING}",
             "flops": f"10 prompt tokens/s, {_PI_TINYLLAMA}",
             "disk_bytes_per_s": "a microSD card: the Pi 4 runs it at 50 MB/s at most",
             "watts": f"Pi 400 with Llama 3.2 3B, at its peak, {_GEERLING}",
-            "cores": "4 Cortex-A72, the maker's data",
             "price_usd": "the 4 GB board alone, raspberrypi.com, 2019-06-24",
         },
         Emulation(0.8, 4 * GIB, "4 Cortex-A72 at 1.5 GHz, each a fifth of a core here"),
         price_usd=55.0,
     ),
     "pi5": DevicePreset(
-        "Raspberry Pi 5, 8 GB", 7 * GIB, 9.9e9, 77e9, 90e6, 12.0, 4,
+        "Raspberry Pi 5, 8 GB", 7 * GIB, 9.9e9, 77e9, 90e6, 12.0,
         {
             "memory_bytes": "8 GB; 1 GiB is left to the system",
             "memory_bytes_per_s": f"4.88 tokens/s of {_3B}, {_GEERLING} issue 7; its bus has 17 GB/s",
             "flops": f"35 prompt tokens/s, {_PI_TINYLLAMA}",
             "disk_bytes_per_s": "a microSD card: the Pi 5 runs it at 104 MB/s at most",
             "watts": f"11.9 W with Llama 3.2 3B, at its peak, {_GEERLING} issue 7",
-            "cores": "4 Cortex-A76, the maker's data",
             "price_usd": "the 8 GB board alone, raspberrypi.com, 2023-09-28",
         },
         Emulation(1.6, 8 * GIB, "4 Cortex-A76 at 2.4 GHz, each two fifths of a core here"),
         price_usd=80.0,
     ),
     "phone": DevicePreset(
-        "Mid-range phone of 2024, 8 GB", 4 * GIB, 13e9, 150e9, 700e6, 5.0, 4,
+        "Mid-range phone of 2024, 8 GB", 4 * GIB, 13e9, 150e9, 700e6, 5.0,
         {
             "memory_bytes": "8 GB; half of it is the system's, as in the lab's preset",
             "memory_bytes_per_s": "half of its bus: 25.6 GB/s, LPDDR5-6400 of 32 bits, such as a Dimensity 7300's",
             "flops": "twice a Pi 5: as many large cores, a newer kind with wider dot products",
             "disk_bytes_per_s": "UFS 2.2 and 3.1 read 0.5 to 2 GB/s; near the lower end",
             "watts": "what a phone can shed for minutes; about 5 W",
-            "cores": "4 large ones; small ones slow the others down",
         },
         Emulation(2.0, 4 * GIB, "8 GB, half of it the system's; 4 large cores, each half a core here"),
     ),
     "phone-flagship": DevicePreset(
-        "Flagship phone of 2024, 12 GB", 7 * GIB, 35e9, 400e9, 2e9, 8.0, 6,
+        "Flagship phone of 2024, 12 GB", 7 * GIB, 35e9, 400e9, 2e9, 8.0,
         {
             "memory_bytes": "12 GB; 5 GB are the system's",
             "memory_bytes_per_s": "half of its bus: 76.8 GB/s, LPDDR5X of 64 bits; 6.6 to 18.7 tokens/s of 7B at 4 "
@@ -100,36 +95,33 @@ CATALOG: dict[str, DevicePreset] = {
             "flops": f"72 prompt tokens/s of {_3B} on an 8-core Arm board, {_GEERLING} issue 54; a seventh less",
             "disk_bytes_per_s": "UFS 4.0 reads 4 GB/s at best; half of it",
             "watts": "what a phone can shed for minutes, with vapour cooling; about 8 W",
-            "cores": "1 Cortex-X4 and 5 A720 of a Snapdragon 8 Gen 3; the two small ones left out",
         },
     ),
     "laptop": DevicePreset(
-        "Thin x86 laptop of 2021, 16 GB", 12 * GIB, 34e9, 410e9, 2e9, 40.0, 4,
+        "Thin x86 laptop of 2021, 16 GB", 12 * GIB, 34e9, 410e9, 2e9, 40.0,
         {
             "memory_bytes": "16 GB; a quarter is in use, as in the lab's preset",
             "memory_bytes_per_s": f"6.86 tokens/s of {_8B} on a Core i5-1135G7, {_NORMIE} issue 46",
             "flops": f"25.5 prompt tokens/s of {_8B}, {_NORMIE} issue 46",
             "disk_bytes_per_s": _NVME,
             "watts": "28 W, the processor's own limit, and 12 W for the rest",
-            "cores": "4 of a Core i5-1135G7, the maker's data",
         },
         Emulation(4.0, 12 * GIB, "16 GB, a quarter of it in use; 4 cores, each as fast as one here"),
     ),
     "apple-m4": DevicePreset(
-        "Mac with a base M4, 16 GB", 11 * GIB, 102e9, 3.6e12, 2.5e9, 30.0, 10,
+        "Mac with a base M4, 16 GB", 11 * GIB, 102e9, 3.6e12, 2.5e9, 30.0,
         {
             "memory_bytes": "16 GB; macOS gives the GPU about two thirds",
             "memory_bytes_per_s": f"20.9 tokens/s of {_8B}, Metal, {_NORMIE} issue 3; its bus has 120 GB/s",
             "flops": f"225 prompt tokens/s of {_8B}, Metal, {_NORMIE} issue 3",
             "disk_bytes_per_s": "the SSD of a base model reads near 3 GB/s",
             "watts": f"M4 Mac mini with Llama 3.2 3B, at its peak, {_GEERLING} issue 2",
-            "cores": "4 performance and 6 efficiency cores, the maker's data",
             "price_usd": "a Mac mini with 16 GB, apple.com, 2024-10-29",
         },
         price_usd=599.0,
     ),
     "mini-pc": DevicePreset(
-        "Mini PC with an Intel N100, 16 GB", 14 * GIB, 16e9, 105e9, 500e6, 25.0, 4,
+        "Mini PC with an Intel N100, 16 GB", 14 * GIB, 16e9, 105e9, 500e6, 25.0,
         {
             "memory_bytes": "16 GB; 2 GB are left to the system",
             "memory_bytes_per_s": f"between 3.01 tokens/s of {_8B}, {_NORMIE} issue 38, and 9.06 of {_3B} on "
@@ -137,11 +129,10 @@ CATALOG: dict[str, DevicePreset] = {
             "flops": f"6.53 prompt tokens/s of {_8B}, {_NORMIE} issue 38",
             "disk_bytes_per_s": _SATA,
             "watts": f"26.4 W of a mini PC with an N150, at its peak, {_GEERLING} issue 12",
-            "cores": "4 efficiency cores, the maker's data",
         },
     ),
     "gtx-1650": DevicePreset(
-        "Desktop with a GTX 1650, 4 GB", int(3.5 * GIB), 90e9, 2e12, 500e6, 130.0, 4,
+        "Desktop with a GTX 1650, 4 GB", int(3.5 * GIB), 90e9, 2e12, 500e6, 130.0,
         {
             "memory_bytes": "4 GB; half a GiB is the driver's and the screen's",
             "memory_bytes_per_s": "seven tenths of its bus, 128 GB/s; 35.7 tokens/s of a 2B model at Q8_0, "
@@ -149,40 +140,36 @@ CATALOG: dict[str, DevicePreset] = {
             "flops": "two thirds of its 3 TFLOPS of F32; it has no tensor cores",
             "disk_bytes_per_s": _SATA,
             "watts": "75 W, the card's limit, and 55 W for the desktop around it",
-            "cores": "a usual desktop's",
         },
     ),
     "rtx-3050": DevicePreset(
-        "Desktop with an RTX 3050, 8 GB", 7 * GIB, 154e9, 10.6e12, 500e6, 174.0, 4,
+        "Desktop with an RTX 3050, 8 GB", 7 * GIB, 154e9, 10.6e12, 500e6, 174.0,
         {
             "memory_bytes": "8 GB; 1 GiB is the driver's and the screen's",
             "memory_bytes_per_s": "an RTX 3060's, by their buses: 224 and 360 GB/s",
             "flops": "an RTX 3060's, by their F32: 9.1 and 12.7 TFLOPS",
             "disk_bytes_per_s": _SATA,
             "watts": "a desktop's with an RTX 3060, less the difference of the cards' limits: 130 and 170 W",
-            "cores": "a usual desktop's",
         },
     ),
     "rtx-3060": DevicePreset(
-        "Desktop with an RTX 3060, 12 GB", 11 * GIB, 248e9, 14.8e12, 500e6, 214.0, 4,
+        "Desktop with an RTX 3060, 12 GB", 11 * GIB, 248e9, 14.8e12, 500e6, 214.0,
         {
             "memory_bytes": "12 GB; 1 GiB is the driver's and the screen's",
             "memory_bytes_per_s": f"122.85 tokens/s of {_3B}, {_GEERLING} issue 40; its bus has 360 GB/s",
             "flops": f"6744 prompt tokens/s of TinyLlama 1.1B at Q4_K_M, Vulkan, {_GEERLING} issue 40",
             "disk_bytes_per_s": _SATA,
             "watts": f"a whole desktop with Llama 3.2 3B, at its peak, {_GEERLING} issue 40",
-            "cores": "a usual desktop's",
         },
     ),
     "jetson-orin-nano": DevicePreset(
-        "Jetson Orin Nano, 8 GB", 5 * GIB, 50e9, 4e12, 1e9, 15.0, 6,
+        "Jetson Orin Nano, 8 GB", 5 * GIB, 50e9, 4e12, 1e9, 15.0,
         {
             "memory_bytes": "8 GB shared with the system; about 5.2 GB were free at ericxliu.me",
             "memory_bytes_per_s": "three quarters of 68 GB/s, the maker's data; as on other cards",
             "flops": "four tenths of its 10 TFLOPS of F16, the maker's data",
             "disk_bytes_per_s": "a small NVMe SSD, below its bus",
             "watts": "15 W, its usual power mode",
-            "cores": "6 Cortex-A78AE, the maker's data",
             "price_usd": "the developer kit with 8 GB, nvidia.com, 2024-12-17",
         },
         price_usd=249.0,

@@ -6,14 +6,14 @@ Data and checks only. What the file does not say about a device or a link is mea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from devices.catalog import CATALOG
 from devices.errors import ClusterFileError
 from devices.names import DEFAULT_PORT, MAX_NAME, is_name, join_address, name_from, parse_address
-from devices.toml_tables import Table, check_keys, read_toml, short_text, tables
+from devices.toml_tables import Table, check_keys, reading_toml, short_text, tables
 
 LOCAL = "local"  # the address of this device, and in links its name where the file gives it none
 MAX_DEVICES = 64
@@ -26,7 +26,6 @@ MAX_DELAY_MS = 60_000.0
 MAX_MBPS = 400_000.0
 _DEVICE_KEYS = ("name", "address", "preset", "memory", "watts", "threads", "speed", "disk_mb_per_s")
 _LINK_KEYS = ("between", "delay_ms", "bandwidth_mbps")
-# "name", "name:port", "[::1]" or "[::1]:port"; what has more colons and no brackets is an IPv6 address.
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,6 @@ class ClusterDevice:
 class ClusterLink:
     """Assumed properties of the link between two devices, in both directions. None: as measured."""
 
-    a: str | None = None  # names; both None for every pair that has no link of its own
-    b: str | None = None
     latency_s: float | None = None  # one way
     bytes_per_s: float | None = None
 
@@ -63,7 +60,7 @@ class Cluster:
     """Devices, and assumptions about the links between them."""
 
     devices: tuple[ClusterDevice, ...]
-    links: tuple[ClusterLink, ...] = ()
+    links: Mapping[frozenset[str], ClusterLink] = field(default_factory=dict)  # by two names; none: of all other pairs
 
     @classmethod
     def of_addresses(cls, addresses: Iterable[str]) -> Cluster:
@@ -97,17 +94,13 @@ class Cluster:
     def link(self, a: str, b: str) -> ClusterLink | None:
         """Return the link between two devices, in either order: the one that names them, else that of all pairs, else
         None."""
-        named = {frozenset((link.a, link.b)): link for link in self.links}
-        return named.get(frozenset((a, b)), named.get(frozenset((None,))))
+        return self.links.get(frozenset((a, b)), self.links.get(frozenset()))
 
 
 def read_cluster(path: Path) -> Cluster:
     """The cluster of a TOML file. ClusterFileError says what is wrong and where; OSError if it cannot be read."""
-    data = read_toml(path, ClusterFileError)
-    try:
+    with reading_toml(path, ClusterFileError) as data:
         return _cluster(data)
-    except ClusterFileError as error:
-        raise ClusterFileError(f"{path}: {error}") from None
 
 
 def _cluster(data: Mapping[str, Any]) -> Cluster:
@@ -123,12 +116,15 @@ def _cluster(data: Mapping[str, Any]) -> Cluster:
             raise ClusterFileError(f"device[{i}].address: {twin.name} is at {device.address} too; addresses differ")
     cluster = Cluster(tuple(devices))
     names = list(dict.fromkeys([cluster.local_name, *(device.name for device in devices)]))
-    links = [_link(table, names, cluster.local_name) for table in tables(data, "link", ClusterFileError)]
-    for i, link in enumerate(links):
-        if any({link.a, link.b} == {other.a, other.b} for other in links[:i]):
-            what = "for all pairs" if link.a is None else f"between {link.a} and {link.b}"
-            raise ClusterFileError(f"link[{i}]: there is a link {what} already; give one")
-    return Cluster(tuple(devices), tuple(links))
+    links: dict[frozenset[str], ClusterLink] = {}
+    for table in tables(data, "link", ClusterFileError):
+        table.check_keys(_LINK_KEYS)
+        ends = _between(table, names, cluster.local_name)
+        if frozenset(ends) in links:
+            what = f"between {' and '.join(ends)}" if ends else "for all pairs"
+            raise ClusterFileError(f"{table.where}: there is a link {what} already; give one")
+        links[frozenset(ends)] = _link(table)
+    return replace(cluster, links=links)
 
 
 def _device(table: Table) -> ClusterDevice:
@@ -158,21 +154,19 @@ def _device(table: Table) -> ClusterDevice:
     )
 
 
-def _link(table: Table, names: list[str], local_name: str) -> ClusterLink:
-    table.check_keys(_LINK_KEYS)
-    a, b = _between(table, names, local_name)
+def _link(table: Table) -> ClusterLink:
     delay = table.number("delay_ms", 0, MAX_DELAY_MS)
     mbps = table.number("bandwidth_mbps", 0.001, MAX_MBPS, "50 GB/s: no link is faster than memory")
     if delay is None and mbps is None:
         raise ClusterFileError(f"{table.where} says nothing: give delay_ms, bandwidth_mbps or both")
-    return ClusterLink(a, b, None if delay is None else delay / 1e3, None if mbps is None else mbps * 125_000)
+    return ClusterLink(None if delay is None else delay / 1e3, None if mbps is None else mbps * 125_000)
 
 
-def _between(table: Table, names: list[str], local_name: str) -> tuple[str | None, str | None]:
-    """The names of a link's ends; None for all pairs."""
+def _between(table: Table, names: list[str], local_name: str) -> list[str]:
+    """The names of a link's ends; none for all pairs."""
     between = table.get("between")
     if between is None:
-        return None, None
+        return []
     if not isinstance(between, list) or len(between) != 2:
         table.refuse("between", "needs two different names")
     ends = [local_name if end == LOCAL else end for end in between]
@@ -181,7 +175,7 @@ def _between(table: Table, names: list[str], local_name: str) -> tuple[str | Non
             raise ClusterFileError(f"{table.where}.between names {short_text(end)}; there are {', '.join(names)}")
     if ends[0] == ends[1]:
         table.refuse("between", "needs two different devices")
-    return ends[0], ends[1]
+    return ends
 
 
 def _parse_address(text: object) -> str | None:

@@ -104,8 +104,6 @@ def describe_machine(profile: DeviceProfile, *, folder: Path | None = None, fres
 
 
 class _Rates:
-    """Rates measured before, or now."""
-
     def __init__(self, profile: DeviceProfile, folder: Path, fresh: bool) -> None:
         self._remembered, self._fresh = Remembered("machine"), fresh
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else profile.cores_logical

@@ -43,7 +43,8 @@ def core_kinds(devices: Path = _DEVICES) -> tuple[int, int]:
     cores = _cores(devices / "system" / "cpu")
     if not cores:
         return _physical(), 0
-    slow = _intel_slow(devices)
+    # Processors that Intel's hybrids list as efficiency cores: their clocks alone do not tell.
+    slow = set(_numbers(read_line(devices / "cpu_atom" / "cpus"))) if (devices / "cpu_core").exists() else set()
     if not slow:
         speeds = {cpu: _speed(devices / "system" / "cpu" / f"cpu{cpu}") for cpus in cores for cpu in cpus}
         fastest = max(speeds.values())
@@ -95,16 +96,10 @@ def _cores(cpus: Path) -> list[frozenset[int]]:
     return sorted(cores, key=min)
 
 
-def _intel_slow(devices: Path) -> set[int]:
-    """Logical processors that Intel's hybrids list as efficiency cores; their clocks alone do not tell."""
-    return set(_numbers(read_line(devices / "cpu_atom" / "cpus"))) if (devices / "cpu_core").exists() else set()
-
-
 def _speed(cpu: Path) -> int:
     """Return the relative speed of a processor: the kernel's capacity rating, or its highest clock; 0 if neither is
     known."""
-    text = read_line(cpu / "cpu_capacity") or read_line(cpu / "cpufreq" / "cpuinfo_max_freq")
-    return int(text) if text.isdigit() else 0
+    return read_number(cpu / "cpu_capacity") or read_number(cpu / "cpufreq" / "cpuinfo_max_freq")
 
 
 def _numbers(text: str) -> Iterable[int]:
@@ -121,6 +116,12 @@ def read_line(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def read_number(path: Path) -> int:
+    """Return the number in a file of the system; 0 where it has none."""
+    text = read_line(path)
+    return int(text) if text.isdigit() else 0
 
 
 def sysctl(key: str) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from devices.machine_cores import read_line, read_number
+
 SYS = Path("/sys/class/net")
 
 # Of an interface's `type` file: what carries Ethernet frames, and what has no link layer, which tunnels (WireGuard,
@@ -60,7 +62,7 @@ def is_wireless(interface: str, sys: Path = SYS) -> bool:
 
 def is_tunnel(interface: str, sys: Path = SYS) -> bool:
     """Return whether an interface is a tunnel (a VPN), as far as /sys tells."""
-    return _read(sys, interface, "type") == _TYPE_NONE and not (sys / interface / "device").exists()
+    return read_line(sys / interface / "type") == _TYPE_NONE and not (sys / interface / "device").exists()
 
 
 def wired_alternatives(sys: Path = SYS) -> list[str]:
@@ -72,9 +74,9 @@ def wired_alternatives(sys: Path = SYS) -> list[str]:
     return [
         name
         for name in names
-        if _read(sys, name, "type") == _TYPE_ETHERNET
-        and _read(sys, name, "operstate") == "up"
-        and _read(sys, name, "carrier") == "1"
+        if read_line(sys / name / "type") == _TYPE_ETHERNET
+        and read_line(sys / name / "operstate") == "up"
+        and read_line(sys / name / "carrier") == "1"
         and (sys / name / "device").exists()  # hardware stands behind it
         and not is_wireless(name, sys)
     ]
@@ -127,7 +129,6 @@ def _detour(interface: str, wireless: bool, sys: Path) -> list[str]:
 
 
 def _latency(wireless: bool, tunnel: bool, best: float, median: float, p99: float) -> list[str]:
-    """Return hints about latency that an idle link should not have."""
     hints = []
     if not wireless and not tunnel and best > WIRED_BEST_S:
         hints.append(
@@ -148,11 +149,11 @@ def _latency(wireless: bool, tunnel: bool, best: float, median: float, p99: floa
 
 def _cable(interface: str, bandwidth: float | None, sys: Path) -> list[str]:
     """Compare the speed of an Ethernet link with the measured bandwidth; return hints."""
-    speed = _speed_mbit(interface, sys)
-    if speed is None:
+    speed = read_number(sys / interface / "speed")  # virtual machines say -1, and Wi-Fi refuses the reading
+    if not speed:
         return []
     hints = []
-    if _read(sys, interface, "duplex") == "half":
+    if read_line(sys / interface / "duplex") == "half":
         hints.append(f"{interface} runs at half duplex: set both ends to negotiate on their own, and check the cable")
     share = None if bandwidth is None else bandwidth / (speed * _MBIT_BYTES)
     if share is not None and share >= LINK_IS_LIMIT and speed < FAST_MBIT:
@@ -184,24 +185,6 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     except ValueError:  # psutil lists hardware addresses too
         return None
     return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
-
-
-def _speed_mbit(interface: str, sys: Path) -> int | None:
-    """Return the speed of a link in Mbit/s; None if unknown: virtual machines say -1, Wi-Fi refuses the reading."""
-    try:
-        speed = int(_read(sys, interface, "speed"))
-    except ValueError:
-        return None
-    return speed if speed > 0 else None
-
-
-def _read(sys: Path, interface: str, name: str) -> str:
-    """Read one of an interface's files; "" if it is missing or unreadable, as `carrier` of an interface that is
-    down."""
-    try:
-        return (sys / interface / name).read_text().strip()
-    except OSError:
-        return ""
 
 
 def _ms(seconds: float) -> str:

@@ -61,9 +61,8 @@ def available_memory() -> int:
 
 def memory_room() -> int:
     """The same; below 0, the bytes by which a control group passes the limit that it is to keep to."""
-    available = int(psutil.virtual_memory().available)
-    room = _cgroup_room()
-    return available if room is None else min(available, room)
+    rooms = (_room(*group) for group in _own_groups("memory"))
+    return min([int(psutil.virtual_memory().available), *(room for room in rooms if room is not None)])
 
 
 def memory_stalled_s() -> float:
@@ -78,12 +77,6 @@ def memory_stalled_s() -> float:
             some = path.read_text().splitlines()[0]
             return int(some.rpartition("total=")[2]) / 1e6
     return 0.0
-
-
-def _cgroup_room() -> int | None:
-    """Bytes left under the tightest memory limit of this process's control groups; None without one."""
-    rooms = (_room(*group) for group in _own_groups("memory"))
-    return min((room for room in rooms if room is not None), default=None)
 
 
 def _own_groups(controller: str) -> Iterable[tuple[Path, int]]:

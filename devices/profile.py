@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from devices import probe
-from devices.machine_cores import CPUINFO, sysctl
+from devices.machine_cores import CPUINFO, read_line, sysctl
 from devices.sleeping import sleep_profile
 
 MAX_TEXT = 200  # characters; profiles come from other machines and end up on terminals
@@ -136,10 +136,7 @@ def describe(
 def host_id() -> str | None:
     """A digest of this start of the system and, where there is a CPU quota, of the control group that has it: processes
     that share cores have the same one. It says nothing else. None if the system does not say."""
-    try:
-        start = _BOOT_ID.read_text().strip()
-    except OSError:
-        start = sysctl("kern.bootsessionuuid") if sys.platform == "darwin" else ""
+    start = sysctl("kern.bootsessionuuid") if sys.platform == "darwin" else read_line(_BOOT_ID)
     return hashlib.sha256(f"edge host {start} {probe.quota_group()}".encode()).hexdigest()[:32] if start else None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,13 +18,18 @@ else:
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", re.IGNORECASE)
 
 
-def read_toml(path: Path, fault: type[Exception]) -> dict[str, Any]:
-    """Read a TOML file. Raises `fault` if it is invalid; OSError if it cannot be read."""
+@contextmanager
+def reading_toml(path: Path, fault: type[Exception]) -> Iterator[dict[str, Any]]:
+    """Yield what a TOML file holds. `fault` if it is invalid; a `fault` of the block is given the name of the file.
+    OSError if it cannot be read."""
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # of TOML or UTF-8, or a number of thousands of digits
         raise fault(f"{path} is no TOML: {error}") from error
-    return data
+    try:
+        yield data
+    except fault as error:
+        raise fault(f"{path}: {error}") from None
 
 
 def tables(data: Mapping[str, Any], key: str, fault: type[Exception]) -> list[Table]:

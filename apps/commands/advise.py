@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from apps import planning
 from apps.errors import UsageError
-from apps.options import add, check_output, items, option, positive, quiet_grpc
+from apps.options import add, check_output, option
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_notes
+from edge.units import items, positive
 from quant.text import bytes_text, count_text, number_text
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The devices, the task, the models, and where the result goes."""
     group = parser.add_argument_group("devices")
     add(group, "--cluster")
     add(group, "--workers", help="this device and HOST[:PORT],... (default: the lab that is up)")
@@ -53,8 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predict, show, and draw."""
-    quiet_grpc()
     if args.png is not None:
         from edge.pictures.canvas import check_picture
 

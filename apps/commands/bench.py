@@ -9,20 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from apps import bench_onnx, distributed
 from apps.engine_options import add_engine_arguments
 from apps.errors import UsageError
-from apps.options import (
-    ANY_MODEL,
-    add,
-    add_draft_arguments,
-    check_draft_worker,
-    is_onnx,
-    model_path,
-    option,
-    positive_int,
-    refuse,
-)
+from apps.options import ANY_MODEL, add, add_draft_arguments, check_draft_worker, is_onnx, model_path, option, refuse
 from apps.show import step_table
 from apps.show.progress import ShownSteps
 from apps.show.table import print_json
+from edge.units import positive_int
 from quant.text import bytes_text, printable
 
 if TYPE_CHECKING:

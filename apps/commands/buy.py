@@ -11,22 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.errors import UsageError
-from apps.options import (
-    add,
-    argument,
-    between,
-    in_flight,
-    is_onnx,
-    items,
-    option,
-    positive,
-    positive_int,
-    quiet_grpc,
-    seed,
-)
+from apps.options import add, in_flight, is_onnx, option, seed
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_notes
 from edge import units
+from edge.units import between, items, positive, positive_int
 from quant.text import number_text, seconds_text
 
 if TYPE_CHECKING:
@@ -67,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--catalog FILE", "kinds of devices, in place of the presets", Path)
     option(group, "--kinds A,B", "these alone", items)
     option(group, "--by WHAT", "to be the least (default: price)", choices=BY, default="price")
-    most = argument(units.whole(1, MOST_DEVICES))
+    most = units.whole(1, MOST_DEVICES)
     option(group, "--max-devices N", f"default: {MOST_DEVICES}, which is the most", most, default=MOST_DEVICES)
     option(parser, "--requests N", f"that are simulated (default: {REQUESTS})", positive_int, default=REQUESTS)
     option(parser, "--seed N", "of their times (default: 0)", seed, default=0)
@@ -75,10 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    quiet_grpc()
     targets = _targets(args)
     offered, notes = _offered(args)
-    from edge.advice.offers import cluster_search, link_of
+    from edge.advice.cheapest import cluster_search
 
     with _model(args) as (file, weights):
         search = cluster_search(
@@ -86,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             by=args.by, prompt=args.prompt_tokens, concurrency=args.concurrency, kv_type=args.kv_type or "f16",
         )  # fmt: skip
         cheapest = search.cheapest(args.by, args.max_devices, ShownSteps("buy"))
-        link = link_of(offered)
+    link = search.link
     assumed = "assumed" if offered.latency_s is None or offered.bytes_per_s is None else "stated"
     mbps = number_text(link.bytes_per_s / 125_000)
     notes += [

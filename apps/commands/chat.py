@@ -22,15 +22,11 @@ from apps.options import (
     add,
     add_draft_arguments,
     apply_reproducible,
-    argument,
     attention_window,
     check_draft_worker,
     given_options,
     model_path,
-    natural,
-    number,
     option,
-    positive_int,
     refuse,
     seed,
 )
@@ -39,6 +35,7 @@ from apps.show.progress import ShownSteps
 from apps.show.progress import say as say_as
 from apps.show.table import print_json
 from edge.thinking.format import AUTO, parse_think
+from edge.units import natural, number, positive_int
 
 if TYPE_CHECKING:
     from edge.api.config import EngineConfig
@@ -73,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append")
     add_draft_arguments(parser, "auto")
     words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"
-    option(parser, "--think HOW", words, argument(parse_think))
+    option(parser, "--think HOW", words, parse_think)
     option(parser, "--max-tokens N", "end the answer after N tokens", positive_int)
     option(parser, "--stop TEXT", "end the answer here; repeatable", action="append", default=[])
     option(parser, "--chat-template FILE", "Jinja template to use instead of the model's own")
@@ -174,7 +171,6 @@ _OF_THIS_PROCESS = (
 
 
 def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
-    """Let a server answer."""
     from apps.show.remote import answer_once, media_part, talk
     from edge.net.chat_client import ServerChat
 
@@ -185,8 +181,11 @@ def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
     if args.think is not None:
         options["reasoning_budget"] = args.think
     if args.json_schema:
-        schema = {"name": "answer", "schema": json.loads(_read(args.json_schema))}
-        options["response_format"] = {"type": "json_schema", "json_schema": schema}
+        try:
+            schema = json.loads(_read(args.json_schema))
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"--json-schema {args.json_schema}: not valid JSON: {error}; mend it") from None
+        options["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     try:
         key = args.api_key or os.environ.get("EDGE_API_KEY")
         chat = ServerChat(args.url, key=key, model=args.model, system=args.system)
@@ -216,24 +215,19 @@ def _piped(waits: bool) -> bytes:
     """All of standard input. waits: say so where nothing comes, because the question alone may have been meant."""
     if sys.stdin is None:
         return b""
-    if waits and not _has_input(SILENT_S):
-        words = "waiting for the text on standard input, to put it before the question"
-        say(f"{words}; where there is none, add < /dev/null")
+    if waits:
+        with selectors.PollSelector() as selector:
+            selector.register(sys.stdin, selectors.EVENT_READ)
+            if not selector.select(SILENT_S):
+                words = "waiting for the text on standard input, to put it before the question"
+                say(f"{words}; where there is none, add < /dev/null")
     return sys.stdin.buffer.read()
-
-
-def _has_input(timeout_s: float) -> bool:
-    """Return whether standard input has something to read, or ends, within so long."""
-    with selectors.PollSelector() as selector:
-        selector.register(sys.stdin, selectors.EVENT_READ)
-        return bool(selector.select(timeout_s))
 
 
 def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, sampling: SamplingParams) -> int:
     from edge.errors import EdgeError
     from edge.llama.interrupt import interrupt_stops
     from edge.llm.info import memory_json, memory_news
-    from transport.errors import TransportError
 
     chat = loaded.chat
     if loaded.deployed and not args.json:
@@ -263,7 +257,7 @@ def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, samp
     if loaded.deployed:
         try:
             times = loaded.deployed.times()
-        except (EdgeError, TransportError) as error:  # the answer is complete, and worth more than the figures
+        except EdgeError as error:  # the answer is complete, and worth more than the figures
             lost, times = error, [{} for _ in loaded.deployed.names]
     result = {
         "text": "".join(r.text for r in responses),
@@ -290,7 +284,7 @@ def _loaded(
 ) -> Iterator[LoadedChat]:
     """A chat on the loaded model. once: for a single question, whose answer ends where the context is full."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
-    from edge.api.media import media_encoder
+    from edge.api.config import media_encoder
     from edge.llm.chat import Chat
     from edge.speculate.factory import speculation
     from edge.templates.process import TemplateProcess

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from apps.options import add, argument, device_name, option
+from apps.options import add, device_name, option
 from apps.show.table import print_json, print_table
 from edge.units import parse_span
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "Manage the devices that trust each other: make a cluster, invite devices to it, revoke them."
 
-_lifetime = argument(partial(parse_span, least_s=60, most_s=30 * 86_400))
+_lifetime = partial(parse_span, least_s=60, most_s=30 * 86_400)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

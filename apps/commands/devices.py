@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from apps import planning
 from apps.commands.link import show
 from apps.errors import UsageError
-from apps.options import add, address, items, option, quiet_grpc, refuse
+from apps.options import add, address, option, refuse
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_note, print_notes, print_table
+from edge.units import items
 from quant.text import age_text, bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _addresses(text: str) -> list[str]:
-    """Return the addresses of the workers in a list."""
     return [address(item) for item in items(text)]
 
 
@@ -76,7 +76,6 @@ def _add_probe(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look, ask, print; the exit code tells whether all whose address was given answer."""
-    quiet_grpc()
     from edge.cluster.roster import measure_pairs, roster
 
     steps = ShownSteps("devices")
@@ -130,7 +129,6 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _add_probe_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options: which part to measure, and how to print it."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF or ONNX: show what devices take for its parts")
     group = parser.add_argument_group("with a model")
     add(group, "--cluster", "--workers", "--insecure", "--dim", "--input")

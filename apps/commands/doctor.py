@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from apps.options import add, quiet_grpc
+from apps.options import add
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json
 from quant.text import counted
@@ -23,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, print; the exit code tells whether there are problems."""
-    quiet_grpc()
     from devices.cluster_file import read_cluster
     from edge.doctor.examine import examine
     from edge.doctor.findings import NOTE, PROBLEM

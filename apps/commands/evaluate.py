@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from apps import distributed
 from apps.engine_options import add_engine_arguments, options_of_chunks
 from apps.errors import UsageError
-from apps.options import add, model_path, option, positive_int, refuse
+from apps.options import add, model_path, option, refuse
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json
+from edge.units import positive_int
 
 if TYPE_CHECKING:
     from apps.distributed import Devices

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 from apps.engine_options import add_engine_arguments, options_of_chunks
-from apps.options import add, check_output, model_path, option, positive_int
+from apps.options import add, check_output, model_path, option
 from apps.show.progress import progress
 from apps.show.table import print_json
+from edge.units import positive_int
 
 HELP = "Run a model over a text and note how large the inputs of its weights are, for quantizing."
 

@@ -89,7 +89,8 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _show(state: LabState, as_json: bool) -> None:
-    options = _options(state)
+    # What a command needs to use all devices. Beyond loopback it must allow for workers in the clear.
+    options = ["--workers", ",".join(state.addresses.values()), *(["--insecure"] if state.shaped else [])]
     if as_json:
         print_json({"up": True, **state.to_json(), "options": options})
         return
@@ -97,12 +98,6 @@ def _show(state: LabState, as_json: bool) -> None:
     for note in state.not_enforced:
         print_note(f"not enforced{': ' + note['device'] if note['device'] else ''}: {note['what']}: {note['why']}")
     print(f"Next: edge chat {' '.join(options)}, or edge pareto; and then edge lab down.", file=sys.stderr)
-
-
-def _options(state: LabState) -> list[str]:
-    """Return the options of a command that uses all devices. Beyond loopback it must allow for workers in the clear."""
-    workers = ["--workers", ",".join(state.addresses.values())]
-    return [*workers, "--insecure"] if state.shaped else workers
 
 
 def _row(device: dict[str, Any]) -> tuple[str, ...]:

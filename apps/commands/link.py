@@ -6,8 +6,9 @@ import argparse
 import contextlib
 from typing import TYPE_CHECKING
 
-from apps.options import add, address, between, option, quiet_grpc
+from apps.options import add, address, option
 from apps.show.table import print_json, print_table
+from edge.units import between
 from quant.text import bytes_text
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    quiet_grpc()
     from edge.cluster.connect import reach
     from edge.cluster.diagnose import measure_link
 

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import add, check_output, given_options, model_path, natural, option, positive_int
+from apps.options import add, check_output, given_options, model_path, option
 from apps.show.progress import progress
 from apps.show.table import print_columns, print_json, print_table
+from edge.units import natural, positive_int
 from quant.text import age_text, bytes_text, count_text, printable
 
 HELP = "Look at a model file, fetch one, list and remove those kept, or write a random one."

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from apps import planning
 from apps.errors import EXIT_INTERRUPTED, UsageError
-from apps.options import add, check_output, items, natural, option
+from apps.options import add, check_output, option
 from apps.show.progress import ShownSteps, say
 from apps.show.table import print_columns, print_json
+from edge.units import items, natural
 from partition.predict.objectives import AXES, default_axes
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from edge.planning.space import PlanSpace
 
 _WRITING_S = 10.0  # for what was measured, after a signal
+_EXPLORED = (
+    "cluster", "transport", "wire", "threads", "context", "concurrency", "prompt_tokens", "depth", "kv_type", "draft",
+    "draft_worker", "acceptance", "text",
+)  # fmt: skip
 HELP = "Explore the trade-off between latency and throughput over all ways to place a model."
 
 
@@ -127,18 +132,14 @@ def show(result: Result, further: Iterable[str] = ()) -> None:
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the command that was typed, as far as it says what is explored."""
+    values = {name: getattr(args, name) for name in _EXPLORED}
+    values |= {name: ",".join(getattr(args, name) or ()) or None for name in ("workers", "types", "axes")}
+    values |= {"memory": args.memory and f"{args.memory}B", "max_divergence": args.limit_divergence}
     words = ["edge", "pareto", *([args.model] if args.model else [])]
-    if args.cluster is not None:
-        words += ["--cluster", str(args.cluster)]
-    if args.workers is not None:
-        words += ["--workers", ",".join(args.workers)]
-    for name in ("concurrency", "context", "prompt_tokens", "draft", "draft_worker", "acceptance"):
-        if getattr(args, name) is not None:
-            words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    words += ["--types", ",".join(args.types)] if args.types else []
-    words += ["--max-divergence", f"{args.limit_divergence:g}"] if args.limit_divergence is not None else []
-    words += ["--text", str(args.text)] if args.text is not None else []
-    words += ["--axes", ",".join(args.axes)] if args.axes else []
+    for name, value in values.items():
+        words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+    words += [f"--dim={name}={size}" for name, size in args.dim or ()]
+    words += [f"--input={file}" for file in args.input or ()]
     return (*words, "--insecure") if args.insecure else tuple(words)
 
 
@@ -165,5 +166,5 @@ def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> Non
 def _axes(text: str) -> tuple[str, ...]:
     axes = tuple(items(text))
     if len(axes) < 2 or len(set(axes)) < len(axes) or any(axis not in AXES for axis in axes):
-        raise argparse.ArgumentTypeError(f"needs two or more of {', '.join(AXES)}, got {text[:80]!r}")
+        raise ValueError(f"needs two or more of {', '.join(AXES)}, got {text[:80]!r}")
     return axes

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps import distributed, planning
-from apps.options import add, byte_size, check_output, is_onnx, option, positive, refuse
+from apps.options import add, check_output, is_onnx, option, refuse
 from apps.show.table import print_columns, print_json, print_notes
-from partition.predict.objectives import OBJECTIVES, SEARCHED, Objective, default_axes, searched
+from edge.units import parse_bytes, positive
+from partition.predict.objectives import OBJECTIVES, SEARCHED, default_axes, searched
 from quant.text import printable, seconds_text
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in SEARCHED:
         objective = OBJECTIVES[name]
         metavar, words = objective.limit
-        kind = byte_size if metavar == "SIZE" else positive
-        requirements.add_argument(_limit(name, objective), type=kind, dest=f"limit_{name}", metavar=metavar, help=words)
+        kind = parse_bytes if metavar == "SIZE" else positive
+        flag = f"--{'min' if objective.rate else 'max'}-{name}"
+        requirements.add_argument(flag, type=kind, dest=f"limit_{name}", metavar=metavar, help=words)
     planning.add_type_arguments(parser)
     add(parser, "--spare")
     distributed.add_media_arguments(parser)
@@ -87,11 +89,6 @@ def _caps(args: argparse.Namespace) -> dict[str, float]:
         for name, limit in limits.items()
         if limit is not None
     }
-
-
-def _limit(name: str, objective: Objective) -> str:
-    """The option that bounds an objective."""
-    return f"--{'min' if objective.rate else 'max'}-{name}"
 
 
 def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, changes: list[Change]) -> None:

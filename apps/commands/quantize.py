@@ -8,30 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.errors import UsageError
-from apps.options import (
-    ELASTIC_SIZES,
-    QUANTIZE_MINUTES,
-    add,
-    argument,
-    between,
-    byte_range,
-    byte_size,
-    check_installed,
-    check_output,
-    items,
-    option,
-    positive_int,
-    refuse,
-)
+from apps.options import ELASTIC_SIZES, QUANTIZE_MINUTES, add, check_installed, check_output, option, refuse
 from apps.show.progress import progress
 from apps.show.table import figure, print_columns, print_json, print_note, print_notes, print_table
 from edge import units
+from edge.units import between, items, parse_byte_range, parse_bytes, positive_int
 from quant.gguf.elastic import MOST_SIZES
 from quant.text import bytes_text, counted, number_text
 
 if TYPE_CHECKING:
     from edge.quantization.onnx import Quantized
-    from edge.quantization.onnx_compare import Comparison
 
 HELP = "Make a model smaller: to a type, to a size, or to the memory there is; and say what that costs."
 
@@ -52,16 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="IN", help="GGUF file, REPO:FILE, folder of safetensors, or .onnx")
     parser.add_argument("output", nargs="?", type=Path, metavar="OUT", help="file to write")
     option(parser, "--type T", "q4_k_m, q8_0, ...; an unknown one lists all (default: by --kernels)")
-    option(parser, "--size SIZE", "a file of at most so much, such as 900MiB", byte_size)
-    option(parser, "--fit SIZE", "a model that runs in so much memory", byte_size)
+    option(parser, "--size SIZE", "a file of at most so much, such as 900MiB", parse_bytes)
+    option(parser, "--fit SIZE", "a model that runs in so much memory", parse_bytes)
     words = "several sizes in one file, to run in 1.2GiB..4GiB of memory: more and fewer bits as that changes"
-    option(parser, "--elastic SIZE..SIZE", words, byte_range)
-    option(
-        parser,
-        "--sizes N",
-        f"with --elastic: how many (default: {ELASTIC_SIZES})",
-        argument(units.whole(2, MOST_SIZES)),
-    )
+    option(parser, "--elastic SIZE..SIZE", words, parse_byte_range)
+    option(parser, "--sizes N", f"with --elastic: how many (default: {ELASTIC_SIZES})", units.whole(2, MOST_SIZES))
     add(parser, "--context", help="with --fit and --elastic: tokens of context (default: 4096)")
     add(parser, "--kv-type", help="with --fit and --elastic: type of the KV cache (default: f16)")
     option(parser, "--imatrix FILE", "importance matrix (--size, --fit and --elastic make their own)", Path)
@@ -204,27 +185,21 @@ def _print_onnx(args: argparse.Namespace, quantized: Quantized, duration_s: floa
         ("weights", f"{quantized.weights_quantized} quantized, {quantized.weights_left} left in floats"),
         ("size", f"{bytes_text(quantized.size_bytes)}, {share:.1%} of {bytes_text(quantized.source_bytes)}"),
     ]
-    if quantized.comparison:
-        rows.append(("a run", _speed_text(quantized.comparison, quantized.threads)))
+    if compared := quantized.comparison:
+        speed = f"{number_text(compared.quantized_ms)} ms, from {number_text(compared.float_ms)} ms"
+        ratio, threads = compared.float_ms / compared.quantized_ms, counted(quantized.threads, "thread")
+        rows.append(("a run", f"{speed} ({ratio:.2f} times as fast), medians of {compared.rounds} with {threads}"))
     rows.append(("time", f"{duration_s:.1f} s"))
     print_table(str(args.output), rows)
-    if quantized.comparison:
+    if compared:
         origin = "made-up" if quantized.samples_made_up else "given"
-        print_note(f"Error against the float model, on {quantized.comparison.samples} {origin} samples:")
+        print_note(f"Error against the float model, on {compared.samples} {origin} samples:")
         print_columns(
             ("output", "max abs", "relative L2", "cosine", "top-1"),
             [
                 (o.name, figure(o.max_abs, ".4g"), figure(o.relative_l2, ".4f"), figure(o.cosine, ".5f"),
                  figure(o.top1, ".0%"))
-                for o in quantized.comparison.outputs
+                for o in compared.outputs
             ],
         )  # fmt: skip
     print_notes(quantized.notes)
-
-
-def _speed_text(compared: Comparison, threads: int) -> str:
-    ratio = compared.float_ms / compared.quantized_ms
-    return (
-        f"{number_text(compared.quantized_ms)} ms, from {number_text(compared.float_ms)} ms ({ratio:.2f} times as"
-        f" fast), medians of {compared.rounds} with {counted(threads, 'thread')}"
-    )

@@ -11,20 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from apps import distributed
 from apps.errors import UsageError
-from apps.options import (
-    add,
-    check_dimensions,
-    check_onnx,
-    check_output,
-    items,
-    natural,
-    number,
-    option,
-    positive,
-    positive_int,
-)
+from apps.options import add, check_dimensions, check_onnx, check_output, option
 from apps.show.progress import progress
 from apps.show.table import figure, print_columns, print_json, print_notes, print_table
+from edge.units import items, natural, number, positive, positive_int
 from quant.text import counted, number_text
 
 if TYPE_CHECKING:
@@ -183,7 +173,7 @@ def _divisors(text: str) -> tuple[float, ...]:
     """Numbers that can be divided by."""
     values = _channels(text)
     if not all(values):
-        raise argparse.ArgumentTypeError(f"needs numbers other than 0, got {text}")
+        raise ValueError(f"needs numbers other than 0, got {text}")
     return values
 
 

@@ -18,7 +18,6 @@ from apps.options import (
     add,
     add_draft_arguments,
     apply_reproducible,
-    argument,
     attention_window,
     check_draft_worker,
     check_installed,
@@ -60,11 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     option(group, "--config FILE", "presets: models with names, options and system prompts, in place of MODEL", Path)
     words = "after which a model that nobody uses is unloaded (default: it stays until another needs its memory)"
-    option(group, "--idle-unload MINUTES", words, argument(units.between(0, MOST_IDLE_MINUTES)))
+    option(group, "--idle-unload MINUTES", words, units.between(0, MOST_IDLE_MINUTES))
     option(group, "--allow-pull", "let requests fetch models, by Ollama's API")
     option(group, "--host ADDRESS", "to listen on (default: this device only)", default="127.0.0.1")
-    port = argument(units.whole(0, 65535))
-    option(group, "--port N", f"0: any free one (default: {PORT})", port, default=PORT)
+    option(group, "--port N", f"0: any free one (default: {PORT})", units.whole(0, 65535), default=PORT)
     words = f"that requests need, repeatable; {KEY_VARIABLE} in the environment is one, which others cannot see"
     option(group, "--api-key KEY", words, action="append", default=[])
     option(group, "--api-key-file FILE", "that has keys, one in each line", Path)
@@ -75,18 +73,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--allow-host NAME", "the server is called so, too; repeatable", action="append", default=[])
     option(group, "--tls-cert FILE", "certificate of the server, PEM: clients are answered by TLS, https://", Path)
     option(group, "--tls-key FILE", "the certificate's key, PEM, not encrypted", Path)
-    requests, queue = argument(units.whole(1, MAX_REQUESTS)), argument(units.whole(0, MAX_QUEUE))
     words = f"that are answered at once by each model (default: {REQUESTS}; with --reproducible 1)"
-    option(group, "--requests N", words, requests)
+    option(group, "--requests N", words, units.whole(1, MAX_REQUESTS))
     words = "groups of requests that devices which share every layer compute by turns (default: as planned)"
-    option(group, "--groups N", words, argument(units.whole(1, MAX_GROUPS)))
-    target = argument(units.between(1, MOST_TARGET_MS))
+    option(group, "--groups N", words, units.whole(1, MAX_GROUPS))
+    target = units.between(1, MOST_TARGET_MS)
     words = "between two tokens of an answer, milliseconds: prompts beside it come in parts that keep to that"
     option(group, "--target-itl MS", words, target)
     words = "to first tokens, milliseconds; without --target-itl, gaps of other answers are as short as that allows"
     option(group, "--target-ttft MS", words, target)
     words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
-    option(group, "--queue N", words, queue, default=QUEUE)
+    option(group, "--queue N", words, units.whole(0, MAX_QUEUE), default=QUEUE)
     add(group, "--prefix-cache", "--lora")
     distributed.add_media_arguments(group)
     words = "attend to the first 4 and the last N tokens alone (default: all)"
@@ -95,9 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--media-urls", words, choices=("public", "all"))
     add_draft_arguments(group, "auto")
     words = "while nobody asks, compute what prompts will begin with: on, off, or N seconds of an hour (default: off)"
-    option(group, "--prefix-warming HOW", words, argument(_warming_seconds))
+    option(group, "--prefix-warming HOW", words, _warming_seconds)
     words = "tokens that models think before an answer, where a request does not say: off, auto or N (default: auto)"
-    option(group, "--think HOW", words, argument(parse_think))
+    option(group, "--think HOW", words, parse_think)
     words = "models that fill gaps want the text behind a gap first (suffix, prefix, middle)"
     option(group, "--spm-infill", words)
     add(group, "--reproducible")

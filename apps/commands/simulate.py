@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.errors import UsageError
-from apps.options import add, argument, number, option, positive_int, seed
+from apps.options import add, option, seed
 from apps.show.table import print_columns, print_json, print_note, print_notes
+from edge.units import number, positive_int
 from partition.plan.formats import SIMULATED
 from quant.text import number_text, seconds_text
 
@@ -151,7 +152,6 @@ def _spread(spread: Spread) -> list[str]:
     return [seconds_text(time_s) if time_s < 0.9995 else f"{time_s:.4g} s" for time_s in times_s]
 
 
-@argument
 def _arrivals(text: str) -> tuple[str, Any]:
     """Return ("poisson", rate a second), ("closed", clients) or ("trace", file) from "poisson:0.5", "closed:4" or
     "trace:F"."""
@@ -168,16 +168,13 @@ def _arrivals(text: str) -> tuple[str, Any]:
     raise ValueError(f"needs poisson:RATE, closed:N or trace:FILE, got {text[:80]!r}")
 
 
-@argument
 def _target(text: str) -> float:
-    """Return milliseconds."""
     value = number(text)
     if not 0 < value <= _MOST_TARGET_MS:
         raise ValueError(f"needs milliseconds above 0, at most {_MOST_TARGET_MS:g}, got {text[:40]}")
     return value
 
 
-@argument
 def _percent(text: str) -> float:
     """Return a share from per cent."""
     value = number(text)
@@ -186,7 +183,6 @@ def _percent(text: str) -> float:
     return value / 100
 
 
-@argument
 def _slow(text: str) -> tuple[str, float, float, float]:
     """Return (device, factor, from second, to second) from "DEVICE:FACTOR@T" or "DEVICE:FACTOR@T-T2"."""
     match = _SLOW.fullmatch(text)
@@ -199,7 +195,6 @@ def _slow(text: str) -> tuple[str, float, float, float]:
     return match[1], factor, start, stop
 
 
-@argument
 def _leave(text: str) -> tuple[str, float]:
     """Return (device, second) from "DEVICE@T"."""
     match = _LEAVE.fullmatch(text)

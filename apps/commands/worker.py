@@ -7,8 +7,9 @@ from pathlib import Path
 
 from apps.engine_options import MemoryAction
 from apps.errors import UsageError
-from apps.options import MAX_THREADS, add, argument, byte_size, check_usable, device_name, option, quiet_grpc
+from apps.options import MAX_THREADS, add, check_usable, device_name, option
 from edge import units
+from edge.units import parse_bytes
 
 HELP = "Let other devices use this one: run as a daemon that they reach over the network."
 
@@ -25,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "--name NAME", "default: what its cluster calls it, or the host name", device_name)
     words = "use at most so much, such as 2GiB; 1GiB..2GiB: as much of that as is free at any time (default: no limit)"
-    memory = argument(units.memory_options)
-    add(parser, "--memory", type=memory, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
+    add(parser, "--memory", type=units.memory_options, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
     parser.set_defaults(least_memory=None)
     add(parser, "--threads", help="default: one per physical core, of those of --affinity")
     add(parser, "--affinity", help="compute on these cores only, such as 0,2-3 (default: all)")
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--cache-size SIZE",
         f"disk space for slices that were sent or cut (default: {DEFAULT_CACHE})",
-        byte_size,
+        parse_bytes,
         default=DEFAULT_CACHE,
     )
     words = "disk space for what was computed of the owner's prompts, encrypted; 0: nothing is kept (default: 2GiB)"
@@ -55,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    quiet_grpc()
     from devices.names import host_name
     from devices.paths import cache_folder, credentials_folder, state_folder
     from devices.probe import default_threads

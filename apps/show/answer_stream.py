@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -52,7 +51,6 @@ class AnswerStream:
             self._drawn = time.monotonic()
 
     def _tail(self) -> Text:
-        """Return the last lines of the thought."""
         width = max(1, self._console.width)
         lines = Text(self.thought[-LINES * width * 2 :], style="dim").wrap(self._console, width)
         return Text("\n").join(lines[-LINES:])
@@ -69,6 +67,6 @@ class AnswerStream:
     def __enter__(self) -> AnswerStream:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._fold()
         self._stack.close()

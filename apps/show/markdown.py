@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import time
-from types import TracebackType
 
 from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -55,7 +54,7 @@ class MarkdownStream:
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.update(Text(""))
         self._live.stop()
         if self._open.strip():

@@ -47,8 +47,6 @@ class ShownSteps(Steps):
 
 
 class _Bar:
-    """A progress bar."""
-
     def __init__(self, label: str, total: float | None, unit: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -27,22 +27,17 @@ def rows(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -> list[t
     return table
 
 
-def slowest(times: Sequence[Mapping[str, Summary]]) -> int | None:
-    """The rank that computes the longest for a token; None where none says that it has decoded some."""
-    decoding = [rank for rank, kinds in enumerate(times) if "decode" in kinds]
-    return max(decoding, key=lambda rank: times[rank]["decode"].compute_ms.median, default=None)
-
-
 def slowest_text(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -> list[str]:
-    """Return a sentence on the slowest rank; nothing if there is none."""
-    slow = slowest(times)
-    if slow is None:
+    """Return a sentence on the rank that computes the longest for a token; nothing where none has decoded some."""
+    decoding = [(rank, kinds["decode"]) for rank, kinds in enumerate(times) if "decode" in kinds]
+    if not decoding:
         return []
-    decode = times[slow]["decode"]
-    sentence = (
-        f"rank {slow} ({names[slow]}) computes the longest, {decode.compute_ms.median:.2f} ms, and communicates for"
-    )
-    return [f"{sentence} {decode.communication_ms.median:.2f} ms"]
+    rank, decode = max(decoding, key=lambda pair: pair[1].compute_ms.median)
+    computes, communicates = decode.compute_ms.median, decode.communication_ms.median
+    return [
+        f"rank {rank} ({names[rank]}) computes the longest, {computes:.2f} ms, and communicates for"
+        f" {communicates:.2f} ms"
+    ]
 
 
 def _ms(figure: Figure) -> str:

@@ -119,7 +119,7 @@ class _Talk:
                 self._console.print()
             except KeyboardInterrupt:
                 self._console.print()  # pressed once more than was needed to stop the answer
-            except (EdgeError, OSError, TransportError) as error:
+            except (EdgeError, OSError) as error:
                 self._console.print(f"[red]{escape(printable(str(error)))}[/]", soft_wrap=True)
                 if self._deployed and isinstance(error, (EngineError, WorkerError, TransportError)):
                     # The engine fails from now on, but the conversation can still be saved.
@@ -173,10 +173,8 @@ class _Talk:
                 f"TPOT {t.tpot_s * 1e3:.1f} ms",
                 f"{t.decode_tokens_per_s:.1f} tokens/s",
             ]
-        if self._last is not None and self._last.usage.dropped_tokens:
-            parts.append(dropped_line(self._last.usage))
-        if self._last is not None and (ended := end_line(self._last, self._max_tokens, self._sampling)):
-            parts.append(ended)
+            parts += [dropped_line(u)] if u.dropped_tokens else []
+            parts += filter(None, [end_line(self._last, self._max_tokens, self._sampling)])
         if self._chat.dropped:
             parts.append(f"{self._chat.dropped} oldest messages forgotten")
         context = self._chat.engine.context
@@ -284,7 +282,7 @@ class _Talk:
         for name, text in paging_rows(self._chat.engine.memory, self._chat.engine.paging):
             rows.append(("memory", text) if name == "memory" else ("reads", f"{name}: {text}"))
         for name, value in rows:
-            self._console.print(f"  [bold]{name:8}[/] {value}")
+            self._console.print(f"  [bold]{name:8}[/] {escape(printable(value))}")
         if self._deployed:
             times = step_table.rows(self._deployed.names, self._deployed.times())
             print_columns(step_table.NAMES, times, whole=step_table.WHOLE)

@@ -19,7 +19,7 @@ from devices.cores import check_cores, parse_cores
 from devices.errors import LabFileError
 from devices.lab.shaper import Shape
 from devices.names import MAX_NAME, is_name
-from devices.toml_tables import Table, check_keys, read_toml, short_text, tables
+from devices.toml_tables import Table, check_keys, reading_toml, short_text, tables
 
 OWNER = "owner"  # in links: this machine itself, where commands such as `edge chat --workers` run
 MAX_CORES = 4096
@@ -28,18 +28,9 @@ MAX_MBPS = 1e6
 MAX_LOSS = 50.0  # per cent; of more TCP makes nothing
 LEAST_MEMORY = 128 << 20  # a worker with nothing loaded takes about as much
 _DEVICE_KEYS = (
-    "name",
-    "preset",
-    "cpu",
-    "memory",
-    "threads",
-    "affinity",
-    "cache_size",
-    "models",
-    "compute",
-    "profile",
+    "name", "preset", "cpu", "memory", "threads", "affinity", "cache_size", "models", "compute", "profile",
     "bandwidth_mbps",
-)
+)  # fmt: skip
 _SLEEP = "sleep"
 _MOST_PROFILE = 1 << 20  # bytes of a profile
 _LINK_KEYS = ("between", "delay_ms", "jitter_ms", "bandwidth_mbps", "loss")
@@ -62,19 +53,11 @@ class LabDevice:
 
 
 @dataclass(frozen=True)
-class LabLink:
-    """Link between two devices, the same in both directions."""
-
-    shape: Shape
-    between: tuple[str, str] | None = None  # None: every pair, the owner's own end too
-
-
-@dataclass(frozen=True)
 class LabConfig:
     """A lab."""
 
     devices: tuple[LabDevice, ...]
-    links: tuple[LabLink, ...]
+    links: Mapping[frozenset[str], Shape]  # in both directions, by two names; none: every other pair, the owner's too
     # What `parse_lab` made it of, for the process that makes the lab.
     data: Mapping[str, Any] = field(compare=False)
     folder: Path = field(compare=False)
@@ -82,9 +65,8 @@ class LabConfig:
     @property
     def shaped(self) -> bool:
         """True if any link is worse than loopback, or a device has a bandwidth."""
-        return any(link.shape != Shape() for link in self.links) or any(
-            device.bytes_per_s is not None for device in self.devices
-        )
+        limited = any(device.bytes_per_s is not None for device in self.devices)
+        return limited or any(shape != Shape() for shape in self.links.values())
 
     @property
     def sleeps(self) -> bool:
@@ -93,17 +75,13 @@ class LabConfig:
 
     def shape(self, a: str, b: str) -> Shape:
         """The way between two devices, or a device and `OWNER`: the link that names them, or that of all pairs."""
-        named = {frozenset(link.between or ()): link.shape for link in self.links}
-        return named.get(frozenset((a, b)), named.get(frozenset(), Shape()))
+        return self.links.get(frozenset((a, b)), self.links.get(frozenset(), Shape()))
 
 
 def read_lab(path: Path) -> LabConfig:
     """The lab of a TOML file. LabFileError says what is wrong in it and where; OSError if it cannot be read."""
-    data = read_toml(path, LabFileError)
-    try:
+    with reading_toml(path, LabFileError) as data:
         return parse_lab(data, path.parent)
-    except LabFileError as error:
-        raise LabFileError(f"{path}: {error}") from None
 
 
 def parse_lab(data: Mapping[str, Any], folder: Path | None = None) -> LabConfig:
@@ -120,13 +98,14 @@ def parse_lab(data: Mapping[str, Any], folder: Path | None = None) -> LabConfig:
     for i, name in enumerate(names):
         if name in names[:i]:
             raise LabFileError(f"device[{i}].name: another device is called {short_text(name)}; names differ")
-    links = [_link(table, names) for table in tables(data, "link", LabFileError)]
-    pairs = [frozenset(link.between or ()) for link in links]
-    for i, pair in enumerate(pairs):
-        if pair in pairs[:i]:
+    links: dict[frozenset[str], Shape] = {}
+    for table in tables(data, "link", LabFileError):
+        pair, shape = _link(table, names)
+        if pair in links:
             what = f"between {' and '.join(sorted(pair))}" if pair else "for all pairs"
-            raise LabFileError(f"link[{i}]: there is a link {what} already; give one")
-    return LabConfig(tuple(devices), tuple(links), data, folder)
+            raise LabFileError(f"{table.where}: there is a link {what} already; give one")
+        links[pair] = shape
+    return LabConfig(tuple(devices), links, data, folder)
 
 
 def _device(table: Table, folder: Path) -> LabDevice:
@@ -200,7 +179,7 @@ def _profile(table: Table, folder: Path, preset: str | None) -> str:
     return json.dumps(values)
 
 
-def _link(table: Table, names: list[str]) -> LabLink:
+def _link(table: Table, names: list[str]) -> tuple[frozenset[str], Shape]:
     table.check_keys(_LINK_KEYS)
     between = table.get("between")
     if between is not None:
@@ -216,7 +195,7 @@ def _link(table: Table, names: list[str]) -> LabLink:
         bytes_per_s=_bytes_per_s(table),
         loss=(table.number("loss", 0, MAX_LOSS) or 0.0) / 100,
     )
-    return LabLink(shape, None if between is None else (between[0], between[1]))
+    return frozenset(between or ()), shape
 
 
 def _bytes_per_s(table: Table) -> float | None:

@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,11 +23,11 @@ class NoGroups(Exception):
     """Control groups cannot be made here; the message says where and why."""
 
 
-def remove_group(folder: Path, before: Callable[[], None] = lambda: None) -> None:
-    """Remove a control group; `before` is called before each attempt. What still runs in it is killed."""
+def _remove(folder: Path) -> None:
+    """Remove a control group. What still runs in it is killed."""
     deadline = time.monotonic() + _END_S
     while folder.exists() and time.monotonic() < deadline:
-        before()
+        _empty(folder)
         with suppress(OSError):  # its processes are still ending
             folder.rmdir()
             return
@@ -43,7 +42,7 @@ def remove_groups(prefix: str) -> None:
     """Remove all groups whose name begins so, as `ControlGroup` made them. What still runs in them is killed."""
     for pattern in (f"{prefix}*", f"cpu/{prefix}*", f"memory/{prefix}*"):
         for folder in sorted(GROUPS.glob(pattern)):
-            remove_group(folder, lambda folder=folder: _empty(folder))  # type: ignore[misc]
+            _remove(folder)
 
 
 class ControlGroup:
@@ -102,7 +101,7 @@ class ControlGroup:
     def close(self) -> None:
         """Remove it. What still runs in it is killed."""
         for folder in self.folders:
-            remove_group(folder, lambda folder=folder: _empty(folder))  # type: ignore[misc]
+            _remove(folder)
 
     def __enter__(self) -> ControlGroup:
         return self

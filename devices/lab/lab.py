@@ -58,10 +58,6 @@ class LabState:
         """Settings that could not be enforced here: each `device` (None: all), `what` and `why`."""
         return list(self.values["not_enforced"])
 
-    def pid(self, name: str) -> int:
-        """The process of a device's worker. KeyError if there is no such device."""
-        return int({device["name"]: device["pid"] for device in self.values["devices"]}[name])
-
     def command(self, name: str, args: Sequence[str]) -> list[str]:
         """A command line that runs another one in the network of a device, without its limits; where the device sleeps,
         the command does, too. KeyError if there is no such device."""

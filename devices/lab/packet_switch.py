@@ -105,7 +105,6 @@ class Switch:
                 self._waiting_bytes += len(packet)
 
     def _deliver(self) -> None:
-        """Deliver all packets that are due."""
         waiting = self._waiting
         while waiting and waiting[0][0] <= time.monotonic():
             due, order, to, packet, into = heapq.heappop(waiting)

@@ -160,14 +160,13 @@ def _say(message: dict[str, Any]) -> None:
         print(json.dumps(message), flush=True)
 
 
-def _start_cleaner(folder: Path, lock: int) -> int:
-    """A cleaner that waits for the end of this process, which is that of the descriptor returned. It holds the lab's
+def _start_cleaner(folder: Path, lock: int) -> None:
+    """A cleaner that waits for the end of this process, which closes the other end of its pipe. It holds the lab's
     lock, too, and our standard output: who started us sees its end when all is clean."""
-    cleaner_end, ours = os.pipe()
+    cleaner_end, _ours = os.pipe()
     command = module_command("devices.lab.cleaner", str(folder))
     subprocess.Popen(command, cwd=ROOT, stdin=cleaner_end, pass_fds=[lock], start_new_session=True)
     os.close(cleaner_end)
-    return ours
 
 
 def main(folder: Path, lock: int) -> None:

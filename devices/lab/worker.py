@@ -113,7 +113,6 @@ class LabWorker:
         self.notes.append({"device": self.device.name, "what": setting, "why": why})
 
     def _options(self, network: LabNetwork | None) -> list[str]:
-        """Return the options for `edge worker`."""
         device, threads = self.device, self.device.threads
         if threads is None and device.cpu is not None:
             threads = max(1, min(math.ceil(device.cpu), os.cpu_count() or 1))

@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
     load_pem_private_key,
 )
 from cryptography.utils import CryptographyDeprecationWarning
@@ -115,10 +114,10 @@ def from_der(der: bytes) -> x509.Certificate:
         return certificate
 
 
-def same_key(certificate: x509.Certificate | x509.CertificateSigningRequest, key: PublicKey) -> bool:
-    """Return whether a certificate or request is for this key."""
+def same_key(certificate: x509.Certificate, key: PublicKey) -> bool:
+    """Return whether a certificate is for this key."""
     with _reading("the certificate"):
-        return _key_bytes(certificate.public_key()) == _key_bytes(key)
+        return _public_key(certificate) == key
 
 
 def holder(certificate: x509.Certificate) -> Holder:
@@ -285,9 +284,3 @@ def _public_key(certificate: x509.Certificate) -> PublicKey:
     if not isinstance(key, PublicKey):
         raise ValueError("its key is not an EC key")
     return key
-
-
-def _key_bytes(key: object) -> bytes:
-    if not isinstance(key, PublicKey):
-        raise ValueError("its key is not an EC key")
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

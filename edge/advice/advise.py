@@ -6,14 +6,15 @@ one year the larger one is usually the better, and fewer bits do damage. That is
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devices.probe import available_memory
 from edge.advice.candidates import Candidate, candidates
-from edge.advice.commands import command
 from edge.advice.speeds import CandidateSpeeds, Profile, speeds_of_all
+from edge.llm.options import DEFAULT_CONTEXT
 from edge.models.catalog import KnownModel
 from edge.planning.arrange import work_of
 from edge.planning.llm_space import LlmSpace
@@ -21,8 +22,9 @@ from edge.survey.cluster import Cluster
 from edge.survey.llm_survey import llm_speeds
 from edge.tasks import SILENT, Steps
 from partition.errors import CannotSlice, PlanError
-from partition.plan.plan import Plan
+from partition.plan.plan import LOCAL
 from partition.predict.pareto import Point
+from quant.mixes import mix_by_name
 
 FORMAT = "edge-advice-1"
 ANSWER_TOKENS = 200  # of the answer that is timed
@@ -138,12 +140,7 @@ class Advice:
     options: AdviceOptions
     devices: tuple[str, ...]  # names
     rows: tuple[Row, ...]
-    notes: tuple[str, ...] = field(default=())
-
-    @property
-    def front(self) -> tuple[Row, ...]:
-        """The rows of which none is as large and answers sooner."""
-        return tuple(row for row in self.rows if row.on_front)
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/advise.md says."""
@@ -247,8 +244,45 @@ def _row(candidate: Candidate, speeds: CandidateSpeeds, cluster: Cluster, option
         point, why = space.best("latency", {})
     except (PlanError, CannotSlice) as error:
         return Row(candidate, speeds, None, str(error), "")
-    assert isinstance(point.plan, Plan)
-    return Row(candidate, speeds, point, why, command(candidate, point, speeds.profile, work.context, cluster))
+    return Row(candidate, speeds, point, why, _command(candidate, point, speeds.profile, work.context, cluster))
+
+
+def _command(candidate: Candidate, point: Point, profile: Profile, context: int, cluster: Cluster) -> str:
+    """Return the command line that fetches and runs a candidate, or that makes it first from a published file; "" for a
+    shape that is published nowhere. Names of presets stand for the addresses of such devices."""
+    source, first = _source(candidate), ""
+    if not source:
+        return ""
+    if candidate.mix.name not in candidate.model.types and candidate.model.types:
+        file_name = f"{candidate.model.name}-{candidate.mix.name}.gguf"
+        first, source = f"edge quantize {_widest(candidate)} {file_name} --type {candidate.mix.name} && ", file_name
+    words = ["edge", "chat", source]
+    if context != DEFAULT_CONTEXT:
+        words += ["--context", str(context)]
+    own = next(speed for speed in profile.speeds if speed.device == LOCAL)
+    if point.predicted.memory_bytes.get(LOCAL, 0) >= own.memory_bytes:  # it is full: the rest is paged
+        words += ["--memory", f"{own.memory_bytes >> 20}MiB"]
+    addresses = [device for device in dict.fromkeys(point.plan.devices) if device != LOCAL]
+    if addresses:
+        words += ["--workers", ",".join(addresses)]
+        words += ["--insecure"] if cluster.insecure else []
+    return first + shlex.join(words)
+
+
+def _source(candidate: Candidate) -> str:
+    """Return the name by which `edge chat` finds the file of this type."""
+    model = candidate.model
+    if not model.source:
+        return ""
+    if candidate.mix.name in model.types[:1] or not model.repo:
+        return model.name
+    return f"{model.repo}:{candidate.mix.name}"
+
+
+def _widest(candidate: Candidate) -> str:
+    """The published file with the most bits, which another type is made from."""
+    best = max(candidate.model.types, key=lambda name: mix_by_name(name).type.bits_per_weight)
+    return f"{candidate.model.repo}:{best}" if candidate.model.repo else candidate.model.name
 
 
 def _front(rows: Sequence[Row]) -> list[Row]:

@@ -72,7 +72,12 @@ def candidates(
 def _candidates(models: Sequence[KnownModel], mixes: Collection[Mix], folder: Path) -> list[Candidate]:
     jobs = []
     for i, model in enumerate(models):
-        whole = _outline(folder / f"{i}.gguf", model)
+        assert model.shape is not None
+        whole = write_outline(folder / f"{i}.gguf", model.shape, model.name)
+        try:
+            check_loadable(whole)
+        except ModelFileError as error:
+            raise CatalogError(f"the shape of {model.name} is none that llama.cpp loads: {error}") from None
         jobs += [(model, whole, mix) for mix in mixes or map(mix_by_name, model.types)]
     with_types = []
     with closing(types_of_files([(whole, mix) for _, whole, mix in jobs])) as outcomes:
@@ -81,14 +86,3 @@ def _candidates(models: Sequence[KnownModel], mixes: Collection[Mix], folder: Pa
             path = folder / f"{n}-{mix.name}.gguf"
             with_types.append(Candidate(model, mix, write_outline(path, model.shape, model.name, outcome.types)))
     return with_types
-
-
-def _outline(path: Path, model: KnownModel) -> GgufFile:
-    """The outline of a model as quantizers take it. CatalogError where llama.cpp would not load it."""
-    assert model.shape is not None
-    file = write_outline(path, model.shape, model.name)
-    try:
-        check_loadable(file)
-    except ModelFileError as error:
-        raise CatalogError(f"the shape of {model.name} is none that llama.cpp loads: {error}") from None
-    return file

@@ -14,14 +14,18 @@ from itertools import permutations
 from math import inf
 from typing import Any
 
-from edge.advice.kinds import DeviceKind
+from edge.advice.kinds import DeviceKind, DeviceKinds
+from edge.planning.arrange import can_share, name_of, work_of
+from edge.survey.profile import ASSUMED_LINK
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
+from partition.model.model import ModelShape
 from partition.plan.formats import PLANNED
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
+from partition.predict.presets import PartSizes, preset_speed
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
 from partition.search.cluster_bounds import ClusterBounds
 from partition.search.clusters import Cost, Members, clusters
@@ -30,6 +34,7 @@ from partition.simulate.arrivals import Arrivals, poisson
 from partition.simulate.result import Simulated
 from partition.simulate.simulate import simulate
 from partition.simulate.times import capacity_per_s
+from quant.gguf.file import GgufFile
 from quant.text import bytes_text, number_text, seconds_text
 
 PRICE, WATTS, DEVICES = BY = ("price", "watts", "devices")
@@ -171,7 +176,7 @@ class ClusterSearch:
         model: str = "",
     ) -> None:
         """link: between any two devices. tensor: whether the model's layers can be shared."""
-        self._work, self._link, self._targets, self._tensor, self._model = work, link, targets, tensor, model
+        self._work, self.link, self._targets, self._tensor, self._model = work, link, targets, tensor, model
         self._offers = [replace(offer, speed=replace(offer.speed, disk_bytes_per_s=None)) for offer in offers]
         speeds = [offer.speed for offer in self._offers]
         self._bounds = ClusterBounds(work, speeds, link, tokens=targets.tokens, tensor=tensor)
@@ -220,7 +225,7 @@ class ClusterSearch:
             address: replace(self._offers[kind].speed, device=address, name=name)
             for kind, address, name in zip(members, addresses, names, strict=True)
         }
-        links = Links(dict.fromkeys(permutations(addresses, 2), self._link))
+        links = Links(dict.fromkeys(permutations(addresses, 2), self.link))
         planner = Planner(
             self._work, list(speeds.values()), links, self._model, "", tensor=self._may_share(members), thin=False
         )  # the bounds count on every device that is bought
@@ -286,3 +291,43 @@ class ClusterSearch:
             f" {number_text(ttft_s)} s to the first one, and has room for {number_text(result.capacity_per_s)} requests"
             " a second: use higher limits, fewer requests, faster devices or links, or a smaller model"
         )
+
+
+def cluster_search(
+    file: GgufFile,
+    offered: DeviceKinds,
+    targets: Targets,
+    *,
+    by: str = PRICE,
+    prompt: int = 128,
+    concurrency: int = 4,
+    kv_type: str = "f16",
+) -> ClusterSearch:
+    """Return the search for a cluster that serves a model file, or the outline of one.
+
+    by: what is to be the least. prompt: tokens of each request. concurrency: requests at once. PlanError for kinds
+    without the price that is to be the least, and for requests that are longer than the model's context.
+    """
+    lacking = [kind.name for kind in offered.kinds if kind.price is None]
+    if by == PRICE and lacking:
+        raise PlanError(f"no price in {offered.currency} is known of {', '.join(lacking)}; give one in the catalog")
+    context = ModelShape.from_gguf(file).context_length
+    if prompt + targets.tokens > context:
+        raise PlanError(
+            f"a prompt of {prompt} tokens and {targets.tokens} of an answer are {prompt + targets.tokens}, and the"
+            f" model's context is {context}; use fewer"
+        )
+    work = work_of(
+        file,
+        context=concurrency * (prompt + targets.tokens),
+        concurrency=concurrency,
+        prompt=prompt,
+        depth=prompt + targets.tokens // 2,
+        kv_type=kv_type,
+    )
+    sizes = PartSizes.from_file(file)
+    offers = [Offer(kind, preset_speed(kind.preset, sizes, kind.name, kind.name)) for kind in offered.kinds]
+    # As stated, and for the rest a home's Wi-Fi.
+    latency_s = ASSUMED_LINK.latency_s if offered.latency_s is None else offered.latency_s
+    link = LinkSpeed(latency_s, offered.bytes_per_s or ASSUMED_LINK.bytes_per_s, estimate=True)
+    return ClusterSearch(work, offers, link, targets, tensor=can_share(file), model=name_of(file))

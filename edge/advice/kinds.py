@@ -11,7 +11,7 @@ from devices.catalog import CATALOG, DevicePreset
 from devices.cluster_file import MAX_DELAY_MS, MAX_MBPS, MAX_WATTS
 from devices.errors import ClusterFileError
 from devices.names import MAX_NAME, is_name
-from devices.toml_tables import Table, read_toml, tables
+from devices.toml_tables import Table, reading_toml, tables
 
 USD = "USD"  # the currency of the presets' prices
 MAX_PRICE = 1e9
@@ -61,11 +61,8 @@ def preset_kinds() -> DeviceKinds:
 
 def read_kinds(path: Path) -> DeviceKinds:
     """Read the kinds of a TOML file. ClusterFileError says what is wrong and where; OSError if it cannot be read."""
-    data = read_toml(path, ClusterFileError)
-    try:
+    with reading_toml(path, ClusterFileError) as data:
         return _kinds(Table(data, "the file", ClusterFileError))
-    except ClusterFileError as error:
-        raise ClusterFileError(f"{path}: {error}") from None
 
 
 def _kinds(file: Table) -> DeviceKinds:

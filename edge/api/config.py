@@ -6,7 +6,7 @@ Commands and the server load models by it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what 
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
     from edge.llm.step_budget import LatencyTargets
+    from edge.multimodal.encoder import MediaEncoder
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
 
@@ -171,3 +172,31 @@ class EngineConfig:
             resilience = Resilience(self.spare, announced if self.joining else None, self.reproducible)
             with deploy(choice, cluster, options, exchange, resilience, steps=steps) as model:
                 yield model
+
+
+@contextmanager
+def media_encoder(config: EngineConfig, engine: TextEngine, steps: Steps) -> Iterator[MediaEncoder | None]:
+    """Yield the encoder of pictures and sounds, on this device or on a worker, until the end of the block; None
+    without a projector. MediaError, ModelFileError; the errors of `encoder_device`."""
+    if config.mmproj is None:
+        yield None
+        return
+    from edge.multimodal.encoder import MediaEncoder
+    from partition.plan.plan import LOCAL, Plan
+
+    path, mmproj, threads = Path(config.path), Path(config.mmproj), engine.threads
+    workers = config.workers if config.plan is None else Plan.from_json(dict(config.plan)).devices
+    workers = tuple(address for address in workers if address != LOCAL)
+    with ExitStack() as stack:
+        device = None
+        if config.encoder not in ("auto", "here") or (config.encoder == "auto" and workers):
+            from edge.helpers.encoding import EncoderFiles
+            from edge.planning.encoder_place import encoder_device
+
+            device = stack.enter_context(
+                encoder_device(
+                    config.encoder, EncoderFiles.open(path, mmproj), workers,
+                    insecure=config.insecure, threads=threads, steps=steps,
+                )
+            )  # fmt: skip
+        yield stack.enter_context(MediaEncoder(path, mmproj, threads=threads, device=device))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.closing import Closing
 from edge.errors import EngineError
 from edge.models.paths import PathLike
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.generic]
 
 
-class OnnxModel:
+class OnnxModel(Closing):
     """A network in ONNX. `open()` loads it, `close()` unloads it; it is also a context manager.
 
     `edge.deploy_onnx` makes one whose stages are on several devices.
@@ -73,9 +74,6 @@ class OnnxModel:
 
     def __enter__(self) -> OnnxModel:
         return self.open()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _here(self, stack: ExitStack) -> Flow:
         from edge.onnx.bench import sequential

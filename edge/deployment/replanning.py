@@ -12,8 +12,8 @@ from edge.deployment.kinds import Deciding
 from edge.parallel.step_times import Summary
 from edge.planning.arrange import again, chosen, shared
 from edge.planning.choice import PlanChoice
-from edge.survey.corrections import UsedPlans, correct, token_s
-from edge.survey.link_corrections import correct_links
+from edge.survey.corrections import Corrections, UsedPlans, token_s
+from edge.survey.link_corrections import LinkCorrections
 from edge.survey.survey import Survey
 from edge.tasks import Steps
 from partition.errors import PlanError
@@ -144,7 +144,8 @@ class Replanner(Deciding[Plan]):
         off = self.far_off(plan, times)
         planner = self.planner
         made_from = (plan, planner.work, planner.speeds, planner.links, times)
-        lines = [*correct(*made_from, disturbed=disturbed), *correct_links(*made_from, disturbed=disturbed)]
+        lines = Corrections().correct(*made_from, disturbed=disturbed)
+        lines += LinkCorrections().correct(*made_from, disturbed=disturbed)
         return [*lines, *(f"{clause}; the next plan goes by that" for clause in off)]
 
     def far_off(self, plan: Plan, times: Sequence[Mapping[str, Summary]]) -> list[str]:

@@ -16,7 +16,7 @@ import psutil
 
 from devices import probe
 from devices.machine import thermal_level
-from devices.machine_cores import read_line
+from devices.machine_cores import read_line, read_number
 from devices.names import DEFAULT_PORT
 from edge.doctor.findings import NOTE, OK, PROBLEM, Verdict
 from quant.text import bytes_text, counted
@@ -139,7 +139,11 @@ def folder(folder: Folder) -> Verdict:
 
 def read_cores() -> Cores:
     """Read the cores and the current load."""
-    return Cores(psutil.cpu_count() or 1, probe.default_threads(), probe.cpu_quota(), _load_average())
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # older Androids lack it
+        load = None
+    return Cores(psutil.cpu_count() or 1, probe.default_threads(), probe.cpu_quota(), load)
 
 
 def cores(cores: Cores) -> Verdict:
@@ -166,7 +170,7 @@ def read_clocks(cpus: Path = _CPUS) -> Clocks | None:
     folders = [path for path in cpus.glob("cpu[0-9]*/cpufreq") if read_line(path / "scaling_governor")]
     if not folders:
         return None
-    limits = [(_number(path / "scaling_max_freq"), _number(path / "cpuinfo_max_freq")) for path in folders]
+    limits = [(read_number(path / "scaling_max_freq"), read_number(path / "cpuinfo_max_freq")) for path in folders]
     governors = ((read_line(path / "scaling_governor"), read_line(path / "scaling_driver")) for path in folders)
     return Clocks(frozenset(governors), min((limit / most for limit, most in limits if limit and most), default=1.0))
 
@@ -187,7 +191,7 @@ def clocks(clocks: Clocks | None) -> Verdict:
 def read_heat(cpus: Path = _CPUS, pi: Path = _PI_THROTTLED) -> Heat:
     """Read the current temperature level. cpus, pi: files of Linux for its processors, and of a Raspberry Pi for its
     supply."""
-    counts = [_number(path) for path in cpus.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")]
+    counts = [read_number(path) for path in cpus.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")]
     try:
         bits = int(read_line(pi) or "0", 16)  # 0: too little voltage; 2: slowed down now; 18: was since the start
     except ValueError:
@@ -253,15 +257,3 @@ def port(port: Port) -> Verdict:
 
 def _is_worker(command: Sequence[str]) -> bool:
     return "worker" in command and any(Path(word).name == "edge" or word == "apps.cli" for word in command)
-
-
-def _load_average() -> float | None:
-    try:
-        return os.getloadavg()[0]
-    except (AttributeError, OSError):  # older Androids lack it
-        return None
-
-
-def _number(path: Path) -> int:
-    text = read_line(path)
-    return int(text) if text.isdigit() else 0

@@ -10,7 +10,7 @@ from devices.errors import TrustError
 from devices.paths import authority_folder, credentials_folder
 from devices.trust import credentials
 from devices.trust.authority import KEY_FILE, is_owned, read_keys
-from devices.trust.certificates import CLOCK_SKEW_S, DAY_S, INVITED
+from devices.trust.certificates import CLOCK_SKEW_S, DAY_S, INVITED, Holder
 from devices.trust.credentials import DEVICE_FILE
 from edge.doctor.findings import NOTE, OK, PROBLEM, Verdict
 
@@ -23,10 +23,7 @@ class Trust:
     """Credentials of this device. Times are Unix seconds."""
 
     now: float
-    name: str
-    role: str
-    begins: float  # of its certificate
-    expires: float
+    holder: Holder  # of its certificate
     readable: tuple[str, ...] = ()  # files with keys that other users may read
 
 
@@ -45,26 +42,19 @@ def read_trust(now: float | None = None) -> Trust | None:
             raise TrustError(f"the owner's credentials in {credentials_folder()} are gone; edge devices makes new ones")
         return None
     keys = [path for path in (credentials_folder() / DEVICE_FILE, authority_folder() / KEY_FILE) if path.exists()]
-    holder = membership.holder
-    return Trust(
-        time.time() if now is None else now,
-        holder.name,
-        holder.role,
-        holder.begins,
-        holder.expires,
-        tuple(str(path) for path in keys if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)),
-    )
+    readable = tuple(str(path) for path in keys if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    return Trust(time.time() if now is None else now, membership.holder, readable)
 
 
 def trust(trust: Trust | None) -> Verdict:
     """Check that this device can prove its identity, and nobody else can in its name."""
     if trust is None:
         return Verdict(OK, "in no cluster; edge cluster init makes one, edge worker --join joins one")
-    seen = f"{trust.name}, {trust.role}"
+    seen = f"{trust.holder.name}, {trust.holder.role}"
     if trust.readable:
         files = " ".join(trust.readable)
         return Verdict(PROBLEM, f"others may read the keys of {seen}: {files}", f"chmod 600 {files}")
-    if trust.role == INVITED:
+    if trust.holder.role == INVITED:
         seen += ", not yet a member"
         return Verdict(NOTE, seen, "let edge worker run here, and run edge devices on the owner's machine")
     return Verdict(OK, f"{seen}; its keys are this user's alone")
@@ -75,15 +65,15 @@ def clock(trust: Trust | None) -> Verdict:
     if trust is None:
         return Verdict(OK, "no certificate to hold it against")
     set_it = "set the clock (timedatectl set-ntp true)"
-    if trust.now < trust.begins:
-        seen = f"the clock is {_days(trust.begins - trust.now)} before this device's certificate begins"
+    if trust.now < trust.holder.begins:
+        seen = f"the clock is {_days(trust.holder.begins - trust.now)} before this device's certificate begins"
         return Verdict(PROBLEM, seen, set_it)
-    left_s = trust.expires - trust.now
-    invite = f"edge cluster invite {trust.name} on the owner's machine, then edge worker --join here"
+    left_s = trust.holder.expires - trust.now
+    invite = f"edge cluster invite {trust.holder.name} on the owner's machine, then edge worker --join here"
     if left_s <= 0:
         seen = f"this device's certificate ended {_days(-left_s)} ago, by its clock"
         return Verdict(PROBLEM, seen, f"{set_it}; if it is right: {invite}")
-    if left_s < SOON_S and trust.role != INVITED:
+    if left_s < SOON_S and trust.holder.role != INVITED:
         return Verdict(NOTE, f"this device's certificate ends in {_days(left_s)}", invite)
     return Verdict(OK, "within the time of this device's certificate")
 

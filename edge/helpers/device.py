@@ -67,16 +67,14 @@ class LoadedHelper(RankGroup):
     def _is_busy(self) -> bool:
         return self._waits
 
-    def _end_quietly(self) -> None:
+    def _end_quietly(self, end: Callable[[], None]) -> None:
+        """Tell the worker that no more requests come."""
         with suppress(TransportError):  # it is lost, and nothing is to be ended there
-            self._end()
-
-    @abstractmethod
-    def _end(self) -> None:
-        """Tell the worker that no more requests come. A TransportError if the link is broken."""
+            end()
 
 
 Loaded = TypeVar("Loaded", bound=LoadedHelper)
+T = TypeVar("T")
 
 
 class HelperDevice(Closing, Generic[Loaded]):
@@ -128,12 +126,19 @@ class HelperDevice(Closing, Generic[Loaded]):
             raise
         return loaded
 
-    def _lose(self, loaded: Loaded, error: TransportError) -> None:
-        """Go on without it."""
-        self._loaded = None
-        self._steps.say(f"{self.name} {self.lost_text}: {loaded.why_lost(error)}")
-        loaded.close()
-        threading.Thread(target=self._take_back, daemon=True, name="lost helper").start()
+    def _ask(self, request: Callable[[Loaded], T]) -> T | None:
+        """Return its answer. None while it is lost: who asks goes on without it."""
+        loaded = self._loaded
+        if loaded is None:
+            return None
+        try:
+            return request(loaded)
+        except TransportError as error:
+            self._loaded = None
+            self._steps.say(f"{self.name} {self.lost_text}: {loaded.why_lost(error)}")
+            loaded.close()
+            threading.Thread(target=self._take_back, daemon=True, name="lost helper").start()
+            return None
 
     def _take_back(self) -> None:
         """Load the model there again, as soon as that can be."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from edge.cluster.preflight import check_memory
@@ -14,7 +15,6 @@ from edge.worker.draft_queries import ANSWER_S, RemoteProposer
 from edge.worker.messages import options_message
 from partition.slices.recipe import whole
 from transport import edge_pb2 as pb
-from transport.errors import TransportError
 
 
 class LoadedDraft(LoadedHelper):
@@ -39,15 +39,12 @@ class LoadedDraft(LoadedHelper):
                 loaded = self._start(load, lambda fraction: read(fraction * n_bytes, n_bytes))
         self.context = int(loaded.context)
         self._proposer = RemoteProposer(self.link, self.context, n_vocab)
-        self._closing.then(self._end_quietly)
+        self._closing.then(partial(self._end_quietly, self._proposer.end))
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """As `RemoteProposer.propose`."""
         with self._waiting():
             return self._proposer.propose(tokens, n)
-
-    def _end(self) -> None:
-        self._proposer.end()
 
 
 class DraftDevice(HelperDevice[LoadedDraft]):
@@ -76,14 +73,7 @@ class DraftDevice(HelperDevice[LoadedDraft]):
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """`n` tokens behind these, each the likeliest; none while the device is lost."""
-        loaded = self._loaded
-        if loaded is None:
-            return []
-        try:
-            return loaded.propose(tokens, n)
-        except TransportError as error:
-            self._lose(loaded, error)
-            return []
+        return self._ask(lambda loaded: loaded.propose(tokens, n)) or []
 
     def _load(self, loaded: LoadedDraft, steps: Steps) -> None:
         loaded.load(self._path, self._room, self.n_vocab, steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from edge.cluster.preflight import check_memory
@@ -18,7 +19,6 @@ from edge.worker.media_queries import RemoteEncoder
 from partition.slices.recipe import Copy, Literal, Recipe, Zeros, whole
 from quant.gguf.file import GgufFile
 from transport import edge_pb2 as pb
-from transport.errors import TransportError
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,6 @@ class EncoderFiles:
     def held_bytes(self) -> int:
         """Bytes of memory that encoding takes of a device."""
         return self.projector.size_bytes + WORK_BYTES
-
-    def text_recipe(self, digest: str) -> Recipe:
-        """Return the recipe of the text model's header: sizes and vocabulary, and none of its weights."""
-        return Recipe(
-            digest, self.text_model.size_bytes, (Copy(0, self.text_model.header_bytes(self.text_model.path)),)
-        )
 
     def blank_recipe(self, digest: str) -> Recipe:
         """Return the recipe of the projector with weights of zero, which a device makes by itself: for timing it."""
@@ -68,7 +62,8 @@ class LoadedEncoder(LoadedHelper):
         model.close()
         digest, text_digest = own.model_digest(projector.path), own.model_digest(text.path)
         recipe = files.blank_recipe(digest) if blank else whole(digest, projector.size_bytes)
-        head = files.text_recipe(text_digest)
+        # Of the text model the header alone: sizes and vocabulary, and none of its weights.
+        head = Recipe(text_digest, text.size_bytes, (Copy(0, text.header_bytes(text.path)),))
         slices = ((recipe, projector.path), (head, text.path))
         with steps.step(f"Loading {projector.path.name} on {self.name}") as show:
             total = AggregateProgress(show, recipe.n_bytes + head.n_bytes, self._closing.check)
@@ -80,15 +75,12 @@ class LoadedEncoder(LoadedHelper):
             encoder = pb.Encoder(text_model=names[1], text_model_bytes=text.size_bytes)
             self._start(pb.Load(slice=names[0], encoder=encoder), lambda _: self._closing.check())
         self._encoder = RemoteEncoder(self.link, width, n_vocab)
-        self._closing.then(self._end_quietly)
+        self._closing.then(partial(self._end_quietly, self._encoder.end))
 
     def encode(self, data: bytes) -> RawMedia:
         """As `RemoteEncoder.encode`."""
         with self._waiting():
             return self._encoder.encode(data, WAIT_S)
-
-    def _end(self) -> None:
-        self._encoder.end()
 
 
 class EncoderDevice(HelperDevice[LoadedEncoder]):
@@ -107,14 +99,8 @@ class EncoderDevice(HelperDevice[LoadedEncoder]):
 
     def encode(self, data: bytes) -> RawMedia | None:
         """As `EncodingDevice.encode`."""
-        loaded = self._loaded
-        if loaded is None:
-            return None
         try:
-            return loaded.encode(data)
-        except TransportError as error:
-            self._lose(loaded, error)
-            return None
+            return self._ask(lambda loaded: loaded.encode(data))
         except EncoderEnded as error:  # it may lack memory that is here; a file that ends both costs one error
             self._steps.say(f"{self.name} could not encode a picture or sound, and this device does: {error}")
             return None

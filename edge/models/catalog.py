@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from devices.toml_tables import Table, check_keys, read_toml, tables
+from devices.toml_tables import Table, check_keys, reading_toml, tables
 from edge.errors import CatalogError
 from edge.models.shapes import Shape, ShapeError, shape
 from edge.models.wheels import Wheel
@@ -86,17 +86,14 @@ def catalog() -> tuple[KnownModel, ...]:
 
 def read_catalog(path: Path, keys: Sequence[str] = _KEYS) -> tuple[KnownModel, ...]:
     """Read a catalog. CatalogError says what is wrong and where; OSError if it cannot be read. keys: of its models."""
-    data = read_toml(path, CatalogError)
-    try:
+    with reading_toml(path, CatalogError) as data:
         check_keys(data, ("model",), "the file", CatalogError)
         models = tuple(_model(table, keys) for table in tables(data, "model", CatalogError))
         names = [model.name for model in models]
         for i, name in enumerate(names):
             if name in names[:i]:
                 raise CatalogError(f"model[{i}].name: another model is called {name!r}; names differ")
-    except CatalogError as error:
-        raise CatalogError(f"{path}: {error}") from None
-    return models
+        return models
 
 
 def known_models() -> tuple[KnownModel, ...]:

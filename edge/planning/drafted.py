@@ -67,7 +67,7 @@ def _measured_draft(
     own_layers = isinstance(drafts_of_model, MtpDraft) and not (drafts_of_model.is_auto and options.memory)
     kind = MTP if own_layers else FREE[0] if what == "auto" else what
     acceptance = ACCEPTANCE.get(kind, MODEL_ACCEPTANCE) if options.acceptance is None else options.acceptance
-    here = replace(cluster, devices=tuple(entry for entry in cluster.devices if entry.is_local), links=())
+    here = replace(cluster, devices=tuple(entry for entry in cluster.devices if entry.is_local), links={})
     if own_layers:
         [speed] = _measured(file, here, None, options, steps).speeds
         return Draft(MTP, acceptance, 1, _own_layer_s(speed, work), mtp_bytes(file, work.concurrency))

@@ -11,6 +11,7 @@ from devices.catalog import CATALOG
 from devices.cluster_file import MAX_DEVICES, ClusterDevice, read_cluster
 from devices.cluster_file import Cluster as ClusterFile
 from devices.lab.lab import status as lab_status
+from edge.closing import Closing
 from edge.cluster.fleet import MAX_WORKERS, Fleet, device
 from edge.errors import WorkerError
 from edge.models.paths import PathLike
@@ -20,7 +21,7 @@ from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL, Plan
 
 
-class Cluster:
+class Cluster(Closing):
     """This device and others. `open()` connects them, `close()` lets them go; it is also a context manager."""
 
     def __init__(
@@ -117,9 +118,6 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         return self.open()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _named(devices: ClusterFile, fleet: Fleet) -> ClusterFile:

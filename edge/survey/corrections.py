@@ -33,9 +33,10 @@ _MOST = 1000.0  # largest factor that counts as a correction
 class CorrectionFactors:
     """Correction factors by key. Each holds for one measurement: a new one starts without a correction."""
 
-    def __init__(self, name: str, folder: Path | None = None) -> None:
-        """name: of the file that remembers them."""
-        self._remembered = Remembered(name, folder)
+    name: str  # of the file that remembers them
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._remembered = Remembered(self.name, folder)
 
     def factor(self, key: str, measured_s: float) -> float | None:
         """Return the factor of what was measured to take so long; None if there is none."""
@@ -62,15 +63,14 @@ class CorrectionFactors:
         return (logs, answers) if same and answers > 0 and abs(logs / answers) < math.log(_MOST) else None
 
 
-class Corrections:
+class Corrections(CorrectionFactors):
     """Correction factors of devices, by the key of their measurement."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._factors = CorrectionFactors("corrections", folder)
+    name = "corrections"
 
     def applied(self, measured: DeviceSpeed) -> DeviceSpeed:
         """Return the measured speed, corrected."""
-        factor = self._factors.factor(measured.key, measured.seconds)
+        factor = self.factor(measured.key, measured.seconds)
         if factor is None:
             return measured
         return replace(measured.times(factor), corrected=factor, quiet_s=measured.quiet_s)
@@ -80,7 +80,35 @@ class Corrections:
         difference."""
         measured_s = speed.times(1 / speed.corrected).seconds
         is_clear = clearly_off(ratio, 1.0, by=CORRECTION)
-        return is_clear and self._factors.put(speed.key, measured_s, ratio * speed.corrected)
+        return is_clear and self.put(speed.key, measured_s, ratio * speed.corrected)
+
+    def correct(
+        self,
+        plan: Plan,
+        work: Work,
+        speeds: Sequence[DeviceSpeed],
+        links: Links,
+        times: Sequence[Mapping[str, Summary]],
+        *,
+        disturbed: bool = False,
+    ) -> list[str]:
+        """Correct the speeds that the plan was made from, for the next plan; return a sentence for each device that was
+        clearly off. times: of each rank, its steps of one row. disturbed: other programs had this device's cores
+        meanwhile, so it is not called slower."""
+        by_device = {speed.device: speed for speed in speeds}
+        sentences = []
+        predicted = compute_s(plan, work, by_device, links)
+        for address, predicted_s, summaries in zip(plan.devices, predicted, times, strict=True):
+            ratio = measured_ratio(summaries.get("decode"), predicted_s)
+            if disturbed and address == LOCAL and ratio > 1:
+                continue
+            if plan.devices.count(address) == 1 and self.learn(by_device[address], ratio):
+                more = f"{100 * (ratio - 1):.0f} % longer" if ratio > 1 else f"{100 * (1 - ratio):.0f} % less"
+                sentences.append(
+                    f"{by_device[address].name} computed {more} than it was measured to take"
+                    f" ({number_text(1e3 * (predicted_s or 0))} ms a token); the next plan goes by that"
+                )
+        return sentences
 
 
 def measured_ratio(summary: Summary | None, predicted_s: float | None) -> float:
@@ -93,36 +121,6 @@ def measured_ratio(summary: Summary | None, predicted_s: float | None) -> float:
         return 1.0
     fast, middle = summary.compute_ms.p10 / 1e3 / predicted_s, summary.compute_ms.median / 1e3 / predicted_s
     return fast if fast > 1 else min(1.0, middle)
-
-
-def correct(
-    plan: Plan,
-    work: Work,
-    speeds: Sequence[DeviceSpeed],
-    links: Links,
-    times: Sequence[Mapping[str, Summary]],
-    corrections: Corrections | None = None,
-    *,
-    disturbed: bool = False,
-) -> list[str]:
-    """Correct the speeds that the plan was made from, for the next plan. times: of each rank, its steps of one row.
-    disturbed: other programs had this device's cores meanwhile, so it is not called slower. Return a sentence for each
-    device that was clearly off."""
-    corrections = corrections or Corrections()
-    by_device = {speed.device: speed for speed in speeds}
-    sentences = []
-    predicted = compute_s(plan, work, by_device, links)
-    for address, predicted_s, summaries in zip(plan.devices, predicted, times, strict=True):
-        ratio = measured_ratio(summaries.get("decode"), predicted_s)
-        if disturbed and address == LOCAL and ratio > 1:
-            continue
-        if plan.devices.count(address) == 1 and corrections.learn(by_device[address], ratio):
-            more = f"{100 * (ratio - 1):.0f} % longer" if ratio > 1 else f"{100 * (1 - ratio):.0f} % less"
-            sentences.append(
-                f"{by_device[address].name} computed {more} than it was measured to take"
-                f" ({number_text(1e3 * (predicted_s or 0))} ms a token); the next plan goes by that"
-            )
-    return sentences
 
 
 class UsedPlans:

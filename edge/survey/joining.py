@@ -78,7 +78,7 @@ class JoiningDevices:
                 return None
             survey = _while_allowed(
                 lambda scope: llm_survey(
-                    fleet, tuple(fleet.workers), self._file, self._digest,
+                    fleet, self._file, self._digest,
                     transport=self._transport, known=known, scope=scope,
                 ),
                 check,

@@ -178,7 +178,6 @@ def timed(
 
 
 def _curve(probe: LayerProbe, figures: Sequence[BestTime]) -> Curve:
-    """Return the times of a slice by rows."""
     return Curve(tuple(zip(probe.rows, (figure.seconds for figure in figures), strict=False)))
 
 

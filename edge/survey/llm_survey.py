@@ -46,7 +46,6 @@ NO_OVERRIDES: Mapping[str, int] = MappingProxyType({})
 
 def llm_survey(
     fleet: Fleet | None,
-    addresses: Sequence[str],
     file: GgufFile,
     model_digest: str,
     *,
@@ -58,15 +57,15 @@ def llm_survey(
     scope: CancelScope | None = None,
     on_step: Progress = lambda done, total: None,
 ) -> Survey[DeviceSpeed]:
-    """Measure this device and the workers at `addresses`, as `survey` does. fleet: connection to them; None: there are
-    none. threads: of devices that compute with other than their default numbers; memory: bytes that they may use at
-    most, where less than they offer. known: survey of devices that are not timed again, at least this one; its figures
-    stay, also of devices that are not among `addresses`. scope: ends this when it is closed.
+    """Measure this device and the workers, as `survey` does. fleet: connection to them; None: there are none. threads:
+    of devices that compute with other than their default numbers; memory: bytes that they may use at most, where less
+    than they offer. known: survey of devices that are not timed again, at least this one; its figures stay, also of
+    devices that are not connected. scope: ends this when it is closed.
 
     Times are corrected by those of steps in use. CannotSlice if the model has no layers to time; else the errors of
     sessions.
     """
-    devices = Devices(fleet, addresses, threads.get(LOCAL))
+    devices = Devices(fleet, threads.get(LOCAL))
     known_times = {speed.device: speed for speed in known.speeds} if known else {}
     with CancelScope() if scope is None else nullcontext(scope) as closing:
         profiler = _LayerProfiler(devices, file, model_digest, threads, memory, closing)
@@ -185,7 +184,6 @@ def llm_speeds(
         return profiled(cluster, Survey((), Links()), lambda device: estimated(device, file), notes)
     measurement = llm_survey(
         fleet,
-        tuple(fleet.workers) if fleet else (),
         file,
         model_digest,
         threads=threads_by_address | ({LOCAL: threads} if threads else {}),

@@ -33,7 +33,6 @@ _ESTIMATED_RUNTIME_BYTES = 200 << 20
 
 def onnx_survey(
     fleet: Fleet | None,
-    addresses: Sequence[str],
     model: OnnxSource,
     cuts: Sequence[Cut],
     *,
@@ -43,14 +42,14 @@ def onnx_survey(
     fresh: bool = False,
     on_step: Progress = lambda done, total: None,
 ) -> Survey[OnnxDevice]:
-    """Measure this device, with so many threads, and the workers at `addresses`, as `survey` does. fleet: connection to
-    them; None: there are none. cuts: candidates in ascending order; may be empty. provider: of ONNX Runtime, on every
-    device; None: the best of each.
+    """Measure this device, with so many threads, and the workers, as `survey` does. fleet: connection to them; None:
+    there are none. cuts: candidates in ascending order; may be empty. provider: of ONNX Runtime, on every device; None:
+    the best of each.
 
     PlanError for places that are no cuts, CannotSlice for a part that cannot be sent, EngineError if nothing can be
     timed; else the errors of sessions.
     """
-    devices = Devices(fleet, addresses, threads)
+    devices = Devices(fleet, threads)
     with CancelScope() as closing:
         profiler = _SegmentProfiler(devices, model, cuts, provider, closing)
         timings, links = survey(devices, profiler, closing, transport=transport, fresh=fresh, on_step=on_step)
@@ -127,7 +126,6 @@ def onnx_speeds(
     too_few_cuts = model.places_text(len(cluster.devices))
     measurement = onnx_survey(
         fleet,
-        tuple(fleet.workers) if fleet else (),
         model,
         cuts,
         threads=threads,

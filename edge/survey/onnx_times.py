@@ -251,7 +251,6 @@ def _there(worker: Remote | None, probe: StageProbe) -> Iterator[str]:
 
 
 def _seconds(session: EngineSession) -> BestTime:
-    """Time the part that is loaded."""
     once = _run(session, 1)
     if once.seconds >= _LEAST_S:
         return once.or_better(_run(session, _LEAST_RUNS)) if once.seconds < _LONG_S else once

@@ -47,34 +47,27 @@ def reachable(
     answer. return_s: as `Remote.return_s`. anyway: where this device's own files keep it from reaching any
     (TrustError), none answers.
     """
+
+    def tried(address: str) -> str | None:
+        """Return why a worker does not answer; None if it does."""
+        try:
+            Fleet([address], insecure=insecure, timeout_s=timeout_s).close()
+        except EdgeError as error:
+            if isinstance(error, TrustError) and not anyway:  # this device's own credentials: no worker can be reached
+                raise
+            return str(error)
+        return None
+
     addresses = [device.address for device in cluster.workers if device.address is not None]
-    notes, answering = [], []
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
-        for address, error in zip(
-            addresses, pool.map(lambda address: _tried(address, insecure, timeout_s, anyway), addresses), strict=True
-        ):
-            if error is None:
-                answering.append(address)
-            else:
-                notes.append(f"planned without {address}: {error}")
+        errors = dict(zip(addresses, pool.map(tried, addresses), strict=True))
+    answering = [address for address, error in errors.items() if error is None]
+    notes = [f"planned without {address}: {error}" for address, error in errors.items() if error is not None]
     if not answering:
         yield None, notes
         return
     with Fleet(answering, insecure=insecure, timeout_s=timeout_s, return_s=return_s) as fleet:
         yield fleet, notes
-
-
-def _tried(address: str, insecure: bool, timeout_s: float, anyway: bool) -> str | None:
-    """Return None if a worker answers; else why not. anyway: as `reachable`."""
-    try:
-        Fleet([address], insecure=insecure, timeout_s=timeout_s).close()
-    except TrustError as error:  # this device's own credentials: no worker can be reached
-        if not anyway:
-            raise
-        return str(error)
-    except EdgeError as error:
-        return str(error)
-    return None
 
 
 def profiled(

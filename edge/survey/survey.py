@@ -43,21 +43,23 @@ class Survey(Generic[Speed]):
 
 
 class Devices:
-    """This device, which is rank 0, and the workers that take part, by rank."""
+    """This device, which is rank 0, and the workers, by rank."""
 
-    def __init__(self, fleet: Fleet | None, addresses: Sequence[str], threads: int | None) -> None:
+    def __init__(self, fleet: Fleet | None, threads: int | None) -> None:
         """fleet: connection to the workers; None: there are none. threads: of this device; None: its default."""
-        self.addresses = (LOCAL, *addresses) if fleet else (LOCAL,)  # as in a plan
+        self.addresses: tuple[str, ...] = (LOCAL,)  # as in a plan
         self.workers: list[Remote | None] = [None]
         self.names = ["this device"]  # for people
         self.memory_bytes = [available_memory()]  # that a model may use there
         self.local_name, self.credentials = (fleet.local_name, fleet.credentials) if fleet else (LOCAL, None)
         self.threads = threads or default_threads()
         self.profiles = [own_profile(self.local_name, self.threads)]
-        for address in addresses if fleet else ():
-            assert fleet is not None
-            self.workers.append(fleet.workers[address])
-            self.names.append(fleet.workers[address].label)
+        if fleet is None:
+            return
+        for address, worker in fleet.workers.items():
+            self.addresses += (address,)
+            self.workers.append(worker)
+            self.names.append(worker.label)
             self.memory_bytes.append(fleet.memory_of(address))
             self.profiles.append(fleet.profiles[address])
 

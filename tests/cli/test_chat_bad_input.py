@@ -14,7 +14,7 @@ import pytest
 from devices.probe import available_memory
 from edge.demo import MODEL_PATH
 from tests.support import tiny_gguf
-from tests.support.helpers import EDGE, ENDLESS, ROOT, TIMEOUT_S, assert_one_line_error, run_chat, run_edge
+from tests.support.helpers import EDGE, ENDLESS, ROOT, TIMEOUT_S, assert_one_line_error, edge_here, run_chat, run_edge
 
 USAGE, INPUT, ROOM, ENGINE = 2, 3, 4, 5  # exit codes
 
@@ -187,6 +187,13 @@ def test_a_file_beside_the_model_that_cannot_be_read(tmp_path: Path, option: str
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
     assert_one_line_error(run_chat("-p", "hi", option, binary), USAGE, "not a text file")
+
+
+def test_a_schema_for_a_server_that_is_no_json(tmp_path: Path) -> None:
+    schema = tmp_path / "schema"
+    schema.write_text("{")
+    done = edge_here("chat", "-p", "hi", "--url", "http://127.0.0.1:1", "--json-schema", schema)
+    assert_one_line_error(done, USAGE, "not valid JSON")
 
 
 def test_a_grammar_and_a_schema_together(tmp_path: Path) -> None:

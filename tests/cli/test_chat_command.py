@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from apps.cli import build_parser
-from apps.engine_options import engine_options
+from apps.engine_options import engine_values
 from edge.bounds.repetition import Repetition
 from edge.demo import MODEL_PATH
 from edge.llama import llama
@@ -94,7 +94,7 @@ def types_of(value: Any) -> Any:
 
 def parsed(*args: str) -> EngineOptions:
     """The engine options of a command line."""
-    return engine_options(build_parser().parse_args(["chat", "--threads", "1", *args]))
+    return EngineOptions(**engine_values(build_parser().parse_args(["chat", "--threads", "1", *args])))
 
 
 # Answering once.
@@ -360,7 +360,7 @@ def test_threads_batch_and_context_reach_the_engine() -> None:
 
 def test_threads_are_one_per_physical_core_where_the_model_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.llm.options.default_threads", lambda: 3)
-    unsaid = engine_options(build_parser().parse_args(["chat", "--context", "64"]))
+    unsaid = EngineOptions(**engine_values(build_parser().parse_args(["chat", "--context", "64"])))
     for worth, threads in ((1, 1), (2, 2), (9, 3)):
         monkeypatch.setattr("edge.llm.engine.worth_threads", lambda *_, worth=worth: worth)
         with Engine(MODEL_PATH, unsaid) as engine:

@@ -1,6 +1,5 @@
 """`edge cluster`, as a command."""
 
-import argparse
 import json
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from apps.commands import cluster
+from apps.options import Parser
 from devices.errors import TrustError
 from devices.paths import authority_folder, credentials_folder
 from devices.trust import credentials
@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def edge_cluster(*args: str) -> int:
     """Run the command in this process."""
-    parser = argparse.ArgumentParser(prog="edge cluster")
+    parser = Parser(prog="edge cluster")
     cluster.add_arguments(parser)
     result = parser.parse_args(args)
     code: int = result.run(result)
@@ -121,6 +121,7 @@ def test_help_loads_nothing_heavy() -> None:
     code = """
 import argparse, sys
 from apps.commands import cluster
+from apps.options import Parser
 parser = argparse.ArgumentParser()
 cluster.add_arguments(parser)
 parser.format_help()

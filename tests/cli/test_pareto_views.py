@@ -11,6 +11,7 @@ from copy import deepcopy
 from html.parser import HTMLParser
 from itertools import combinations, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from apps.commands.pareto import show
+from apps import planning
+from apps.cli import build_parser
+from apps.commands.pareto import _command, show
 from edge.errors import PictureError
 from edge.pictures.front import KIND_COLORS, TYPE_COLORS, _figure, write_picture
 from edge.pictures.front_points import (
@@ -429,6 +432,30 @@ def test_what_the_page_is_told() -> None:
     view = Elements(page(ONNX, ["edge", "pareto"], "net $1.onnx")).data["view"]
     assert ["edge run 'net $1.onnx'"] in view["commands"].values()
     assert all(commands[-1].startswith("edge run 'net $1.onnx'") for commands in view["commands"].values())
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "m.gguf --workers 10.0.0.2:1,pi:7070 --insecure --transport tcp --wire f16 --threads 3 --memory 2GiB"
+        " --context 512 --concurrency 2 --prompt-tokens 9 --depth 7 --kv-type q8_0 --draft self --draft-worker pi:7070"
+        " --acceptance 0.5 --types q4_0,q8_0 --max-divergence 0.0123456789 --text t.txt --axes latency,memory",
+        "net.onnx --cluster c.toml --dim batch=2 --dim x[1]=3 --input a=a.npz --input b.npz",
+        "",
+    ],
+)
+def test_the_page_repeats_all_that_says_what_is_explored(typed: str) -> None:
+    args = build_parser("pareto").parse_args(["pareto", *typed.split()])
+    again = build_parser("pareto").parse_args(_command(args)[1:])
+    assert {**vars(again), "parser": None} == {**vars(args), "parser": None}
+
+
+def test_the_devices_of_a_lab_are_named_as_a_command_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = SimpleNamespace(addresses={"pi": "10.213.0.2:7070"}, shaped=True)
+    monkeypatch.setattr("edge.survey.cluster.lab_status", lambda: lab)
+    args = build_parser("pareto").parse_args(["pareto", "m.gguf"])
+    planning.cluster_of(args)
+    assert _command(args) == ("edge", "pareto", "m.gguf", "--workers", "10.213.0.2:7070", "--insecure")
 
 
 def test_the_parts_of_the_page_are_installed() -> None:

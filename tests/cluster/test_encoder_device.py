@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.api.config import EngineConfig
-from edge.api.media import media_encoder
+from edge.api.config import EngineConfig, media_encoder
 from edge.cluster.fleet import Fleet, device
 from edge.deployment import deploy
 from edge.deployment.replanning import Replanner

@@ -46,9 +46,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def measured(two: list[Worker], fleet: Fleet) -> survey.Survey[DeviceSpeed]:
-    return llm_survey.llm_survey(
-        fleet, [item.address for item in two], GgufFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1}
-    )
+    return llm_survey.llm_survey(fleet, GgufFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1})
 
 
 def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,11 +60,10 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
 
     def again(fresh: bool = False) -> survey.Survey[DeviceSpeed]:
         steps.clear()
-        file, addresses = GgufFile.open(MODEL_PATH), [item.address for item in two]
-        with Fleet(addresses) as fleet:
+        file = GgufFile.open(MODEL_PATH)
+        with Fleet([item.address for item in two]) as fleet:
             return llm_survey.llm_survey(
                 fleet,
-                addresses,
                 file,
                 "0" * 64,
                 threads={LOCAL: 1},

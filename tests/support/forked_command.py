@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from apps import cli
-from apps.options import quiet_grpc
 from apps.show import progress
 from edge import microbenchmark
 from edge.quantization import sensitivity
@@ -41,7 +40,7 @@ from tests.support.foreground import lead_terminal
 from tests.support.forked_children import fork_children
 from tests.support.forked_server import fork_its_server
 
-quiet_grpc()  # before it is imported, as commands do
+cli.quiet_grpc()  # before it is imported, as commands do
 cli.build_parser()  # imports what it needs
 for module in (
     "apps.show.terminal",

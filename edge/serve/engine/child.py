@@ -18,8 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from devices.processes.limits import give_back_memory
-from edge.api.config import EngineConfig
-from edge.api.media import media_encoder
+from edge.api.config import EngineConfig, media_encoder
 from edge.elastic.signals import ignore_memory_signals
 from edge.serve.engine.loop import ServingLoop
 from edge.serve.engine.memory import follow_share

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from apps.cli import build_parser
-from apps.engine_options import engine_options
+from apps.engine_options import engine_values
 from apps.errors import UsageError
 from edge.demo import MODEL_PATH
 from edge.llm.options import MAX_IO_CHUNK, MAX_IO_THREADS, EngineOptions
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parsed(*args: str) -> EngineOptions:
-    return engine_options(build_parser().parse_args(["chat", *args]))
+    return EngineOptions(**engine_values(build_parser().parse_args(["chat", *args])))
 
 
 def chat(model: Path, *options: str) -> dict[str, Any]:

@@ -68,10 +68,9 @@ def surveyed(
     two: list[Worker], model: OnnxSource, which: str, **how: Any
 ) -> tuple[Survey[OnnxDevice], list[tuple[float, float]]]:
     steps: list[tuple[float, float]] = []
-    addresses = [item.address for item in two]
-    with Fleet(addresses) as fleet:
+    with Fleet([item.address for item in two]) as fleet:
         result = onnx_survey(
-            fleet, addresses, model, choose(model.graph, which), threads=1,
+            fleet, model, choose(model.graph, which), threads=1,
             on_step=lambda done, total: steps.append((done, total)), **how,
         )  # fmt: skip
         survey_is_over(two)  # though the fleet is still there
@@ -128,7 +127,7 @@ def test_nothing_runs_on_noise(two: list[Worker], tmp_path: Path) -> None:
     model = owned(unruly(), tmp_path / "unruly.onnx")
     with Fleet([two[0].address]) as fleet:
         with pytest.raises(EngineError, match="no part of the model has room and runs on made-up input"):
-            onnx_survey(fleet, [two[0].address], model, [], threads=1)
+            onnx_survey(fleet, model, [], threads=1)
         survey_is_over(two)
 
 
@@ -142,26 +141,26 @@ def test_this_device_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     measure = survey_module.timed  # type: ignore[attr-defined]
     monkeypatch.setattr(survey_module, "timed", counted)
-    result = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu")
+    result = onnx_survey(None, model, at(model, 3), threads=1, provider="cpu")
     assert [speed.device for speed in result.speeds] == [LOCAL]
     assert len(segments(result)[0]) == 2
     assert result.links.between == {}
-    again = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu")
+    again = onnx_survey(None, model, at(model, 3), threads=1, provider="cpu")
     assert (segments(again), len(timed)) == (segments(result), 1)
-    fresh = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu", fresh=True)
+    fresh = onnx_survey(None, model, at(model, 3), threads=1, provider="cpu", fresh=True)
     assert len(timed) == 2
     assert fresh.speeds[0].age_s == 0
-    whole = onnx_survey(None, [], model, [], threads=1)
+    whole = onnx_survey(None, model, [], threads=1)
     assert len(segments(whole)[0]) == 1
 
 
 def test_what_cannot_be_measured(two: list[Worker], tmp_path: Path) -> None:
     model = owned(residual(), tmp_path / "residual.onnx")
     with pytest.raises(PlanError):
-        onnx_survey(None, [], model, at(model, 3)[::-1] + at(model, 1), threads=1)
+        onnx_survey(None, model, at(model, 3)[::-1] + at(model, 1), threads=1)
     with Fleet([two[0].address]) as fleet:
         with pytest.raises(WorkerError, match="there is no provider 'abacus'"):
-            onnx_survey(fleet, [two[0].address], model, at(model, 3), threads=1, provider="abacus")
+            onnx_survey(fleet, model, at(model, 3), threads=1, provider="abacus")
         survey_is_over(two)
 
 
@@ -170,7 +169,7 @@ def test_a_file_of_remembered_times_that_is_none(
 ) -> None:
     own_folders(monkeypatch, tmp_path)
     model = owned(residual(), tmp_path / "residual.onnx")
-    onnx_survey(None, [], model, at(model, 3), threads=1)
+    onnx_survey(None, model, at(model, 3), threads=1)
     [path] = tmp_path.rglob("onnx-speeds.json")
     whole = path.read_text()
     for text in (
@@ -180,7 +179,7 @@ def test_a_file_of_remembered_times_that_is_none(
     ):
         path.write_text(text)
         steps: list[float] = []
-        onnx_survey(None, [], model, at(model, 3), threads=1, on_step=lambda done, total: steps.append(total))  # noqa: B023
+        onnx_survey(None, model, at(model, 3), threads=1, on_step=lambda done, total: steps.append(total))  # noqa: B023
         assert steps == [3, 3, 3]  # measured again
 
 

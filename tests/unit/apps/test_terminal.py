@@ -202,6 +202,14 @@ def test_stats_show_the_figures_of_the_last_answer(open_chat: Open) -> None:
     assert re.search(r"TPOT +\S* [\d.]+ ms for each token after the first", shown)
 
 
+def test_stats_show_a_file_by_its_whole_name(open_chat: Open, tmp_path: Path) -> None:
+    draft = tmp_path / "small[red].gguf"
+    draft.symlink_to(MODEL_PATH)
+    chat = open_chat("--draft", draft)
+    chat.enter("/stats")
+    chat.sees(r"drafts\s+\S* small\[red\]\.gguf: ")
+
+
 def test_one_empty_line_is_between_an_answer_and_the_next_prompt(open_chat: Open) -> None:
     chat = open_chat("--max-tokens", "3")
     gaps = []

@@ -64,9 +64,9 @@ def test_all_of_it() -> None:
     assert pi == ClusterDevice("pi", "10.0.0.7:7070")
     assert phone == ClusterDevice("new-phone", None, "phone", speed=2.0)
     assert (cluster.local, cluster.local_name, cluster.workers) == (desk, "desk", (pi,))
-    assert cluster.link("desk", "pi") == cluster.link("pi", "desk") == ClusterLink("pi", "desk", None, 117_500_000)
-    assert cluster.link("pi", "new-phone") == ClusterLink("new-phone", "pi", 0.0, 62_500)
-    assert cluster.link("desk", "new-phone") == ClusterLink(None, None, 0.0025, None)
+    assert cluster.link("desk", "pi") == cluster.link("pi", "desk") == ClusterLink(None, 117_500_000)
+    assert cluster.link("pi", "new-phone") == ClusterLink(0.0, 62_500)
+    assert cluster.link("desk", "new-phone") == ClusterLink(0.0025, None)
 
 
 def test_what_is_not_said_is_measured() -> None:
@@ -78,7 +78,7 @@ def test_what_is_not_said_is_measured() -> None:
 
 def test_a_link_to_this_device_where_it_is_not_listed() -> None:
     cluster = parsed(f'{PI}[[link]]\nbetween = ["local", "pi"]\ndelay_ms = 1')
-    assert cluster.link("pi", LOCAL) == ClusterLink(LOCAL, "pi", 0.001, None)
+    assert cluster.link("pi", LOCAL) == ClusterLink(0.001, None)
 
 
 def test_a_preset_is_not_asked_even_at_an_address() -> None:
@@ -287,4 +287,4 @@ def test_whatever_is_given_is_a_cluster_or_a_clear_error(
     with suppress(ClusterFileError):
         cluster = parsed(text)
         assert all(device.address or device.preset in CATALOG for device in cluster.devices)
-        assert all(link.latency_s is not None or link.bytes_per_s is not None for link in cluster.links)
+        assert all(link.latency_s is not None or link.bytes_per_s is not None for link in cluster.links.values())

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from devices import network
 from devices.network import interface_of, is_tunnel, is_wireless, path_hints, wired_alternatives
 
 WLAN, CABLE, DOCKER, VPN = "192.168.1.20", "192.168.1.7", "172.17.0.1", "100.64.0.3"
@@ -173,4 +172,3 @@ def test_on_this_machine() -> None:
     assert interface_of("127.0.0.1") is not None
     assert path_hints("127.0.0.1", FAST, FAST, FAST, None) == []
     assert not any(is_wireless(name) for name in wired_alternatives())
-    assert network._read(network.SYS, "no-such-interface", "speed") == ""

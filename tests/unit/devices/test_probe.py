@@ -93,7 +93,7 @@ def test_the_tightest_group_on_the_way_up_counts(tmp_path: Path, monkeypatch: py
     own.write_text("5:cpu:/x\n3:memory:/a/b\n" if version == 1 else "0::/a/b\n")
     monkeypatch.setattr(probe, "_CGROUPS", tmp_path)
     monkeypatch.setattr(probe, "_OWN_GROUPS", own)
-    assert probe._cgroup_room() == 1000 - 400 + 50
+    assert probe.memory_room() == 1000 - 400 + 50
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -214,7 +214,7 @@ def test_a_file_that_is_broken_is_measured_anew(tmp_path: Path, text: str) -> No
 
 def test_a_speed_of_another_version_is_measured_anew() -> None:
     layers = object.__new__(_LayerProfiler)
-    layers._devices = Devices(None, (), 1)
+    layers._devices = Devices(None, 1)
     speed = device("b:1", 3 * MS)
     assert layers.read(0, speed_to_json(speed)) == replace(speed, device=LOCAL, name="this device")
     assert layers.read(0, {"layer_s": [[1, 0.1]]}) is None

@@ -17,6 +17,7 @@ import pytest
 from devices.paths import authority_folder, credentials_folder
 from devices.profile import LinkProfile, describe
 from devices.trust.authority import Authority
+from devices.trust.certificates import Holder
 from edge.cluster.client import Remote
 from edge.cluster.diagnose import LinkReport
 from edge.doctor import examine, machine, trust, workers
@@ -241,7 +242,11 @@ def test_who_has_a_port_is_named() -> None:
 
 # --- trust and clocks ---
 
-MEMBER = Trust(now=100 * DAY_S, name="pi", role="worker", begins=0.0, expires=3650 * DAY_S)
+MEMBER = Trust(now=100 * DAY_S, holder=Holder("pi", "worker", serial=1, begins=0.0, expires=3650 * DAY_S))
+
+
+def member(**changes: Any) -> Trust:
+    return replace(MEMBER, holder=replace(MEMBER.holder, **changes))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +254,7 @@ MEMBER = Trust(now=100 * DAY_S, name="pi", role="worker", begins=0.0, expires=36
     [
         (None, OK, "in no cluster"),
         (MEMBER, OK, "pi, worker"),
-        (replace(MEMBER, role="invited"), NOTE, "edge devices on the owner's machine"),
+        (member(role="invited"), NOTE, "edge devices on the owner's machine"),
         (replace(MEMBER, readable=("/c/device.pem",)), PROBLEM, "chmod 600 /c/device.pem"),
     ],
 )
@@ -262,10 +267,10 @@ def test_trust(member: Trust | None, level: str, words: str) -> None:
     [
         (None, OK, "no certificate"),
         (MEMBER, OK, "within"),
-        (replace(MEMBER, begins=102 * DAY_S), PROBLEM, "2.0 days before this device's certificate begins"),
-        (replace(MEMBER, expires=99 * DAY_S), PROBLEM, "ended 1.0 days ago"),
-        (replace(MEMBER, expires=120 * DAY_S), NOTE, "ends in 20.0 days"),
-        (replace(MEMBER, expires=100.02 * DAY_S, role="invited"), OK, "within"),
+        (member(begins=102 * DAY_S), PROBLEM, "2.0 days before this device's certificate begins"),
+        (member(expires=99 * DAY_S), PROBLEM, "ended 1.0 days ago"),
+        (member(expires=120 * DAY_S), NOTE, "ends in 20.0 days"),
+        (member(expires=100.02 * DAY_S, role="invited"), OK, "within"),
     ],
 )
 def test_the_clock_and_the_certificate(member: Trust | None, level: str, words: str) -> None:
@@ -292,8 +297,8 @@ def test_trust_as_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Authority.create(authority_folder(), "desk", credentials_folder(), now)
     read = trust.read_trust(now)
     assert read is not None
-    assert (read.now, read.name, read.role, read.readable) == (now, "desk", "owner", ())
-    assert (read.begins, read.expires) == (now - DAY_S, now + 3650 * DAY_S)
+    assert (read.now, read.holder.name, read.holder.role, read.readable) == (now, "desk", "owner", ())
+    assert (read.holder.begins, read.holder.expires) == (now - DAY_S, now + 3650 * DAY_S)
     key = authority_folder() / "ca.key"
     key.chmod(0o640)
     opened = trust.read_trust(now)

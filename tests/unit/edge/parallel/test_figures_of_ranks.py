@@ -70,9 +70,10 @@ def test_the_slowest_rank_is_the_one_that_computes_the_longest() -> None:
         times.add(StepTime(1, compute_s, stall_s, stall_s))
         return times.summaries()
 
-    assert step_table.slowest([rank(1, 9), rank(3, 1), rank(2, 5)]) == 1
-    assert step_table.slowest([{}, rank(1, 1)]) == 1
-    assert step_table.slowest([{}]) is None
+    names = ("here", "pi", "nas")
+    assert step_table.slowest_text(names, [rank(1, 9), rank(3, 1), rank(2, 5)])[0].startswith("rank 1 (pi)")
+    assert step_table.slowest_text(names, [{}, rank(1, 1)])[0].startswith("rank 1 (pi)")
+    assert step_table.slowest_text(names, [{}]) == []
 
 
 def test_a_steps_seconds_are_computing_sums_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:

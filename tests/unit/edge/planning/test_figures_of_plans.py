@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from apps.commands import devices
-from apps.options import byte_size
 from devices import remembered as cache
 from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice, ClusterLink
@@ -19,6 +18,7 @@ from edge.planning import describe
 from edge.survey.llm_survey import estimated
 from edge.survey.machine import rate_text
 from edge.survey.profile import ASSUMED_LINK, with_links, with_overrides
+from edge.units import parse_bytes
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL
 from partition.predict.objectives import OBJECTIVES
@@ -71,7 +71,7 @@ def test_a_preset_takes_what_its_memory_or_its_arithmetic_takes() -> None:
 def test_links_are_as_said_as_measured_or_assumed() -> None:
     names = ("desk", "pi", "tv")
     devices = (ClusterDevice("desk", LOCAL), *(ClusterDevice(name, f"{name}:1") for name in names[1:]))
-    cluster = Cluster(devices, (ClusterLink("desk", "pi", latency_s=0.003),))
+    cluster = Cluster(devices, {frozenset(("desk", "pi")): ClusterLink(latency_s=0.003)})
     there, back = LinkSpeed(0.001, 1e8), LinkSpeed(0.001, 2e7)
     result = with_links(
         cluster, [LOCAL, "pi:1", "tv:1"], Links({(LOCAL, "pi:1"): there, ("pi:1", LOCAL): back})
@@ -159,7 +159,7 @@ def test_rates_ages_and_sizes_in_words() -> None:
     assert [age_text(s) for s in (0.5, 59, 60, 3599, 3600)] == ["now", "59 s ago", "1 min ago", "60 min ago", "1 h ago"]
     assert [bytes_text(n) for n in (1000, 1536, 3 << 20, 5 << 29)] == ["1000 B", "1.50 KiB", "3.00 MiB", "2.50 GiB"]
     assert [count_text(n) for n in (999, 1500, 7_000_000, 1_100_000_000)] == ["999", "1.50 K", "7.00 M", "1.10 B"]
-    assert [byte_size(text) for text in ("2GiB", "3GB", "900MiB", "1.5MB", "12B")] == [
+    assert [parse_bytes(text) for text in ("2GiB", "3GB", "900MiB", "1.5MB", "12B")] == [
         2 << 30,
         3_000_000_000,
         900 << 20,

@@ -49,7 +49,7 @@ def test_slices_beside_more_weights_have_figures_of_their_own(
     def key(other_bytes: int) -> str:
         larger = {name: replace(probe, other_bytes=other_bytes) for name, probe in slices.items()}
         monkeypatch.setattr(llm_survey, "probes", lambda *_: (larger, 1))
-        devices = Devices(None, (), 1)
+        devices = Devices(None, 1)
         with CancelScope() as scope:
             [own] = llm_survey._LayerProfiler(devices, GgufFile.open(MODEL_PATH), "0" * 64, {}, {}, scope).keys
         return own

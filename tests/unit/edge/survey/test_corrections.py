@@ -11,7 +11,7 @@ import pytest
 
 from edge.parallel.step_times import Figure, StepTime, StepTimes, Summary
 from edge.survey import survey
-from edge.survey.corrections import Corrections, correct, measured_ratio
+from edge.survey.corrections import Corrections, measured_ratio
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import CORRECTION
@@ -92,12 +92,12 @@ def test_the_next_plan_is_better(tmp_path: Path) -> None:
     built = plan(speeds, (1, 1))
     took = compute_s(built, doing, {item.device: item for item in true}, links)
     times = [{"decode": steps(seconds or 0.0)} for seconds in took]
-    [line] = correct(built, doing, speeds, links, times, Corrections(tmp_path))
+    [line] = Corrections(tmp_path).correct(built, doing, speeds, links, times)
     assert line.startswith(f"{PI} computed 15 % longer than it was measured to take (")
     after = [remembered(tmp_path, item) for item in thought]
     assert [item.layer_s.at(1) for item in after] == pytest.approx([4 * MS, 4.6 * MS])
     assert [item.corrected for item in after] == pytest.approx([1, 1.15])
-    assert correct(built, doing, after, links, times, Corrections(tmp_path)) == []  # now it is as predicted
+    assert Corrections(tmp_path).correct(built, doing, after, links, times) == []  # now it is as predicted
 
 
 def test_what_is_not_clear_changes_nothing(tmp_path: Path) -> None:

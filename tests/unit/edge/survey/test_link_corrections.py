@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.parallel.step_times import StepTime, StepTimes, Summary
-from edge.survey.link_corrections import LinkCorrections, correct_links
+from edge.survey.link_corrections import LinkCorrections
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import PLAN_OFF
@@ -62,7 +62,7 @@ def test_the_next_prediction_is_what_a_token_took(
 ) -> None:
     built, true = plan(LOCAL, A, kind=kind, shares=shares), scaled(slower, LOCAL, A)
     took = times(built, true)
-    [line] = correct_links(built, DOING, SPEEDS, measured(tmp_path), took, LinkCorrections(tmp_path))
+    [line] = LinkCorrections(tmp_path).correct(built, DOING, SPEEDS, measured(tmp_path), took)
     assert line.startswith("communication took ")
     after = measured(tmp_path)
     wanted_s = predict(built, DOING, BY, true).latency_s
@@ -70,13 +70,13 @@ def test_the_next_prediction_is_what_a_token_took(
     assert after.get(LOCAL, A).corrected == pytest.approx(slower, rel=1e-3)
     for ends in ((LOCAL, B), (A, B), (B, A)):
         assert after.get(*ends) == SLOW  # no token took them
-    assert correct_links(built, DOING, SPEEDS, after, took, LinkCorrections(tmp_path)) == []  # it is as predicted now
+    assert LinkCorrections(tmp_path).correct(built, DOING, SPEEDS, after, took) == []  # it is as predicted now
 
 
 def test_only_ways_that_a_token_takes_are_corrected(tmp_path: Path) -> None:
     built = plan(LOCAL, A, B)
-    assert correct_links(
-        built, DOING, SPEEDS, measured(tmp_path), times(built, scaled(2, LOCAL, A, B)), LinkCorrections(tmp_path)
+    assert LinkCorrections(tmp_path).correct(
+        built, DOING, SPEEDS, measured(tmp_path), times(built, scaled(2, LOCAL, A, B))
     )
     corrected = {ends for ends, link in measured(tmp_path).between.items() if link.corrected != 1}
     assert corrected == {(LOCAL, A), (A, B), (B, LOCAL)}
@@ -85,7 +85,7 @@ def test_only_ways_that_a_token_takes_are_corrected(tmp_path: Path) -> None:
 def test_slow_devices_are_not_taken_for_slow_links(tmp_path: Path) -> None:
     built = plan(LOCAL, A)
     took = times(built, measured(tmp_path), compute=2.0)
-    assert correct_links(built, DOING, SPEEDS, measured(tmp_path), took, LinkCorrections(tmp_path)) == []
+    assert LinkCorrections(tmp_path).correct(built, DOING, SPEEDS, measured(tmp_path), took) == []
 
 
 def test_what_is_not_clear_changes_nothing(tmp_path: Path) -> None:
@@ -96,12 +96,12 @@ def test_what_is_not_clear_changes_nothing(tmp_path: Path) -> None:
     for share, count in ((PLAN_OFF - 0.005, 0), (PLAN_OFF + 0.005, 1)):
         slower = 1 + (share - 1) * total_s / apart_s
         took = times(built, scaled(slower, LOCAL, A))
-        assert len(correct_links(built, DOING, SPEEDS, links, took, LinkCorrections(tmp_path / str(count)))) == count
+        assert len(LinkCorrections(tmp_path / str(count)).correct(built, DOING, SPEEDS, links, took)) == count
     slow = times(built, scaled(9, LOCAL, A))
-    assert correct_links(built, DOING, SPEEDS, links, slow, LinkCorrections(tmp_path), disturbed=True) == []
+    assert LinkCorrections(tmp_path).correct(built, DOING, SPEEDS, links, slow, disturbed=True) == []
     few = times(built, scaled(9, LOCAL, A), n=15)
-    assert correct_links(built, DOING, SPEEDS, links, few, LinkCorrections(tmp_path)) == []
-    assert correct_links(plan(LOCAL), DOING, SPEEDS, links, few[:1], LinkCorrections(tmp_path)) == []
+    assert LinkCorrections(tmp_path).correct(built, DOING, SPEEDS, links, few) == []
+    assert LinkCorrections(tmp_path).correct(plan(LOCAL), DOING, SPEEDS, links, few[:1]) == []
     assert not LinkCorrections(tmp_path).learn((LOCAL, A), SLOW, 1e6)
 
 

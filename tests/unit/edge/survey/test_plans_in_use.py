@@ -18,7 +18,7 @@ from edge.parallel.step_times import StepTime, StepTimes, Summary
 from edge.planning.arrange import by_use, chosen
 from edge.planning.choice import PlanChoice
 from edge.survey.cluster import Cluster
-from edge.survey.corrections import AGE_S, Corrections, UsedPlans, correct, token_s
+from edge.survey.corrections import AGE_S, Corrections, UsedPlans, token_s
 from edge.tasks import Steps
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -176,7 +176,7 @@ def test_a_disturbed_device_is_not_taken_to_be_slower(disturbed: bool, factor: f
     plan, _ = several()
     speeds = [replace(speed, key=f"key of {speed.device}") for speed in SPEEDS]
     times = ranks([3 * seconds for seconds in as_predicted(plan)], 0.0)
-    correct(plan, WORK, speeds, LINKS, times, Corrections(tmp_path), disturbed=disturbed)
+    Corrections(tmp_path).correct(plan, WORK, speeds, LINKS, times, disturbed=disturbed)
     own, other = (Corrections(tmp_path).applied(speed) for speed in speeds)
     assert own.corrected == pytest.approx(factor)
     assert other.corrected == pytest.approx(3.0)  # a worker's own load is not known here

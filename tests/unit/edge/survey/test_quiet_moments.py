@@ -76,7 +76,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
 
 
 def devices(workers: int) -> Devices:
-    built = Devices(None, (), 1)
+    built = Devices(None, 1)
     built.addresses = ("local", "worker:1")[: workers + 1]
     built.workers = [None, object()][: workers + 1]  # type: ignore[assignment, list-item]
     built.profiles = built.profiles * (workers + 1)

@@ -23,5 +23,5 @@ def test_an_onnx_runtime_of_another_name_is_surveyed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(importlib.metadata, "distribution", distribution)
     monkeypatch.setattr(onnx_survey, "probes", lambda *_: SimpleNamespace(parts=(), steps=0, segments_s=()))
     with CancelScope() as scope:
-        profiler = onnx_survey._SegmentProfiler(Devices(None, (), 1), cast(Any, None), (), None, scope)
+        profiler = onnx_survey._SegmentProfiler(Devices(None, 1), cast(Any, None), (), None, scope)
     assert len(profiler.keys) == 1
