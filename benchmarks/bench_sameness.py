@@ -31,6 +31,7 @@ from edge.api.local import quantize
 from edge.cluster.deployment import Exchange
 from edge.demo import MODEL_PATH
 from edge.deployment.deploy import deploy
+from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.planning.choose import arrange, work_options
@@ -39,7 +40,7 @@ from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.text_file import BUNDLED, read_text
 from edge.sameness.evaluate import COLUMNS, compare_routes
 from edge.sameness.routes import Route, after_loss
-from edge.sameness.standard import answer_routes, local_engines, local_route, options_for, remote_route, setting_routes
+from edge.sameness.standard import answer_routes, local_route, options_for, remote_route, setting_routes
 from edge.survey.cluster import Cluster
 from edge.units import as_bytes
 from partition.model.model import ModelShape
@@ -128,7 +129,7 @@ def others(path: Path, options: EngineOptions, workers: Sequence[tuple[str, int]
 
     two = over("tensor", 1, 1)
     return [
-        *answer_routes(options, local_engines(path)),
+        *answer_routes(options, partial(Engine, path)),
         remote_route(options, over("pipeline", 1, 1, 1), "3 stages"),
         remote_route(options, two, "2 ranks"),
         remote_route(options, over("tensor", 3, 1), "2 ranks, 3 to 1"),

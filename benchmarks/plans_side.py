@@ -36,6 +36,7 @@ def _llm(target: dict[str, Any]) -> dict[str, Any]:
     from devices.cluster_file import Cluster
     from edge.planning.arrange import work_of
     from edge.planning.llm_space import LlmSpace
+    from edge.planning.plan_options import PlanOptions
     from edge.slices.local import OwnSlices
     from edge.survey.llm_survey import llm_speeds
     from edge.survey.profile import reachable
@@ -51,7 +52,7 @@ def _llm(target: dict[str, Any]) -> dict[str, Any]:
     with reachable(cluster, insecure=True) as (fleet, notes):
         assert not notes, notes
         known = llm_speeds(cluster, fleet, notes, file, digest, threads=1, fresh=True)
-        return _measured(LlmSpace(path, file, digest, work, known, threads=1), fleet, target)
+        return _measured(LlmSpace(path, file, digest, work, known, PlanOptions(threads=1)), fleet, target)
 
 
 def _onnx(target: dict[str, Any]) -> dict[str, Any]:
@@ -59,6 +60,7 @@ def _onnx(target: dict[str, Any]) -> dict[str, Any]:
     from edge.onnx.file import load
     from edge.onnx.model import OnnxSource
     from edge.planning.onnx_space import OnnxSpace
+    from edge.planning.plan_options import PlanOptions
     from edge.survey.onnx_survey import onnx_speeds
     from edge.survey.profile import reachable
 
@@ -67,7 +69,7 @@ def _onnx(target: dict[str, Any]) -> dict[str, Any]:
     with reachable(cluster, insecure=True) as (fleet, notes):
         assert not notes, notes
         known, cuts = onnx_speeds(model, cluster, fleet, notes, threads=1, fresh=True)
-        return _measured(OnnxSpace(model, known, cuts, threads=1), fleet, target)
+        return _measured(OnnxSpace(model, known, cuts, PlanOptions(threads=1)), fleet, target)
 
 
 def _measured(space: Any, fleet: Any, target: dict[str, Any]) -> dict[str, Any]:

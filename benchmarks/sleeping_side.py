@@ -35,6 +35,7 @@ from edge.planning.arrange import work_of
 from edge.planning.choice import PlanChoice
 from edge.planning.llm_space import LlmSpace
 from edge.planning.measure import steady_per_s, token_s
+from edge.planning.plan_options import PlanOptions
 from edge.slices.local import OwnSlices
 from edge.survey.cluster import Cluster
 from edge.survey.llm_survey import SUM_CPU_S
@@ -44,7 +45,8 @@ from edge.tasks import CancelScope
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
-from partition.predict.pareto import Point, cost_of
+from partition.predict.objectives import OBJECTIVES
+from partition.predict.pareto import Point
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.presets import PartSizes, preset_speed
@@ -89,7 +91,7 @@ def run(target: dict[str, Any]) -> Iterator[dict[str, Any]]:
     work = work_of(file, context=CONTEXT + prompt, concurrency=REQUESTS, prompt=prompt, depth=DEPTH)
     speeds = device_speeds(target, file)
     links = measured_links(target["workers"], target["kinds"], target["pairs"], speeds)
-    space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), threads=1)
+    space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), PlanOptions(threads=1))
     waits = CoreWaits(lambda: first_of(target["supervisor"]), time.perf_counter)
     if target["in_groups"]:
         yield {"links": link_figures(links)}
@@ -161,6 +163,10 @@ def measured_links(
     of_kind = [(links.get(names[a], names[b]), links.get(names[b], names[a])) for a, b in pairs]
     n = range(len(names))
     return Links({(names[i], names[j]): of_kind[kinds[i][j]][i > j] for i in n for j in n if i != j})
+
+
+def cost_of(point: Point, objective: str) -> float:
+    return OBJECTIVES[objective].cost_of(point.predicted)
 
 
 def rivals(space: LlmSpace, *, phases: bool) -> list[Point]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,17 +90,11 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
     refuse(args, ("png",), "draws several models, and --routes and --workers compare ways to compute one; leave it out")
     if len(args.models) > 1:
         raise UsageError(f"one model is computed in several ways, {len(args.models)} were given beside the reference")
+    from edge.llm.engine import Engine
     from edge.quantization.evaluate import common_chunks
     from edge.quantization.text_file import BUNDLED, read_text
     from edge.sameness.evaluate import COLUMNS, compare_routes
-    from edge.sameness.standard import (
-        answer_routes,
-        local_engines,
-        local_route,
-        options_for,
-        remote_route,
-        setting_routes,
-    )
+    from edge.sameness.standard import answer_routes, local_route, options_for, remote_route, setting_routes
     from partition.model.model import ModelShape
     from quant.gguf.file import GgufFile
 
@@ -107,7 +102,7 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
     reference, path = (model_path(spec) for spec in (args.reference, *(args.models or [args.reference])))
     chunks = common_chunks([reference, path], read_text(source), args.chunk_tokens, _most(args))
     options = options_for(options, args.chunk_tokens)
-    others = answer_routes(options, local_engines(path))
+    others = answer_routes(options, partial(Engine, path))
     if devices is not None:
         config = distributed.engine_config(args, path, devices)
 

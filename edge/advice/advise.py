@@ -18,6 +18,8 @@ from edge.llm.options import DEFAULT_CONTEXT
 from edge.models.catalog import KnownModel
 from edge.planning.arrange import work_of
 from edge.planning.llm_space import LlmSpace
+from edge.planning.plan_options import PlanOptions
+from edge.planning.type_files import TypeFile
 from edge.survey.cluster import Cluster
 from edge.survey.llm_survey import llm_speeds
 from edge.tasks import SILENT, Steps
@@ -236,9 +238,10 @@ def _row(candidate: Candidate, speeds: CandidateSpeeds, cluster: Cluster, option
         depth=task.prompt_tokens + ANSWER_TOKENS // 2,
         kv_type=options.kv_type,
     )
+    path = candidate.file.path
     space = LlmSpace(
-        candidate.file.path, candidate.file, candidate.digest, work, speeds.profile,
-        threads=options.threads, memory=options.memory, type_=candidate.mix.name, phases=False,
+        path, candidate.file, candidate.digest, work, speeds.profile,
+        PlanOptions(threads=options.threads, memory=options.memory), TypeFile(candidate.mix.name, path), phases=False,
     )  # fmt: skip
     try:
         point, why = space.best("latency", {})

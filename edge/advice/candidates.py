@@ -13,7 +13,7 @@ from pathlib import Path
 from edge.errors import CatalogError
 from edge.models.catalog import KnownModel
 from edge.models.synth import write_outline
-from edge.quantization.gguf import types_of_files
+from edge.quantization.gguf import types_of_each
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
@@ -80,7 +80,7 @@ def _candidates(models: Sequence[KnownModel], mixes: Collection[Mix], folder: Pa
             raise CatalogError(f"the shape of {model.name} is none that llama.cpp loads: {error}") from None
         jobs += [(model, whole, mix) for mix in mixes or map(mix_by_name, model.types)]
     with_types = []
-    with closing(types_of_files([(whole, mix) for _, whole, mix in jobs])) as outcomes:
+    with closing(types_of_each([(whole, mix) for _, whole, mix in jobs])) as outcomes:
         for n, ((model, _, mix), outcome) in enumerate(zip(jobs, outcomes, strict=True)):
             assert model.shape is not None
             path = folder / f"{n}-{mix.name}.gguf"

@@ -20,6 +20,7 @@ from edge.onnx.failover import FailoverPipeline, Runner
 from edge.onnx.model import OnnxSource
 from edge.planning.choice import PlanChoice
 from edge.planning.onnx_space import OnnxSpace
+from edge.planning.plan_options import PlanOptions
 from edge.survey.cluster import Cluster
 from edge.survey.onnx_survey import onnx_speeds
 from edge.tasks import SILENT, Progress, Steps
@@ -95,16 +96,16 @@ class NetworkReplanner(Deciding[OnnxPlan]):
         """As `Deciding.over`."""
         if fleet is None:
             return self._model.plan((LOCAL,), []), "no other device answers"
-        choice, transport = self._choice, self._exchange.transport
+        choice = self._choice
+        options = PlanOptions(threads=self._threads, transport=self._exchange.transport, wire=self._exchange.wire)
         with steps.step("Measuring devices", unit="steps") as show:
             known, cuts = onnx_speeds(
-                self._model, self._cluster, fleet, notes, threads=self._threads, transport=transport, on_step=show
-            )
+                self._model, self._cluster, fleet, notes,
+                threads=options.threads, transport=options.transport, on_step=show,
+            )  # fmt: skip
         if choice.keeps_off:
             known = replace(known, speeds=known.speeds[1:])
-        space = OnnxSpace(
-            self._model, known, cuts, threads=self._threads, transport=transport, wire=self._exchange.wire
-        )
+        space = OnnxSpace(self._model, known, cuts, options)
         objective = "throughput" if choice.predicted is None else choice.objective
         try:
             point, why = space.best(objective, choice.limits)

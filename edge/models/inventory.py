@@ -24,7 +24,7 @@ class CacheEntry:
     """Files that belong together. They can be fetched or made again."""
 
     name: str  # the name that commands take, for a model
-    kind: str  # "model", "quantized", "slice", "laid out"
+    kind: str  # "model", "quantized" for a plan, "slice", "laid out"
     n_bytes: int
     used_at_s: float  # last: by the file system's clock
     paths: tuple[Path, ...]
@@ -40,7 +40,8 @@ class CacheEntry:
 def inventory() -> list[CacheEntry]:
     """Return everything kept, by kind and name. OSError if a cache cannot be read."""
     cache = cache_folder()
-    return [*_fetched(), *_from_wheels(), *_quantized(cache / "types"), *_slices(cache), *_laid_out(cache / "laid-out")]
+    quantized = [_of_file(path, path.name, "quantized") for path in sorted((cache / "types").glob("*.gguf"))]
+    return [*_fetched(), *_from_wheels(), *quantized, *_slices(cache), *_laid_out(cache / "laid-out")]
 
 
 def matching(name: str, entries: list[CacheEntry]) -> list[CacheEntry]:
@@ -91,9 +92,12 @@ def _from_wheels() -> Iterator[CacheEntry]:
     names = {model.wheel.path.name: model.name for model in known_models() if model.wheel}
     for path in sorted(models_folder().glob("*")):
         if path.is_file() and path.suffix != ".lock":
-            status = path.stat()
-            used_at_s = max(status.st_atime, status.st_mtime)
-            yield CacheEntry(names.get(path.name, path.name), "model", status.st_size, used_at_s, (path,), path.unlink)
+            yield _of_file(path, names.get(path.name, path.name), "model")
+
+
+def _of_file(path: Path, name: str, kind: str) -> CacheEntry:
+    status = path.stat()
+    return CacheEntry(name, kind, status.st_size, max(status.st_atime, status.st_mtime), (path,), path.unlink)
 
 
 def _remove_fetched(folder: Path, links: tuple[Path, ...]) -> None:
@@ -106,15 +110,6 @@ def _remove_fetched(folder: Path, links: tuple[Path, ...]) -> None:
         blob.unlink(missing_ok=True)
     if not any(path.is_file() for path in folder.glob("snapshots/**/*")):
         shutil.rmtree(folder)
-
-
-def _quantized(folder: Path) -> Iterator[CacheEntry]:
-    """Models that plans made in other types."""
-    for path in sorted(folder.glob("*.gguf")):
-        status = path.stat()
-        yield CacheEntry(
-            path.name, "quantized", status.st_size, max(status.st_atime, status.st_mtime), (path,), path.unlink
-        )
 
 
 def _slices(cache: Path) -> Iterator[CacheEntry]:

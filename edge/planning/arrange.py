@@ -6,14 +6,21 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edge.cluster.fleet import device
+from devices.cluster_file import Cluster
+from edge.cluster.fleet import Fleet, device
 from edge.llm.options import DEFAULT_CONTEXT
+from edge.planning.plan_options import PlanOptions
+from edge.slices.local import OwnSlices
 from edge.survey.corrections import UsedPlans
+from edge.survey.llm_survey import llm_speeds
+from edge.survey.profile import ClusterProfile
+from edge.tasks import Steps
 from partition.errors import CannotSlice, PlanError
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
+from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import alone, best, kind_of, outdoes, reason
 from partition.search.planner import Placed, Planner
 from partition.slices.gguf_slice import check_tensor, limits
@@ -101,9 +108,38 @@ def work_of(
     )  # fmt: skip
 
 
+def measured_speeds(
+    file: GgufFile,
+    cluster: Cluster,
+    fleet: Fleet | None,
+    notes: Sequence[str],
+    options: PlanOptions,
+    steps: Steps,
+    what: str = "devices",
+    transport: str = "auto",
+) -> tuple[str, ClusterProfile[DeviceSpeed]]:
+    """Return the digest of a file, and what devices take for its parts: measured, or as remembered. what: is measured,
+    for people. The errors of `llm_speeds`."""
+    with steps.step(f"Reading {file.path.name}") as show:
+        digest = OwnSlices().model_digest(file.path, show)
+    with steps.step(f"Measuring {what}", unit="steps") as show:
+        return digest, llm_speeds(
+            cluster, fleet, notes, file, digest, transport=transport,
+            threads=options.threads, memory=options.memory, fresh=options.fresh, on_step=show,
+        )  # fmt: skip
+
+
 def allreduce_s(n_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) -> float:
     """Seconds of one allreduce by the algorithm that is predicted to be the best, as ranks choose it."""
     return min(choose(n_bytes, n_bytes, ranks, latency_s, bytes_per_s).seconds.values())
+
+
+def holding(speeds: Sequence[DeviceSpeed], owner: str, n_bytes: int) -> list[DeviceSpeed]:
+    """Return the devices where one, with its address as `device` writes it, holds so many bytes beside the model."""
+    return [
+        replace(speed, runtime_bytes=speed.runtime_bytes + n_bytes) if device(speed.device) == owner else speed
+        for speed in speeds
+    ]
 
 
 def can_share(file: GgufFile) -> bool:

@@ -23,7 +23,6 @@ from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.predict.objectives import OBJECTIVES, check_objectives, searched
 from partition.predict.pareto import Point
-from partition.predict.predict import predict
 from partition.search.explain import busy_words
 from partition.slices.gguf_slice import check_tensor, limits
 from quant.gguf.file import GgufFile
@@ -131,16 +130,15 @@ def arrange(
     if parallel == "auto" and shares is None:
         return best_choice([space], options, "latency", {})
     planner, plans, costs_s, refused = space.planner(), {}, {}, {}
-    speed_of = {speed.device: speed for speed in planner.speeds}
     for kind in ("tensor", "pipeline") if parallel == "auto" else (parallel,):
         try:
             if kind == "tensor":
                 check_tensor(file)
             rates = planner.shares() if kind == "tensor" else [speed.rate for speed in planner.speeds]
-            by_device = dict(zip(speed_of, rates, strict=True))
+            by_device = dict(zip(planner.by_device, rates, strict=True))
             parts = shares or [by_device[device] / devices.count(device) for device in devices]
             plans[kind] = make_plan(can, name, space.digest, devices, kind, parts)
-            costs_s[kind] = predict(plans[kind], planner.work, speed_of, planner.links).latency_s
+            costs_s[kind] = planner.predict(plans[kind]).latency_s
         except (CannotSlice, PlanError) as error:
             refused[kind] = error
     if not costs_s:

@@ -8,15 +8,12 @@ from dataclasses import replace
 from devices.cluster_file import Cluster, ClusterDevice
 from edge.cluster.fleet import Fleet, device
 from edge.llm.info import ModelInfo
-from edge.planning.arrange import name_of, work_of
+from edge.planning.arrange import holding, measured_speeds, name_of, work_of
 from edge.planning.plan_options import PlanOptions
-from edge.slices.local import OwnSlices
 from edge.speculate.factory import MtpDraft, WorkerDraft, drafts
 from edge.speculate.hidden_states import MOST_TOKENS
 from edge.speculate.mtp import mtp_bytes
 from edge.speculate.small_model import check_vocabulary
-from edge.survey.llm_survey import llm_speeds
-from edge.survey.profile import ClusterProfile
 from edge.tasks import Steps
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.table import RULES
@@ -27,6 +24,8 @@ from partition.predict.drafts import ACCEPTANCE, FREE, MODEL_ACCEPTANCE, MTP, RO
 from partition.predict.speeds import DeviceSpeed, Links
 from partition.search.planner import Planner
 from quant.gguf.file import GgufFile
+
+_WHAT = "the draft"  # that is measured
 
 
 def draft_of(
@@ -69,7 +68,7 @@ def _measured_draft(
     acceptance = ACCEPTANCE.get(kind, MODEL_ACCEPTANCE) if options.acceptance is None else options.acceptance
     here = replace(cluster, devices=tuple(entry for entry in cluster.devices if entry.is_local), links={})
     if own_layers:
-        [speed] = _measured(file, here, None, options, steps).speeds
+        [speed] = measured_speeds(file, here, None, (), options, steps, _WHAT)[1].speeds
         return Draft(MTP, acceptance, 1, _own_layer_s(speed, work), mtp_bytes(file, work.concurrency))
     if isinstance(drafts_of_model, str | MtpDraft):
         return Draft(kind, acceptance, 1)
@@ -79,13 +78,13 @@ def _measured_draft(
     need = ModelInfo.from_file(path, work.context, work.kv.name).need
     name = SELF if what == SELF else path.name
     if options.draft_worker is None:
-        known = _measured(drafting, here, None, options, steps)
-        drafting_s = _drafting_s(drafting, known.speeds[0], work, "this device")
+        [speed] = measured_speeds(drafting, here, None, (), options, steps, _WHAT)[1].speeds
+        drafting_s = _drafting_s(drafting, speed, work, "this device")
         return Draft(name, acceptance, 1, drafting_s, need.total - need.parts["runtime"])
     drafter = device(options.draft_worker)
     same = [entry.address for entry in cluster.workers if entry.address and device(entry.address) == drafter]
     with Fleet(same or [drafter], insecure=insecure) as fleet:
-        known = _measured(drafting, _with_worker(cluster, fleet), fleet, options, steps)
+        known = measured_speeds(drafting, _with_worker(cluster, fleet), fleet, (), options, steps, _WHAT)[1]
     speed = known.speeds[-1]
     drafting_s = _drafting_s(drafting, speed, work, speed.name)
     ask_s = sum(known.links.get(*way).latency_s for way in ((LOCAL, speed.device), (speed.device, LOCAL)))
@@ -109,13 +108,7 @@ def with_drafts(work: Work, draft: Draft | None, devices: int = 1) -> list[Work]
 
 def with_draft_held(speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:
     """The devices where the one that drafts holds what that takes, too."""
-    if draft is None:
-        return list(speeds)
-    owner = draft.worker or LOCAL
-    return [
-        replace(speed, runtime_bytes=speed.runtime_bytes + draft.held_bytes) if speed.device == owner else speed
-        for speed in speeds
-    ]
+    return list(speeds) if draft is None else holding(speeds, device(draft.worker or LOCAL), draft.held_bytes)
 
 
 def _with_worker(cluster: Cluster, fleet: Fleet) -> Cluster:
@@ -124,19 +117,6 @@ def _with_worker(cluster: Cluster, fleet: Fleet) -> Cluster:
     said = [entry for entry in cluster.devices if entry.is_local or entry.address == address]
     new = [] if any(entry.address == address for entry in said) else [ClusterDevice(worker.label, address)]
     return replace(cluster, devices=(*said, *new))
-
-
-def _measured(
-    file: GgufFile, cluster: Cluster, fleet: Fleet | None, options: PlanOptions, steps: Steps
-) -> ClusterProfile[DeviceSpeed]:
-    """Measure a draft model on devices."""
-    with steps.step(f"Reading {file.path.name}") as show:
-        digest = OwnSlices().model_digest(file.path, show)
-    with steps.step("Measuring the draft", unit="steps") as show:
-        return llm_speeds(
-            cluster, fleet, (), file, digest,
-            threads=options.threads, memory=options.memory, fresh=options.fresh, on_step=show,
-        )  # fmt: skip
 
 
 def _own_layer_s(speed: DeviceSpeed, work: Work) -> float:

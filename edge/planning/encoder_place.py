@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from edge.cluster.fleet import device
 from edge.errors import EdgeError
 from edge.helpers.encoding import EncoderDevice, EncoderFiles
+from edge.planning.arrange import holding
 from edge.survey.encoder_times import EncoderTime, EncoderTimes, encoder_times
 from edge.tasks import Steps
 from partition.plan.plan import LOCAL
@@ -40,12 +42,7 @@ class EncoderPlace:
 
     def with_encoder(self, speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
         """Return the speeds with the encoder's memory counted on the device that encodes."""
-        return [
-            replace(speed, runtime_bytes=speed.runtime_bytes + self.held_bytes)
-            if device(speed.device) == self.device
-            else speed
-            for speed in speeds
-        ]
+        return holding(speeds, self.device, self.held_bytes)
 
     @property
     def moved_bytes(self) -> int:
@@ -101,9 +98,10 @@ def encoder_device(
     A worker of AUTO's choice that cannot load the projector is passed over, with a line of `steps`. The errors of
     `encoder_times`; those of `EncoderDevice` for an address.
     """
+    loaded = partial(EncoderDevice, files=files, insecure=insecure, steps=steps)
     with ExitStack() as stack:
         if place != AUTO:
-            yield None if place == HERE else stack.enter_context(_loaded(place, files, insecure, steps))
+            yield None if place == HERE else stack.enter_context(loaded(place))
             return
         addresses = [address for address in dict.fromkeys(map(device, workers)) if address != LOCAL]
         if not addresses:
@@ -115,17 +113,13 @@ def encoder_device(
                 yield None
                 return
             try:
-                encoder = stack.enter_context(_loaded(time.device, files, insecure, steps))
+                encoder = stack.enter_context(loaded(time.device))
             except EdgeError as error:
                 steps.say(f"pictures are not encoded on {time.name}: {error}")
                 continue
             steps.say(place_text(times, time))
             yield encoder
             return
-
-
-def _loaded(address: str, files: EncoderFiles, insecure: bool, steps: Steps) -> EncoderDevice:
-    return EncoderDevice(address, files, insecure=insecure, steps=steps)
 
 
 def place_text(times: EncoderTimes, chosen: EncoderTime) -> str:

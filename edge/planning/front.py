@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.cluster.fleet import Fleet
@@ -46,7 +46,7 @@ class Front:
             self.points += points
             self.space_of |= {point.key: space for point in points}
         if not self.points:
-            self.spaces[0].check_feasible()
+            self.spaces[0].best("latency", {})  # which says why
         self.measured: Measurements = {}  # by the key of a point
         self.errors: dict[str, str] = {}  # why plans could not be measured, likewise
 
@@ -89,7 +89,17 @@ class Front:
             "pairs_gap": gap if math.isfinite(gap := max(space.pairs_gap for space in self.spaces)) else None,
             **known_json(self.spaces[0]),
             "notes": list(dict.fromkeys(note for space in self.spaces for note in space.known.notes)),
-            "types": [self._type_json(space) for space in self._all_spaces if space.type is not None],
+            "types": [
+                {
+                    "type": space.type,
+                    "model": str(space.path),
+                    "size_bytes": space.size_bytes,
+                    "divergence": space.divergence,
+                    "left_out": space not in self.spaces,  # beyond the limit of divergence
+                }
+                for space in self._all_spaces
+                if space.type is not None
+            ],
             "points": [
                 {
                     "id": f"p{number}",
@@ -103,28 +113,22 @@ class Front:
             ],
         }
 
-    def _type_json(self, space: PlanSpace) -> dict[str, Any]:
-        """Return one type of the weights, within the limit of divergence or not."""
-        return {
-            "type": space.type,
-            "model": str(space.path),
-            "size_bytes": space.size_bytes,
-            "divergence": space.divergence,
-            "left_out": space not in self.spaces,
-        }
-
     def _described(self, point: Point) -> dict[str, Any]:
-        """Return the figures of one plan, whatever the others do."""
-        space = self.space_of[point.key]
+        """Return the figures of one plan, whatever the others do; devices are called by their names."""
+        space, plan = self.space_of[point.key], point.plan
+        devices = plan.all_devices if isinstance(plan, Plan) else dict.fromkeys(plan.devices)
         return {
             "label": point.label,
             "type": point.type,
             "model": point.model,
             "parallel": point.parallel,
-            "plan": point.plan.to_json(),
+            "plan": plan.to_json(),
             "microbatches": point.predicted.microbatches,
-            "devices": [space.names[device] for device in _devices(point.plan)],
-            "predicted": _predicted(point, space),
+            "devices": [space.names[device] for device in devices],
+            "predicted": {
+                **point.predicted.renamed(space.names).to_json(),
+                "bound": bound_text(point.predicted, space.names),
+            },
             "measured": self.measured.get(point.key),
             "error": self.errors.get(point.key),
         }
@@ -184,19 +188,6 @@ def _figure(point: Mapping[str, Any], what: str) -> Any:
     """As measured, where it was; else as predicted."""
     measured = (point["measured"] or {}).get(what)
     return point["predicted"][what] if measured is None else measured
-
-
-def _devices(plan: Plan | OnnxPlan) -> Iterable[str]:
-    """Each once, those that only compute prompts among them."""
-    return plan.all_devices if isinstance(plan, Plan) else dict.fromkeys(plan.devices)
-
-
-def _predicted(point: Point, space: PlanSpace) -> dict[str, Any]:
-    """Return a point's prediction for JSON, with the names of devices in place of addresses."""
-    return {
-        **point.predicted.renamed(space.names).to_json(),
-        "bound": bound_text(point.predicted, space.names),
-    }
 
 
 def _measured_values(measured: dict[str, Any], point: Point, axes: Sequence[str]) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from devices.probe import default_threads
-from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
+from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.cluster.model_slices import ModelSlices
 from edge.cluster.spares import AUTO, Room, Spare, Spares
@@ -22,7 +22,9 @@ from edge.planning.arrange import can_share, chosen, explained, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
 from edge.planning.encoder_place import EncoderPlace
 from edge.planning.measure import Measured, measured
+from edge.planning.plan_options import DEFAULTS, PlanOptions
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
+from edge.planning.type_files import TypeFile
 from edge.survey.llm_survey import REMEMBERED
 from edge.survey.profile import ClusterProfile
 from partition.errors import PlanError
@@ -67,30 +69,26 @@ class LlmSpace(PlanSpace):
         digest: str,
         work: Work,
         known: ClusterProfile[DeviceSpeed],
+        options: PlanOptions = DEFAULTS,
+        type_file: TypeFile | None = None,
         *,
-        threads: int | None = None,
-        memory: int | None = None,
-        exchange: Exchange = DEFAULT_EXCHANGE,
-        type_: str | None = None,
-        divergence: float | None = None,
         draft: Draft | None = None,
         encoder: EncoderPlace | None = None,
         phases: bool = True,
-        turns: bool = True,
     ) -> None:
-        """threads: of this device, where a plan runs. memory: bytes that this process may hold
-        then. type_: of the weights, where several files are compared. divergence: of that type from the model,
-        nats a token; None: not measured. draft: what may draft; its rows are chosen. encoder: of pictures and
-        sounds, beside the model. phases: whether a plan may have a placement for prompts beside the one that
-        generates. turns: whether it may have groups of requests that ranks compute by turns."""
-        super().__init__(path, known, threads)
+        """type_file: of the weights, where several are compared. draft: what may draft; its rows are chosen. encoder:
+        of pictures and sounds, beside the model. phases: whether a plan may have a placement for prompts beside the one
+        that generates."""
+        super().__init__(path, known, options)
         self.file, self.digest, self.work = file, digest, work
         self.title, self.size_bytes = name_of(file), file.size_bytes
-        self._memory, self._exchange, self.type, self.divergence = memory, exchange, type_, divergence
-        self._phases = phases
-        self.encoder = encoder
+        if type_file is not None:
+            self.type, self.divergence = type_file.name, type_file.divergence
+        self._exchange = Exchange(options.transport, wire=options.wire)
+        self._phases, self.encoder = phases, encoder
         self._works = with_drafts(work, draft, len(known.speeds))  # the plain one first
-        self._takes_turns = turns and len(self._works) == 1  # requests of two groups have no drafts together
+        # Requests of two groups have no drafts together.
+        self._takes_turns = options.groups != 1 and len(self._works) == 1
 
     def planner(
         self,
@@ -273,9 +271,10 @@ class LlmSpace(PlanSpace):
             used = predict(plan, self.work, speeds, self.known.links).memory_bytes
             return speeds[LOCAL].memory_bytes - used.get(LOCAL, 0)
 
-        options = self._engine_options(memory=self._memory)
+        memory = self._options.memory
+        options = self._engine_options(memory=memory)
         with closing(Model(self.path, vocabulary_only=True)) as vocabulary:
-            mirrored = mirror_of(self.file, options, vocabulary, self._memory or plan.shard(0).memory)
+            mirrored = mirror_of(self.file, options, vocabulary, memory or plan.shard(0).memory)
         mirror = mirrored if isinstance(mirrored, Mirror) else None
         slices = ModelSlices(self.file, self.digest, (), elastic=True)  # as in a range of memory: they take more disk
         spares = Spares(plan, [name for name in speeds if name != LOCAL], planned, slices)
@@ -306,9 +305,9 @@ class LlmSpace(PlanSpace):
         plan, many = point.plan, point.predicted.microbatches
         assert isinstance(plan, Plan)
         draft = point.predicted.draft
-        memory = min((n for n in (plan.shard(0).memory, self._memory) if n is not None), default=None)
+        memory = min((n for n in (plan.shard(0).memory, self._options.memory) if n is not None), default=None)
         options = self._engine_options(
-            threads=self._threads or plan.shard(0).threads or default_threads(),  # as predicted
+            threads=self._options.threads or plan.shard(0).threads or default_threads(),  # as predicted
             memory=memory,
             reserved=draft.held_bytes if draft and draft.worker is None and memory else 0,
             outputs=max(ROWS[-1], self.work.concurrency) if draft else None,

@@ -16,6 +16,7 @@ from edge.onnx.model import OnnxSource
 from edge.onnx.wire import Array
 from edge.planning.choice import PlanChoice
 from edge.planning.measure import ROUNDS, Measured, spread
+from edge.planning.plan_options import DEFAULTS, PlanOptions
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.survey.onnx_survey import REMEMBERED
 from edge.survey.profile import ClusterProfile
@@ -48,23 +49,17 @@ class OnnxSpace(PlanSpace):
         model: OnnxSource,
         known: ClusterProfile[OnnxDevice],
         cuts: Sequence[Cut],
-        *,
-        threads: int | None = None,
-        transport: str = "auto",
-        wire: str = "f32",
-        in_flight: int | None = None,
+        options: PlanOptions = DEFAULTS,
     ) -> None:
-        """threads: of a stage on this device. in_flight: inputs for the throughput; None: as many as fill it."""
-        super().__init__(model.file.path, known, threads)
+        super().__init__(model.file.path, known, options)
         self.model, self.title = model, model.name
-        self.work = OnnxWork.from_graph(model.graph, cuts, wire)
-        self._transport, self._wire, self._in_flight = transport, wire, in_flight
+        self.work = OnnxWork.from_graph(model.graph, cuts, options.wire)
 
     def planner(self, speeds: Sequence[OnnxDevice] | None = None, links: Links | None = None) -> OnnxPlanner:
         """Return the planner of some of the devices, or of all."""
         return OnnxPlanner(
             self.work, speeds or self.known.speeds, links or self.known.links, self.model.name, self.model.digest,
-            self._in_flight,
+            self._options.concurrency,
         )  # fmt: skip
 
     def points(self, axes: Sequence[str]) -> list[Point]:
@@ -118,21 +113,24 @@ class OnnxSpace(PlanSpace):
 
     def depends_on(self, point: Point) -> list[str]:
         sizes = [repr(self.work.crossing_bytes), repr(self.work.activation_bytes)]  # they differ with open dimensions
-        return [point.key, self._transport, self._wire, str(self._in_flight), *sizes]
+        options = self._options
+        return [point.key, options.transport, options.wire, str(options.concurrency), *sizes]
 
     def measure(self, point: Point, fleet: Fleet | None) -> Measured:
-        plan, feeds = point.plan, self.model.sample
+        plan, feeds, options = point.plan, self.model.sample, self._options
         assert isinstance(plan, OnnxPlan)
         about = round(_ABOUT_S / ROUNDS / point.predicted.latency_s)
         repeats = max(_LEAST_REPEATS, min(_MOST_REPEATS, about))
         if not plan.remote:
-            with OnnxEngine(self.path, self._threads) as engine:
+            with OnnxEngine(self.path, options.threads) as engine:
                 rounds = _rounds(sequential(engine.run), feeds, repeats, 1)
                 return _best(rounds, {LOCAL: own_rss()})
         assert fleet is not None
-        with OnnxDeployment(fleet, self.model, plan, transport=self._transport, threads=self._threads) as deployment:
-            flow = partial(deployment.start().map, wire=self._wire)
-            rounds = _rounds(flow, feeds, repeats, self._in_flight)
+        with OnnxDeployment(
+            fleet, self.model, plan, transport=options.transport, threads=options.threads
+        ) as deployment:
+            flow = partial(deployment.start().map, wire=options.wire)
+            rounds = _rounds(flow, feeds, repeats, options.concurrency)
             return _best(rounds, {stage.device: stage.memory_bytes or own_rss() for stage in deployment.loaded})
 
     def _single(self, objectives: Sequence[str], most: Sequence[float]) -> OnnxPlaced | None:

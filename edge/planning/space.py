@@ -12,6 +12,7 @@ from devices.probe import default_threads
 from devices.remembered import Remembered, key_of
 from edge.cluster.fleet import Fleet
 from edge.planning.measure import Measured
+from edge.planning.plan_options import PlanOptions
 from edge.survey.links import rough_text
 from edge.survey.profile import ClusterProfile
 from edge.survey.survey import own_profile
@@ -35,9 +36,9 @@ class PlanSpace(ABC):
     divergence: float | None = None  # of that type from the model, nats a token; None: not measured
     size_bytes: int = 0  # of the file
 
-    def __init__(self, path: Path, known: ClusterProfile[Any], threads: int | None) -> None:
-        """threads: of this device, where a plan runs."""
-        self.path, self.known, self._threads = path, known, threads
+    def __init__(self, path: Path, known: ClusterProfile[Any], options: PlanOptions) -> None:
+        """options: of the work; those that the space was measured with."""
+        self.path, self.known, self._options = path, known, options
         self.exact = True  # the search of `points`
         self.pairs_gap = 0.0  # as `Phases.gap`
 
@@ -80,7 +81,7 @@ class PlanSpace(ABC):
         others = [fleet.profiles[device] for device in point.plan.devices if fleet and device != LOCAL]
         pairs = permutations(dict.fromkeys((LOCAL, *point.plan.devices)), 2)
         links = [rough_text(self.known.links.between.get(pair)) for pair in pairs]
-        own = own_profile(LOCAL, self._threads or default_threads())
+        own = own_profile(LOCAL, self._options.threads or default_threads())
         return key_of([*self.depends_on(point), *links], own, *others)
 
     def forget(self, point: Point) -> None:
@@ -88,10 +89,6 @@ class PlanSpace(ABC):
         for speed in self.known.speeds:
             if speed.device in point.plan.devices and speed.key:
                 Remembered(self.cache).forget(speed.key)
-
-    def check_feasible(self) -> None:
-        """PlanError, with need and have, where no plan fits."""
-        self.best("latency", {})
 
 
 def within_divergence(spaces: Sequence[PlanSpace], most: float | None) -> list[PlanSpace]:

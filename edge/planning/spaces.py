@@ -7,20 +7,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from edge.cluster.deployment import Exchange
 from edge.cluster.fleet import device
 from edge.helpers.encoding import EncoderFiles
 from edge.llm.options import DEFAULT_CONTEXT, EngineOptions
-from edge.planning.arrange import DEPTH, work_of
+from edge.planning.arrange import DEPTH, measured_speeds, work_of
 from edge.planning.drafted import assumed_text, draft_of
 from edge.planning.encoder_place import EncoderPlace, encoder_places
 from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from edge.planning.space import PlanSpace
 from edge.planning.type_files import TypeFile, type_files
-from edge.slices.local import OwnSlices
 from edge.survey.cluster import Cluster
-from edge.survey.llm_survey import llm_speeds
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.model.check import check_loadable
@@ -96,32 +93,15 @@ def llm_space(
         kv_type=options.kv_type,
         wire=options.wire,
     )
-    with steps.step(f"Reading {path.name}") as show:
-        digest = OwnSlices().model_digest(path, show)
-    with steps.step("Measuring devices", unit="steps") as show:
-        known = llm_speeds(
-            cluster.devices,
-            cluster.fleet,
-            cluster.notes,
-            file,
-            digest,
-            threads=options.threads,
-            memory=options.memory,
-            transport=options.transport,
-            fresh=options.fresh,
-            on_step=show,
-        )
+    digest, known = measured_speeds(
+        file, cluster.devices, cluster.fleet, cluster.notes, options, steps, transport=options.transport
+    )
     draft = draft_of(options, file, cluster.devices, work, steps, insecure=cluster.insecure)
     if type_file is not None and type_file.note:
         known = replace(known, notes=(*known.notes, type_file.note))
     if draft is not None:
         known = replace(known, notes=(*known.notes, assumed_text(draft, options.acceptance)))
-    space = partial(
-        LlmSpace, path, file, digest, work, known, threads=options.threads, memory=options.memory,
-        exchange=Exchange(options.transport, wire=options.wire), draft=draft, phases=phases,
-        turns=options.groups != 1,
-        type_=type_file.name if type_file else None, divergence=type_file.divergence if type_file else None,
-    )  # fmt: skip
+    space = partial(LlmSpace, path, file, digest, work, known, options, type_file, draft=draft, phases=phases)
     if options.projector is None:
         return space()
     places = encoder_places(
@@ -171,12 +151,4 @@ def _onnx_space(path: Path, cluster: Cluster, options: PlanOptions, steps: Steps
             fresh=options.fresh,
             on_step=show,
         )
-    return OnnxSpace(
-        model,
-        known,
-        cuts,
-        threads=options.threads,
-        transport=options.transport,
-        wire=options.wire,
-        in_flight=options.concurrency,
-    )
+    return OnnxSpace(model, known, cuts, options)

@@ -103,7 +103,8 @@ def _outcomes(path: Path, mixes: Sequence[Mix]) -> dict[str, Outcome]:
             )
     if not mixes:
         return {}
-    with closing(types_of_each(GgufFile.open(path), mixes)) as outcomes:
+    file = GgufFile.open(path)
+    with closing(types_of_each([(file, mix) for mix in mixes])) as outcomes:
         by_name = {mix.name: outcome for mix, outcome in zip(mixes, outcomes, strict=True)}
     for mix in mixes:
         if mix.type not in by_name[mix.name].types.values():

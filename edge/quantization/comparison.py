@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,32 +113,32 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as docs/cli/evaluate.md says."""
-        speeds: Sequence[ModelSpeed | None] = self.speeds or [None] * len(self.names)
         return {
             "scored_tokens": self.results[0].summary.tokens,
-            "models": [_model_json(*model) for model in zip(self.names, self.results, speeds, strict=True)],
+            "models": [_model_json(*model) for model in self._models()],
             "notes": list(self.notes),
         }
 
     def rows(self) -> list[list[str]]:
         """Return the values of COLUMNS for each model."""
-        table, speeds = [], self.speeds
-        for i, (name, result) in enumerate(zip(self.names, self.results, strict=True)):
-            s = result.summary
-            table.append(
-                [
-                    name,
-                    bytes_text(result.size_bytes),
-                    f"{result.bits_per_weight:.2f}",
-                    f"{s.perplexity:.3f} ± {s.perplexity_error:.3f}",
-                    f"{s.mean_divergence:.5f}",
-                    f"{s.divergence_99:.4f}",
-                    f"{100 * s.top_1_agreement:.2f} %",
-                    f"{speeds[i].decode:.1f}" if speeds else "-",
-                    f"{speeds[i].prefill:.1f}" if speeds else "-",
-                ]
-            )
-        return table
+        return [
+            [
+                name,
+                bytes_text(result.size_bytes),
+                f"{result.bits_per_weight:.2f}",
+                f"{result.summary.perplexity:.3f} ± {result.summary.perplexity_error:.3f}",
+                f"{result.summary.mean_divergence:.5f}",
+                f"{result.summary.divergence_99:.4f}",
+                f"{100 * result.summary.top_1_agreement:.2f} %",
+                f"{speed.decode:.1f}" if speed else "-",
+                f"{speed.prefill:.1f}" if speed else "-",
+            ]
+            for name, result, speed in self._models()
+        ]
+
+    def _models(self) -> Iterator[tuple[str, Quality, ModelSpeed | None]]:
+        speeds: Sequence[ModelSpeed | None] = self.speeds or [None] * len(self.names)
+        return zip(self.names, self.results, speeds, strict=True)
 
 
 def compare(
@@ -189,23 +189,12 @@ def compare_mixes(
 
 
 def _model_json(name: str, result: Quality, speed: ModelSpeed | None) -> dict[str, Any]:
-    s = result.summary
+    figures = {key: value for key, value in asdict(result.summary).items() if key != "tokens"}
     return {
         "model": name,
         "size_bytes": result.size_bytes,
         "bits_per_weight": result.bits_per_weight,
-        "perplexity": _finite(s.perplexity),
-        "perplexity_error": _finite(s.perplexity_error),
-        "mean_divergence": _finite(s.mean_divergence),
-        "median_divergence": _finite(s.median_divergence),
-        "divergence_99": _finite(s.divergence_99),
-        "max_divergence": _finite(s.max_divergence),
-        "top_1_agreement": s.top_1_agreement,
+        **{key: value if math.isfinite(value) else None for key, value in figures.items()},  # JSON has no infinity
         "decode_tokens_per_s": speed.decode if speed else None,
         "prefill_tokens_per_s": speed.prefill if speed else None,
     }
-
-
-def _finite(value: float) -> float | None:
-    """Return None for infinity, which JSON does not have."""
-    return value if math.isfinite(value) else None

@@ -31,13 +31,14 @@ from edge.quantization import sensitivity
 from edge.quantization.divergence import Floats
 from edge.quantization.evaluate import Quality, evaluate
 from edge.quantization.fit_choices import (
+    candidates,
     choices,
     choose_kinds,
     free_tensors,
     from_mix,
+    least_bytes,
     mix_like,
     reserved_bytes,
-    smallest,
     tensor_bytes,
     too_small,
 )
@@ -115,7 +116,7 @@ def fit_file(
     slow = slow_kinds(known_kernels(options.threads or default_threads()))
     importance = read_imatrix(options.imatrix).weights_of(file) if options.imatrix else None
     covered = calibrate.covered(file) if importance is None else importance
-    candidates = choose_kinds(file, free, covered, reserved, budget, _kinds(options), options.fast, slow)
+    every = choose_kinds(file, free, covered, reserved, budget, _kinds(options), options.fast, slow)
     if file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()}) <= budget:
         return fitting.whole(out, free)
     with _folder(file, text, options.imatrix) as folder:
@@ -123,8 +124,8 @@ def fit_file(
         if importance is None:
             importance = read_imatrix(imatrix).weights_of(file)
         try:
-            sensitivities = fitting.sensitivity(candidates, importance, folder, (budget, reserved))
-            table = choices(file, candidates, sensitivities)
+            sensitivities = fitting.sensitivity(every, importance, folder, (budget, reserved))
+            table = choices(file, every, sensitivities)
             chosen = fit(table, budget, reserved)
         except DoesNotFit as error:  # some tensors cannot be measured, and stay as they are
             raise too_small(file, error.least, budget) from None
@@ -134,28 +135,24 @@ def fit_file(
             fits.append(widened)
         best, outcome, measured = fitting.best(out, fits, imatrix)
         expected = sensitivities.together(best.damage)
-        _keep(
-            folder, replace(sensitivities, wholes=tuple({**dict(sensitivities.wholes), best.damage: measured}.items()))
-        )
+        wholes = {**dict(sensitivities.wholes), best.damage: measured}
+        _keep(folder, replace(sensitivities, wholes=tuple(wholes.items())))
     used = {choice.type.name for choice in best.choices.values()}
     slow = {kind: larger for kind, larger in slow.items() if kind in used}
     exact = {
-        name: kind for name, choice in best.choices.items() if (kind := _exact(file, name, choice.type, sensitivities))
+        name: choice.type.name
+        for name, choice in best.choices.items()
+        if choice.type.block > 1 and choice.type.id != file.tensors[name].type.id  # a narrower one
+        if sensitivities.errors.get(name, {}).get(choice.type.name, 1.0) <= EXACT
     }
     return Fitted(outcome, expected, measured, chosen.gap, slow, exact)
 
 
-def _exact(file: GgufFile, name: str, kind: TensorType, sensitivities: Sensitivity) -> str | None:
-    """Return the narrower type that holds a tensor without loss, if there is one."""
-    narrower = kind.block > 1 and kind.id != file.tensors[name].type.id
-    return kind.name if narrower and sensitivities.errors.get(name, {}).get(kind.name, 1.0) <= EXACT else None
-
-
-def least_bytes(file: GgufFile, options: FitOptions) -> int:
+def smallest(file: GgufFile, options: FitOptions) -> int:
     """Return the bytes of the smallest file that can be made from a model."""
     free = free_tensors(file)
     covered = read_imatrix(options.imatrix).weights_of(file) if options.imatrix else calibrate.covered(file)
-    return smallest(file, free, covered, reserved_bytes(file, free), _kinds(options))
+    return least_bytes(file, candidates(file, free, covered, _kinds(options)), reserved_bytes(file, free))
 
 
 def _kinds(options: FitOptions) -> tuple[TensorType, ...]:

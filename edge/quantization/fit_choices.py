@@ -27,7 +27,7 @@ _MIB = 1 << 20
 def free_tensors(file: GgufFile) -> list[str]:
     """Return the tensors that llama.cpp's quantizer changes: those that get another type in one of two mixes."""
     mixes = [MIXES[name] for name in ("q4_1", "q8_0")]  # the output matrix has other types in these
-    changed = [outcome.types for outcome in types_of_each(file, mixes)]
+    changed = [outcome.types for outcome in types_of_each([(file, mix) for mix in mixes])]
     return [name for name, tensor in file.tensors.items() if any(types[name] != tensor.type for types in changed)]
 
 
@@ -45,25 +45,21 @@ def choose_kinds(
 
     covered: tensors in the importance matrix. fast: leave out `slow`, types that are slow on this device, if possible.
     """
-
-    def candidates(kinds: Sequence[TensorType]) -> dict[str, list[TensorType]]:
-        return {name: _candidates(file, name, kinds, name in covered) for name in free}
-
-    every = candidates(kinds)
-    least = _least(file, every, reserved)
+    every = candidates(file, free, covered, kinds)
+    least = least_bytes(file, every, reserved)
     if least > budget:
         raise too_small(file, least, budget)
     if not fast:
         return every
-    quick = candidates([kind for kind in kinds if kind.name not in slow])
-    return quick if _least(file, quick, reserved) <= budget else every
+    quick = candidates(file, free, covered, [kind for kind in kinds if kind.name not in slow])
+    return quick if least_bytes(file, quick, reserved) <= budget else every
 
 
-def smallest(
-    file: GgufFile, free: Sequence[str], covered: Container[str], reserved: int, kinds: Sequence[TensorType]
-) -> int:
-    """Return the bytes of the smallest file: every tensor has the narrowest type that it may have."""
-    return _least(file, {name: _candidates(file, name, kinds, name in covered) for name in free}, reserved)
+def candidates(
+    file: GgufFile, free: Sequence[str], covered: Container[str], kinds: Sequence[TensorType]
+) -> dict[str, list[TensorType]]:
+    """Return the types, of `kinds`, that each tensor may have. covered: tensors in the importance matrix."""
+    return {name: _candidates(file, name, kinds, name in covered) for name in free}
 
 
 def _candidates(file: GgufFile, name: str, kinds: Sequence[TensorType], has_importance: bool) -> list[TensorType]:
@@ -99,8 +95,8 @@ def from_mix(
 ) -> Fit | None:
     """Return the largest usual mix within a budget, with the rest of the budget spent on wider types: no worse than
     that mix, even if the damages are wrong. None if no mix is within the budget, or none fills it."""
-    usual = [MIXES[name] for name in reversed(_USUAL)]
-    with closing(types_of_each(file, usual, imatrix=imatrix)) as outcomes:
+    usual = [(file, MIXES[name]) for name in reversed(_USUAL)]
+    with closing(types_of_each(usual, imatrix=imatrix)) as outcomes:
         outcome = next((mixed for mixed in outcomes if mixed.n_bytes <= budget), None)
     if outcome is None:
         return None
@@ -125,8 +121,8 @@ def reserved_bytes(file: GgufFile, free: Sequence[str]) -> int:
     return whole - sum(tensor_bytes(file, name, file.tensors[name].type) for name in free)
 
 
-def _least(file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], reserved: int) -> int:
-    """Return the bytes of the smallest file."""
+def least_bytes(file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], reserved: int) -> int:
+    """Return the bytes of the smallest file: every tensor has the narrowest type that it may have."""
     return reserved + sum(min(tensor_bytes(file, name, kind) for kind in kinds) for name, kinds in candidates.items())
 
 

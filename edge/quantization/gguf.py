@@ -62,21 +62,14 @@ def types_of(
     file: GgufFile, mix: Mix, types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
 ) -> Outcome:
     """Return the types that llama.cpp would give a file, without writing it. EngineError as `quantize`."""
-    with closing(types_of_each(file, [mix], types, imatrix)) as outcomes:
+    with closing(types_of_each([(file, mix)], types, imatrix)) as outcomes:
         return next(outcomes)
 
 
 def types_of_each(
-    file: GgufFile, mixes: Sequence[Mix], types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
-) -> Generator[Outcome, None, None]:
-    """Yield `types_of` several mixes, one after another, in one process, which ends with the generator."""
-    return types_of_files([(file, mix) for mix in mixes], types, imatrix)
-
-
-def types_of_files(
     jobs: Sequence[tuple[GgufFile, Mix]], types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
 ) -> Generator[Outcome, None, None]:
-    """Yield `types_of` several files, each in a mix, in one process, which ends with the generator."""
+    """Yield `types_of` files, each in a mix, one after another, in one process, which ends with the generator."""
     types = types or {}
     with _child(jobs, types, imatrix, None, default_threads()) as events:
         for file, mix in jobs:
@@ -137,9 +130,8 @@ def quantize(
                             progress(done, total, last)
         except EngineError:
             written_bytes = temporary.stat().st_size if temporary.exists() else 0  # the process removes it where it can
-            check_room(
-                out, outcome.n_bytes - written_bytes
-            )  # a full disk is the usual cause, which llama.cpp does not report
+            # A full disk is the usual cause, which llama.cpp does not report.
+            check_room(out, outcome.n_bytes - written_bytes)
             raise
         written = GgufFile.open(temporary)
         if {name: t.type for name, t in written.tensors.items()} != outcome.types:

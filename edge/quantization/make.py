@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from devices.files import temporary_beside
-from edge.quantization.fit import FitOptions, Fitted, Progress, file_within, fit_file, least_bytes
+from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file, smallest
 from edge.quantization.gguf import Outcome, quantize
 from edge.tasks import SILENT, ShowStep, Steps
 from quant.checkpoint.checkpoint import Checkpoint
@@ -57,36 +57,6 @@ def budgets_between(least: int, most: int, n: int) -> list[int]:
     if least == most:
         return [most]
     return [round(least * (most / least) ** (k / (n - 1))) for k in range(n)]
-
-
-def fit_sizes(
-    file: GgufFile,
-    out: Path,
-    budgets: Sequence[int],
-    text: str,
-    options: FitOptions,
-    progress: Progress,
-    predicted: Callable[[int], None] = lambda n_bytes: None,
-) -> FittedSizes:
-    """Write a model to `out` in files of at most `budgets` bytes, all in one: each size is what `fit_file` writes.
-
-    predicted: called with the bytes of the file before it is written. While that is made, all sizes lie beside it. The
-    errors of `fit_file`.
-    """
-    check_room(out, 2 * sum(min(budget, file.size_bytes) for budget in budgets))
-    each = replace(options, within_s=options.within_s / len(budgets))
-    with ExitStack() as stack:
-        fits: list[tuple[Fitted, Path]] = []
-        for budget in sorted(budgets):  # the smallest may be too small
-            path = stack.enter_context(temporary_beside(out, ".gguf"))
-            fitted = fit_file(file, path, budget, text, each, progress)
-            if not fits or fitted.outcome.types != fits[-1][0].outcome.types:
-                fits.append((fitted, path))
-        fits.reverse()
-        plan = plan_elastic([GgufFile.open(path) for _, path in fits], [fit.measured_divergence for fit, _ in fits])
-        predicted(plan.n_bytes)
-        write_elastic(plan, out)
-    return FittedSizes([fitted for fitted, _ in fits], plan.n_bytes, out.stat().st_size)
 
 
 @dataclass(frozen=True)
@@ -187,21 +157,31 @@ def quantize_to_size(
 def quantize_to_sizes(
     source: Source, out: Path, budgets: Sequence[int], text: str, options: FitOptions, steps: Steps = SILENT
 ) -> FittedSizes:
-    """Quantize the model to files of at most `budgets` bytes, in one. The errors of `fit_sizes`."""
+    """Quantize the model to files of at most `budgets` bytes, all in one: each size is what `fit_file` writes. While
+    that is made, all sizes lie beside it. The errors of `fit_file`."""
     _warn_of_loss(source.file, steps)
-
-    def say(n_bytes: int) -> None:
-        steps.say(f"all sizes in one file will have {n_bytes:,} bytes ({bytes_text(n_bytes)})")
-
-    with _stages(steps) as show:
-        return fit_sizes(source.file, out, budgets, text, options, show, say)
+    check_room(out, 2 * sum(min(budget, source.file.size_bytes) for budget in budgets))
+    each = replace(options, within_s=options.within_s / len(budgets))
+    with ExitStack() as stack:
+        show = stack.enter_context(_stages(steps))
+        fits: list[tuple[Fitted, Path]] = []
+        for budget in sorted(budgets):  # the smallest may be too small
+            path = stack.enter_context(temporary_beside(out, ".gguf"))
+            fitted = fit_file(source.file, path, budget, text, each, show)
+            if not fits or fitted.outcome.types != fits[-1][0].outcome.types:
+                fits.append((fitted, path))
+        fits.reverse()
+        plan = plan_elastic([GgufFile.open(path) for _, path in fits], [fit.measured_divergence for fit, _ in fits])
+        steps.say(f"all sizes in one file will have {plan.n_bytes:,} bytes ({bytes_text(plan.n_bytes)})")
+        write_elastic(plan, out)
+    return FittedSizes([fitted for fitted, _ in fits], plan.n_bytes, out.stat().st_size)
 
 
 def budget_within(
     source: Source, memory: int, context: int | None, kv_type: str, options: FitOptions, steps: Steps = SILENT
 ) -> int:
     """Return the bytes of a file whose weights fit into memory beside everything else. The errors of `file_within`."""
-    budget, parts = file_within(source.file, memory, context, kv_type, least_bytes(source.file, options))
+    budget, parts = file_within(source.file, memory, context, kv_type, smallest(source.file, options))
     parts_text = ", ".join(f"{name} {bytes_text(n)}" for name, n in parts.items() if n)
     steps.say(f"of {bytes_text(memory)}, {bytes_text(budget)} are left: {parts_text}")
     return budget

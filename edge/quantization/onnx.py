@@ -6,13 +6,11 @@ OUT appears under its name only when it is whole, runs, and has been compared wi
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from devices.files import removed_at_end
@@ -149,7 +147,8 @@ def quantize(
         if path.resolve() in weight_files:
             raise ModelFileError(f"{path} holds weights of {source}; name another file to write")
     check_room(target, _COPIES * file.weight_bytes + file.size_bytes)
-    with _working_folder(target) as folder:
+    working = TemporaryDirectory(".part", f".{target.name}.", target.absolute().parent, ignore_cleanup_errors=True)
+    with working as name, removed_at_end(folder := Path(name)):
         (folder / "made").mkdir()
         new_file = folder / "made" / target.name
         staged = folder / "the-model.onnx"
@@ -201,17 +200,6 @@ def quantize(
         not_compared=reason,
         threads=threads,
     )
-
-
-@contextmanager
-def _working_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder beside `target`, removed with its files at the end of the block."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.absolute().parent))
-    with removed_at_end(folder):
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _samples(reference: Any, calibration: Path | None) -> tuple[tuple[Input, ...], Samples | None]:

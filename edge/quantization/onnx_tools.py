@@ -7,7 +7,7 @@ Each step reads and writes files. The tools raise all kinds of errors: edge/quan
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def prepare(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path
             "8 bits are made of floats of 32 bits, and its weights have 16; export it in float32, or use int4"
         )
     if eight_bits and not fixed:
-        staged = _weights_in_branches(staged, external)
+        staged = _changed(staged, external, "branches.onnx", _move_into_branches)
     # Symbolic shapes would need another package (sympy); the tools use only known ones.
     quant_pre_process(
         str(staged),
@@ -56,7 +56,19 @@ def prepare(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path
         all_tensors_to_one_file=True,
         external_data_location="prepared.onnx.data",
     )
-    return _flat_biases(path, external) if fixed else _transposed_once(path, external)
+    return _changed(path, external, "changed.onnx", _flatten_biases if fixed else _transpose_once)
+
+
+def _changed(path: Path, external: bool, name: str, change: Callable[[Any], bool]) -> Path:
+    """Write the model under another name where `change` changes its graph; return its path."""
+    import onnx
+
+    model = onnx.load(path)
+    if not change(model.graph):
+        return path
+    path = path.with_name(name)
+    onnx.save_model(model, str(path), save_as_external_data=external, location=f"{name}.data")
+    return path
 
 
 def dynamic(prepared: Path, target: Path, external: bool) -> None:
@@ -132,17 +144,14 @@ def int4(prepared: Path, target: Path, external: bool, block_size: int) -> None:
     tool.model.save_model_to_file(str(target), external)
 
 
-def _transposed_once(path: Path, external: bool) -> Path:
-    """Write the model with constants that a Gemm reads transposed stored transposed, under other names; return its
-    path.
+def _transpose_once(graph: Any) -> bool:
+    """Store constants that a Gemm reads transposed transposed, under other names; return whether there are any.
 
     The tools turn such a Gemm into a MatMul by changing its constant in place: twice if two of them share it, and in
     conflict with the shape that was inferred for it before.
     """
-    import onnx
     from onnx import numpy_helper
 
-    graph = (model := onnx.load(path)).graph
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     turned: set[str] = set()
     for node in graph.node:
@@ -151,8 +160,6 @@ def _transposed_once(path: Path, external: bool) -> Path:
             flag.i = 0
             turned.add(node.input[1])
             node.input[1] += _TURNED
-    if not turned:
-        return path
     used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
     for name in sorted(turned):
         graph.initializer.append(
@@ -160,26 +167,12 @@ def _transposed_once(path: Path, external: bool) -> Path:
         )
         if name not in used and not any(True for node in graph.node for _ in _branches(node)):  # subgraphs may use it
             graph.initializer.remove(initializers[name])
-    path = path.with_name("transposed.onnx")
-    onnx.save_model(model, str(path), save_as_external_data=external, location=f"{path.name}.data")
-    return path
-
-
-def _weights_in_branches(path: Path, external: bool) -> Path:
-    """Write the model with weights that only one branch (of an If, a Loop) uses moved into that branch, where the tool
-    looks for them; return its path."""
-    import onnx
-
-    model = onnx.load(path)
-    if not _move_into_branches(model.graph):
-        return path
-    path = path.with_name("branches.onnx")
-    onnx.save_model(model, str(path), save_as_external_data=external, location=f"{path.name}.data")
-    return path
+    return bool(turned)
 
 
 def _move_into_branches(graph: Any) -> bool:
-    """Move initializers of `graph` into the one branch that uses them, or further in; return whether any was moved."""
+    """Move weights into the one branch (of an If, a Loop) that uses them, or further in, where the tool looks for them;
+    return whether any was moved."""
     branches = [branch for node in graph.node for branch in _branches(node)]
     used = _names_used(graph) | {value.name for value in graph.output}
     moved = False
@@ -211,13 +204,11 @@ def _all_names_used(graph: Any) -> set[str]:
     return _names_used(graph).union({value.name for value in graph.output}, *inside)
 
 
-def _flat_biases(path: Path, external: bool) -> Path:
-    """Write the model with biases of a Gemm of shape (1, n) as (n), because the tool takes the first axis for channels;
-    return its path."""
-    import onnx
+def _flatten_biases(graph: Any) -> bool:
+    """Store biases of a Gemm of shape (1, n) as (n), because the tool takes the first axis for channels; return whether
+    there are any."""
     from onnx import numpy_helper
 
-    graph = (model := onnx.load(path)).graph
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     flat: set[str] = set()
     for node in graph.node:
@@ -226,13 +217,9 @@ def _flat_biases(path: Path, external: bool) -> Path:
             if len(dims) == 2 and dims[0] == 1:
                 node.input[2] = name + _FLAT
                 flat.add(name)
-    if not flat:
-        return path
     for name in sorted(flat):
         graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(initializers[name])[0], name + _FLAT))
-    path = path.with_name("flat.onnx")
-    onnx.save_model(model, str(path), save_as_external_data=external, location=f"{path.name}.data")
-    return path
+    return bool(flat)
 
 
 def has_branches(path: Path) -> bool:

@@ -30,21 +30,22 @@ def options_for(options: EngineOptions, chunk_tokens: int) -> EngineOptions:
 
 def local_route(path: Path, options: EngineOptions, name: str = "one device") -> Route:
     """Return the route of a model on this device. options: of `options_for`."""
-    return Route(name, partial(_engine, path, options))
+    return Route(name, partial(Engine, path, options))
 
 
 def setting_routes(path: Path, options: EngineOptions) -> list[Route]:
     """Return routes with llama.cpp's own settings on this device, other than those of `options`."""
     flash = "off" if options.flash_attention != "off" else "on"
+    batch = min(_SMALL_BATCH, options.rows)
     changed = {
         f"flash attention {flash}": replace(options, flash_attention=flash),
-        f"steps of {_SMALL_BATCH} rows": _in_steps(options),
+        f"steps of {_SMALL_BATCH} rows": replace(options, batch=batch, outputs=batch),
         "weights not repacked": replace(options, repack=False),
     }
     routes = [local_route(path, setting, name) for name, setting in changed.items()]
-    routes.append(Route("a row a pass", partial(_engine, path, options), one_by_one))
+    routes.append(Route("a row a pass", partial(Engine, path, options), one_by_one))
     if options.threads != 1:
-        routes.append(Route("the same on 1 thread", partial(_engine, path, replace(options, threads=1)), one_by_one))
+        routes.append(Route("the same on 1 thread", partial(Engine, path, replace(options, threads=1)), one_by_one))
     return routes
 
 
@@ -63,22 +64,6 @@ def answer_routes(options: EngineOptions, opened: Opened, where: str = "") -> li
 def remote_route(options: EngineOptions, opened: Opened, where: str, predict: Predict = at_once) -> Route:
     """Return the route of a model on other engines than this device's own. where: their place, for people."""
     return Route(where, partial(opened, options), predict)
-
-
-def _in_steps(options: EngineOptions) -> EngineOptions:
-    batch = min(_SMALL_BATCH, options.rows)
-    return replace(options, batch=batch, outputs=batch)
-
-
-@contextmanager
-def _engine(path: Path, options: EngineOptions) -> Iterator[TextEngine]:
-    with Engine(path, options) as engine:
-        yield engine
-
-
-def local_engines(path: Path) -> Opened:
-    """Return a function that opens engines of this device for a model."""
-    return partial(_engine, path)
 
 
 @contextmanager

@@ -96,15 +96,16 @@ class Work:
     @cached_property
     def kv_before(self) -> tuple[int, ...]:
         """[layers + 1]: bytes of KV cache of the layers before each."""
-        layers = range(self.shape.n_layers)
-        layer_bytes = (self.shape.kv_layer_bytes(layer, self.context, self.kv.keys, self.kv.values) for layer in layers)
-        return tuple(accumulate(layer_bytes, initial=0))
+        return self._kv_before(self.context)
 
     @cached_property
     def prompt_kv_before(self) -> tuple[int, ...]:
         """[layers + 1]: bytes of the prompt's keys and values of the layers before each."""
+        return self._kv_before(self.prompt)
+
+    def _kv_before(self, tokens: int) -> tuple[int, ...]:
         layers = range(self.shape.n_layers)
-        layer_bytes = (self.shape.kv_layer_bytes(layer, self.prompt, self.kv.keys, self.kv.values) for layer in layers)
+        layer_bytes = (self.shape.kv_layer_bytes(layer, tokens, self.kv.keys, self.kv.values) for layer in layers)
         return tuple(accumulate(layer_bytes, initial=0))
 
     def state_bytes(self, rows: float) -> int:
@@ -254,10 +255,10 @@ class GroupCost:
         times = [n / (speed.disk_bytes_per_s or 1.0) for speed, n in zip(self.speeds, paged, strict=True)]
         return np.maximum.reduce(times)
 
-    def joules(self, seconds: Numbers) -> Numbers:
-        """Return the energy of all ranks computing for `seconds`: sum of watts x seconds. nan if a device's power is
-        unknown."""
-        return seconds * sum(np.nan if speed.watts is None else speed.watts for speed in self.speeds)
+    @property
+    def watts(self) -> float:
+        """Power of all ranks while they compute; nan if a device's is unknown."""
+        return sum(np.nan if speed.watts is None else speed.watts for speed in self.speeds)
 
 
 def hop_s(work: Work, before: Sequence[str], after: Sequence[str], links: Links, rows: float) -> tuple[float, float]:

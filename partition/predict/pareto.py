@@ -41,11 +41,6 @@ class Point:
         return tuple(objective.on_axis(getattr(self.predicted, objective.key)) for objective in objectives)
 
 
-def cost_of(point: Point, objective: str) -> float:
-    """Return an objective's cost of a point, as it was predicted."""
-    return OBJECTIVES[objective].cost_of(point.predicted)
-
-
 def on_front(values: Sequence[tuple[float, ...]]) -> list[bool]:
     """Return for each point whether it is on the Pareto front. Of equal points the first is.
 

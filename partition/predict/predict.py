@@ -196,16 +196,11 @@ class _Stage:
 
     def joules(self, rows: float) -> float:
         """A token."""
-        return float(self._group.joules(self.seconds(rows))) / rows
-
-    def _curve(self) -> Curve:
-        """Seconds by rows: of decoding steps, and of the whole prompt, which may be many steps."""
-        most = self._work.prompt
-        rows = sorted({*_ROWS, *(n for n, _ in self._group.speeds[0].layer_s.points)})
-        return Curve((*((n, self.seconds(n)) for n in rows if n < most), (most, self.prompt_s())))
+        return self.seconds(rows) * self._group.watts / rows
 
     def predicted(self, rows: float, crowding: float) -> StagePrediction:
-        several = len(self.devices) > 1
+        several, most = len(self.devices) > 1, self._work.prompt
+        by_rows = sorted({*_ROWS, *(n for n, _ in self._group.speeds[0].layer_s.points)})
         return StagePrediction(
             devices=tuple(self.devices),
             what=f"layers {self._stage.layers}" if self.computes else NO_LAYERS,
@@ -214,7 +209,7 @@ class _Stage:
             transfer_s=sum(self.hop(1)),
             transfer_busy_s=self.hop(rows)[1],
             memory_bytes=dict(zip(self.devices, self._bytes_held, strict=True)),
-            rows_s=self._curve(),
+            rows_s=Curve((*((n, self.seconds(n)) for n in by_rows if n < most), (most, self.prompt_s()))),
             sums_s=self._k * self._group.work.limits.sums_a_layer * self._group.sum_s(1) if several else 0.0,
             paged_bytes=round(max(n if math.isfinite(n) else 0.0 for n in self._paged)),
             crowding=crowding,

@@ -16,13 +16,6 @@ from partition.search.planner import Placed, Planner
 _MIB = 1 << 20
 
 
-def best_of(planner: Planner) -> tuple[Plan, str]:
-    """The plan to take for the least latency, and why, in one line. PlanError, with need and have, where nothing
-    fits."""
-    placed = best(planner, "latency")
-    return placed.plan, reason(planner, placed, "latency")
-
-
 def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed:
     """The best plan by one objective; this device alone, where others are not clearly better.
 
@@ -55,14 +48,11 @@ def outdoes(planner: Planner, several: Placed, own: Placed, objective: str, took
     is quiet. took: the objective as it was in use, if known to be worse than predicted."""
     first, *others = planner.speeds
     by_device = {speed.device: speed for speed in (first.at_best, *others)}
-    new, old = (_value(planner, placed, by_device, objective) for placed in (several, own))
+    new, old = (
+        OBJECTIVES[objective].cost_of(predict(placed.plan, planner.work, by_device, planner.links, placed.microbatches))
+        for placed in (several, own)
+    )
     return clearly_better(max(new, took), old, by=plan_threshold(is_busy(planner.speeds, several.plan.devices)))
-
-
-def _value(planner: Planner, placed: Placed, speeds: Mapping[str, DeviceSpeed], objective: str) -> float:
-    """An objective that is a time, of a plan on devices of these speeds."""
-    predicted = predict(placed.plan, planner.work, speeds, planner.links, placed.microbatches)
-    return OBJECTIVES[objective].cost_of(predicted)
 
 
 def is_busy(speeds: Iterable[DeviceSpeed | OnnxDevice], devices: Sequence[str]) -> bool:

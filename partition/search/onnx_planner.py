@@ -23,13 +23,12 @@ from partition.predict.onnx_predict import MOST_IN_FLIGHT, OnnxDevice, OnnxWork,
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Links
 from partition.search.best import Solution
+from partition.search.planner import BEAM, MOST_EXACT
 from partition.search.problem import Group, Problem, check_watts
 from partition.search.search import front
 
 Array = NDArray[np.float64]
 
-MOST_EXACT = 8  # devices that are searched for the best; with more of them, for a very good one
-_BEAM = 250  # partial solutions at each place then
 _SUMS = {"alone": ("latency", "throughput"), "joules": ("energy",)}  # and the objectives that need them
 _PEAKS = {"busy": ("throughput",), "bytes": ("memory",)}
 
@@ -79,7 +78,7 @@ class OnnxPlanner:
 
         caps: what each objective may be at most. PlanError for an objective that is none.
         """
-        beam = None if len(self.speeds) <= MOST_EXACT else _BEAM
+        beam = None if len(self.speeds) <= MOST_EXACT else BEAM
         result = front(self.problem(objectives, caps), beam=beam)
         return [self._placed(solution) for solution in result.solutions], result.exact
 

@@ -21,7 +21,7 @@ import numpy as np
 from partition.plan.plan import Plan
 from partition.predict import cost
 from partition.predict.hysteresis import PREFILL, clearly_better, plan_threshold
-from partition.predict.predict import moved_s, predict, prompt_and_moved_s
+from partition.predict.predict import moved_s, prompt_and_moved_s
 from partition.predict.prediction import Prediction
 from partition.search.explain import is_busy
 from partition.search.pair_search import Pair, PairSearch
@@ -40,7 +40,7 @@ class Phases:
     def __init__(self, planner: Planner, most_bytes: float = math.inf) -> None:
         """most_bytes: that a pair may hold on any device."""
         self._planner = planner
-        self._by_device = {speed.device: speed for speed in planner.speeds}
+        self._by_device = planner.by_device
         self._rooms = [min(speed.memory_bytes, most_bytes) for speed in planner.speeds]
         self._for_prompts = planner.for_prompts()
         self._whole = [max(both) for both in zip(planner.whole_bytes(), self._for_prompts.whole_bytes(), strict=True)]
@@ -169,8 +169,7 @@ class Phases:
         return replace(placed, plan=replace(plan, prefill_from=high))
 
     def _predicted(self, placed: Placed) -> Prediction:
-        planner = self._planner
-        return predict(placed.plan, planner.work, self._by_device, planner.links, placed.microbatches)
+        return self._planner.predict(placed.plan, placed.microbatches)
 
 
 def paired(planner: Planner, plain: Placed | None, objective: str, caps: Mapping[str, float]) -> Placed | None:
@@ -202,13 +201,9 @@ def _outdoes(planner: Planner, prefill: Plan, new: float, old: float) -> bool:
 
 def prefill_reason(planner: Planner, pair: Placed) -> str:
     """Explain the placement for prompts of a pair, as a clause."""
-    speeds = {speed.device: speed for speed in planner.speeds}
-    both, alone = (
-        predict(plan, planner.work, speeds, planner.links, pair.microbatches)
-        for plan in (pair.plan, pair.plan.placements[0])
-    )
+    both, alone = (planner.predict(plan, pair.microbatches) for plan in (pair.plan, pair.plan.placements[0]))
     assert pair.plan.prefill is not None
     devices = dict.fromkeys(shard.device for stage in pair.plan.prefill.computing for shard in stage.shards)
-    where = " and ".join(speeds[device].name for device in devices)
+    where = " and ".join(planner.by_device[device].name for device in devices)
     sooner = f"{number_text(both.ttft_s or 0.0)} s to the first token instead of {number_text(alone.ttft_s or 0.0)} s"
     return f"prompts of {pair.plan.prefill_from} tokens or more on {where}: {sooner}"

@@ -26,6 +26,8 @@ from partition.predict.cost import Work
 from partition.predict.hosts import crowded
 from partition.predict.measures import Measures
 from partition.predict.objectives import limited_by
+from partition.predict.predict import predict
+from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed, Links
 from partition.search.best import Solution
 from partition.search.problem import Problem, check_watts, one_stage, with_peaks
@@ -105,6 +107,15 @@ class Planner:
         names, most = limited_by(objective, caps)
         return next(iter(self.front(names, caps=most)[0]), None)
 
+    @property
+    def by_device(self) -> dict[str, DeviceSpeed]:
+        """The speeds, by device."""
+        return {speed.device: speed for speed in self.speeds}
+
+    def predict(self, plan: Plan, microbatches: int | None = None) -> Prediction:
+        """Predict the cost of a plan on these devices, as `partition.predict.predict`."""
+        return predict(plan, self.work, self.by_device, self.links, microbatches)
+
     def like(self, speeds: Sequence[DeviceSpeed], links: Links, *, pipeline: bool | None = None) -> Planner:
         """Return a planner for the same model and work with other devices or links. pipeline: None: as it is."""
         in_row = self._pipeline if pipeline is None else pipeline
@@ -157,10 +168,6 @@ class Planner:
     def only_own(self) -> Planner:
         """The same, with the owner's device alone."""
         return self.like(self.speeds[:1], self.links)
-
-    def sharing_all(self) -> Planner:
-        """The same for plans in which one group of devices shares all layers."""
-        return self.like(self.speeds, self.links, pipeline=False)
 
     def shares(self) -> list[float]:
         """Part of every layer that each device computes, by measured speed, if all devices share every layer."""

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from partition.search.best import Best, Solution
 from partition.search.bounds import Bounds
-from partition.search.cases import cases_of
-from partition.search.labels import Search
+from partition.search.labels import Search, cases_of
 from partition.search.problem import Array, Objectives, Outdone, Problem
 from partition.search.tables import Tables
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
@@ -104,8 +103,8 @@ class StageGroup:
         """Return sums and peaks of every stage [i, j); inf where it is impossible."""
         memory = self._chosen(lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last)))
         drafting_s = self.work.drafting_s(self.devices, owner)
-        hosts = used(speed.host for speed in self.speeds)
-        sums, peaks = measures.for_stages(self._seconds, self._prompt_s, self._watts, memory, hosts, drafting_s)
+        hosts, watts = used(speed.host for speed in self.speeds), self._choices[0].watts
+        sums, peaks = measures.for_stages(self._seconds, self._prompt_s, watts, memory, hosts, drafting_s)
         possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))
         if measures.microbatches > 1:  # a single stage that computes has one step at a time, also behind a thin owner
             possible[0, -1] = False
@@ -122,7 +121,7 @@ class StageGroup:
             lambda: np.full(
                 (1, 1), group.prompt_s(0.0, False, cost.chunk_rows(self.work.prompt, measures.prompt_stages))
             ),
-            self._watts,
+            self._choices[0].watts,
             np.full((1, 1), float(speed.runtime_bytes)),
             used([speed.host]),
             self.work.drafting_s(self.devices, speed.device),
@@ -146,10 +145,6 @@ class StageGroup:
         """Return the bytes that each member needs where these devices share all layers and no memory is short."""
         needs = self._choices[0].bytes_needed(self._weights[0, -1], self._kv[0, -1], True)
         return [float(need) for need in needs]
-
-    @property
-    def _watts(self) -> float:
-        return sum(math.nan if speed.watts is None else speed.watts for speed in self.speeds)
 
     def _seconds(self, rows: float) -> Array:
         """Return seconds of a decoding step of every stage [i, j): [n+1, n+1]."""

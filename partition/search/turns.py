@@ -11,7 +11,6 @@ from partition.plan.plan import MOST_TURNS, Plan
 from partition.predict.cost import groups
 from partition.predict.hysteresis import TURNS, clearly_faster, plan_threshold
 from partition.predict.objectives import OBJECTIVES, limited_by
-from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.search.explain import is_busy
 from partition.search.planner import Placed, Planner
@@ -33,9 +32,9 @@ def by_turns(planner: Planner, plan: Plan) -> tuple[Plan, Prediction] | None:
         return None
     if work.shape.architecture in RECURRENT_ARCHITECTURES:
         return None
-    speeds = {speed.device: speed for speed in planner.speeds}
+    speeds = planner.by_device
     try:
-        predicted = predict(two, work, speeds, planner.links)
+        predicted = planner.predict(two)
     except PlanError:
         return None
     if any(stage.paged_bytes for stage in predicted.stages):
@@ -55,7 +54,8 @@ def better_by_turns(
     plans = [placed.plan]
     if objective == "throughput":
         names, most = limited_by(objective, caps)
-        plans += [shared.plan for shared in planner.sharing_all().front(names, caps=most)[0]]
+        sharing_all = planner.like(planner.speeds, planner.links, pipeline=False)
+        plans += [shared.plan for shared in sharing_all.front(names, caps=most)[0]]
     best = max(
         (two for plan in plans if (two := by_turns(planner, plan)) is not None),
         key=lambda two: two[1].throughput_per_s,
@@ -64,8 +64,7 @@ def better_by_turns(
     if best is None:
         return None
     plan, new = best
-    speeds = {speed.device: speed for speed in planner.speeds}
-    old = predict(placed.plan, planner.work, speeds, planner.links, placed.microbatches)
+    old = planner.predict(placed.plan, placed.microbatches)
     by = max(TURNS, plan_threshold(is_busy(planner.speeds, plan.devices)))
     cost, throughput = OBJECTIVES[objective].cost_of, OBJECTIVES["throughput"]
     if cost(new) > cost(old) or not clearly_faster(new.throughput_per_s, old.throughput_per_s, by=by):

@@ -133,7 +133,6 @@ class Texts(Source):
         self._draft, self._random = predicted.draft, random.Random(f"guesses {seed}")
         self._stages = predicted.n_stages
         self._groups = predicted.microbatches if self._stages > 1 or predicted.by_turns else 1
-        self._most = self._groups
         self._ready: list[int] = []
         self._groups_flying, self._requests_flying = 0, 0
         self._windows: Windows | None = None  # windows of a request that is alone; it counts as a group
@@ -225,7 +224,7 @@ class Texts(Source):
         """The next step, where the first stage has nothing to do and more may be in flight."""
         if self._first.idle:
             self._go_on_alone()
-        if not self._first.idle or self._groups_flying >= self._most or not self._ready:
+        if not self._first.idle or self._groups_flying >= self._groups or not self._ready:
             return
         group, parts = self._chosen()
         if self._has_windows(group, parts):

@@ -10,10 +10,11 @@ from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.hysteresis import PLAN
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
-from partition.search.explain import best, best_of, kind_of
+from partition.search.explain import best, kind_of
 from partition.search.planner import Planner
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
+from tests.support.planning import best_of
 
 MS = 1e-3
 FILE = GgufFile.open(MODEL_PATH)

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from partition.model.model import ModelShape
-from partition.plan.plan import LOCAL, Sizes
+from partition.plan.plan import LOCAL, Plan, Sizes
 from partition.plan.tensor import Limits
 from partition.predict.cost import Work
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
+from partition.search.explain import best, reason
+from partition.search.planner import Planner
 from quant.types import cache_type
 
 MS = 1e-3
@@ -86,6 +88,12 @@ def device(
     return DeviceSpeed(
         name, name, curve(step_s), curve(layer_s), half_layer_s=curve(half), head_s=curve(head_s), **total
     )
+
+
+def best_of(planner: Planner) -> tuple[Plan, str]:
+    """The plan to take for the least latency, and why, in one line."""
+    placed = best(planner, "latency")
+    return placed.plan, reason(planner, placed, "latency")
 
 
 def linked(

@@ -18,13 +18,15 @@ def ask_types_once(patch: pytest.MonkeyPatch) -> None:
     answers: dict[object, list[Outcome]] = {}
 
     def asked_once(
-        file: GgufFile, mixes: Sequence[Mix], types: Any = None, imatrix: Path | None = None
+        jobs: Sequence[tuple[GgufFile, Mix]], types: Any = None, imatrix: Path | None = None
     ) -> Generator[Outcome, None, None]:
-        tensors = tuple((name, tensor.type.id, tensor.shape) for name, tensor in file.tensors.items())
-        ids = tuple(mix.id for mix in mixes)
-        question = (tensors, ids, str(types), imatrix and imatrix.read_bytes())
+        files = [
+            (mix.id, tuple((name, tensor.type.id, tensor.shape) for name, tensor in file.tensors.items()))
+            for file, mix in jobs
+        ]
+        question = (*files, str(types), imatrix and imatrix.read_bytes())
         if question not in answers:
-            answers[question] = list(types_of_each(file, mixes, types, imatrix))
+            answers[question] = list(types_of_each(jobs, types, imatrix))
         yield from answers[question]
 
     patch.setattr("edge.quantization.gguf.types_of_each", asked_once)

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import resource
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from edge.demo import MODEL_PATH
 from edge.quantization.fit import FitOptions
-from edge.quantization.make import budgets_between, fit_sizes
+from edge.quantization.make import Source, budgets_between, quantize_to_sizes
+from edge.tasks import Steps
 from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile
 from quant.types import TYPES
@@ -20,10 +22,6 @@ from tools.demo_model.grammar import statements
 
 TEXT = " ".join(islice(statements(random.Random(7)), 40))
 OPTIONS = FitOptions(kinds=(TYPES["q4_0"], TYPES["q8_0"]), within_s=1.0, threads=1)
-
-
-def silent(*_: object) -> None:
-    pass
 
 
 @pytest.fixture(autouse=True)
@@ -38,25 +36,27 @@ def budgets() -> tuple[int, int]:
 
 
 def test_each_size_has_the_divergence_that_was_measured_of_it(tmp_path: Path, budgets: tuple[int, int]) -> None:
-    out, predicted = tmp_path / "out.gguf", list[int]()
-    fitted = fit_sizes(GgufFile.open(MODEL_PATH), out, budgets, TEXT, OPTIONS, silent, predicted.append)
+    out, file = tmp_path / "out.gguf", GgufFile.open(MODEL_PATH)
+    fitted = quantize_to_sizes(Source(file, file.size_bytes), out, budgets, TEXT, OPTIONS)
     sizes = elastic_sizes(GgufFile.open(out))
     assert [size.file_bytes for size in sizes] == [fit.outcome.n_bytes for fit in fitted.fits]
     assert [size.divergence for size in sizes] == pytest.approx([fit.measured_divergence for fit in fitted.fits])
     assert sizes[0].divergence < sizes[1].divergence
-    assert predicted == [out.stat().st_size]
+    assert fitted.predicted_bytes == fitted.n_bytes == out.stat().st_size
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
 def test_a_disk_that_fills_while_all_sizes_are_written_leaves_nothing(tmp_path: Path, budgets: tuple[int, int]) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, file = resource.getrlimit(resource.RLIMIT_FSIZE), GgufFile.open(MODEL_PATH)
 
-    def fill(n_bytes: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes - 1, before[1]))
+    class Filling(Steps):
+        def say(self, line: str) -> None:
+            if predicted := re.search(r"will have ([\d,]+) bytes", line):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (int(predicted[1].replace(",", "")) - 1, before[1]))
 
     try:
         with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-            fit_sizes(GgufFile.open(MODEL_PATH), tmp_path / "out.gguf", budgets, TEXT, OPTIONS, silent, fill)
+            quantize_to_sizes(Source(file, file.size_bytes), tmp_path / "out.gguf", budgets, TEXT, OPTIONS, Filling())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """Routes: every way to compute a model gives the predictions that one pass over the text gives, each in its place."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from edge.quantization.evaluate import common_chunks
 from edge.quantization.text_file import BUNDLED, read_text
 from edge.sameness.evaluate import RouteComparison, RouteFigures, compare_routes
 from edge.sameness.routes import Predict, after_loss, at_once, drafted, from_prefix_cache, one_by_one, streams
-from edge.sameness.standard import answer_routes, local_engines, local_route, options_for, setting_routes
+from edge.sameness.standard import answer_routes, local_route, options_for, setting_routes
 
 SIZE = 40
 # In F32: rows of other passes give nearly the same, and a row in the wrong place does not.
@@ -69,7 +70,7 @@ def test_all_of_them_beside_one_device(chunks: Chunks) -> None:
         first,
         first,
         setting_routes(MODEL_PATH, OPTIONS),
-        answer_routes(OPTIONS, local_engines(MODEL_PATH)),
+        answer_routes(OPTIONS, partial(Engine, MODEL_PATH)),
         chunks,
         2048,
     )

@@ -21,9 +21,9 @@ from partition.predict.hysteresis import (
 )
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
-from partition.search.explain import best, best_of, reason
+from partition.search.explain import best, reason
 from partition.search.planner import Placed, Planner
-from tests.support.planning import MS, device, linked, work
+from tests.support.planning import MS, best_of, device, linked, work
 
 A, B = "a:1", "b:1"
 NAMES = (LOCAL, A, B)

@@ -384,7 +384,7 @@ def test_ways_are_those_in_the_direction_of_what_crosses() -> None:
 
 
 def test_ranks_of_a_stage_draw_together() -> None:
-    assert float(a_pair(device(watts=5.0), device("b", watts=7.0)).joules(2.0)) == 24
+    assert a_pair(device(watts=5.0), device("b", watts=7.0)).watts == 12
 
 
 def test_energy_is_what_busy_devices_draw() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from edge.planning.choose import best_of
 from edge.planning.front import Front, pick
+from edge.planning.plan_options import PlanOptions
 from edge.planning.space import PlanSpace
 from edge.survey.profile import ClusterProfile
 from partition.errors import PlanError
@@ -41,7 +42,7 @@ class MadeUp(PlanSpace):
     kind, cache, title = "llm", "none", "made up"
 
     def __init__(self, number: int, divergence: float | None, plans: Sequence[tuple[Plan, Prediction]]) -> None:
-        super().__init__(Path(f"t{number}.gguf"), ClusterProfile((device(),), Links({}), ()), None)
+        super().__init__(Path(f"t{number}.gguf"), ClusterProfile((device(),), Links({}), ()), PlanOptions())
         self.type, self.divergence = f"t{number}", divergence
         self.every = [
             Point(

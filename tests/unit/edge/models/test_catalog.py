@@ -7,7 +7,7 @@ import pytest
 from edge.errors import CatalogError
 from edge.models.catalog import KnownModel, catalog, known_models, read_catalog
 from edge.models.synth import layout, synthesize, write_outline
-from edge.quantization.gguf import types_of_files
+from edge.quantization.gguf import types_of_each
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
@@ -42,7 +42,7 @@ def test_outlines_are_as_large_as_the_published_files(tmp_path: Path) -> None:
     """Types are llama.cpp's own choice, so a wrong figure, or a wrong type of the file, shows in its bytes."""
     outlines = [outline(tmp_path, model) for model in EXACT]
     jobs = [(file, mix_by_name(model.types[0])) for model, file in zip(EXACT, outlines, strict=True)]
-    for model, outcome in zip(EXACT, types_of_files(jobs), strict=True):
+    for model, outcome in zip(EXACT, types_of_each(jobs), strict=True):
         assert model.shape is not None
         assert outcome.n_bytes < model.about_bytes
         assert outcome.n_bytes + VOCABULARY_BYTES * model.shape.vocab == pytest.approx(model.about_bytes, rel=0.01), (

@@ -17,6 +17,7 @@ from edge.llm.scheduler import Scheduler
 from edge.planning.arrange import work_of
 from edge.planning.choice import PlanChoice
 from edge.planning.llm_space import LlmSpace
+from edge.planning.plan_options import PlanOptions
 from edge.survey.profile import ClusterProfile
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
@@ -98,7 +99,8 @@ def shared_space(concurrency: int, delay_s: float = 0.5 * MS, room: int = 1 << 4
         replace(device(name, 4 * MS, by_row=True), runtime_bytes=1 << 20, memory_bytes=room) for name in names
     )
     known = ClusterProfile(speeds, linked(names, LinkSpeed(delay_s, 1e9)), ())
-    return LlmSpace(MODEL_PATH, file, "", work_of(file, concurrency=concurrency), known, turns=turns)
+    options = PlanOptions(groups=None if turns else 1)
+    return LlmSpace(MODEL_PATH, file, "", work_of(file, concurrency=concurrency), known, options)
 
 
 def replace_links(space: LlmSpace, links: Links) -> LlmSpace:

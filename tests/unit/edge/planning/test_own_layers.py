@@ -30,11 +30,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that were measured on this device."""
     names: list[str] = []
 
-    def known(file: GgufFile, *_: Any) -> ClusterProfile[DeviceSpeed]:
+    def known(file: GgufFile, *_: Any) -> tuple[str, ClusterProfile[DeviceSpeed]]:
         names.append(file.path.name)
-        return ClusterProfile((SPEED,), Links(), ())
+        return "", ClusterProfile((SPEED,), Links(), ())
 
-    monkeypatch.setattr(drafted, "_measured", known)
+    monkeypatch.setattr(drafted, "measured_speeds", known)
     return names
 
 

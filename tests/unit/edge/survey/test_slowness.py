@@ -14,7 +14,6 @@ from edge.survey.survey import Survey
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.predict.predict import compute_s
-from partition.search.explain import best_of
 from partition.search.planner import Planner
 from tests.support import planning
 
@@ -101,7 +100,7 @@ def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest
     speeds = tuple(planning.device(name, 10 * MS) for name in (LOCAL, pi))
     links, work = planning.linked((LOCAL, pi)), planning.work(8)
     survey: Survey[Any] = Survey(speeds, links)
-    plan, _ = best_of(Planner(work, speeds, links, "made up", ""))
+    plan, _ = planning.best_of(Planner(work, speeds, links, "made up", ""))
     assert plan.world_size == 2
     predicted = compute_s(plan, work, {speed.device: speed for speed in speeds}, links)
     engine, watch = Timed([StepTimes(), StepTimes()]), StragglerWatch(survey, work)
@@ -120,7 +119,7 @@ def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest
     assert watch.survey is not None
     assert watch.survey.speeds[1].layer_s.at(1) == pytest.approx(300 * MS)
     assert watch.survey.speeds[1].corrected == pytest.approx(30)
-    by_now, _ = best_of(Planner(work, watch.survey.speeds, links, "made up", ""))
+    by_now, _ = planning.best_of(Planner(work, watch.survey.speeds, links, "made up", ""))
     assert by_now.devices == [LOCAL] or by_now.devices == (LOCAL,)
     result = Remembered("slow-workers").get(pi)
     assert result is not None
@@ -140,7 +139,7 @@ def test_steps_of_several_requests_are_measured_by_how_many_there_are(
     names = (LOCAL, "pi:7070")
     speeds = tuple(planning.device(name, 10 * MS, by_row=True) for name in names)
     links, work = planning.linked(names), planning.work(8)
-    plan, _ = best_of(Planner(work, speeds, links, "made up", ""))
+    plan, _ = planning.best_of(Planner(work, speeds, links, "made up", ""))
     by_rows = {rows: compute_s(plan, work, dict(zip(names, speeds, strict=True)), links, rows) for rows in (1, 2)}
     engine, watch = Timed([StepTimes(), StepTimes()]), StragglerWatch(Survey(speeds, links), work)
     watch.begin(engine, plan, ("this device", "pi"))
