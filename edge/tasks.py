@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -66,6 +66,17 @@ def results(futures: Iterable[Future[T]], also_watched: Iterable[Future[Any]] = 
         for future in done:
             future.result()
     return [future.result() for future in futures]
+
+
+@contextmanager
+def unwaited_pool(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """Threads for the length of a block that is not left later for what they do: where one fails, or somebody gives up,
+    the others end where they wait or show progress."""
+    pool = ThreadPoolExecutor(n_threads, name)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 Progress = Callable[[float, float], None]  # (bytes done, bytes in total)

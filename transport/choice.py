@@ -33,7 +33,6 @@ class Choice:
 
     algorithm: Algorithm
     seconds: dict[Algorithm, float]  # predicted, for all algorithms
-    why: str  # one line for people
 
 
 def ring_chunks(n_bytes: int, ranks: int) -> int:
@@ -62,14 +61,4 @@ def seconds(
 def choose(n_bytes: int, wire_bytes: int, ranks: int, latency_s: float, bandwidth: float) -> Choice:
     """Choose the algorithm with the least predicted time; among equals, the one with fewer messages."""
     costs = {a: seconds(a, n_bytes, wire_bytes, ranks, latency_s, bandwidth) for a in ALGORITHMS}
-    best = min(costs, key=lambda a: (costs[a], ALGORITHMS.index(a)))
-    runner_up = min((a for a in costs if a != best), key=lambda a: (costs[a], ALGORITHMS.index(a)))
-    why = (
-        f"{best} {_ms(costs[best])} against {runner_up} {_ms(costs[runner_up])}: {ranks} ranks, {n_bytes} bytes,"
-        f" {_ms(latency_s)} one way, {bandwidth * 8 / 1e6:,.0f} Mbit/s"
-    )
-    return Choice(best, costs, why)
-
-
-def _ms(seconds_: float) -> str:
-    return f"{seconds_ * 1e3:.3g} ms"
+    return Choice(min(costs, key=costs.__getitem__), costs)  # the first of equals

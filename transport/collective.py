@@ -105,7 +105,7 @@ class Group:
         self.links[rank] = link
 
     def choice(self, n_floats: int, wire: Wire | None = None) -> Choice:
-        """Return the algorithm that `auto` uses for a tensor of `n_floats`, with the reason."""
+        """Return the algorithm that `auto` uses for a tensor of `n_floats`, with the times of all."""
         key = n_floats, wire.name if wire else ""
         chosen = self._choices.get(key)
         if chosen is None:

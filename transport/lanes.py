@@ -43,10 +43,6 @@ class Trunk:
         self._error: TransportError | None = None  # why nothing comes any more
         threading.Thread(target=self._read_all, daemon=True, name="lanes").start()
 
-    def send(self, number: int, frame: bytes, timeout_s: float) -> None:
-        """Send a frame of a lane. The errors of `Link.send`."""
-        self.link.send(bytes((number,)) + frame, Kind.LANE, timeout_s)
-
     def receive(self, number: int, timeout_s: float) -> memoryview | None:
         """Return the next frame of a lane; None where none came in time. The errors of `Link.receive`, once all that
         came before is taken."""
@@ -102,7 +98,7 @@ class Lane(Link):
 
     def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
         try:
-            self._trunk.send(self._number, header + payload, timeout_s)
+            self._trunk.link.send(bytes((self._number,)) + header + payload, Kind.LANE, timeout_s)
         except LinkClosed:
             while True:  # what came before may say why; when all is taken, this raises why the link below ended
                 frame = self._read(_LAST_S, _MOST_BYTES)

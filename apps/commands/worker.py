@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from edge.net.channel import is_loopback, parse_listen
     from edge.prefixes.store import DEFAULT_BYTES
     from edge.worker.daemon import DaemonOptions, serve
-    from edge.worker.service import WorkerOptions
+    from edge.worker.limits import WorkerOptions
 
     if args.models is not None and not args.models.is_dir():
         raise UsageError(f"--models {args.models} is no folder")

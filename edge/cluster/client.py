@@ -46,9 +46,7 @@ class Remote(Closing):
         self.return_s: float | None = None  # for it to come back while it is sent a slice; None: RECONNECT_S
         self._closed = False
         self.name = identity.name if identity else f"{host}:{port}"
-        self.label = (
-            self.name
-        )  # to people; names that several devices have come with addresses (`edge.cluster.fleet.Fleet`)
+        self.label = self.name  # to people; names of several devices come with addresses (`edge.cluster.fleet.label`)
 
     @property
     def secure(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +29,7 @@ from edge.parallel.shard import Shard, load_shards
 from edge.parallel.topology import place
 from edge.prefixes.keys import owner_key
 from edge.slices.local import OwnSlices
-from edge.tasks import AggregateProgress, Progress, results
+from edge.tasks import AggregateProgress, Progress, results, unwaited_pool
 from edge.worker.messages import options_message
 from partition.errors import PlanError
 from partition.model.model import ModelShape
@@ -171,8 +170,7 @@ class Deployment(RankGroup):
             progress, 3 * sum(model.recipe.n_bytes for model, *_ in slices.values()), self._closing.check
         )
 
-        pool = ThreadPoolExecutor(plan.world_size, "deploy")
-        try:
+        with unwaited_pool(plan.world_size, "deploy") as pool:
             own = pool.submit(self._load_here, slices.get(0, []), options, total)
             ranks = range(1, plan.world_size)
             opening = [pool.submit(self._open, rank, slices[rank], total) for rank in ranks]
@@ -187,9 +185,6 @@ class Deployment(RankGroup):
                 address = plan.shard(rank).device
                 self.memory_bytes[address] = self.memory_bytes.get(address, 0) + n_bytes
             model, shards = own.result()
-        finally:
-            # Not waited for: where it fails, all is closed, and threads end where they wait or show progress.
-            pool.shutdown(wait=False, cancel_futures=True)
         for session in self._sessions:
             session.tell(pb.Command(run=pb.Run(wire=exchange.wire, algorithm=exchange.algorithm)))
         states = [*relink.states(), *(_state(rank, said) for rank, said in links)]

@@ -6,13 +6,12 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from devices.names import host_name, join_address
+from devices.names import join_address
 from devices.paths import credentials_folder
 from devices.profile import LinkProfile
-from devices.trust import credentials
 from edge.cluster.client import Remote
-from edge.cluster.fleet import label
-from edge.cluster.session import EngineSession, LocalSession, RemoteSession, answers, connect_all
+from edge.cluster.fleet import label, own_name
+from edge.cluster.session import EngineSession, LocalSession, RemoteSession, answers, connect_all, measured
 from edge.net.channel import is_loopback
 from edge.net.peers import SECRET_BYTES
 from transport import edge_pb2 as pb
@@ -55,7 +54,7 @@ def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: s
     Errors as those of sessions; Refused where the two cannot be linked.
     """
     if a is None:
-        label([b], _own_name(b))
+        label([b], own_name(secure=b.secure))
     else:
         if (a.host, a.port) != (b.host, b.port):
             label([a, b])
@@ -63,25 +62,22 @@ def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: s
     secret = secrets.token_bytes(SECRET_BYTES)
     with _first(a, b, secret) as first, RemoteSession(b, 1, 2, secret) as second:
         states, _ = connect_all([first, second], transport)
-        second.tell(pb.Command(answer=pb.Answer(rank=0)))
-        first.tell(pb.Command(measure=pb.Measure(rank=1, seconds=seconds)))
-        (answer, _) = answers([first, second])
-        measured = answer.measured
+        figures = measured(first, second, seconds)
         for session in (first, second):
             session.tell(pb.Command(allreduce=pb.Allreduce(n_floats=2048, algorithm="mesh", wire="f32", repeats=200)))
         summed = [event.allreduced for event in answers([first, second])]
-    _check_figures(first.device, measured, summed)
-    latency_s = measured.round_trip_median_s / 2
-    bandwidth = min(measured.send_bytes_per_s, measured.receive_bytes_per_s)
+    _check_figures(first.device, figures, summed)
+    latency_s = figures.round_trip_median_s / 2
+    bandwidth = min(figures.send_bytes_per_s, figures.receive_bytes_per_s)
     profile = LinkProfile(
         a=first.device,
         b=b.label,
-        kind=measured.kind,
-        latency_best_s=measured.round_trip_best_s / 2,
+        kind=figures.kind,
+        latency_best_s=figures.round_trip_best_s / 2,
         latency_median_s=latency_s,
-        latency_p99_s=measured.round_trip_p99_s / 2,
-        bandwidth_ab_gbps=measured.send_bytes_per_s * 8 / 1e9,
-        bandwidth_ba_gbps=measured.receive_bytes_per_s * 8 / 1e9,
+        latency_p99_s=figures.round_trip_p99_s / 2,
+        bandwidth_ab_gbps=figures.send_bytes_per_s * 8 / 1e9,
+        bandwidth_ba_gbps=figures.receive_bytes_per_s * 8 / 1e9,
     )
     return LinkReport(
         profile,
@@ -90,7 +86,7 @@ def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: s
         states[0].why if states else "",
         max(timing.median_s for timing in summed),
         {n: choose(n, n, 2, latency_s, bandwidth) for n in PAYLOADS},
-        list(measured.hints),
+        list(figures.hints),
     )
 
 
@@ -98,13 +94,7 @@ def _first(a: Remote | None, b: Remote, secret: bytes) -> EngineSession:
     """Return the session at the end of the link that dials: on worker `a`, or on this device."""
     if a is not None:
         return RemoteSession(a, 0, 2, secret)
-    return LocalSession(_own_name(b), 2, secret, credentials_folder() if b.secure else None, threads=1)
-
-
-def _own_name(other: Remote) -> str:
-    """Return this device's name where it is linked with that worker."""
-    own = credentials.load(credentials_folder()) if other.secure else None
-    return own.holder.name if own else host_name()
+    return LocalSession(own_name(secure=b.secure), 2, secret, credentials_folder() if b.secure else None, threads=1)
 
 
 def _check_pair(a: Remote, b: Remote) -> None:
@@ -122,9 +112,9 @@ def _check_pair(a: Remote, b: Remote) -> None:
         )
 
 
-def _check_figures(device: str, measured: pb.Measured, summed: list[pb.Allreduced]) -> None:
+def _check_figures(device: str, link: pb.Measured, summed: list[pb.Allreduced]) -> None:
     """ProtocolError where a worker answers with figures that cannot be."""
-    times = [measured.round_trip_best_s, measured.round_trip_median_s, measured.round_trip_p99_s]
-    figures = [*times, measured.send_bytes_per_s, measured.receive_bytes_per_s, *(timing.median_s for timing in summed)]
+    times = [link.round_trip_best_s, link.round_trip_median_s, link.round_trip_p99_s]
+    figures = [*times, link.send_bytes_per_s, link.receive_bytes_per_s, *(timing.median_s for timing in summed)]
     if not all(0 < figure < _MOST for figure in figures):
         raise ProtocolError(f"{device} answers with measurements that cannot be; is it of another version?")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from edge.closing import Closing
 from edge.cluster.client import Remote
 from edge.cluster.connect import CONNECT_TIMEOUT_S, reach
 from edge.errors import WorkerError
-from edge.tasks import CancelScope, results
+from edge.tasks import CancelScope, results, unwaited_pool
 from edge.version import version
 from partition.plan.plan import LOCAL, Plan
 from transport.errors import Refused
@@ -47,29 +46,24 @@ class Fleet(Closing):
             raise ValueError(f"{len(addresses)} workers were given, 1 to {MAX_WORKERS} can be")
         different = tuple(dict.fromkeys(map(device, addresses)))
         self._closing, self._return_s = CancelScope(), return_s
-        # Not waited for where one fails: what was reached later is closed at once.
-        pool = ThreadPoolExecutor(len(different), "reach")
         try:
-            reached = results([pool.submit(self._reached, address, insecure, timeout_s) for address in different])
-            described = results([pool.submit(worker.describe) for worker in reached])
+            with unwaited_pool(len(different), "reach") as pool:  # what is reached after a failure is closed at once
+                reached = results([pool.submit(self._reached, address, insecure, timeout_s) for address in different])
+                described = results([pool.submit(worker.describe) for worker in reached])
             for worker, (profile, said) in zip(reached, described, strict=True):
                 check_versions(worker.name, profile)
                 check_sleeps(worker.name, said.sleeps)
                 if said.leaving:
                     raise Refused(f"{worker.name} is about to end and takes nothing new; go on without it")
-            at = {address: i for i, address in enumerate(different)}
-            self.workers = {address: reached[at[device(address)]] for address in addresses}
-            self.profiles = {address: described[at[device(address)]][0] for address in addresses}
-            self.slices_limits = {
-                address: described[at[device(address)]][1].slices_limit_bytes for address in addresses
-            }
+            at = {address: different.index(device(address)) for address in addresses}
+            self.workers = {address: reached[i] for address, i in at.items()}
+            self.profiles = {address: described[i][0] for address, i in at.items()}
+            self.slices_limits = {address: described[i][1].slices_limit_bytes for address, i in at.items()}
             self._check_trust()
             label(reached, self.local_name)
         except BaseException:
             self.close()
             raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def secure(self) -> bool:
@@ -84,8 +78,7 @@ class Fleet(Closing):
     @property
     def local_name(self) -> str:
         """Name by which the others know this device."""
-        own = credentials.load(credentials_folder()) if self.secure else None
-        return own.holder.name if own else host_name()
+        return own_name(secure=self.secure)
 
     def memory_of(self, address: str) -> int:
         """Bytes of memory that a model may take on a worker's device."""
@@ -111,6 +104,12 @@ class Fleet(Closing):
                 f"{', '.join(names[True])} encrypt and {', '.join(names[False])} do not, so they cannot be linked: let"
                 " all join the cluster and listen on an address of the network"
             )
+
+
+def own_name(*, secure: bool) -> str:
+    """Return this device's name: that in its cluster where links are encrypted."""
+    own = credentials.load(credentials_folder()) if secure else None
+    return own.holder.name if own else host_name()
 
 
 def device(address: str) -> str:

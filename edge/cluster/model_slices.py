@@ -96,10 +96,11 @@ class ModelSlices:
         needed."""
         return enter(self._own.use(part.recipe, part.path, self.name(part)))
 
-    def send(self, part: FileSlice, worker: Remote) -> str:
-        """Send a slice to a worker that lacks it, and return its digest. The errors of `Remote.send_slice`."""
-        digest = self.name(part)
-        worker.send_slice(part.recipe, part.path, digest)
+    def send(self, part: FileSlice, worker: Remote, progress: Progress | None = None) -> str:
+        """Send a slice to a worker that lacks it, and return its digest. The errors of `name` and `Remote.send_slice`.
+        progress: is called while it is named, and sent."""
+        digest = self.name(part, progress)
+        worker.send_slice(part.recipe, part.path, digest, progress)
         return digest
 
 
@@ -112,10 +113,9 @@ def send_ahead(fleet: Fleet, plan: Plan, slices: ModelSlices, check: Progress) -
     """Bring the slices of a plan to its workers, where they are not yet.
 
     check: called on the way; what it raises ends it, and what is there by then need not be sent again. Else the errors
-    of `ModelSlices.files`, `ModelSlices.name` and `Remote.send_slice`.
+    of `ModelSlices.files` and `ModelSlices.send`.
     """
     for placement in plan.placements:
         for rank, parts in slices.of_ranks(placement).items():
             for part in parts if rank else ():
-                digest = slices.name(part, check)
-                fleet.workers[placement.devices[rank]].send_slice(part.recipe, part.path, digest, check)
+                slices.send(part, fleet.workers[placement.devices[rank]], check)

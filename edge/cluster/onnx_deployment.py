@@ -7,39 +7,29 @@ with `load`, so that a sweep over cuts pays for stages only: `load`, `times`, `s
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from edge.cluster.fleet import Fleet
 from edge.cluster.preflight import check_memory
 from edge.cluster.rank_group import DEADLINES, RankGroup
-from edge.cluster.session import EngineSession
+from edge.cluster.session import EngineSession, measured
 from edge.net.rendezvous import TRANSPORTS
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import CutStage, OnnxSource
 from edge.onnx.pipeline import Pipeline, PipelineEnds
 from edge.onnx.stage import LoadedStage
-from edge.tasks import AggregateProgress, Progress, results
+from edge.tasks import AggregateProgress, Progress, results, unwaited_pool
 from edge.worker.messages import stage_message
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
 from partition.plan.plan import LOCAL
+from partition.predict.speeds import LinkSpeed
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
 from transport.link import Deadlines
 from transport.measure import measure
-
-
-@dataclass(frozen=True)
-class Hop:
-    """Link from one stage to the next, in one direction."""
-
-    latency_s: float  # half a round trip of 8 bytes, median
-    bytes_per_s: float
-
-    def seconds(self, n_bytes: int) -> float:
-        """Return how long so many bytes keep it busy."""
-        return n_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -130,25 +120,27 @@ class OnnxDeployment(RankGroup):
         if [stage.affinity for stage in plan.remote] != [stage.affinity for stage in self.plan.remote]:
             raise PlanError("the plan has other affinities than those that the sessions were opened with")
         parts = self._model.parts(plan)
-        _check_room(self._fleet, plan, parts)
+        needs = [
+            (stage.device, {"stages": part.weight_bytes + part.activation_bytes})
+            for stage, part in zip(plan.stages, parts, strict=True)
+        ]
+        check_memory(self._fleet, needs, "cut the model so that it holds fewer nodes, or use more devices")
         again = self._dirty
         self._unload()
         self._dirty = True
         remote = parts[len(parts) - len(plan.remote) :]
         total = AggregateProgress(progress, sum(2 * len(part.content) for part in remote), self._closing.check)
-        pool = ThreadPoolExecutor(len(remote), "deploy")
-        try:
+        with unwaited_pool(len(remote), "deploy") as pool:
             loading = [
                 pool.submit(self._load, session, stage, part, total)
                 for session, stage, part in zip(self._sessions, plan.remote, remote, strict=True)
             ]
-            there = results(loading)
-        except Exception:
-            if again:
-                wait(loading)  # yet another plan may be loaded, and a session answers one at a time
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            try:
+                there = results(loading)
+            except Exception:
+                if again:
+                    wait(loading)  # yet another plan may be loaded, and a session answers one at a time
+                raise
         if plan.own is not None:
             own, provider = plan.own, plan.own.provider or self._provider
             engine = OnnxEngine(parts[0].content, own.threads or self._threads, provider, buffers=1)
@@ -166,29 +158,23 @@ class OnnxDeployment(RankGroup):
         remote = tuple(float(session.ask(command).timed.run_s) for session in self._sessions)
         return (self._own.time(repeats).seconds, *remote) if self._own is not None else remote
 
-    def hops(self, seconds: float = 0.2) -> tuple[Hop, ...]:
+    def hops(self, seconds: float = 0.2) -> tuple[LinkSpeed, ...]:
         """The links that items take, measured for about so long each, one after the other: from this process to the
-        first worker, on to the others, and back here. Ends a pipeline that runs."""
+        first worker, on to the others, and back here. Ends a pipeline that runs. PlanError for figures that cannot be.
+        """
         assert self._group is not None
         self._end()
-        links, n = self._group.links, len(self._sessions)
-        hops = []
-        for rank in range(1, n):
-            answering, measuring = self._sessions[rank], self._sessions[rank - 1]
-            answering.tell(pb.Command(answer=pb.Answer(rank=rank)))
-            figures = measuring.ask(pb.Command(measure=pb.Measure(rank=rank + 1, seconds=seconds))).measured
-            answering.answer()
-            hops.append(Hop(figures.round_trip_median_s / 2, figures.send_bytes_per_s))
+        figures = [measured(a, b, seconds) for a, b in pairwise(self._sessions)]
         ends = []
-        for rank in (1, n):
-            self._sessions[rank - 1].tell(pb.Command(answer=pb.Answer(rank=0)))
-            ends.append(measure(links[rank], seconds))
-            self._sessions[rank - 1].answer()
+        for session in (self._sessions[0], self._sessions[-1]):
+            session.tell(pb.Command(answer=pb.Answer(rank=0)))
+            ends.append(measure(self._group.links[session.rank], seconds))
+            session.answer()
         there, back = ends
         return (
-            Hop(there.round_trip_median_s / 2, there.send_bytes_per_s),
-            *hops,
-            Hop(back.round_trip_median_s / 2, back.receive_bytes_per_s),
+            LinkSpeed(there.latency_s, there.send_bytes_per_s),
+            *(LinkSpeed(hop.round_trip_median_s / 2, hop.send_bytes_per_s) for hop in figures),
+            LinkSpeed(back.latency_s, back.receive_bytes_per_s),
         )
 
     def start(self) -> Pipeline:
@@ -213,12 +199,9 @@ class OnnxDeployment(RankGroup):
 
     def _connect(self) -> None:
         """Sessions on the workers, and links between all of them."""
-        pool = ThreadPoolExecutor(len(self.plan.remote), "open")
-        try:
+        with unwaited_pool(len(self.plan.remote), "open") as pool:
             ranked = enumerate(self.plan.remote, 1)
             results([pool.submit(self._open_session, rank, stage.device, stage.affinity) for rank, stage in ranked])
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
         self._join(threads=1)
 
     def _load(self, session: EngineSession, stage: OnnxStage, part: CutStage, total: AggregateProgress) -> Loaded:
@@ -251,12 +234,3 @@ class OnnxDeployment(RankGroup):
             self._own.close()
             self._own = None
         self.loaded = ()
-
-
-def _check_room(fleet: Fleet, plan: OnnxPlan, parts: list[CutStage]) -> None:
-    """NotEnoughMemory names every device without room for the weights and the largest activations of its stages."""
-    needs = [
-        (stage.device, {"stages": part.weight_bytes + part.activation_bytes})
-        for stage, part in zip(plan.stages, parts, strict=True)
-    ]
-    check_memory(fleet, needs, "cut the model so that it holds fewer nodes, or use more devices")

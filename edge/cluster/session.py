@@ -12,6 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,28 +63,8 @@ class EngineSession(Closing):
         else:
             self.leaving |= event.alive.leaving
 
-    def open(
-        self,
-        world_size: int,
-        secret: bytes,
-        deadlines: Deadlines = DEFAULTS,
-        affinity: Sequence[int] = (),
-        streams: bool = False,
-    ) -> pb.Opened:
-        """The first command: make it a rank of a group, on these cores, and wait until it can be dialled.
-
-        streams: what its links are for (`transport.tcp_link.tune`).
-        """
-        request = pb.Open(
-            rank=self.rank,
-            world_size=world_size,
-            secret=secret,
-            connect_timeout_s=deadlines.connect_timeout_s,
-            step_timeout_s=deadlines.step_timeout_s,
-            send_timeout_s=deadlines.send_timeout_s,
-            affinity=affinity,
-            streams=streams,
-        )
+    def open(self, request: pb.Open) -> pb.Opened:
+        """The first command: make it a rank of a group, and wait until it can be dialled."""
         try:
             return self.ask(pb.Command(open=request)).opened
         except BaseException:
@@ -149,13 +130,6 @@ class EngineSession(Closing):
                     self.died = error
         return self.died
 
-    def load(
-        self, slice_: str, options: dict[str, Any] | None = None, progress: Callable[[float], None] | None = None
-    ) -> pb.Loaded:
-        """Load a slice that is there. `options`: of EngineOptions, by name. progress: the fraction loaded."""
-        command = pb.Command(load=pb.Load(slice=slice_, options=options or {}))
-        return self.ask(command, lambda event: progress(event.loading.fraction) if progress else None).loaded
-
     def unload(self) -> None:
         """Free what was loaded; the links stay."""
         self.ask(pb.Command(unload=pb.Unload()))
@@ -190,18 +164,7 @@ def tell_peers(sessions: Sequence[EngineSession], ranks: Sequence[Peer], transpo
                 " give its host name, or an address without %"
             )
     for session in sessions:
-        messages = [
-            pb.Peer(
-                rank=peer.rank,
-                name=peer.name,
-                host=peer.host,
-                port=peer.port,
-                tcp_port=peer.tcp_port,
-                session=peer.session,
-            )
-            for peer in ranks
-            if peer.rank != session.rank
-        ]
+        messages = [pb.Peer(**asdict(peer)) for peer in ranks if peer.rank != session.rank]
         session.tell(pb.Command(connect=pb.Connect(peers=messages, transport=transport)))
 
 
@@ -217,6 +180,13 @@ def answers(sessions: Sequence[EngineSession]) -> Iterator[pb.Event]:
     if failed:
         raise failure_reason(failed)
     return iter(events)
+
+
+def measured(a: EngineSession, b: EngineSession, seconds: float) -> pb.Measured:
+    """Measure the link between two sessions from `a`, for about so long."""
+    b.tell(pb.Command(answer=pb.Answer(rank=a.rank)))
+    a.tell(pb.Command(measure=pb.Measure(rank=b.rank, seconds=seconds)))
+    return next(answers([a, b])).measured
 
 
 _HOST = "127.0.0.1"  # its listener is of no use to other devices
@@ -239,7 +209,7 @@ class LocalSession(EngineSession):
         super().__init__(device, 0)
         self._child = RankProcess(_HOST, credentials, ResourceLimits(threads), "local")
         threading.Thread(target=self._read, daemon=True, name="events of this device").start()
-        self.pid = self.open(world_size, secret, streams=streams).pid
+        self.pid = self.open(pb.Open(world_size=world_size, secret=secret, streams=streams)).pid
         self.peer = Peer(0, device, _HOST, 0, 0, "local")
 
     def close(self) -> None:
@@ -276,7 +246,10 @@ class RemoteSession(EngineSession):
         self._commands: queue.SimpleQueue[pb.Command | None] = queue.SimpleQueue()
         self._call = rpc.stub(worker.channel, "Session")(iter(self._commands.get, None))
         threading.Thread(target=self._read, daemon=True, name=f"events of {worker.name}").start()
-        opened = self.open(world_size, secret, deadlines, affinity, streams)
+        size, waits = world_size, asdict(deadlines)
+        opened = self.open(
+            pb.Open(rank=rank, world_size=size, secret=secret, affinity=affinity, streams=streams, **waits)
+        )
         self.name, self.pid = opened.session, opened.pid
         self.peer = Peer(rank, worker.name, worker.host, worker.port, opened.tcp_port, opened.session)
 

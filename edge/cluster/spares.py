@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from edge.cluster.model_slices import ModelSlices
+from edge.cluster.model_slices import FileSlice, ModelSlices
 from edge.errors import EdgeError
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan, Sizes, Slice
-from partition.slices.recipe import Recipe
 from quant.text import bytes_text, counted, listed
 
 MOST_CASES = 64  # of losses that are prepared for
@@ -27,8 +25,7 @@ class StandbySlice:
 
     address: str
     cut: Slice
-    path: Path  # of the model, or of an adapter
-    recipe: Recipe
+    part: FileSlice
 
     def describe(self, sizes: Sizes) -> str:
         """Describe it for people. sizes: of the model."""
@@ -70,17 +67,42 @@ class Spares:
                 f"it is to be ready for the loss of {counted(losses, 'device')} and has"
                 f" {counted(len(self._addresses), 'worker')}: ask for 0 to {len(self._addresses)}"
             )
-        cases = _Cases(losses, self._addresses, self._planned)
-        if losses:
-            cases.after(self._plan, frozenset())
+        plans, missing = self._after_losses(losses)
         there = _parts(self._plan)
-        lacking = dict.fromkeys(part for plan in cases.plans.values() for part in _parts(plan) if part not in there)
+        lacking = dict.fromkeys(part for plan in plans.values() for part in _parts(plan) if part not in there)
         standby = tuple(
-            StandbySlice(address, cut, part.path, part.recipe)
-            for address, cut in lacking
-            for part in self._slices.files(cut)
+            StandbySlice(address, cut, part) for address, cut in lacking for part in self._slices.files(cut)
         )
-        return Spare(losses, cases.plans, standby, tuple(cases.missing))
+        return Spare(losses, plans, standby, tuple(missing))
+
+    def _after_losses(self, losses: int) -> tuple[dict[frozenset[str], Plan], list[str]]:
+        """Return the plans after losses, by the devices that are lost then, and a sentence for each case in which
+        nothing fits."""
+        plans: dict[frozenset[str], Plan] = {}
+        missing: list[str] = []
+
+        def add(plan: Plan, lost: frozenset[str]) -> None:
+            """Add what is done when devices of a plan are lost, and after them others. lost: already."""
+            for address in sorted(set(plan.devices) - {LOCAL}):
+                now = lost | {address}
+                if now in plans:
+                    continue
+                if len(plans) == MOST_CASES:
+                    raise PlanError(
+                        f"to be ready for the loss of {counted(losses, 'device')} takes more than {MOST_CASES} plans of"
+                        f" {counted(len(self._addresses), 'worker')}; ask for fewer"
+                    )
+                try:
+                    plans[now], _ = self._planned([address for address in self._addresses if address not in now])
+                except EdgeError as error:
+                    missing.append(f"nothing is prepared for the loss of {listed(sorted(now))}: {error}")
+                    continue
+                if len(now) < losses:
+                    add(plans[now], now)
+
+        if losses:
+            add(self._plan, frozenset())
+        return plans, missing
 
     def most(self, room: Room, mirror_bytes: int) -> tuple[Spare, str]:
         """For as many losses as devices lend for beside the plan, and why for no more; "": there are no more to lose.
@@ -110,39 +132,11 @@ class Spares:
             )
         running = [(address, part.recipe) for address, cut in _parts(self._plan) for part in self._slices.files(cut)]
         for address, limit in room.disk.items():
-            slices = [*running, *((standby.address, standby.recipe) for standby in spare.standby)]
+            slices = [*running, *((standby.address, standby.part.recipe) for standby in spare.standby)]
             need = sum(recipe.n_bytes for at, recipe in slices if at == address)
             if need > limit:
                 return f"slices take {bytes_text(need)} on {address}, which keeps {bytes_text(limit)}"
         return ""
-
-
-class _Cases:
-    """The plans after losses, by the devices that are lost then."""
-
-    def __init__(self, losses: int, addresses: Sequence[str], planned: Planned) -> None:
-        self._losses, self._addresses, self._planned = losses, addresses, planned
-        self.plans: dict[frozenset[str], Plan] = {}
-        self.missing: list[str] = []  # a sentence for each case in which nothing fits
-
-    def after(self, plan: Plan, lost: frozenset[str]) -> None:
-        """Add what is done when devices of a plan are lost, and after them others. lost: already."""
-        for address in sorted(set(plan.devices) - {LOCAL}):
-            now = lost | {address}
-            if now in self.plans:
-                continue
-            if len(self.plans) == MOST_CASES:
-                raise PlanError(
-                    f"to be ready for the loss of {counted(self._losses, 'device')} takes more than {MOST_CASES} plans"
-                    f" of {counted(len(self._addresses), 'worker')}; ask for fewer"
-                )
-            try:
-                self.plans[now], _ = self._planned([address for address in self._addresses if address not in now])
-            except EdgeError as error:
-                self.missing.append(f"nothing is prepared for the loss of {listed(sorted(now))}: {error}")
-                continue
-            if len(now) < self._losses:
-                self.after(self.plans[now], now)
 
 
 def _parts(plan: Plan) -> list[tuple[str, Slice]]:

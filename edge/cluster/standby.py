@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge.cluster.fleet import Fleet, device
-from edge.cluster.model_slices import FileSlice, ModelSlices
+from edge.cluster.model_slices import ModelSlices
 from edge.cluster.spares import AUTO, Room, Spares, StandbySlice
 from edge.errors import EdgeError
 from edge.parallel.mirror import SHARE, Mirror, not_copied
@@ -118,14 +118,14 @@ def keep_slices(
     """See that slices are on the devices of a fleet, and note in `standby` what they take, and what cannot be there."""
     workers = {device(address): worker for address, worker in fleet.workers.items()}
     own = OwnSlices()
-    total = AggregateProgress(show, sum(slice_.recipe.n_bytes for slice_ in standby_slices), lambda: None)
+    total = AggregateProgress(show, sum(slice_.part.recipe.n_bytes for slice_ in standby_slices), lambda: None)
     described = defaultdict[str, list[str]](list)
     for slice_ in standby_slices:
         name = "this device" if slice_.address == LOCAL else workers[slice_.address].label
-        path, recipe = slice_.path, slice_.recipe
+        path, recipe, _ = slice_.part
         try:
             with total.part(recipe.n_bytes) as sent:
-                named = slices.name(FileSlice(path, recipe))
+                named = slices.name(slice_.part)
                 if slice_.address == LOCAL:
                     with own.use(recipe, path, named, sent):
                         pass  # it is kept
@@ -135,6 +135,5 @@ def keep_slices(
             described[name].append(slice_.describe(sizes))
         except EdgeError as error:
             standby.missing.append(f"a slice is not kept on {name}: {error}")
-    standby.slices |= {
-        name: list(dict.fromkeys(lines)) for name, lines in described.items()
-    }  # one of adapters is like it
+    # A slice of adapters is described as that of the model.
+    standby.slices |= {name: list(dict.fromkeys(lines)) for name, lines in described.items()}

@@ -245,13 +245,13 @@ class LlmBuilding(Building[Plan, TextEngine]):
     def load(
         self, fleet: Fleet | None, plan: Plan, life: ExitStack, steps: Steps
     ) -> tuple[TextEngine, RankGroup | None]:
-        """As `Building.load`."""
         if self._mirror is not None:
             self._mirror.active = fleet is not None and plan.world_size > 1
         own, *others = plan.placements
         if fleet is None or not others:
             return self._load_placement(fleet, own, self._options, life, steps)
-        self._check_room(fleet, plan)
+        pairs = [(placement, self._slices.of_ranks(placement)) for placement in plan.placements]
+        check_room(fleet, pairs, ModelShape.from_gguf(self._file), self._options)
         used = held_here(others[0], self._slices, self._options)
         engine, ranks = self._load_placement(fleet, own, self._options, life, steps, used)
         engine.states.prefiller = self._prefill_placement(fleet, plan, engine, life, steps)
@@ -315,11 +315,5 @@ class LlmBuilding(Building[Plan, TextEngine]):
         break_off = prefill.stop if ranks is None else ranks.break_off
         return life.enter_context(PrefillPlacement(prefill, plan.prefill_from, lost, break_off))
 
-    def _check_room(self, fleet: Fleet, plan: Plan) -> None:
-        """NotEnoughMemory where devices have no room for both placements."""
-        pairs = [(placement, self._slices.of_ranks(placement)) for placement in plan.placements]
-        check_room(fleet, pairs, ModelShape.from_gguf(self._file), self._options)
-
     def send_ahead(self, fleet: Fleet, plan: Plan, check: Progress) -> None:
-        """As `Building.send_ahead`."""
         send_ahead(fleet, plan, self._slices, check)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
+from edge.closing import Closing
 from edge.cluster.deployment import Exchange
 from edge.cluster.standby import Standby
 from edge.deployment.kinds import E, P, Running
@@ -16,10 +17,8 @@ from edge.parallel.step_times import Summary
 from partition.plan.plan import Plan
 from quant.text import counted, listed
 
-D = TypeVar("D", bound="Deployed[Any, Any]")
 
-
-class Deployed(Generic[P, E]):
+class Deployed(Closing, Generic[P, E]):
     """A model on its devices. Where one is lost, it goes on with the others, and `running` changes. `close()` unloads
     it; it is also a context manager."""
 
@@ -51,12 +50,6 @@ class Deployed(Generic[P, E]):
         """Unload the model, on all of its devices."""
         self._stack.close()
 
-    def __enter__(self: D) -> D:
-        return self
-
-    def __exit__(self, failed: object, *_: object) -> None:
-        self.close()
-
 
 class DeployedModel(Deployed[Plan, TextEngine]):
     """A language model deployed on its devices; `engine` computes."""
@@ -84,7 +77,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         self._learn = lambda model: None
         super().close()
 
-    def __exit__(self, failed: object, *_: object) -> None:
+    def __exit__(self, failed: object = None, *_: object) -> None:
         if failed is not None:
             self._learn = lambda model: None
         self.close()

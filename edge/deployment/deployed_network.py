@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from edge.cluster.deployment import Exchange
-from edge.cluster.onnx_deployment import OnnxDeployment
+from edge.cluster.onnx_deployment import Loaded, OnnxDeployment
+from edge.cluster.preflight import check_memory
 from edge.deployment.deployed import Deployed
 from edge.deployment.kinds import Running
-from edge.deployment.one_device import OneDevice
+from edge.onnx.bench import sequential
+from edge.onnx.engine import OnnxEngine
 from edge.onnx.failover import FailoverPipeline, Runner
 from edge.onnx.model import OnnxSource
+from edge.onnx.pipeline import Result
+from edge.onnx.wire import Array
 from edge.quantization.onnx_compare import OutputError
+from edge.slices.local import OwnSlices
+from partition.errors import PlanError
 from partition.plan.onnx_cuts import routes
 from partition.plan.onnx_plan import OnnxPlan
+from partition.plan.plan import LOCAL
 from quant.text import bytes_text, seconds_text
+
+
+class OneDevice:
+    """A whole network on this device, with what there is to say of a deployment."""
+
+    links = (None,)  # to the stages
+
+    def __init__(self, model: OnnxSource, plan: OnnxPlan, threads: int | None, provider: str | None) -> None:
+        """Load it. NotEnoughMemory, with need and have; PlanError where the file has changed; the errors of OnnxEngine.
+
+        threads, provider: where the plan has none."""
+        own, n = plan.stages[0], len(model.graph.nodes)
+        weight_bytes = model.graph.stage_weight_bytes(0, n)
+        need = weight_bytes + model.graph.activation_bytes(0, n)
+        check_memory(None, [(LOCAL, {"the whole model": need})], "free memory there, or add a device")
+        if OwnSlices().model_digest(model.file.path) != model.digest:
+            raise PlanError(f"{model.name} has changed since it was loaded; start again")
+        engine = self._engine = OnnxEngine(model.file.path, own.threads or threads, own.provider or provider)
+        self.loaded = (Loaded(LOCAL, weight_bytes, 0, engine.provider, engine.fell_back_from, engine.threads),)
+        self.stop, self.resume, self.close = engine.stop, engine.resume, engine.close
+
+    def map(self, feeds: Iterable[Mapping[str, Array]], window: int, wire: str = "f32") -> Iterator[Result]:
+        """Yield the results of inputs, in order. The errors of `OnnxEngine.run`."""
+        return sequential(self._engine.run)(feeds, window)
 
 
 class DeployedNetwork(Deployed[OnnxPlan, Runner]):
@@ -29,11 +60,9 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
         running: Running[OnnxPlan, Runner],
         exchange: Exchange,
         close: Callable[[], None],
-        current: Callable[[], OnnxDeployment | OneDevice],
     ) -> None:
-        """current: gives what is loaded now."""
         super().__init__(running, exchange, close)
-        self._model, self._current, self.pipeline, self.wire = model, current, pipeline, exchange.wire
+        self._model, self.pipeline, self.wire = model, pipeline, exchange.wire
 
     def close(self) -> None:
         """Unload the network, here and there."""
@@ -43,7 +72,9 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
     @property
     def current(self) -> OnnxDeployment | OneDevice:
         """The stages that are loaded now."""
-        return self._current()
+        loaded = self.running.ranks or self.running.engine
+        assert isinstance(loaded, OnnxDeployment | OneDevice)
+        return loaded
 
     def stages(self, compute_ms: Sequence[float | None] = ()) -> list[dict[str, Any]]:
         """Describe each stage: its part, its payload, its resources. compute_ms: medians, where they were measured."""

@@ -12,9 +12,8 @@ from edge.cluster.failures import is_loss
 from edge.cluster.fleet import Fleet
 from edge.cluster.onnx_deployment import OnnxDeployment
 from edge.cluster.rank_group import RankGroup
-from edge.deployment.deployed_network import DeployedNetwork
+from edge.deployment.deployed_network import DeployedNetwork, OneDevice
 from edge.deployment.kinds import Building, Deciding
-from edge.deployment.one_device import OneDevice
 from edge.deployment.supervisor import Supervisor
 from edge.onnx.failover import FailoverPipeline, Runner
 from edge.onnx.model import OnnxSource
@@ -64,9 +63,7 @@ def deploy_network(
 
     pipeline = FailoverPipeline(first, recovered)
     assert supervisor.running is not None
-    deployed = DeployedNetwork(
-        model, pipeline, supervisor.running, exchange, supervisor.close, lambda: building.current
-    )
+    deployed = DeployedNetwork(model, pipeline, supervisor.running, exchange, supervisor.close)
     supervisor.on_change.append(deployed.change)
     return deployed
 
@@ -93,7 +90,6 @@ class NetworkReplanner(Deciding[OnnxPlan]):
         ]
 
     def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[OnnxPlan, str]:
-        """As `Deciding.over`."""
         if fleet is None:
             return self._model.plan((LOCAL,), []), "no other device answers"
         choice = self._choice
@@ -136,27 +132,19 @@ class NetworkBuilding(Building[OnnxPlan, Runner]):
         that stands still."""
         self._model, self._exchange, self._say = model, exchange, say
         self._threads, self._provider = threads, provider
-        self._current: OnnxDeployment | OneDevice | None = None
-
-    @property
-    def current(self) -> OnnxDeployment | OneDevice:
-        """The stages that are loaded now."""
-        assert self._current is not None
-        return self._current
 
     def load(
         self, fleet: Fleet | None, plan: OnnxPlan, life: ExitStack, steps: Steps
     ) -> tuple[Runner, RankGroup | None]:
-        """As `Building.load`."""
         model, threads, provider = self._model, self._threads, self._provider
         with steps.step(f"Loading {model.name} on {counted(len(set(plan.devices)), 'device')}") as show:
             if not plan.remote:
-                alone = self._current = OneDevice(model, plan, threads, provider)
+                alone = OneDevice(model, plan, threads, provider)
                 life.callback(alone.close)
                 return alone, None
             assert fleet is not None
             transport = self._exchange.transport
-            several = self._current = OnnxDeployment(
+            several = OnnxDeployment(
                 fleet, model, plan, transport=transport, threads=threads, provider=provider, progress=show,
                 say=self._say, gives_up=True,
             )  # fmt: skip

@@ -132,7 +132,8 @@ class MembershipWatch:
             self._joined = self._joining.measured(survey, self._check_quiet)
             if self._joined is None:
                 return
-            self._plan_by(self._joined)
+            self.slow.survey = self._joined.survey
+            self._replanner.measured(self._joined.survey)
         joined = self._joined
         try:
             is_offered = self._offer(f"{joined.name} joined", self._pays, self._check_quiet)
@@ -145,10 +146,6 @@ class MembershipWatch:
         if not is_offered:
             self._declined.add(joined.address)
             self._steps.say(f"{joined.name} joined; the plan stays as it is")
-
-    def _plan_by(self, joined: JoinedDevice) -> None:
-        self.slow.survey = joined.survey
-        self._replanner.measured(joined.survey)
 
     def _offer_without_stragglers(self) -> None:
         """Where devices became slow, or fast again, or tokens take far longer than predicted, say so, and offer a plan

@@ -78,7 +78,7 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain, adapters)
         self.rank_links = RankLinks(self, plan, self.shape.n_embd, relink, links)
-        self.states = SpreadStates(file, plan, shard, group, self.ordered, self.guarded, self.reports, self.on_cache)
+        self.states = SpreadStates(self, plan)
         self._stopped = False
         self.listener: HiddenListener | None = None
 

@@ -53,14 +53,6 @@ class Mirror:
         self._blocks: dict[bytes, KVBlock] = {}  # by block hash
         self._allowed_s = 0.0  # that copies between steps may take; below 0 where the last one took more
 
-    @classmethod
-    def from_file(cls, file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> Mirror:
-        """For a model. Its size is that of a full context, but no more than a quarter of the free memory, or of the
-        budget. CannotSlice where the model's keys and values cannot be read."""
-        context = resolve(options, ModelShape.from_gguf(file))[0]
-        token_bytes = movable(file, options, vocabulary).token_bytes
-        return cls(token_bytes, min(context * token_bytes, round(_MOST_OF_MEMORY * (budget or available_memory()))))
-
     def to_json(self) -> dict[str, Any]:
         """Figures: bytes and seconds."""
         names = ("token_bytes", "max_bytes", "held_bytes", "copied_bytes", "copied_s", "restored_tokens")
@@ -181,8 +173,11 @@ def not_copied(why: str) -> str:
 
 
 def mirror_of(file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> Mirror | str:
-    """Return a KV mirror, as `Mirror.from_file`, or why there is none."""
+    """Return a KV mirror of a model, or why its keys and values cannot be read. Its size is that of a full context, but
+    no more than a quarter of the free memory, or of the budget."""
+    context = resolve(options, ModelShape.from_gguf(file))[0]
     try:
-        return Mirror.from_file(file, options, vocabulary, budget)
+        token_bytes = movable(file, options, vocabulary).token_bytes
     except CannotSlice as error:
         return str(error)
+    return Mirror(token_bytes, min(context * token_bytes, round(_MOST_OF_MEMORY * (budget or available_memory()))))

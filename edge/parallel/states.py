@@ -4,93 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from edge.llm.snapshots import Snapshots
 from edge.llm.states import CacheUse, Part, blocks_of
 from edge.parallel import steps
-from edge.parallel.shard import Shard
+from edge.parallel.leader import Leader
 from edge.parallel.steps import MOST_HASHES, Op, Step
 from partition.plan.plan import Plan, Range
 from partition.slices.source import Source
 from partition.state.parts import cut, join
 from partition.state.sequence import KVBlock, check
 from partition.state.shape import StateShape
-from quant.gguf.file import GgufFile
-from transport.collective import Group
 from transport.link import Link
-
-T = TypeVar("T")
-
-
-class Ordered(Protocol):
-    """Has the other ranks do a step, and does rank 0's own part of it."""
-
-    def __call__(self, step: Step, work: Callable[[], T]) -> T: ...
 
 
 class SpreadStates:
     """As `edge.llm.states.States`, with blocks of the whole model. What is kept, each rank keeps on its own disk."""
 
-    def __init__(
-        self,
-        file: GgufFile,
-        plan: Plan,
-        shard: Shard,
-        group: Group,
-        ordered: Ordered,
-        guarded: Callable[[Callable[[], T]], T],
-        answers: Callable[[Callable[[Any], int]], list[int]],
-        on_cache: Callable[[Step], bool],
-    ) -> None:
-        """guarded, on_cache: as of `Leader`. answers: takes what each other rank says after a step."""
+    def __init__(self, leader: Leader, plan: Plan) -> None:
         self.use = CacheUse()
         self.prefiller: Any = None  # as of `States`
-        self.attention = shard.engine.states.attention
-        self._file, self._plan, self._own, self._group = file, plan, shard.engine.states, group
-        self._ordered, self._answers = ordered, answers
-        own = self._own.snapshots
-        self.snapshots = SpreadSnapshots(own, on_cache) if own is not None else None
-        self._guarded: Callable[[Callable[[], Any]], Any] = guarded
-        self._place = shard.place
+        self._leader, self._plan, self._own = leader, plan, leader.shard.engine.states
+        self.attention, own = self._own.attention, self._own.snapshots
+        self.snapshots = SpreadSnapshots(own, leader.on_cache) if own is not None else None
         self.block, self.most_read, self.factors = self._own.block, self._own.most_read, self._own.factors
+        self.describe, self.block_hashes = self._own.describe, self._own.block_hashes
 
     @cached_property
     def _shapes(self) -> list[StateShape]:
-        source, kv = Source.from_file(self._file), self._own.kv
+        source, kv = Source.from_file(self._leader.file), self._own.kv
         return [StateShape.of_slice(source, self._plan.slice(rank), kv) for rank in range(self._plan.world_size)]
 
     @cached_property
     def _whole(self) -> StateShape:
-        return StateShape.of_model(Source.from_file(self._file), self._own.kv)
+        return StateShape.of_model(Source.from_file(self._leader.file), self._own.kv)
 
     def read(self, sequence: int, positions: Range) -> KVBlock:
         own, shapes = self._own.read(sequence, positions), self._shapes  # first here: nobody else holds more or fewer
 
         def parts() -> list[tuple[KVBlock, StateShape]]:
-            return [(own, shapes[0]), *self._receive(sorted(self._group.links.items()), positions)]
+            return [(own, shapes[0]), *self._receive(sorted(self._leader.group.links.items()), positions)]
 
         step = Step(Op.READ, numbers=(sequence, positions.start, positions.stop, 0))
-        return join(self._ordered(step, parts), self._whole)
+        return join(self._leader.ordered(step, parts), self._whole)
 
     def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]:
         """Ask all ranks for keys and values in blocks of `most_read`, behind the steps that were submitted. Later
         stages send theirs when they come to it, while further steps without logits are submitted: what it returns
         receives them, in another thread. Ranks of the first stage also send sums of later steps, so that they are
         waited for here. The errors of `read`."""
-        shapes, peers = self._shapes, self._place.peers
+        leader, shapes = self._leader, self._shapes
+        peers = leader.shard.place.peers
         near: list[list[tuple[KVBlock, StateShape]]] = []
-        links = sorted(self._group.links.items())
+        links = sorted(leader.group.links.items())
         first, later = ([pair for pair in links if (pair[0] in peers) == is_peer] for is_peer in (True, False))
         for part in blocks_of(positions, self.most_read):
             own = self._own.read(sequence, part)
             step = Step(Op.READ, numbers=(sequence, part.start, part.stop, 0))
-            near.append([(own, shapes[0]), *self._ordered(step, partial(self._receive, first, part))])
+            near.append([(own, shapes[0]), *leader.ordered(step, partial(self._receive, first, part))])
 
         def received() -> list[KVBlock]:
             return [join([*parts, *self._receive(later, parts[0][0].positions)], self._whole) for parts in near]
 
-        return lambda: self._guarded(received)
+        return lambda: leader.guarded(received)
 
     def _receive(self, links: Sequence[tuple[int, Link]], positions: Range) -> list[tuple[KVBlock, StateShape]]:
         """The parts of a block that these ranks send."""
@@ -102,10 +79,10 @@ class SpreadStates:
         self._own.write(sequence, cut(block, self._whole, self._shapes[0]))  # first here: what fails, fails everywhere
 
         def send() -> None:
-            for rank, link in sorted(self._group.links.items()):
+            for rank, link in sorted(self._leader.group.links.items()):
                 steps.send_block(link, cut(block, self._whole, self._shapes[rank]), self._shapes[rank])
 
-        self._ordered(Step(Op.WRITE, numbers=(sequence, block.positions.start, block.positions.stop, 0)), send)
+        self._leader.ordered(Step(Op.WRITE, numbers=(sequence, block.positions.start, block.positions.stop, 0)), send)
 
     @property
     def keeps(self) -> bool:
@@ -121,13 +98,6 @@ class SpreadStates:
     def is_writing(self) -> bool:
         """As `States.is_writing`, of this device."""
         return self._own.is_writing
-
-    def describe(self) -> str:
-        """As `States.describe`, of this device."""
-        return self._own.describe()
-
-    def block_hashes(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
-        return self._own.block_hashes(tokens, namespace)
 
     def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
         """As `States.keep`, on all ranks. All have read what they keep when this returns."""
@@ -170,14 +140,14 @@ class SpreadStates:
         """The least number of leading blocks that any rank says of these steps."""
         done = 0
         for step in queries:
-            least = self._ordered(step, partial(self._of_all, own, step))
+            least = self._leader.ordered(step, partial(self._of_all, own, step))
             done += least
             if least < len(step.hashes):
                 break
         return done
 
     def _of_all(self, own: Callable[[Step], int], step: Step) -> int:
-        return min(own(step), *self._answers(_number))
+        return min(own(step), *self._leader.reports(_number))
 
 
 def _number(said: Any) -> int:

@@ -110,7 +110,7 @@ def spare_json(cost: SpareCost) -> dict[str, Any]:
             "layers": [standby.cut.layers.start, standby.cut.layers.stop],
             "heads": [standby.cut.heads.start, standby.cut.heads.stop],
             "ff": [standby.cut.ff.start, standby.cut.ff.stop],
-            "bytes": standby.recipe.n_bytes,
+            "bytes": standby.part.recipe.n_bytes,
         }
         for standby in cost.spare.standby
     ]
@@ -137,7 +137,7 @@ def spare_rows(cost: SpareCost, plan: Plan, names: Mapping[str, str]) -> list[tu
         slices.setdefault(standby.address, []).append(standby)
     rows = []
     for address, standby_slices in slices.items():
-        size = bytes_text(sum(standby.recipe.n_bytes for standby in standby_slices))
+        size = bytes_text(sum(standby.part.recipe.n_bytes for standby in standby_slices))
         slices_text = (
             f"{size}: {', '.join(standby.describe(plan.sizes) for standby in standby_slices)}"
             if standby_slices

@@ -131,5 +131,5 @@ def sweep(
         speed = measure(partial(deployment.start().map, wire=wire), feeds, repeats, window)
         before, between, after = routes(model.graph, [cut.position])
         moved = [wire_bytes(before, "f32"), wire_bytes(between, wire), wire_bytes(after, "f32")][own:]
-        transfer_s = tuple(hop.seconds(n_bytes) for hop, n_bytes in zip(hops, moved, strict=True))
+        transfer_s = tuple(n_bytes / hop.bytes_per_s for hop, n_bytes in zip(hops, moved, strict=True))
         yield CutSpeed(cut, stage_s, transfer_s, sum(hop.latency_s for hop in hops), speed)

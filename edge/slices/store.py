@@ -88,15 +88,6 @@ class SliceStore:
         with explained(self.folder):
             return sum(file.n_bytes for file in self.files())
 
-    def make_room(self, n_bytes: int) -> None:
-        """Evict what was not used for longest until `n_bytes` more fit, both below the limit and on the disk.
-
-        Nothing is evicted that is in use or being written, and nothing at all where that would not be enough: then
-        NoRoom says need and have.
-        """
-        with self.locked(), explained(self.folder):
-            self._make_room("", n_bytes, n_bytes)
-
     def receive(self, digest: str, n_bytes: int, progress: Progress | None = None) -> Partial:
         """Begin, or continue, to write a slice: a context manager that takes the bytes from `.received` on.
 
@@ -217,10 +208,11 @@ class SliceStore:
         return sorted(files, key=lambda file: (file.used_ns, file.path))
 
     def _make_room(self, digest: str, n_bytes: int, n_disk: int) -> None:
-        """Make room as `make_room` does, under the lock: `n_bytes` for the slice `digest`, of which `n_disk` are still
-        to be written.
+        """Evict what was not used for longest until a slice fits, both below the limit and on the disk: `n_bytes` for
+        the slice `digest`, of which `n_disk` are still to be written. Called under the lock.
 
-        A slice that is being written counts with all the bytes it will have.
+        Nothing is evicted that is in use or being written, which counts with all the bytes it will have; and nothing at
+        all where that would not be enough: then NoRoom says need and have.
         """
         folder, limit = self.folder, size(self.max_bytes)
         if n_bytes > self.max_bytes:

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from devices.remembered import Remembered
-from edge.cluster.session import EngineSession, answers
+from edge.cluster.session import EngineSession, measured
 from edge.errors import WorkerError
 from partition.errors import PlanError
 from partition.predict.speeds import MOST_S, Links, LinkSpeed
@@ -97,10 +97,8 @@ def _as_before(remembered: tuple[Any, float] | None, trip_s: float) -> tuple[Lin
 
 def _measured(a: EngineSession, b: EngineSession, trip_s: float) -> tuple[LinkSpeed, LinkSpeed]:
     """Measure a link from a to b, and back. trip_s: round trip of 8 KiB."""
-    b.tell(pb.Command(answer=pb.Answer(rank=a.rank)))
-    a.tell(pb.Command(measure=pb.Measure(rank=b.rank, seconds=_PAIR_S)))
-    measured = next(answers([a, b])).measured
-    there, back, latency_s = measured.send_bytes_per_s, measured.receive_bytes_per_s, measured.round_trip_median_s / 2
+    figures = measured(a, b, _PAIR_S)
+    there, back, latency_s = figures.send_bytes_per_s, figures.receive_bytes_per_s, figures.round_trip_median_s / 2
     if not all(0 < figure < _MOST for figure in (there, back, latency_s)):
         raise WorkerError(f"{a.device} answers with measurements that cannot be; is it of another version?")
     # A row of a decode step takes longer than an empty message through both systems.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,7 +19,7 @@ from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession, connect_all
 from edge.net.peers import SECRET_BYTES
 from edge.survey.links import measure_links
-from edge.tasks import CancelScope, Progress, results
+from edge.tasks import CancelScope, Progress, results, unwaited_pool
 from edge.version import version
 from partition.plan.plan import LOCAL
 from partition.predict.hosts import Host
@@ -172,8 +171,7 @@ def survey(
         known[rank] = timing = _better_timing(profiler, rank, times, before)
         return timing
 
-    pool = ThreadPoolExecutor(world_size, "survey")
-    try:
+    with unwaited_pool(world_size, "survey") as pool:
         sessions = results(pool.submit(start, rank) for rank in range(world_size))
         states = connect_all(sessions, transport)
         links = measure_links(sessions, devices.addresses, states, step, fresh=fresh)
@@ -184,8 +182,6 @@ def survey(
             if own[0].times.busy:
                 own = results([pool.submit(take, sessions[0], closing.check)])
         return [*own, *others], links
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def host_locks(profiles: Sequence[DeviceProfile]) -> list[Lock]:

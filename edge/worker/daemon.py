@@ -26,7 +26,8 @@ from edge.net.channel import check_own, is_loopback
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.version import version
-from edge.worker.service import Worker, WorkerOptions
+from edge.worker.limits import WorkerOptions
+from edge.worker.service import Worker
 from transport import rpc, security
 from transport.connection_limit import FIRST_CALL_S, ConnectionLimiter, connections_allowed
 from transport.errors import Refused

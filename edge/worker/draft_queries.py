@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -32,16 +31,7 @@ ANSWER_S = 10.0  # for an answer to a request: a device that takes longer is of 
 MOST_TOKENS = 512  # of a request, so that a part of a long text is answered soon, too
 _HEAD = struct.Struct("<BBHII")
 _ID = np.dtype("<i4")
-
-
-class Op(IntEnum):
-    """Operation of a request."""
-
-    DRAFT_QUERY = 1
-    END = 2  # no more requests
-
-
-_OPS = {int(op): op for op in Op}
+_DRAFT, _END = 1, 2
 
 
 class DraftQuery(NamedTuple):
@@ -55,8 +45,8 @@ class DraftQuery(NamedTuple):
 def pack(query: DraftQuery | None) -> bytes:
     """Return a request as bytes; None: no more requests."""
     if query is None:
-        return _HEAD.pack(Op.END, 0, 0, 0, 0)
-    return _HEAD.pack(Op.DRAFT_QUERY, 0, 0, query.keep, query.n) + np.array(query.tokens, _ID).tobytes()
+        return _HEAD.pack(_END, 0, 0, 0, 0)
+    return _HEAD.pack(_DRAFT, 0, 0, query.keep, query.n) + np.array(query.tokens, _ID).tobytes()
 
 
 def unpack(data: Payload) -> DraftQuery | None:
@@ -65,9 +55,9 @@ def unpack(data: Payload) -> DraftQuery | None:
     if size < 0 or size % _ID.itemsize:
         raise ProtocolError(f"a request for drafts has {len(data)} bytes; it has {_HEAD.size}, and 4 for each token")
     op, zero, zeros, keep, n = _HEAD.unpack_from(data)
-    if op not in _OPS or zero or zeros:
+    if op not in (_DRAFT, _END) or zero or zeros:
         raise ProtocolError(f"operation {op} with flags {zero} and {zeros} is none; update both devices")
-    if op == Op.END:
+    if op == _END:
         return None
     return DraftQuery(keep, n, tuple(np.frombuffer(data, _ID, offset=_HEAD.size).tolist()))
 

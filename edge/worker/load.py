@@ -30,7 +30,7 @@ from edge.parallel.sleeping import timing_clock
 from edge.parallel.topology import place
 from edge.worker.draft_queries import follow as follow_drafts
 from edge.worker.limits import ResourceLimits
-from edge.worker.loaded import LoadedPart
+from edge.worker.loaded import LoadedPart, only_other
 from edge.worker.messages import options_from
 from edge.worker.timing import time_shard
 from partition.model.check import check_loadable
@@ -45,7 +45,7 @@ T = TypeVar("T")
 _MOST_TIMED = 16  # step sizes in one request
 
 
-class _LoadedRunner:
+class _LoadedRunner(LoadedPart):
     """Base of a whole model and of a slice: what both load and report alike."""
 
     def __init__(self, runner: ModelRunner, need: MemoryNeed) -> None:
@@ -76,13 +76,8 @@ class WholeModel(_LoadedRunner):
     def run(self, _: pb.Run, group: Group, __: Relink | None) -> None:
         """Answer rank 0's requests for drafts, until its end. EdgeError in a larger group; errors of links and of the
         engine."""
-        if group.world_size != 2:
-            raise EdgeError(f"a whole model drafts for one other rank, {group.world_size} are connected")
+        only_other(group, "a whole model drafts")
         follow_drafts(GreedyDrafter(self._engine), group.links[0])
-
-    def time(self, _: pb.Time) -> pb.Timed:
-        """Raise EdgeError: only slices are timed."""
-        raise EdgeError("no slice is loaded yet")
 
 
 class SlicePart(_LoadedRunner):

@@ -14,6 +14,7 @@ from edge.multimodal.encoder import MediaEncoder
 from edge.multimodal.projector import open_projector
 from edge.net.relink import Relink
 from edge.worker.limits import ResourceLimits
+from edge.worker.loaded import LoadedPart, only_other
 from edge.worker.media_queries import follow
 from partition.model.check import check_loadable
 from partition.slices.recipe import MAX_BYTES
@@ -25,7 +26,7 @@ from transport.collective import Group
 WORK_BYTES = 384 << 20  # beside the weights: a process more, decoding, and what the encoder computes in
 
 
-class EncoderPart:
+class EncoderPart(LoadedPart):
     """A projector, which encodes pictures and sounds for rank 0."""
 
     def __init__(self, encoder: MediaEncoder, need: int) -> None:
@@ -38,16 +39,8 @@ class EncoderPart:
 
     def run(self, _: pb.Run, group: Group, __: Relink | None) -> None:
         """Answer rank 0's requests, until its end. EdgeError in a larger group; errors of links."""
-        if group.world_size != 2:
-            raise EdgeError(f"an encoder works for one other rank, {group.world_size} are connected")
+        only_other(group, "an encoder works")
         follow(self._encoder, group.links[0])
-
-    def time(self, _: pb.Time) -> pb.Timed:
-        """Raise EdgeError: its answers say how long they took."""
-        raise EdgeError("an encoder is timed by its answers")
-
-    def finish(self, timeout_s: float) -> None:
-        """Nothing is written in the background."""
 
     def close(self) -> None:
         """End its process."""

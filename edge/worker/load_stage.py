@@ -10,6 +10,7 @@ from edge.errors import NotEnoughMemory
 from edge.net.relink import Relink
 from edge.onnx import stage as onnx_stage
 from edge.worker.limits import ResourceLimits
+from edge.worker.loaded import LoadedPart
 from edge.worker.messages import boundaries_from
 from transport import edge_pb2 as pb
 from transport.collective import Group
@@ -17,7 +18,7 @@ from transport.collective import Group
 _MOST_RUNS = 10_000  # of a timing
 
 
-class OnnxPart:
+class OnnxPart(LoadedPart):
     """A loaded stage of an ONNX model; the stages before and after it are on the neighbouring ranks."""
 
     def __init__(self, stage: onnx_stage.LoadedStage, memory_bytes: int) -> None:
@@ -43,9 +44,6 @@ class OnnxPart:
         """Return how long one run takes. EngineError if the model does not take noise."""
         figure = self.stage.time(min(request.steps, _MOST_RUNS))
         return pb.Timed(run_s=figure.seconds, busy=[figure.busy])
-
-    def finish(self, _: float) -> None:
-        """Return at once: nothing is written in the background."""
 
     def close(self) -> None:
         """Free the stage."""

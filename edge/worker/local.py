@@ -14,7 +14,8 @@ from devices.probe import default_threads
 from edge.slices.digests import Digests
 from edge.slices.local import CACHE_BYTES
 from edge.slices.store import SliceStore
-from edge.worker.service import Worker, WorkerOptions
+from edge.worker.limits import WorkerOptions
+from edge.worker.service import Worker
 from transport import rpc
 from transport.connection_limit import ConnectionLimiter
 from transport.grpc_link import CHANNEL_OPTIONS

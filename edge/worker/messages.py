@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # describing a device needs neither llama.cpp nor numpy
     from partition.plan.onnx_plan import OnnxStage
 
 _MOST_TEXT = 300  # characters of what a peer sent, in an error
+_OF_ONE_DEVICE = frozenset(  # engine options that each device has of its own, and those of the owner alone
+    {"prefixes", "most_gpu_layers", "gpu_memory", "least_memory", "prefer"}
+    | {"draft_rows", "draft_bytes", "lora", "attention_window"}
+)
 
 T = TypeVar("T")
 
@@ -45,19 +49,11 @@ def deadlines_of(request: pb.Open) -> Deadlines:
 
 def options_message(options: EngineOptions) -> pb.EngineOptions:
     """Return engine options as a message. None becomes an absent field."""
-    values = dataclasses.asdict(options)
-    for name in ("prefixes", "most_gpu_layers", "gpu_memory", "least_memory", "prefer"):  # each device has its own
-        del values[name]
+    values = {name: value for name, value in dataclasses.asdict(options).items() if name not in _OF_ONE_DEVICE}
     if (options.groups or 1) == 1:  # as where a worker knows of no groups
         del values["groups"]
     if not options.rollback:
         del values["rollback"]
-    del (
-        values["draft_rows"],
-        values["draft_bytes"],
-        values["lora"],
-        values["attention_window"],
-    )  # concern the owner alone
     return pb.EngineOptions(**values)
 
 

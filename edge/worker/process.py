@@ -49,7 +49,7 @@ class RankProcess:
         self.folder = Path(tempfile.mkdtemp(prefix="edge-"))
         self._registered = ExitStack()  # so that a signal that ends this process at once leaves no folder
         self._registered.enter_context(removed_at_end(self.folder))
-        arguments = ["--host", host, "--folder", str(self.folder), *limits.options()]
+        arguments = ["--host", host, "--folder", str(self.folder), "--limits", limits.to_text()]
         if shares_memory:
             arguments.insert(0, "--shares-memory")
         if credentials is not None:

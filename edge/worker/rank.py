@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,7 +35,7 @@ from edge.net.peers import HEARTBEAT_S
 from edge.net.relink import Relink
 from edge.net.rendezvous import TRANSPORTS, join, polling_s
 from edge.parallel.topology import world_size
-from edge.worker.limits import ResourceLimits, add_arguments, compute_on
+from edge.worker.limits import ResourceLimits, compute_on
 from edge.worker.memory import follow_daemon, join_daemon
 from edge.worker.messages import deadlines_of
 from edge.worker.process import EXIT_S
@@ -175,12 +175,8 @@ class Rank:
         measured = measure(link, min(max(request.seconds, _LEAST_MEASURED_S), _MOST_MEASURED_S))
         return pb.Event(
             measured=pb.Measured(
+                **asdict(measured),
                 kind=link.kind,
-                round_trip_median_s=measured.round_trip_median_s,
-                round_trip_p99_s=measured.round_trip_p99_s,
-                round_trip_best_s=measured.round_trip_best_s,
-                send_bytes_per_s=measured.send_bytes_per_s,
-                receive_bytes_per_s=measured.receive_bytes_per_s,
                 hints=path_hints(
                     link.local_address,
                     measured.round_trip_best_s / 2,
@@ -280,7 +276,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--credentials", type=Path)
     parser.add_argument("--shares-memory", action="store_true", help="the daemon divides memory among sessions")
-    add_arguments(parser)
+    parser.add_argument("--limits", type=ResourceLimits.from_text, required=True)
     args = parser.parse_args(argv)
     log.set_up()
     ignore_memory_signals()
@@ -300,11 +296,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
     opened = pb.Command.FromString(commands.get()).open
     try:
-        limits = ResourceLimits.from_args(args)
-        compute_on(limits.affinity)  # before libraries start threads that compute
+        compute_on(args.limits.affinity)  # before libraries start threads that compute
         if args.shares_memory:
             join_daemon(partial(emit, control))
-        rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), limits)
+        rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), args.limits)
         ranks.append(rank)
     except Exception as error:
         report(failed(error))

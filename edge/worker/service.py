@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ from devices.trust import credentials as trust_files
 from edge import log
 from edge.errors import EdgeError, SliceBusy, SliceError
 from edge.net import credentials as trust
-from edge.prefixes.store import DEFAULT_BYTES
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.version import version
-from edge.worker.limits import ResourceLimits
+from edge.worker.limits import WorkerOptions
 from edge.worker.messages import profile_message
 from edge.worker.sessions import Sessions
 from partition.slices.recipe import Recipe
@@ -45,23 +44,6 @@ _ROLES = {
 }
 
 
-@dataclass(frozen=True)
-class WorkerOptions:
-    """Options that a worker starts with."""
-
-    name: str
-    host: str  # address that it listens on
-    threads: int
-    memory_limit_bytes: int | None
-    models: Path | None  # folder of model files to cut slices from
-    credentials: Path | None  # their folder, if mutual TLS is used
-    affinity: tuple[int, ...] = ()  # cores that sessions may use; empty: all that the daemon may use
-    gpu_layers: int | None = None  # most layers that a session may put on the GPU; None: no limit
-    gpu_memory: int | None = None  # most bytes of a GPU's memory that a session may use; None: no limit
-    least_memory: int | None = None  # bytes that the limit of memory may shrink to, and back; None: it stays
-    prefix_bytes: int = DEFAULT_BYTES  # of the prefix cache for the owner; 0: none
-
-
 class Worker:
     """The service: one object for the whole daemon. gRPC calls its methods from many threads."""
 
@@ -71,14 +53,7 @@ class Worker:
         self._limiter = limiter
         self._store = store
         self._digests = digests
-        most, least = options.memory_limit_bytes, options.least_memory
-        gives_back = most - least if most is not None and least is not None else 0
-        limits = ResourceLimits(
-            options.threads, options.affinity, options.gpu_layers, options.gpu_memory, gives_back=gives_back
-        )
-        self._sessions = Sessions(
-            store, options.host, options.credentials, limits, options.memory_limit_bytes, options.prefix_bytes
-        )
+        self._sessions = Sessions(store, options)
         self._leaving = False
         self._enrolling = threading.Lock()
         self._cutting = threading.Lock()
@@ -299,26 +274,21 @@ class Worker:
         return stream if name in rpc.STREAMED else call
 
 
-class _explained:  # noqa: N801 - reads as a verb
+@contextmanager
+def _explained(call: str, context: grpc.ServicerContext) -> Iterator[None]:
     """Turn an error into the end of the call, with the error's class and message."""
-
-    def __init__(self, call: str, context: grpc.ServicerContext) -> None:
-        self._call = call
-        self._context = context
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, Exception) or isinstance(error, grpc.RpcError):  # the caller has gone
-            return
+    try:
+        yield
+    except grpc.RpcError:  # the caller has gone
+        raise
+    except Exception as error:
         name, why = type(error).__name__, str(error)
         if not isinstance(error, (EdgeError, OSError)):
             why = f"unexpected {name}: {error}; please report it"
-        log.warning("call-failed", call=self._call, peer=self._context.peer(), error=name, why=why)
+        log.warning("call-failed", call=call, peer=context.peer(), error=name, why=why)
         code = grpc.StatusCode.PERMISSION_DENIED if isinstance(error, Refused) else grpc.StatusCode.FAILED_PRECONDITION
-        self._context.set_trailing_metadata(((rpc.ERROR_KEY, name),))
-        self._context.abort(code, why)
+        context.set_trailing_metadata(((rpc.ERROR_KEY, name),))
+        context.abort(code, why)
 
 
 def _while_active(context: grpc.ServicerContext) -> Callable[..., None]:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import grpc
 
@@ -23,7 +22,7 @@ from edge.elastic.shares import Member, Share
 from edge.elastic.signals import memory_signals_blocked
 from edge.errors import EdgeError
 from edge.slices.store import SliceStore
-from edge.worker.limits import ResourceLimits
+from edge.worker.limits import WorkerOptions
 from edge.worker.memory import WorkerMemory
 from edge.worker.messages import deadlines_of
 from edge.worker.process import RankProcess
@@ -86,30 +85,18 @@ class Session:
 class Sessions:
     """All sessions of a daemon."""
 
-    def __init__(
-        self,
-        store: SliceStore,
-        host: str,
-        credentials: Path | None,
-        limits: ResourceLimits,
-        memory_limit_bytes: int | None,
-        prefix_bytes: int,
-    ) -> None:
-        """host: address of the TCP links of engine processes; credentials: their folder, if links are encrypted."""
-        self._store = store
-        self._host = host
-        self._credentials = credentials
-        self._limits = limits
-        self._prefix_bytes = prefix_bytes
+    def __init__(self, store: SliceStore, options: WorkerOptions) -> None:
+        self._store, self._options = store, options
         self._sessions: dict[str, Session] = {}
         send = partial(_send, self._sessions)
-        self.memory = None if memory_limit_bytes is None else WorkerMemory(memory_limit_bytes, send)
+        limit = options.memory_limit_bytes
+        self.memory = None if limit is None else WorkerMemory(limit, send)
         self._starting = 0  # processes that start, and are no sessions yet
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held by the session that loads, if memory is limited
         self._leaving = self._closed = False
         # With a memory limit there is no fork server: its memory would be missing for weights.
-        forks = available() and memory_limit_bytes is None
+        forks = available() and limit is None
         self._fork_server = ForkServer("edge.worker.rank", "edge.worker.load") if forks else None
 
     def states(self) -> list[pb.SessionState]:
@@ -213,8 +200,8 @@ class Sessions:
         try:  # without the lock: others may have to give memory back, and a process may take minutes to start
             name = secrets.token_hex(8)
             member = None if self.memory is None else self.memory.open(name)
-            shares = member is not None
-            child = RankProcess(self._host, self._credentials, self._limits, name, self._fork_server, shares)
+            shares, how = member is not None, self._options
+            child = RankProcess(how.host, how.credentials, how.limits, name, self._fork_server, shares)
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
             session = Session(name, first.open, child, links, member)
             with self._lock:
@@ -276,7 +263,10 @@ class Sessions:
             head = session.lease.enter_context(self._store.use(load.encoder.text_model))
             load.encoder.text_model_path = str(head)
         load.memory_limit_bytes = 0
-        load.prefix_folder, load.prefix_bytes = str(self._store.folder.with_name("prefixes")), self._prefix_bytes
+        load.prefix_folder, load.prefix_bytes = (
+            str(self._store.folder.with_name("prefixes")),
+            self._options.prefix_bytes,
+        )
         session.slice = load.slice
         if self.memory is not None:
             # One load at a time: the memory that it leaves is known when it is done.

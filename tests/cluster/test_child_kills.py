@@ -18,7 +18,7 @@ from edge.slices.digests import Digests
 from partition.slices.recipe import whole
 from tests.support.helpers import until
 from tests.support.thorough import some
-from tests.support.workers import SECRET, Worker, gone, watched, worker
+from tests.support.workers import SECRET, Worker, gone, load_slice, watched, worker
 from transport import edge_pb2 as pb
 
 # How often the process is killed at each moment; early is cheap. Starting takes some 0.3 s, loading 0.1 s.
@@ -55,7 +55,7 @@ def kill_session(remote: Remote, digest: str, moment: str, after_events: int) ->
     """Kill an engine process at this moment of its session: its owner is told how it ended."""
     with RemoteSession(remote, 0, 1, SECRET) as session:
         if moment == "loaded":
-            session.load(digest, {"context": 64})
+            load_slice(session, digest, {"context": 64})
         elif moment == "loading":
             session.tell(pb.Command(load=pb.Load(slice=digest, options={"context": 64})))
             until(lambda: session._events.qsize() >= after_events, "some progress")
@@ -90,4 +90,4 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         assert not first.children()
         assert not list(first.temporary.glob("edge-*"))
         with RemoteSession(remote, 0, 1, SECRET) as session:
-            assert session.load(digest, {"context": 64}).layers > 0
+            assert load_slice(session, digest, {"context": 64}).layers > 0

@@ -10,7 +10,8 @@ import pytest
 
 from devices.errors import TrustError
 from devices.trust import certificates, credentials
-from edge.worker.service import Worker, WorkerOptions
+from edge.worker.limits import WorkerOptions
+from edge.worker.service import Worker
 from tests.support.trust import Cluster, membership_in
 from transport import edge_pb2 as pb
 

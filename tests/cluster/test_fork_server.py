@@ -56,12 +56,8 @@ def test_where_memory_is_limited_there_is_none(tmp_path: Path) -> None:
         alone = psutil.Process(session.pid)
         assert alone.ppid() == first.process.pid
         command = alone.cmdline()
-        assert command[command.index("--threads") : command.index("--control")] == [
-            "--threads",
-            "1",
-            "--gpu-layers",
-            "0",
-        ]
+        limits = ResourceLimits.from_text(command[command.index("--limits") + 1])
+        assert limits == ResourceLimits(1, gpu_layers=0)
 
 
 def test_engine_processes_go_on_where_it_was_killed(one_worker: Worker) -> None:

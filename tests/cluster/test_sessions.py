@@ -33,7 +33,7 @@ from tests.support.helpers import ROOT, TIMEOUT_S, stand_still, until
 from tests.support.links import start
 from tests.support.thorough import each_once
 from tests.support.trust import Cluster, membership_in, shown
-from tests.support.workers import SECRET, Worker, gone, served, sessions, stalled, worker
+from tests.support.workers import SECRET, Worker, gone, load_slice, served, sessions, stalled, worker
 from transport import edge_pb2 as pb
 from transport import grpc_link, rpc
 from transport.errors import LinkClosed, Refused, TransportError
@@ -402,7 +402,7 @@ def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], d
             with pytest.raises(WorkerError, match="'bus' is no allreduce"):
                 session.answer()
         first.unload()  # nothing
-        loaded = first.load(demo, {"context": 64})
+        loaded = load_slice(first, demo, {"context": 64})
         assert (loaded.context, loaded.layers > 0, loaded.memory_bytes > 1 << 20) == (64, True, True)
         refused("loaded already", load=pb.Load(slice=demo))
         refused("loaded already", load=pb.Load(slice="0" * 64))
@@ -440,10 +440,10 @@ def test_answers_come_in_the_order_of_the_commands(remotes: list[Remote], demo: 
 def test_a_load_that_fails_holds_nothing(remotes: list[Remote], demo: str) -> None:
     with sessions(remotes[:1], 1) as (first,):
         with pytest.raises(WorkerError, match="context must be from 1 to"):
-            first.load(demo, {"context": 0})
+            load_slice(first, demo, {"context": 0})
         (state,) = remotes[0].describe()[1].sessions
         assert (state.slice, state.memory_bytes) == ("", 0)
-        first.load(demo, {"context": 64})
+        load_slice(first, demo, {"context": 64})
 
 
 # Ends.
@@ -451,7 +451,7 @@ def test_a_load_that_fails_holds_nothing(remotes: list[Remote], demo: str) -> No
 
 def test_the_engine_ends_when_its_owner_closes(remotes: list[Remote], demo: str) -> None:
     with sessions(remotes[:1], 1) as (first,):
-        first.load(demo, {"context": 64})
+        load_slice(first, demo, {"context": 64})
         assert remotes[0].describe()[1].sessions[0].slice == demo
     until(lambda: gone(first.pid), "the end of the engine process")
     until(lambda: not remotes[0].describe()[1].sessions, "the lease given back")
@@ -463,9 +463,10 @@ sys.path.insert(0, {root!r})
 from edge.net.channel import open_channel
 from edge.cluster.client import Remote
 from edge.cluster.session import RemoteSession
+from transport import edge_pb2 as pb
 channel, _ = open_channel("127.0.0.1", {port}, None, 10.0)
 session = RemoteSession(Remote(channel, "127.0.0.1", {port}, None), 0, 1, {secret!r})
-session.load({digest!r}, {{"context": 64}})
+session.ask(pb.Command(load=pb.Load(slice={digest!r}, options={{"context": 64}})))
 print(session.pid, flush=True)
 time.sleep(600)
 """

@@ -23,15 +23,15 @@ from edge.net.channel import open_channel
 from edge.slices.cutting import chunks, digest_of
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
+from edge.worker.limits import WorkerOptions
 from edge.worker.service import Worker as InsideWorker
-from edge.worker.service import WorkerOptions
 from partition.slices.recipe import Copy, Literal, Recipe, Zeros, whole
 from tests.conftest import Synthetic
 from tests.support import tiny_gguf
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.helpers import TIMEOUT_S, until
 from tests.support.thorough import some
-from tests.support.workers import SECRET, Worker, health, served, stalled, worker
+from tests.support.workers import SECRET, Worker, health, load_slice, served, stalled, worker
 from transport import edge_pb2 as pb
 from transport import rpc
 from transport.connection_limit import ConnectionLimiter
@@ -114,7 +114,7 @@ def test_a_slice_is_sent_once_and_loaded(one_worker: Worker, remote: Remote, dem
     assert remote.describe()[1].slices_bytes >= demo.n_bytes
     with RemoteSession(remote, 0, 1, SECRET) as session:
         fractions: list[float] = []
-        loaded = session.load(demo.model_digest, SMALL, fractions.append)
+        loaded = load_slice(session, demo.model_digest, SMALL, fractions.append)
         assert (loaded.layers > 0, loaded.context, loaded.load_s > 0) == (True, 64, True)
         assert loaded.memory_bytes > demo.n_bytes
         assert fractions == sorted(fractions)
@@ -122,7 +122,7 @@ def test_a_slice_is_sent_once_and_loaded(one_worker: Worker, remote: Remote, dem
         (state,) = remote.describe()[1].sessions
         assert (state.slice, state.memory_bytes) == (demo.model_digest, loaded.memory_bytes)
         session.unload()
-        session.load(demo.model_digest, {"context": 128})
+        load_slice(session, demo.model_digest, {"context": 128})
         assert session.died is None
 
 
@@ -375,13 +375,13 @@ def test_the_cache_has_a_size_and_forgets_what_is_old(tmp_path: Path, demo: Reci
 
         remote.send_slice(demo, MODEL_PATH, demo.model_digest)
         with RemoteSession(remote, 0, 1, SECRET) as session:
-            session.load(demo.model_digest, SMALL)
+            load_slice(session, demo.model_digest, SMALL)
             a, b = send(51), send(52)
             assert stored() == {demo.model_digest, a, b}
             c = send(53)
             assert stored() == {demo.model_digest, b, c}  # the loaded one is older than `a`, and stays
             with pytest.raises(WorkerError, match="loaded already"):
-                session.load("0" * 64)
+                load_slice(session, "0" * 64)
             d = send(54)
             assert stored() == {demo.model_digest, c, d}
             recipe, path = noise(tmp_path, 55, 17 * MIB)
@@ -456,19 +456,19 @@ def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:
         RemoteSession(free, 0, 1, SECRET) as session,
     ):
         free.send_slice(demo, MODEL_PATH, demo.model_digest)
-        need = session.load(demo.model_digest, large).memory_bytes
+        need = load_slice(session, demo.model_digest, large).memory_bytes
     # Room for the daemon, a session that holds nothing, and one that holds the model; not for two of these.
     assert need > 250 << 20
     with worker(tmp_path / "w", "--memory", f"{need + (240 << 20)}B") as item, item.remote() as remote:
         first, second = RemoteSession(remote, 0, 1, SECRET), RemoteSession(remote, 0, 1, SECRET)
         with first, second:
-            first.load(demo.model_digest, large)
+            load_slice(first, demo.model_digest, large)
             words = r"needs at least \d+ MiB, and of \d+ MiB that are shared \d+ MiB can be had: .* end a session$"
             with pytest.raises(WorkerError, match=words) as caught:
-                second.load(demo.model_digest, large)
+                load_slice(second, demo.model_digest, large)
             assert caught.value.error == "NotEnoughMemory"
             first.unload()
-            second.load(demo.model_digest, large)
+            load_slice(second, demo.model_digest, large)
             second.unload()
             # Both at the same moment: the limit holds for the two together.
             came = []
@@ -526,16 +526,16 @@ def test_damaged_models_harm_nobody(tmp_path: Path, one_worker: Worker, remote: 
             recipe = whole(sha(content), len(content))
             remote.send_slice(recipe, path, recipe.model_digest)
             if what == "random weights":
-                session.load(recipe.model_digest, SMALL)
+                load_slice(session, recipe.model_digest, SMALL)
                 session.unload()
                 continue
             with pytest.raises(WorkerError) as caught:
-                session.load(recipe.model_digest, SMALL)
+                load_slice(session, recipe.model_digest, SMALL)
             said.append((what, caught.value.error, str(caught.value)))
             if session.died:
                 session = RemoteSession(remote, 0, 1, SECRET)
         assert health(remote.channel)
-        assert session.load(demo.model_digest, SMALL).layers > 0
+        assert load_slice(session, demo.model_digest, SMALL).layers > 0
     for what, error, words in said:
         assert error in ("ModelFileError", "EngineError") or "the engine process was" in words, (what, error, words)
         assert "unexpected" not in words

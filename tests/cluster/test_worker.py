@@ -21,9 +21,10 @@ from edge.cluster.session import RemoteSession, connect_all
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
 from edge.slices.digests import Digests
+from edge.worker.limits import ResourceLimits
 from partition.slices.recipe import whole
 from tests.support.helpers import EDGE, ROOT, assert_one_line_error, run_edge, stand_still, until
-from tests.support.workers import LOG_LINE, SECRET, Worker, gone, health, sessions, stalled, worker
+from tests.support.workers import LOG_LINE, SECRET, Worker, gone, health, load_slice, sessions, stalled, worker
 from transport import edge_pb2 as pb
 from transport import rpc
 from transport.frame import Kind, pack_header
@@ -88,7 +89,7 @@ def test_defaults_and_other_options(tmp_path: Path) -> None:
 def test_threads_reach_the_engine_process(one_worker: Worker) -> None:
     with one_worker.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
         command = psutil.Process(session.pid).cmdline()
-    assert command[command.index("--threads") + 1] == "1"
+    assert ResourceLimits.from_text(command[command.index("--limits") + 1]).threads == 1
 
 
 def test_a_range_of_memory_reaches_the_engine_process(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_range_of_memory_reaches_the_engine_process(tmp_path: Path) -> None:
         assert remote.describe()[0].memory_limit_bytes == 1 << 30
         with RemoteSession(remote, 0, 1, SECRET) as session:
             command = psutil.Process(session.pid).cmdline()
-        assert command[command.index("--gives-back") + 1] == str(724 * MIB)
+        assert ResourceLimits.from_text(command[command.index("--limits") + 1]).gives_back == 724 * MIB
         assert 'range why="sessions with layers on a GPU keep to the larger size of --memory' in other.log()
 
 
@@ -225,7 +226,7 @@ def test_hostile_values_make_no_lines_of_their_own(tmp_path: Path) -> None:
         with pytest.raises(WorkerError, match="is no name of a slice"):
             list_offer(remote.channel, pb.SliceOffer(slice=forged, n_bytes=1))
         with RemoteSession(remote, 0, 1, SECRET) as session, pytest.raises(WorkerError, match="is no name of a slice"):
-            session.load(forged)
+            load_slice(session, forged)
         for method in ("Describe", "Offer", "UpdateRevoked"):  # bytes that are no message
             raw = remote.channel.unary_unary(f"/{rpc.SERVICE}/{method}")
             with pytest.raises(grpc.RpcError):

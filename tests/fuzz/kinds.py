@@ -223,7 +223,8 @@ class Messages(Kind):
     def __init__(self, folder: Path) -> None:
         from edge.slices.digests import Digests
         from edge.slices.store import SliceStore
-        from edge.worker.service import Worker, WorkerOptions
+        from edge.worker.limits import WorkerOptions
+        from edge.worker.service import Worker
         from tests.support import trust
         from transport import edge_pb2 as pb
         from transport.connection_limit import ConnectionLimiter

@@ -12,11 +12,12 @@ import re
 import resource
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -24,14 +25,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from devices.names import join_address
 from edge.cluster.client import Remote
-from edge.cluster.session import RemoteSession
+from edge.cluster.session import EngineSession, RemoteSession
 from edge.net.channel import open_channel
 from edge.net.peers import SECRET_BYTES
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.worker import service as inside
+from edge.worker.limits import WorkerOptions
 from tests.support.forked_server import NAME as FORKED_SERVER
 from tests.support.helpers import TIMEOUT_S, begin, until
+from transport import edge_pb2 as pb
 from transport import rpc
 from transport.connection_limit import ConnectionLimiter
 from transport.link import DEFAULTS, Deadlines
@@ -147,7 +150,7 @@ def worker(
 @contextmanager
 def served(folder: Path) -> Iterator[Remote]:
     """A worker inside this process, so that a test can change its deadlines, and a connection to it."""
-    options = inside.WorkerOptions("inside", "127.0.0.1", 1, None, None, None)
+    options = WorkerOptions("inside", "127.0.0.1", 1, None, None, None)
     daemon = inside.Worker(options, SliceStore(folder / "slices", 1 << 30), Digests(folder), ConnectionLimiter(64))
     server = grpc.server(ThreadPoolExecutor(4), interceptors=[rpc.Admission(daemon.admit)])
     server.add_generic_rpc_handlers((daemon.handlers(),))
@@ -172,6 +175,17 @@ def sessions(
 
     with ExitStack() as stack, ThreadPoolExecutor(world_size) as pool:
         yield [stack.enter_context(session) for session in pool.map(start, range(world_size))]  # type: ignore[misc]
+
+
+def load_slice(
+    session: EngineSession,
+    slice_: str,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> pb.Loaded:
+    """Load a slice that is there. options: of EngineOptions, by name. progress: the fraction loaded."""
+    command = pb.Command(load=pb.Load(slice=slice_, options=options or {}))
+    return session.ask(command, lambda event: progress(event.loading.fraction)).loaded
 
 
 def health(channel: grpc.Channel, service: str = "", timeout_s: float = 10.0) -> bool:

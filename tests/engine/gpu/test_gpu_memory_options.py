@@ -12,7 +12,7 @@ from edge.errors import EngineError
 from edge.llm.options import EngineOptions
 from edge.worker import daemon
 from edge.worker.daemon import DaemonOptions
-from edge.worker.service import WorkerOptions
+from edge.worker.limits import WorkerOptions
 from tests.support.helpers import assert_one_line_error, run_edge
 
 

@@ -14,8 +14,7 @@ from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.states import READ_TOKENS
-from edge.parallel.mirror import SHARE, Mirror
-from partition.errors import CannotSlice
+from edge.parallel.mirror import SHARE, Mirror, mirror_of
 from quant.gguf.file import GgufFile
 from tests.support.replaceable import replaceable
 
@@ -322,10 +321,13 @@ def test_nothing_is_held_where_nobody_can_be_lost(mirrored: Mirrored) -> None:
 def test_room_is_that_of_a_context_or_a_quarter_of_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     file = GgufFile.open(MODEL_PATH)
     with Engine(MODEL_PATH, OPTIONS) as engine:
-        assert Mirror.from_file(file, OPTIONS, engine.model, None).max_bytes == 256 * TOKEN_BYTES
-        assert Mirror.from_file(file, OPTIONS, engine.model, 1 << 20).max_bytes == 1 << 18
         wide = replace(OPTIONS, kv_type="f32")
-        assert Mirror.from_file(file, wide, engine.model, None).token_bytes == 2 * TOKEN_BYTES
+        cases = ((OPTIONS, None), (OPTIONS, 1 << 20), (wide, None))
+        free, budgeted, wider = (mirror_of(file, options, engine.model, budget) for options, budget in cases)
+        assert isinstance(free, Mirror)
+        assert isinstance(budgeted, Mirror)
+        assert isinstance(wider, Mirror)
+        assert (free.max_bytes, budgeted.max_bytes) == (256 * TOKEN_BYTES, 1 << 18)
+        assert wider.token_bytes == 2 * TOKEN_BYTES
         monkeypatch.setattr(engine.model, "is_recurrent", True)
-        with pytest.raises(CannotSlice, match="recurrent"):
-            Mirror.from_file(file, OPTIONS, engine.model, None)
+        assert "recurrent" in str(mirror_of(file, OPTIONS, engine.model, None))

@@ -1,6 +1,5 @@
 """Cores as people write them, and keeping to some of them."""
 
-import argparse
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from devices.cores import check_cores, cores_text, parse_cores, pin_to_cores, us
 from edge.errors import EdgeError
 from edge.llm.options import EngineOptions
 from edge.worker import load
-from edge.worker.limits import ResourceLimits, add_arguments, compute_on
+from edge.worker.limits import ResourceLimits, compute_on
 
 pinning = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let programs choose")
 
@@ -94,6 +93,8 @@ def test_no_more_layers_on_the_gpu_than_are_lent(layers: int | None, most: int |
 def test_no_more_memory_of_the_gpu_than_is_lent(options: EngineOptions, most: int | None, used: int | None) -> None:
     limits = ResourceLimits(2, gpu_layers=most, gpu_memory=7)
     assert load.limit_options(options, limits).gpu_memory == used
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    assert ResourceLimits.from_args(parser.parse_args(limits.options())) == limits
+
+
+def test_limits_on_a_command_line() -> None:
+    for limits in (ResourceLimits(2), ResourceLimits(2, (0, 3), 0, 7, gives_back=1 << 30)):
+        assert ResourceLimits.from_text(limits.to_text()) == limits

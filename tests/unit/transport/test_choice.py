@@ -64,16 +64,13 @@ def test_ring_against_star_at_100_mbit() -> None:
 
 
 @given(SIZES, RANKS, LATENCIES, BANDWIDTHS, st.sampled_from((1.0, 0.5, 0.27)))
-def test_the_cheapest_is_chosen_and_named(n: int, ranks: int, latency_s: float, bandwidth: float, wire: float) -> None:
+def test_the_cheapest_is_chosen_of_all(n: int, ranks: int, latency_s: float, bandwidth: float, wire: float) -> None:
     result = choose(n, int(n * wire), ranks, latency_s, bandwidth)
     assert set(result.seconds) == set(ALGORITHMS)
     for algorithm in ALGORITHMS:
         assert result.seconds[algorithm] == seconds(algorithm, n, int(n * wire), ranks, latency_s, bandwidth)
         assert result.seconds[result.algorithm] <= result.seconds[algorithm]
         assert result.seconds[algorithm] > 0
-    assert result.why.startswith(f"{result.algorithm} ")
-    assert f"{ranks} ranks, {n} bytes" in result.why
-    assert "\n" not in result.why
     assert choose(n, int(n * wire), ranks, latency_s, bandwidth) == result  # every rank comes to the same
 
 

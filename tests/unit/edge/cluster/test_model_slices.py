@@ -74,7 +74,7 @@ def test_adapters_of_two_placements_need_room(slices: ModelSlices, monkeypatch: 
 def test_slices_of_adapters_are_ready_for_a_loss(slices: ModelSlices) -> None:
     workers = [WORKER, "b:1"]
     spares = Spares(plan_for(LOCAL, *workers), workers, lambda there: (plan_for(LOCAL, *there), ""), slices)
-    paths = [standby.path for standby in spares.after(1).standby]
+    paths = [standby.part.path for standby in spares.after(1).standby]
     assert paths.count(slices.adapters[0].path) == paths.count(FILE.path) > 0
 
 

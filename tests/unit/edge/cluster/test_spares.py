@@ -22,6 +22,10 @@ from tests.support import planning
 from tests.support.deployments import Heard
 
 WORKERS = ("a:1", "b:1", "c:1")
+FILE = GgufFile.open(MODEL_PATH)
+NOBODY = Fleet.__new__(Fleet)  # nothing is asked of it
+MIB, DIGEST = 1 << 20, 64 * "0"
+SLICES = ModelSlices(FILE, DIGEST, ())
 
 
 def over(workers: Sequence[str]) -> tuple[Plan, str]:
@@ -31,13 +35,12 @@ def over(workers: Sequence[str]) -> tuple[Plan, str]:
 
 @pytest.mark.parametrize("losses", [1, 2, 3])
 def test_each_loss_has_a_plan_of_those_that_are_left(losses: int) -> None:
-    cases = spares._Cases(losses, WORKERS, over)
-    cases.after(over(WORKERS)[0], frozenset())
+    plans, missing = Spares(over(WORKERS)[0], WORKERS, over, SLICES)._after_losses(losses)
     lost = {frozenset(some) for n in range(1, losses + 1) for some in combinations(WORKERS, n)}
-    assert set(cases.plans) == lost
-    for some, plan in cases.plans.items():
+    assert set(plans) == lost
+    for some, plan in plans.items():
         assert set(plan.devices) == {LOCAL, *WORKERS} - some
-    assert cases.missing == []
+    assert missing == []
 
 
 def test_a_loss_that_nothing_is_left_for_is_named() -> None:
@@ -46,24 +49,18 @@ def test_a_loss_that_nothing_is_left_for_is_named() -> None:
             raise PlanError("no room")
         return over(workers)
 
-    cases = spares._Cases(1, WORKERS, without_a_nothing)
-    cases.after(over(WORKERS)[0], frozenset())
-    assert cases.missing == ["nothing is prepared for the loss of a:1: no room"]
-    assert set(cases.plans) == {frozenset({"b:1"}), frozenset({"c:1"})}
+    plans, missing = Spares(over(WORKERS)[0], WORKERS, without_a_nothing, SLICES)._after_losses(1)
+    assert missing == ["nothing is prepared for the loss of a:1: no room"]
+    assert set(plans) == {frozenset({"b:1"}), frozenset({"c:1"})}
 
 
 def test_there_are_no_more_cases_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spares, "MOST_CASES", 6)
-    spares._Cases(2, WORKERS, over).after(over(WORKERS)[0], frozenset())
+    of_two = Spares(over(WORKERS)[0], WORKERS, over, SLICES)
+    of_two._after_losses(2)
     monkeypatch.setattr(spares, "MOST_CASES", 5)
     with pytest.raises(PlanError, match="takes more than 5 plans of 3 workers; ask for fewer"):
-        spares._Cases(2, WORKERS, over).after(over(WORKERS)[0], frozenset())
-
-
-FILE = GgufFile.open(MODEL_PATH)
-NOBODY = Fleet.__new__(Fleet)  # nothing is asked of it
-MIB, DIGEST = 1 << 20, 64 * "0"
-SLICES = ModelSlices(FILE, DIGEST, ())
+        of_two._after_losses(2)
 
 
 def cut(workers: Sequence[str]) -> tuple[Plan, str]:
@@ -100,7 +97,7 @@ def test_memory_that_plans_take_is_not_lent() -> None:
 def test_disks_keep_so_many_slices() -> None:
     first = Spares(cut(WORKERS)[0], WORKERS, cut, SLICES).after(1)
     [running] = [rank for rank, address in enumerate(cut(WORKERS)[0].devices) if address == "b:1"]
-    baseline = sum(part.recipe.n_bytes for part in first.standby if part.address == "b:1")
+    baseline = sum(spare.part.recipe.n_bytes for spare in first.standby if spare.address == "b:1")
     need = baseline + rank_recipe(FILE, DIGEST, cut(WORKERS)[0].slice(running)).n_bytes
     assert most(disk={"b:1": need - 1})[0] == 0
     assert "on b:1, which keeps" in most(disk={"b:1": need - 1})[1]

@@ -10,7 +10,7 @@ import pytest
 
 from edge.slices.store import SliceStore
 from edge.worker import sessions as worker_sessions
-from edge.worker.limits import ResourceLimits
+from edge.worker.limits import WorkerOptions
 from edge.worker.sessions import Session, Sessions
 from tests.support import memory_link
 from tests.support.links import PATIENT, WAIT_S, start
@@ -35,7 +35,10 @@ def door(tmp_path: Path) -> Iterator[socket.socket]:
 @pytest.fixture
 def sessions(tmp_path: Path) -> Sessions:
     """Those of a daemon with one session, whose process is not there."""
-    sessions = Sessions(SliceStore(tmp_path / "slices", 1 << 20), "127.0.0.1", None, ResourceLimits(1), 1 << 30, 0)
+    sessions = Sessions(
+        SliceStore(tmp_path / "slices", 1 << 20),
+        WorkerOptions("w", "127.0.0.1", 1, 1 << 30, None, None),
+    )
     child: Any = SimpleNamespace(door=tmp_path / "door", pid=1)
     links: Any = SimpleNamespace(acquire=lambda blocking: True, release=lambda: None)
     sessions._sessions["s"] = Session("s", OPEN, child, links)

@@ -9,7 +9,7 @@ import pytest
 
 from edge.slices.store import SliceStore
 from edge.worker import sessions as worker_sessions
-from edge.worker.limits import ResourceLimits
+from edge.worker.limits import WorkerOptions
 from edge.worker.sessions import Session, Sessions
 from transport import edge_pb2 as pb
 from transport.errors import Refused
@@ -35,7 +35,10 @@ def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sessions:
     """Those of a daemon that may run one, whose process is none."""
     monkeypatch.setattr(worker_sessions, "MAX_SESSIONS", 1)
     monkeypatch.setattr(Child, "stopped", False)
-    return Sessions(SliceStore(tmp_path / "slices", 1 << 20), "127.0.0.1", None, ResourceLimits(1), 1 << 40, 0)
+    return Sessions(
+        SliceStore(tmp_path / "slices", 1 << 20),
+        WorkerOptions("w", "127.0.0.1", 1, 1 << 40, None, None),
+    )
 
 
 def test_a_process_starts_without_the_lock_and_counts(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:

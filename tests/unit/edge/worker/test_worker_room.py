@@ -9,7 +9,7 @@ from edge.elastic.shares import Member
 from edge.errors import NotEnoughMemory
 from edge.slices.store import SliceStore
 from edge.worker import memory as worker_memory
-from edge.worker.limits import ResourceLimits
+from edge.worker.limits import WorkerOptions
 from edge.worker.memory import WorkerMemory
 from edge.worker.sessions import Session, Sessions
 from tests.support.helpers import until
@@ -106,14 +106,14 @@ def test_a_session_that_waits_for_others_begins_when_they_have_given_back(
 
 def test_a_worker_that_may_have_no_more_sessions_says_so_before_it_has_room_for_one(tmp_path: Path) -> None:
     """Nobody gives memory back for a session that is refused."""
-    sessions = Sessions(SliceStore(tmp_path / "slices", MIB), "127.0.0.1", None, ResourceLimits(1), MIB, 0)
+    sessions = Sessions(SliceStore(tmp_path / "slices", MIB), WorkerOptions("w", "127.0.0.1", 1, MIB, None, None))
     sessions.leave()
     with pytest.raises(Refused, match="takes no new session"):
         sessions._start(pb.Command(open=pb.Open(world_size=1)))
 
 
 def test_a_turn_to_load_ends_once(tmp_path: Path) -> None:
-    sessions = Sessions(SliceStore(tmp_path / "slices", MIB), "127.0.0.1", None, ResourceLimits(1), 400 * MIB, 0)
+    sessions = Sessions(SliceStore(tmp_path / "slices", MIB), WorkerOptions("w", "127.0.0.1", 1, 400 * MIB, None, None))
     first = Session("a", pb.Open(), NoProcess(), threading.Semaphore())  # type: ignore[arg-type]
     assert sessions._turn.acquire(blocking=False)
     first.has_turn = True
