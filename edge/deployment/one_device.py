@@ -10,7 +10,7 @@ from edge.onnx.bench import sequential
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
-from edge.onnx.wire import Array
+from edge.onnx.samples import Array
 from edge.slices.local import OwnSlices
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan

@@ -5,20 +5,16 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from edge.errors import NotEnoughMemory
-from edge.onnx.samples import Input, SamplesError, shape_text
-from edge.onnx.signature import dtype_of
+from edge.onnx.samples import Array, Input, SamplesError, shape_text
 from quant.text import first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-Array = npt.NDArray[Any]
 
 # Mean and deviation of ImageNet's pixels by channel: most networks for pictures were trained with them.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -75,7 +71,7 @@ def picture(path: Path, spec: Input, scaling: Scaling | None) -> Picture:
     picture, or for an input that takes none; NotEnoughMemory.
     """
     target = _target(spec)
-    dtype = dtype_of(spec.type)
+    dtype = spec.dtype
     if dtype != np.uint8 and dtype.kind != "f":
         raise SamplesError(f"input {spec.name!r} takes {dtype}; pictures go into floats or uint8, give a .npz file")
     used = _scaling(scaling, target.channels) if dtype.kind == "f" else None

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from devices.files import temporary_beside
 from edge.errors import TextError
-from edge.onnx.samples import Feeds
-
-Array = npt.NDArray[Any]
+from edge.onnx.samples import Array, Feeds
 
 _MOST_LABELS = 64 << 20  # bytes of a file with labels
 

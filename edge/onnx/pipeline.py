@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from edge.errors import Interrupted
-from edge.onnx.samples import Feeds, Input
+from edge.onnx.samples import Array, Feeds, Input
 from edge.onnx.signature import fit
 from edge.onnx.stage import LoadedStage
-from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
+from edge.onnx.wire import Boundary, Item, Op, Receiver, send
 from transport.errors import ProtocolError, TransportError
 from transport.link import Link
 

@@ -18,8 +18,7 @@ from edge.onnx.bench import measure, sequential
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.pipeline import Result
 from edge.onnx.runtime import available, runtime
-from edge.onnx.samples import ANY_SHAPE, SamplesError
-from edge.onnx.wire import Array
+from edge.onnx.samples import ANY_SHAPE, Array, SamplesError
 from quant.errors import ModelFileError
 from tests.support.helpers import TIMEOUT_S, until
 from tests.support.onnx_files import external, saved, vectors
