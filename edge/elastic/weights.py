@@ -18,7 +18,7 @@ from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
 from edge.log import info
 from edge.paging.arena import ElasticArena
-from edge.paging.load import Opening
+from edge.paging.budget import Opening
 from edge.paging.plan import PagePlan
 from edge.paging.reader import Reader
 from edge.paging.roles import Roles

@@ -151,12 +151,12 @@ def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
 
 
 def _eight_bits(image: Image) -> Image:
-    """Return the picture with 8 of its 16 bits: converting it would cut larger values off."""
+    """Return a gray picture with 8 of its 16 bits: converting it would cut larger values off."""
     from PIL.Image import fromarray
 
-    if not image.mode.startswith("I;16"):
+    if not image.mode.startswith("I"):  # of 32 bits as Pillow reads a PGM, with values of 16
         return image
-    return fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
 
 
 def _note(path: Path, before: tuple[int, int], after: tuple[int, int], target: _Target, used: Scaling | None) -> str:

@@ -32,7 +32,6 @@ class OutputSummary:
     not_finite: int  # values that are infinite or not a number
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values by field."""
         return asdict(self) | {"shape": list(self.shape)}
 
 

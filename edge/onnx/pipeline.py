@@ -204,7 +204,6 @@ class _Flight:
         return False
 
     def sent(self, number: int, began: float) -> None:
-        """Note that an item was sent."""
         self._sent.put((number, began))
 
     def done(self, error: BaseException | None) -> None:
@@ -222,7 +221,6 @@ class _Flight:
         return sent
 
     def landed(self) -> None:
-        """Note that there is room for another item."""
         self._room.release()
 
     @property

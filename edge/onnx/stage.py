@@ -90,7 +90,6 @@ class LoadedStage:
         return feeds
 
     def close(self) -> None:
-        """Free the model."""
         self.engine.close()
 
 

@@ -105,4 +105,4 @@ class ElasticArena:
 
 def key_of(piece: Piece) -> Key:
     """Return what a place for the piece holds."""
-    return str(piece.source.file.path), piece.source.offset, piece.n_bytes, piece.repacked
+    return str(piece.file.path), piece.offset, piece.n_bytes, piece.repacked

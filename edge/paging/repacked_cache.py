@@ -25,7 +25,7 @@ from edge.llama.address_space import PAGE, AddressSpace
 from edge.llama.library import PINNED_VERSION
 from edge.paging.direct_file import DirectFile
 from edge.paging.reader import Reader
-from edge.paging.window import Piece, Source
+from edge.paging.window import Piece
 
 MOST_BYTES = 8 << 30  # of all such files; those of models used longest ago are deleted for new ones
 _FREE_SHARE = 4  # they take at most this part of what their disk has left
@@ -57,18 +57,18 @@ def laid_out(
         pass
     finally:
         space.close()
-    return tuple(moved.get(piece, piece) for piece in pieces), tuple(piece.source.file for piece in moved.values())
+    return tuple(moved.get(piece, piece) for piece in pieces), tuple(piece.file for piece in moved.values())
 
 
 def _key(pieces: Sequence[Piece]) -> str:
     """Return the key of everything but the weight that the files' content depends on."""
-    stamps = {str(piece.source.file.path.resolve()): piece.source.file.stamp for piece in pieces}
+    stamps = {str(piece.file.path.resolve()): piece.file.stamp for piece in pieces}
     text = json.dumps([PINNED_VERSION, llama.system_info(), stamps])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _path(folder: Path, piece: Piece) -> Path:
-    return folder / f"{piece.source.offset}-{piece.n_bytes}.weights"
+    return folder / f"{piece.offset}-{piece.n_bytes}.weights"
 
 
 def _open(folder: Path, piece: Piece, space: AddressSpace, moved: dict[Piece, Piece]) -> bool:
@@ -77,20 +77,14 @@ def _open(folder: Path, piece: Piece, space: AddressSpace, moved: dict[Piece, Pi
         file = DirectFile(_path(folder, piece), piece.n_bytes + _DIGEST_BYTES)
     except WeightsError:
         return False
-    if not _is_whole(file, piece, space):
-        file.close()
-        return False
-    moved[piece] = replace(piece, source=Source(file, 0), is_laid_out=True)
-    return True
-
-
-def _is_whole(file: DirectFile, piece: Piece, space: AddressSpace) -> bool:
-    try:
+    with suppress(WeightsError):
         file.read(0, piece.n_bytes + _DIGEST_BYTES, space.view(0, space.n_bytes))
-    except WeightsError:
-        return False
-    digest = bytes(space.view(piece.n_bytes, _DIGEST_BYTES))
-    return hashlib.sha256(space.view(0, piece.n_bytes)).digest() == digest
+        digest = bytes(space.view(piece.n_bytes, _DIGEST_BYTES))
+        if hashlib.sha256(space.view(0, piece.n_bytes)).digest() == digest:
+            moved[piece] = replace(piece, file=file, offset=0, is_laid_out=True)
+            return True
+    file.close()
+    return False
 
 
 def _write(folder: Path, piece: Piece, space: AddressSpace, reader: Reader) -> None:

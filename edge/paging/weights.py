@@ -13,6 +13,7 @@ from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.products import Products
 from edge.paging.arena import Arena, OneArena
 from edge.paging.experts import ExpertCounts, Experts, Router
+from edge.paging.memory import MemoryNeed
 from edge.paging.node_hooks import PagingHooks
 from edge.paging.plan import PagePlan
 from edge.paging.reader import Job, Reader, beside_bytes, helped
@@ -77,15 +78,14 @@ class PagedWeights:
         if plan.streamed:
             self._pager = Pager(plan.streamed, plan.window, self._reader)
         if plan.expert_room:
-            banks = {n: [(p.weight, p.source, p.repacked) for p in ps] for n, ps in roles.experts.items()}
-            self._experts = Experts(banks, plan.expert_room, self._reader)
+            self._experts = Experts(roles.experts, plan.expert_room, self._reader)
             self._routers = self._make_routers()
         if plan.head_pieces:
             self._products = Products(self._threads)
         self._at_nodes = PagingHooks(
             roles, plan, self._places, self._pager, self._experts, self._routers, self._products
         )
-        self._passes = Passes(self._reader, self._experts_counts)
+        self._passes = Passes(self._reader, lambda: self._experts.counts if self._experts else ExpertCounts())
 
     # --- before and after a decode ---
 
@@ -123,19 +123,27 @@ class PagedWeights:
         """Return bytes read, waits and cache hits since the last `clear_stats`."""
         return self._passes.stats()
 
+    def figures(self, need: MemoryNeed) -> list[tuple[str, str]]:
+        """Return (name, figures) of what the budget is used for and what paging took, for people."""
+        rows = [("memory", self.plan.describe(need))]
+        if self.plan.pages:
+            stats = self.stats()
+            kinds = (("decode", stats.decode), ("prefill", stats.prefill))
+            rows += [(name, kind.describe()) for name, kind in kinds if kind.tokens]
+        return rows
+
     def news(self) -> list[str]:
         """Return what has changed since the last call, in a line each: nothing, where the budget stays."""
         return []
 
     def clear_stats(self) -> None:
-        """Reset the counts."""
         self._passes.clear()
 
     @property
     def reads(self) -> str:
         """Return how files are read, as `DirectFile` says; of several, the least direct."""
         order = ("direct", "uncached", "buffered")
-        return max((piece.source.file.reads for piece in self.plan.resident), key=order.index, default="direct")
+        return max((piece.file.reads for piece in self.plan.resident), key=order.index, default="direct")
 
     @property
     def reader(self) -> Reader:
@@ -209,6 +217,3 @@ class PagedWeights:
         view = job.space.view(job.start, piece.n_bytes)
         values: NDArray[np.float32] = np.frombuffer(view, np.float32).reshape(rows, columns).copy()
         return values
-
-    def _experts_counts(self) -> ExpertCounts:
-        return self._experts.counts if self._experts is not None else ExpertCounts()

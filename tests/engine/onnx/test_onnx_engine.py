@@ -204,6 +204,9 @@ def test_what_is_no_model() -> None:
     for content in (b"", b"text", mlp().SerializeToString()[:-50]):
         with pytest.raises(ModelFileError):
             OnnxEngine(content)
+    unreadable = mlp().SerializeToString().replace(b"batch", b"bat\xff\xfe")
+    with pytest.raises(ModelFileError, match=r"a name in it is not UTF-8"):
+        OnnxEngine(unreadable)
     text = graph([node("Identity", ["x"], ["y"])], [("x", TensorProto.STRING, (1,))], [("y", TensorProto.STRING, (1,))])
     with pytest.raises(ModelFileError, match=r"'x' is a tensor\(string\)"):
         OnnxEngine(text)
