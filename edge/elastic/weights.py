@@ -77,11 +77,11 @@ class ElasticWeights(PagedWeights):
             self.choice.roles,
             self.choice.plan,
             reader,
+            arena,
             threads=opening.threads,
             experts_used=opening.shape.n_experts_used,
             router_first=router_first(opening.shape.architecture),
             progress=self._loads,
-            arena=arena,
         )
         self._shown = None
         self._turn.end_pass()

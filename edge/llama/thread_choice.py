@@ -25,11 +25,10 @@ _MOST_WAIT = 64  # answers between two trials
 
 def worth_threads(file: GgufFile, shape: ModelShape) -> int:
     """Return the number of threads that have enough to do in each of a token's products, at least 1."""
-    products = [tensor for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name != _TABLE]
+    products = [
+        tensor for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name != "token_embd.weight"
+    ]
     return max(1, round(decode_bytes(file, shape) / max(1, len(products)) / _WORTH_BYTES))
-
-
-_TABLE = "token_embd.weight"
 
 
 class ThreadChoice:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,9 +135,11 @@ def opened_arrays(path: Path, advice: str) -> Iterator[Any]:
     try:
         with path.open("rb") as file:
             yield np.load(file, allow_pickle=False)
+    except (OSError, ModelFileError):
+        raise
     except MemoryError as exc:
         raise NotEnoughMemory(f"{path} does not fit into memory; {advice}") from exc
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as exc:
+    except Exception as exc:  # numpy and zipfile raise what they like about damaged files
         raise SamplesError(f"{path} is not a .npz file of numbers, or is cut off; numpy.savez writes one") from exc
 
 

@@ -23,6 +23,7 @@ from edge.llama import llama
 from edge.llama.buffers import CallerBuffer
 from edge.llama.hooks import Hook
 from edge.llama.llama import ContextSizes
+from edge.paging.arena import OneArena
 from edge.paging.budget import BudgetOptions, Opening
 from edge.paging.direct_file import DirectFile
 from edge.paging.mapped import ModelInMemory, check_generates_text
@@ -43,7 +44,6 @@ class Loaded:
     weights: PagedWeights
     memory: MemoryNeed
     sizes: ContextSizes
-    files: Sequence[DirectFile] = ()  # that were opened beside those of the model
 
 
 def load_weights(opening: Opening) -> Loaded:
@@ -55,25 +55,21 @@ def load_weights(opening: Opening) -> Loaded:
         opening.accounted(accounts, shared.plan)
     reader = Reader(roles.longest_row, shared.read.threads, shared.read.chunk, verify=options.verify)
     try:
-        plan, files = _from_laid_out(shared.plan, reader, shared.lay_out)
-    except BaseException:
-        reader.close()
-        raise
-    try:
+        arena = OneArena(shared.plan.resident)
         weights = PagedWeights(
             roles,
-            plan,
+            _from_laid_out(shared.plan, reader, shared.lay_out),
             reader,
+            arena,
             threads=opening.threads,
             experts_used=opening.shape.n_experts_used,
             router_first=router_first(opening.shape.architecture),
             progress=opening.progress,
         )
     except BaseException:
-        for file in files:
-            file.close()
+        reader.close()
         raise
-    return Loaded(weights, accounts, shared.sizes, files)
+    return Loaded(weights, accounts, shared.sizes)
 
 
 def load_within(
@@ -117,8 +113,6 @@ def load_within(
             loaded = load(opening)
             weights = loaded.weights
             after_model.callback(weights.close)  # and its reader
-            for laid_out_file in loaded.files:
-                files.callback(laid_out_file.close)
             node_hooks = weights.node_hooks(hooks)
             on_node = node_hooks.callback if node_hooks else None
             context = llama.Context(model, loaded.sizes, threads=threads, on_node=on_node)
@@ -137,12 +131,11 @@ def load_within(
         ) from error
 
 
-def _from_laid_out(share: PagePlan, reader: Reader, make: bool) -> tuple[PagePlan, tuple[DirectFile, ...]]:
-    """Read what is streamed from files that have it laid out, where there can be some. Return those, too."""
-    moved, opened = laid_out(share.streamed, reader, make=make)
-    new = dict(zip(share.streamed, moved, strict=True))
-    pieces = tuple(new.get(piece, piece) for piece in share.head_pieces)
-    return replace(share, streamed=moved, head_pieces=pieces), opened
+def _from_laid_out(share: PagePlan, reader: Reader, make: bool) -> PagePlan:
+    """Read what is streamed from files that have it laid out, where there can be some."""
+    moved = dict(zip(share.streamed, laid_out(share.streamed, reader, make=make), strict=True))
+    pieces = tuple(moved.get(piece, piece) for piece in share.head_pieces)
+    return replace(share, streamed=tuple(moved.values()), head_pieces=pieces)
 
 
 _CHECKED = "loaded meta data with"  # what llama.cpp says when it has read and checked all headers

@@ -32,18 +32,16 @@ _FREE_SHARE = 4  # they take at most this part of what their disk has left
 _DIGEST_BYTES = 32
 
 
-def laid_out(
-    pieces: Sequence[Piece], reader: Reader, *, make: bool
-) -> tuple[tuple[Piece, ...], tuple[DirectFile, ...]]:
-    """The same pieces, to be read from files that have them laid out, and those files. Those without a file are as
-    they were. make: write files for all, if there is room. WeightsError if the weights cannot be read."""
+def laid_out(pieces: Sequence[Piece], reader: Reader, *, make: bool) -> Sequence[Piece]:
+    """The same pieces, to be read from files of their own that have them laid out; those without a file are as they
+    were. make: write files for all, if there is room. WeightsError if the weights cannot be read."""
     changed = [piece for piece in pieces if piece.repacked]
     if not changed:
-        return tuple(pieces), ()
+        return pieces
     folder = cache_folder() / "laid-out" / _key(changed)
     moved: dict[Piece, Piece] = {}
     if not make and not folder.is_dir():
-        return tuple(pieces), ()
+        return pieces
     space = AddressSpace(max(piece.n_bytes for piece in changed) + PAGE, huge=True)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -57,7 +55,7 @@ def laid_out(
         pass
     finally:
         space.close()
-    return tuple(moved.get(piece, piece) for piece in pieces), tuple(piece.file for piece in moved.values())
+    return [moved.get(piece, piece) for piece in pieces]
 
 
 def _key(pieces: Sequence[Piece]) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.products import Products
-from edge.paging.arena import Arena, OneArena
+from edge.paging.arena import Arena
 from edge.paging.experts import ExpertCounts, Experts, Router
 from edge.paging.memory import MemoryNeed
 from edge.paging.node_hooks import PagingHooks
@@ -45,18 +45,18 @@ class PagedWeights:
         roles: Roles,
         plan: PagePlan,
         reader: Reader,
+        arena: Arena,
         *,
         threads: int,
         experts_used: int,
         router_first: bool,
         progress: Callable[[float], None] | None = None,
-        arena: Arena | None = None,
     ) -> None:
         """Load what stays. WeightsError if it cannot be read; what `progress` raises ends the load. arena: the memory
-        that it stays in, which is closed with the weights, as the reader is; None: one memory for all."""
+        that it stays in, which is closed with the weights, as the reader is."""
         self._reader, self._progress, self._threads = reader, progress, threads
         self._routing = experts_used, router_first
-        self._arena = arena or OneArena(plan.resident)
+        self._arena = arena
         self.stop_pass: Callable[[], None] | None = None  # has a pass end early, and computed again
         self._jobs: dict[Piece, Job] = {}  # of what stays
         self._rows: TokenRows | None = None
@@ -155,6 +155,9 @@ class PagedWeights:
         if not self._reader.hangs:  # else its threads may still write there
             self._release()
             self._arena.close()
+        for piece in self.plan.streamed:
+            if piece.is_laid_out:  # its file is its own
+                piece.file.close()
 
     def _release(self) -> None:
         """Free all memory but that of what stays."""
