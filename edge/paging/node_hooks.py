@@ -54,8 +54,7 @@ class PagingHooks:
         self._own_head = None
         if head is not None and roles.tied and roles.table is not None and head.repacked and head in places:
             self._own_head = head.weight.part(places[head], head.rows, repacked=True)
-        self._restores: list[Callable[[], None]] = []  # of products with experts: the graph's own numbers
-        self._restore_head: Callable[[], None] | None = None
+        self._restores: list[Callable[[], None]] = []  # of nodes that were changed, in their order
         self._choosing: set[int] = set()  # layers whose choice of experts the graph being learned has
 
     def restore(self) -> None:
@@ -63,9 +62,6 @@ class PagingHooks:
         for restore in self._restores:
             restore()
         self._restores.clear()
-        if self._restore_head is not None:
-            self._restore_head()
-            self._restore_head = None
         self._choosing.clear()
 
     def hooks(self) -> list[Hook]:
@@ -150,17 +146,15 @@ class PagingHooks:
 
     def _use_own_head(self, node: Node) -> None:
         assert self._own_head is not None
-        self._restore_head = node.use_source(self._own_head)
+        self._restores.append(node.use_source(self._own_head))
 
     def _skip_head(self, node: Node) -> None:
-        self._restore_head = node.skip()
+        self._restores.append(node.skip())
 
     def _multiply_head(self, node: Node) -> None:
         """Compute the head's product, which the graph was made to skip, piece by piece."""
         assert self._products is not None
-        assert self._restore_head is not None
-        self._restore_head()
-        self._restore_head = None
+        self._restores.pop()()
         n, columns = node.shape
         if n == 0:
             return
