@@ -35,13 +35,7 @@ class ThreadChoice:
     """Adaptive number of threads, by the times of answers. The current number stays unless another is clearly
     faster."""
 
-    def __init__(
-        self,
-        most: int,
-        *,
-        cores: int | None = None,
-        load: Callable[[], float] | None = None,
-    ) -> None:
+    def __init__(self, most: int, *, cores: int | None = None, load: Callable[[], float] | None = None) -> None:
         """most: threads, where nothing else runs. cores: that may be used, with hyperthreads. load: cores that others
         have used since it was asked last."""
         self.most = self.threads = most

@@ -40,7 +40,6 @@ class Input:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its numpy type."""
         return _DTYPES[self.type]
 
     @property

@@ -33,7 +33,6 @@ from edge.paging.reader import Reader
 from edge.paging.repacked_cache import laid_out
 from edge.paging.weights import PagedWeights
 from partition.model.model import ModelShape
-from partition.slices.rules import router_first
 from quant.gguf.file import GgufFile
 
 
@@ -56,16 +55,8 @@ def load_weights(opening: Opening) -> Loaded:
     reader = Reader(roles.longest_row, shared.read.threads, shared.read.chunk, verify=options.verify)
     try:
         arena = OneArena(shared.plan.resident)
-        weights = PagedWeights(
-            roles,
-            _from_laid_out(shared.plan, reader, shared.lay_out),
-            reader,
-            arena,
-            threads=opening.threads,
-            experts_used=opening.shape.n_experts_used,
-            router_first=router_first(opening.shape.architecture),
-            progress=opening.progress,
-        )
+        plan = _from_laid_out(shared.plan, reader, shared.lay_out)
+        weights = PagedWeights(opening, roles, plan, reader, arena, opening.progress)
     except BaseException:
         reader.close()
         raise

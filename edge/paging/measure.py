@@ -51,10 +51,7 @@ def read_rate(largest: Piece, threads: int, chunk: int) -> float:
     parts = [part for part in largest.cut(rows) if part.rows == rows]
     span = max(part.span for part in parts)
     jobs: deque[Job] = deque()
-    with (
-        closing(AddressSpace(_AHEAD * span, huge=True)) as space,
-        closing(Reader(row_bytes, threads, chunk)) as reader,
-    ):
+    with closing(AddressSpace(_AHEAD * span, huge=True)) as space, closing(Reader(row_bytes, threads, chunk)) as reader:
         began, n_bytes, i = time.perf_counter(), 0, 0
         while n_bytes < _MOST_BYTES and time.perf_counter() - began < _MOST_S:
             part = parts[i % len(parts)]

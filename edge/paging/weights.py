@@ -12,6 +12,7 @@ from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.products import Products
 from edge.paging.arena import Arena
+from edge.paging.budget import Opening
 from edge.paging.experts import ExpertCounts, Experts, Router
 from edge.paging.memory import MemoryNeed
 from edge.paging.node_hooks import PagingHooks
@@ -21,6 +22,7 @@ from edge.paging.roles import Roles
 from edge.paging.stats import PagingStats, Passes
 from edge.paging.token_rows import TokenRows
 from edge.paging.window import Pager, Piece
+from partition.slices.rules import router_first
 
 _HELPERS = 2  # threads more that read while nothing computes
 
@@ -42,21 +44,17 @@ class PagedWeights:
 
     def __init__(
         self,
+        opening: Opening,
         roles: Roles,
         plan: PagePlan,
         reader: Reader,
         arena: Arena,
-        *,
-        threads: int,
-        experts_used: int,
-        router_first: bool,
-        progress: Callable[[float], None] | None = None,
+        progress: Callable[[float], None] | None,
     ) -> None:
         """Load what stays. WeightsError if it cannot be read; what `progress` raises ends the load. arena: the memory
         that it stays in, which is closed with the weights, as the reader is."""
-        self._reader, self._progress, self._threads = reader, progress, threads
-        self._routing = experts_used, router_first
-        self._arena = arena
+        self._shape, self._threads = opening.shape, opening.threads
+        self._reader, self._progress, self._arena = reader, progress, arena
         self.stop_pass: Callable[[], None] | None = None  # has a pass end early, and computed again
         self._jobs: dict[Piece, Job] = {}  # of what stays
         self._rows: TokenRows | None = None
@@ -197,7 +195,7 @@ class PagedWeights:
 
     def _make_routers(self) -> dict[int, Router]:
         """Make the routers of all layers whose router and norm are plain numbers."""
-        used, router_first = self._routing
+        is_first = router_first(self._shape.architecture)
         by_name = {piece.weight.name: piece for piece in self.plan.resident}
         routers = {}
         for layer in self._roles.experts:
@@ -206,7 +204,9 @@ class PagedWeights:
                 by_name.get(f"blk.{layer}.ffn_norm.weight", by_name.get(f"blk.{layer}.post_attention_norm.weight"))
             )
             if weights is not None:
-                routers[layer] = Router(weights, None if norm is None or router_first else norm[0], used)
+                routers[layer] = Router(
+                    weights, None if norm is None or is_first else norm[0], self._shape.n_experts_used
+                )
         return routers
 
     def _floats(self, piece: Piece | None) -> NDArray[np.float32] | None:
