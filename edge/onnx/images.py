@@ -33,15 +33,6 @@ class Scaling:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture as an input array."""
-
-    array: Array
-    scaling: Scaling | None  # None: pixels were not scaled
-    note: str  # what was done to it, for people
-
-
-@dataclass(frozen=True)
 class _Target:
     """Layout of the pixels that an input takes."""
 
@@ -61,8 +52,9 @@ class _Target:
         return self.width, self.height or max(1, round(height * self.width / width))
 
 
-def picture(path: Path, spec: Input, scaling: Scaling | None) -> Picture:
-    """Read the picture in `path` as an array for an input: N x C x H x W or N x H x W x C, or either without N.
+def picture(path: Path, spec: Input, scaling: Scaling | None) -> tuple[Array, Scaling | None, str]:
+    """Read the picture in `path` as an array for an input: N x C x H x W or N x H x W x C, or either without N. Return
+    it, how its pixels were scaled, if they were, and what was done to it, for people.
 
     It is turned as its EXIF data say, resized to H x W with its sides stretched, and RGB, or gray where there is one
     channel. Where the model leaves H and W open, it keeps its size; where one of them, its proportions. Where the model
@@ -92,7 +84,7 @@ def picture(path: Path, spec: Input, scaling: Scaling | None) -> Picture:
     except MemoryError as exc:
         raise NotEnoughMemory(f"{path} does not fit into memory as the input {spec.name!r} takes it") from exc
     height, width = array.shape[-2:] if target.channels_first else array.shape[-3:-1]
-    return Picture(array, used, _note(path, size_before, (width, height), target, used))
+    return array, used, _note(path, size_before, (width, height), target, used)
 
 
 def _scaling(scaling: Scaling | None, channels: int) -> Scaling:

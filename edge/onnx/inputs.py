@@ -55,11 +55,11 @@ def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | Non
             if name is None and len(inputs) != 1:
                 raise SamplesError(f"the model takes {listed(by_name)}; say which with NAME={path}")
             target = by_name[name] if name is not None else inputs[0]
-            read_picture = picture(path, target, scaling)
-            arrays = {target.name: read_picture.array}
-            notes.append(read_picture.note)
-            if read_picture.scaling:
-                scalings[target.name] = read_picture.scaling
+            array, used, note = picture(path, target, scaling)
+            arrays = {target.name: array}
+            notes.append(note)
+            if used:
+                scalings[target.name] = used
         for key in arrays.keys() & feeds.keys():
             raise SamplesError(f"input {key!r} is given twice, the second time by {path}")
         feeds |= arrays

@@ -132,8 +132,8 @@ class OnnxSource:
         """Return the seconds of each node of the graph on this device, in a run of the sample; None if it has no room,
         or does not run."""
         try:
-            run = ObservedRun(self.file, self.sample)
-            return run.node_seconds([node.place for node in self.graph.nodes], threads)
+            places = [node.place for node in self.graph.nodes]
+            return ObservedRun(self.file, self.sample).node_seconds(places, threads)
         except (EngineError, NotEnoughMemory):
             return None
 

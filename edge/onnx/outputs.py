@@ -102,16 +102,10 @@ def _summary(name: str, array: Array) -> OutputSummary:
     finite = np.isfinite(array)
     count = int(finite.sum())
     values = array if count == array.size else array[finite]
-    least, most, mean = (values.min(), values.max(), values.mean(dtype=np.float64)) if count else (None, None, None)
-    return OutputSummary(
-        name=name,
-        shape=array.shape,
-        type=str(array.dtype),
-        min=None if least is None else float(least),
-        max=None if most is None else float(most),
-        mean=None if mean is None else _finite(float(mean)),
-        not_finite=array.size - count,
-    )
+    figures: tuple[float | None, ...] = (None, None, None)
+    if count:
+        figures = float(values.min()), float(values.max()), _finite(float(values.mean(dtype=np.float64)))
+    return OutputSummary(name, array.shape, str(array.dtype), *figures, array.size - count)
 
 
 def _rows(array: Array, classes: int) -> Array | None:
