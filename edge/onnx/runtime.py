@@ -98,11 +98,6 @@ def quiet_tools(folder: Path) -> Iterator[None]:
         root.setLevel(level)
 
 
-def available() -> tuple[str, ...]:
-    """Return the providers of this build of ONNX Runtime by their short names: ("cpu",) or ("cuda", "cpu"), ..."""
-    return tuple(_short(name) for name in runtime().get_available_providers())
-
-
 def open_session(
     model: str | bytes,
     name: str,
