@@ -170,10 +170,8 @@ class PagedWeights:
 
     def _load(self) -> None:
         for piece in self.plan.resident:
-            job = self._jobs[piece] = piece.read(*self._arena.place(piece))
-            if self._arena.holds(piece):
-                job.left = 0
-            else:
+            job = self._jobs[piece] = self._arena.read(piece)
+            if job.left:
                 self._reader.submit(job)
         done, total = 0, max(1, sum(piece.n_bytes for piece in self.plan.resident))
         whole_head = self._roles.head if not self.plan.head_pieces else None
