@@ -31,8 +31,8 @@ class SamplesError(ModelFileError):
 
 
 @dataclass(frozen=True)
-class Input:
-    """An input of a model."""
+class _Declared:
+    """A tensor that a model takes or gives."""
 
     name: str
     type: str  # as ONNX Runtime names it: "tensor(float)"
@@ -48,11 +48,15 @@ class Input:
         return tuple(dim if isinstance(dim, int) else 1 for dim in self.shape)
 
 
-class Output(Input):
+class Input(_Declared):
+    """An input of a model."""
+
+
+class Output(_Declared):
     """An output of a model. Its open dimensions depend on the inputs."""
 
 
-_Declared = TypeVar("_Declared", bound=Input)
+_Kind = TypeVar("_Kind", bound=_Declared)
 
 
 def inputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Input, ...]:
@@ -67,7 +71,7 @@ def inputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Input, ...
     return inputs
 
 
-def outputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Output, ...]:
+def outputs_of(session: Any, shapeless: Collection[str]) -> tuple[Output, ...]:
     """Return the outputs of a session. shapeless: as of `inputs_of`; of these, a session infers the shape of some.
     ModelFileError, with its name, for an output that is no tensor of numbers."""
     outputs = _declared(Output, session.get_outputs(), shapeless)
@@ -79,18 +83,15 @@ def outputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Output, .
     return outputs
 
 
-def _declared(kind: type[_Declared], values: Iterable[Any], shapeless: Collection[str]) -> tuple[_Declared, ...]:
+def _declared(kind: type[_Kind], values: Iterable[Any], shapeless: Collection[str]) -> tuple[_Kind, ...]:
     """Return a session's inputs or outputs, with a name or "?" for open dimensions."""
-    return tuple(
-        kind(
-            value.name,
-            value.type,
-            ANY_SHAPE
-            if not value.shape and value.name in shapeless
-            else tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "?") for dim in value.shape),
-        )
-        for value in values
-    )
+
+    def shape_of(value: Any) -> tuple[int | str, ...]:
+        if not value.shape and value.name in shapeless:
+            return ANY_SHAPE
+        return tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "?") for dim in value.shape)
+
+    return tuple(kind(value.name, value.type, shape_of(value)) for value in values)
 
 
 def declared_shape(value: Any) -> tuple[int | str, ...]:
