@@ -86,7 +86,7 @@ def load_within(
     """
     model, own = load_stub(file)
     try:
-        with ExitStack() as closing:
+        with ExitStack() as closing:  # the context, the model, its weights, then their memory and files
             files, opened = closing.enter_context(ExitStack()), dict[Path, DirectFile]()
             closing.callback(own.close)
             after_model = closing.enter_context(ExitStack())
