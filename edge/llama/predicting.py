@@ -21,7 +21,9 @@ from edge.llama.llama import Context
 _ext: Any = None
 _problem = ""  # what is lacking
 try:
-    from llama_cpp import llama_cpp_ext as _ext
+    from llama_cpp import llama_cpp_ext
+
+    _ext = llama_cpp_ext
 except (ImportError, AttributeError) as error:  # the latter where the library lacks a call
     _problem = str(error)
 

@@ -102,7 +102,7 @@ def _summary(name: str, array: Array) -> OutputSummary:
     finite = np.isfinite(array)
     count = int(finite.sum())
     values = array if count == array.size else array[finite]
-    figures: tuple[float | None, ...] = (None, None, None)
+    figures: tuple[float | None, float | None, float | None] = (None, None, None)
     if count:
         figures = float(values.min()), float(values.max()), _finite(float(values.mean(dtype=np.float64)))
     return OutputSummary(name, array.shape, str(array.dtype), *figures, array.size - count)
