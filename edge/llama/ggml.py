@@ -82,9 +82,6 @@ _quantize_chunk = _ggml(
 )
 
 
-_ToFloat = C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int64)
-
-
 class _TypeTraits(C.Structure):
     """struct ggml_type_traits as PINNED_VERSION has it, up to the function that decodes."""
 
@@ -94,7 +91,7 @@ class _TypeTraits(C.Structure):
         ("blck_size_interleave", C.c_int64),
         ("type_size", C.c_size_t),
         ("is_quantized", C.c_bool),
-        ("to_float", _ToFloat),
+        ("to_float", C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int64)),
     )
 
 
