@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
     check_draft_worker(args)
     from edge.llm.bench import beside_memory
     from edge.llm.info import memory_json
-    from edge.paging.describe import paging_rows
     from edge.speculate.bench import SpeculationResult
 
     args.context = args.context or args.requests * (args.prompt_tokens + args.gen_tokens)
@@ -56,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     config = distributed.engine_config(args, model_path(args.model), devices, args.requests, follows_load=True)
     with config.loaded(ShownSteps()) as (engine, deployed, draft):
         result, times = _measure(args, engine, deployed)
-        memory, paging = memory_json(engine), paging_rows(engine.memory, engine.paging)
+        memory = memory_json(engine)
+        paging = engine.paging.figures(engine.memory) if engine.paging else []
         drafted = SpeculationResult.measure(engine, draft, args.prompt_tokens, args.gen_tokens, ShownSteps())
         if engine.states.attention.times:
             paging.append(("attention", engine.states.attention.describe()))

@@ -335,9 +335,7 @@ def _resumed(chat: Chat, name: str) -> Path:
 
 def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:
     """Say how this device's budget is used."""
-    from edge.paging.describe import memory_line
-
-    say(f"memory: {memory_line(need, plan)}")
+    say(f"memory: {plan.describe(need)}")
 
 
 def _sampling(args: argparse.Namespace) -> SamplingParams:

@@ -24,7 +24,6 @@ from edge.llm.chat import Chat
 from edge.llm.generate import Response
 from edge.llm.info import memory_news
 from edge.llm.sampler import MAX_SEED, SamplingParams
-from edge.paging.describe import paging_rows
 from quant.text import count_text, counted, printable
 from transport.errors import TransportError
 
@@ -279,7 +278,8 @@ class _Talk:
             rows.append(("standby", self._deployed.standby.describe()))
         rows.append(("drafts", self._chat.drafter.describe() if self._chat.drafter else "none"))
         rows.append(("seed", str(self._sampling.seed)))
-        for name, text in paging_rows(self._chat.engine.memory, self._chat.engine.paging):
+        paging = self._chat.engine.paging
+        for name, text in paging.figures(self._chat.engine.memory) if paging else ():
             rows.append(("memory", text) if name == "memory" else ("reads", f"{name}: {text}"))
         for name, value in rows:
             self._console.print(f"  [bold]{name:8}[/] {escape(printable(value))}")

@@ -16,7 +16,7 @@ from edge.onnx.engine import OnnxEngine
 from edge.onnx.failover import FailoverPipeline, Runner
 from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
-from edge.onnx.wire import Array
+from edge.onnx.samples import Array
 from edge.quantization.onnx_compare import OutputError
 from edge.slices.local import OwnSlices
 from partition.errors import PlanError

@@ -64,9 +64,7 @@ class ReadAhead:
     def _begin(self, pieces: Sequence[Piece], sizes: Sizes) -> None:
         """Begin to read what is not there. OSError, WeightsError; nothing is read then."""
         self._arena.make_places(pieces, sizes.having)
-        jobs = {piece: piece.read(*self._arena.place(piece)) for piece in pieces}
-        for piece, job in jobs.items():
-            job.left = 0 if self._arena.holds(piece) else job.left
+        jobs = {piece: self._arena.read(piece) for piece in pieces}
         if pieces:
             reader = helper_reader(self._passes, 1)
             self._over.clear()

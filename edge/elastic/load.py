@@ -11,7 +11,8 @@ from edge.elastic.room import ROOM, Room
 from edge.elastic.sizes import Preference, Sizes
 from edge.elastic.weights import ElasticWeights, RoomIsGone
 from edge.errors import NotEnoughMemory
-from edge.paging.load import Loaded, Opening, load_weights
+from edge.paging.budget import Opening
+from edge.paging.load import Loaded, load_weights
 from edge.paging.memory import MIB, MemoryNeed
 from quant.gguf.elastic import elastic_sizes
 

@@ -8,8 +8,7 @@ from typing import Literal
 
 from edge.llama.llama import ContextSizes
 from edge.paging.arena import Key, key_of
-from edge.paging.budget import MARGIN_SHARE, BudgetOptions, measure, rows_of_experts
-from edge.paging.load import Opening
+from edge.paging.budget import MARGIN_SHARE, BudgetOptions, Opening, measure, rows_of_experts
 from edge.paging.plan import PagePlan, ReadOptions, least_parts, plan
 from edge.paging.reader import DEFAULT_CHUNK, DEFAULT_THREADS
 from edge.paging.roles import Roles

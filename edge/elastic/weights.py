@@ -18,13 +18,12 @@ from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
 from edge.log import info
 from edge.paging.arena import ElasticArena
-from edge.paging.load import Opening
+from edge.paging.budget import Opening
 from edge.paging.plan import PagePlan
 from edge.paging.reader import Reader
 from edge.paging.roles import Roles
 from edge.paging.weights import PagedWeights
 from edge.tasks import Repeated
-from partition.slices.rules import router_first
 from quant.text import bytes_text
 
 _MOST_NEWS = 16
@@ -73,16 +72,7 @@ class ElasticWeights(PagedWeights):
         reader = Reader(sizes.longest_row, sizes.read.threads, sizes.read.chunk, verify=opening.options.verify)
         self._ahead, self._arena_lock = ReadAhead(arena, reader), threading.Lock()  # of what is read ahead, or a change
         self._turn.begin_pass(room.share)  # who loads is about to compute
-        super().__init__(
-            self.choice.roles,
-            self.choice.plan,
-            reader,
-            threads=opening.threads,
-            experts_used=opening.shape.n_experts_used,
-            router_first=router_first(opening.shape.architecture),
-            progress=self._loads,
-            arena=arena,
-        )
+        super().__init__(opening, self.choice.roles, self.choice.plan, reader, arena, self._loads)
         self._shown = None
         self._turn.end_pass()
         self._watch = Repeated(self.follow, LOOK_S, "memory")

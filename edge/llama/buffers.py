@@ -15,7 +15,7 @@ from typing import Any
 
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.address_space import AddressSpace
-from edge.llama.ggml import _ggml, _nbytes, _row_size, _Tensor, cpu_device, cpu_procedure, device_name
+from edge.llama.ggml import _ggml, _nbytes, _row_size, _Tensor, _tensor_set, cpu_device, cpu_procedure, device_name
 from edge.llama.library import PINNED_VERSION
 from edge.llama.library import llama_cpp as L
 
@@ -34,7 +34,6 @@ _get_base = _ggml("ggml_backend_buffer_get_base", _P, _P)
 _get_size = _ggml("ggml_backend_buffer_get_size", C.c_size_t, _P)
 _alloc_buffer = _ggml("ggml_backend_buft_alloc_buffer", _P, _P, C.c_size_t)
 _init_tensor = _ggml("ggml_backend_buffer_init_tensor", C.c_int, _P, _P)
-_tensor_set = _ggml("ggml_backend_tensor_set", None, _P, _P, C.c_size_t, C.c_size_t)
 _type_size = _ggml("ggml_type_size", C.c_size_t, C.c_int)
 _device_type = _ggml("ggml_backend_dev_buffer_type", _P, _P)
 _device_host_type = _ggml("ggml_backend_dev_host_buffer_type", _P, _P)
@@ -207,7 +206,6 @@ class DeviceBuffer:
         return memoryview((C.c_char * self.n_bytes).from_address(self.address)).cast("B")
 
     def close(self) -> None:
-        """Free the memory."""
         _free_buffer(self.handle)
 
 
@@ -220,11 +218,7 @@ class Device:
         self._host_kind = _device_host_type(handle) or _cpu_type()
         self._alignment = int(_alignment(self._kind))
         self.most_bytes = int(_max_size(self._kind))  # of one buffer
-
-    @property
-    def buffer_name(self) -> str:
-        """Name of its buffers in llama.cpp's log."""
-        return bytes(_type_name(self._kind)).decode()
+        self.buffer_name = bytes(_type_name(self._kind)).decode()  # in llama.cpp's log
 
     def span(self, weight: Weight) -> int:
         """Bytes that a weight takes there, up to where the next may begin."""
@@ -265,14 +259,13 @@ class CallerBuffer:
         allocate, self._init, self._set, get_name = (C.cast(callback, _P).value for callback in self._callbacks)
         self._type = _BufferType.from_buffer_copy(_BufferType.from_address(_cpu_type()))
         if C.CFUNCTYPE(C.c_char_p, _P)(self._type.get_name)(_cpu_type()) != _type_name(_cpu_type()):
-            raise _other_layout()
+            raise EngineError(
+                f"llama-cpp-python {L.__version__} lays buffers out differently from {PINNED_VERSION}, which paging was"
+                f" written for; install llama-cpp-python=={PINNED_VERSION}, or leave --memory out"
+            )
         self._type.alloc_buffer, self._type.get_name = allocate, get_name
         self._overrides = (_Override * 2)(_Override(pattern, C.addressof(self._type)), _Override(None, None))
-
-    @property
-    def overrides(self) -> int:
-        """Return the address of overrides for llama.cpp's model parameters: its tensors are of this buffer type."""
-        return C.addressof(self._overrides)
+        self.overrides = C.addressof(self._overrides)  # for llama.cpp's model parameters: tensors are of this type
 
     def close(self) -> None:
         """Free the buffers. Call it after the model was freed."""
@@ -301,13 +294,6 @@ class CallerBuffer:
         else:
             self.weights[weight.name] = weight
         return 0
-
-
-def _other_layout() -> EngineError:
-    return EngineError(
-        f"llama-cpp-python {L.__version__} lays buffers out differently from {PINNED_VERSION}, which paging was written"
-        f" for; install llama-cpp-python=={PINNED_VERSION}, or leave --memory out"
-    )
 
 
 def disable_amx() -> None:
@@ -343,11 +329,7 @@ def _repack_buffer() -> int | None:
 
 
 def _layout_of(tensor: _Tensor) -> int | None:
-    """ggml's handle of the layout it would repack a tensor to; None if it would not."""
-    if not _repack_buffer():
-        return None
-    copy = _Tensor.from_buffer_copy(tensor)
-    copy.buffer, copy.extra = _repack_buffer(), None
-    if _init_tensor(_repack_buffer(), C.addressof(copy)):
-        return None
-    return copy.extra or None
+    """ggml's handle of the layout it would repack a tensor to, which it is noted in; None if it would not."""
+    buffer = _repack_buffer()
+    tensor.buffer, tensor.extra = buffer, None
+    return None if not buffer or _init_tensor(buffer, C.addressof(tensor)) else tensor.extra or None

@@ -82,9 +82,6 @@ _quantize_chunk = _ggml(
 )
 
 
-_ToFloat = C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int64)
-
-
 class _TypeTraits(C.Structure):
     """struct ggml_type_traits as PINNED_VERSION has it, up to the function that decodes."""
 
@@ -94,7 +91,7 @@ class _TypeTraits(C.Structure):
         ("blck_size_interleave", C.c_int64),
         ("type_size", C.c_size_t),
         ("is_quantized", C.c_bool),
-        ("to_float", _ToFloat),
+        ("to_float", C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int64)),
     )
 
 
@@ -105,13 +102,18 @@ class _InitParams(C.Structure):
     _fields_ = (("mem_size", C.c_size_t), ("mem_buffer", C.c_void_p), ("no_alloc", C.c_bool))
 
 
+_init = _ggml("ggml_init", C.c_void_p, _InitParams)
+_free = _ggml("ggml_free", None, C.c_void_p)
+_new_2d = _ggml("ggml_new_tensor_2d", C.c_void_p, C.c_void_p, C.c_int, C.c_int64, C.c_int64)
+_mul_mat = _ggml("ggml_mul_mat", C.c_void_p, C.c_void_p, C.c_void_p, C.c_void_p)
+
+
 def check_layout(version: str = L.__version__) -> None:
     """Raise EngineError unless `_Tensor` is how this build of ggml lays a tensor out."""
-    memory = _ggml("ggml_init", C.c_void_p, _InitParams)(_InitParams(1 << 20, None, False))
-    new = _ggml("ggml_new_tensor_2d", C.c_void_p, C.c_void_p, C.c_int, C.c_int64, C.c_int64)
-    a, b = new(memory, 0, 32, 3), new(memory, 0, 32, 5)
+    memory = _init(_InitParams(1 << 20, None, False))
+    a, b = _new_2d(memory, _F32, 32, 3), _new_2d(memory, _F32, 32, 5)
     _ggml("ggml_set_name", C.c_void_p, C.c_void_p, C.c_char_p)(a, b"layout.weight")
-    product = _ggml("ggml_mul_mat", C.c_void_p, C.c_void_p, C.c_void_p, C.c_void_p)(memory, a, b)
+    product = _mul_mat(memory, a, b)
     view = _ggml("ggml_view_1d", C.c_void_p, C.c_void_p, C.c_void_p, C.c_int64, C.c_size_t)(memory, a, 16, 64)
     q4_0 = _type_traits(2).contents
     t, p, v = _Tensor.from_address(a), _Tensor.from_address(product), _Tensor.from_address(view)
@@ -126,7 +128,7 @@ def check_layout(version: str = L.__version__) -> None:
         and v.view_offs == 64
         and (q4_0.blck_size, q4_0.type_size, q4_0.is_quantized) == (32, 18, True)
     )
-    _ggml("ggml_free", None, C.c_void_p)(memory)
+    _free(memory)
     if not same:
         raise EngineError(
             f"llama-cpp-python {version} lays tensors out differently from {PINNED_VERSION}, which this runtime was"

@@ -8,7 +8,7 @@ before the next one: then all nodes are known by name again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,8 +32,6 @@ class Hook:
 _Readies = tuple[Callable[[], bool], ...]
 _Before = tuple[Callable[[Node], None], ...]
 _Run = tuple[Callable[[Node], bool | None], ...]
-# Kind of graph: rows, outputs, adapters, whether hidden states are given, whether rows are embeddings, and causal.
-_Key = tuple[int, int, tuple[int, ...], bool, bool, bool]
 
 
 class _Hooks(NamedTuple):
@@ -64,10 +62,10 @@ class NodeHooks:
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = _that_call(hooks)
-        self._cache: dict[_Key, tuple[list[_Hooks | None], list[_Readies]]] = {}
+        self._cache: dict[Hashable, tuple[list[_Hooks | None], list[_Readies]]] = {}
         self._plan: list[_Hooks | None] = []  # by node index
         self._next: list[_Readies] = []  # likewise: what the node behind it may have to wait for; empty: none does
-        self._key: _Key | None = None  # of the graph that comes; None: it is not to be remembered
+        self._kind: Hashable | None = None  # of the graph that comes; None: it is not to be remembered
         self._learning = True
         self._index = 0
         self._run: _Run = ()  # at the node that is computed next
@@ -84,15 +82,8 @@ class NodeHooks:
             self._ended = True  # a new graph calls all the same
             context.decode(rows, n)
             return
-        self.begin(
-            n,
-            outputs,
-            context.active_adapters,
-            gives_hidden=context.gives_hidden,
-            shifted=context.shift_pending,
-            embedded=rows.has_embeddings,
-            causal=rows.causal,
-        )
+        kind = (n, outputs, context.active_adapters, context.gives_hidden, rows.has_embeddings, rows.causal)
+        self.begin(None if context.shift_pending else kind)  # a graph that shifts positions may come before it
         completed = False
         try:
             context.decode(rows, n)
@@ -105,22 +96,10 @@ class NodeHooks:
         self._hooks = _that_call(hooks)
         self._cache.clear()
 
-    def begin(
-        self,
-        rows: int,
-        outputs: int,
-        adapters: tuple[int, ...] = (),
-        *,
-        gives_hidden: bool = False,
-        shifted: bool = False,
-        embedded: bool = False,
-        causal: bool = True,
-    ) -> None:
-        """A graph for `rows` rows, of which `outputs` give logits, comes next. adapters: those in use. gives_hidden: it
-        gives hidden states, too. shifted: one that shifts positions may come before it. embedded: rows are embeddings.
-        causal: each attends to those before it."""
-        self._key = None if shifted else (rows, outputs, adapters, gives_hidden, embedded, causal)
-        cached = self._cache.get(self._key) if self._key else None
+    def begin(self, kind: Hashable | None) -> None:
+        """A graph of this kind comes next: those of one kind have the same nodes. None: it is not to be remembered."""
+        self._kind = kind
+        cached = self._cache.get(kind) if kind is not None else None
         self._learning = cached is None
         self._plan, self._next = cached if cached is not None else ([], [])
         self._index, self._ended, self._error = 0, False, None
@@ -135,16 +114,16 @@ class NodeHooks:
             self._unskip = None
         if self._error is not None:
             raise self._error
-        if not completed or self._key is None:
+        if not completed or self._kind is None:
             return
         if self._learning:
             readies = [hooks.ready if hooks is not None else () for hooks in self._plan]
-            self._cache[self._key] = self._plan, [*readies[1:], ()] if any(readies) else []
+            self._cache[self._kind] = self._plan, [*readies[1:], ()] if any(readies) else []
         elif not self._ended and self._index != len(self._plan):
-            del self._cache[self._key]
+            del self._cache[self._kind]
             raise EngineError(
                 f"a graph of {self._index} nodes came where one of {len(self._plan)} was remembered for"
-                f" (rows, outputs, adapters, hidden states, embeddings, causal) = {self._key}; its hooks may have run"
+                f" (rows, outputs, adapters, hidden states, embeddings, causal) = {self._kind}; its hooks may have run"
                 " at the wrong nodes"
             )
 

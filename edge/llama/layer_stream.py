@@ -41,13 +41,6 @@ def place_layer(layer: Layer, device: Device, buffer: DeviceBuffer) -> None:
         at += device.span(part.weight)
 
 
-def _place_here(layer: Layer) -> None:
-    """Let the weights of a layer lie where they are in this machine's memory."""
-    for part in layer:
-        assert part.locked is not None
-        part.weight.place(*part.locked)
-
-
 def copy_layer(layer: Layer) -> None:
     """Copy the weights of a layer to where they were placed."""
     for part in layer:
@@ -112,8 +105,10 @@ class LayerStream:
             for n in order:
                 if place == "slots":
                     place_layer(self._layers[n], self._device, self._slots[slot])
-                else:
-                    _place_here(self._layers[n])
+                else:  # where they are in this machine's memory
+                    for part in self._layers[n]:
+                        assert part.locked is not None
+                        part.weight.place(*part.locked)
             if place == "slots" and order and self._arriving[slot] is None:
                 self._copy(slot, order[0])
 

@@ -55,7 +55,6 @@ class PooledContext:
         return np.array(np.ctypeslib.as_array(values, shape=(self._width,)))
 
     def close(self) -> None:
-        """Free it."""
         if self._handle:
             L.llama_free(self._handle)
             self._handle = None

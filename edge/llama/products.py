@@ -8,16 +8,22 @@ from contextlib import contextmanager
 
 from edge.errors import EngineError
 from edge.llama.buffers import Weight
-from edge.llama.ggml import _ggml, _InitParams, _Tensor, cpu_device, cpu_procedure
+from edge.llama.ggml import (
+    _F32,
+    _free,
+    _ggml,
+    _init,
+    _InitParams,
+    _mul_mat,
+    _new_2d,
+    _Tensor,
+    cpu_device,
+    cpu_procedure,
+)
 
-_F32 = 0
 _ROOM = 1 << 16  # bytes for the structs of a graph of one product
 
 _P = C.c_void_p
-_init = _ggml("ggml_init", _P, _InitParams)
-_free = _ggml("ggml_free", None, _P)
-_new_2d = _ggml("ggml_new_tensor_2d", _P, _P, C.c_int, C.c_int64, C.c_int64)
-_mul_mat = _ggml("ggml_mul_mat", _P, _P, _P, _P)
 _new_graph = _ggml("ggml_new_graph_custom", _P, _P, C.c_size_t, C.c_bool)
 _device_init = _ggml("ggml_backend_dev_init", _P, _P, C.c_char_p)
 _backend_free = _ggml("ggml_backend_free", None, _P)

@@ -25,24 +25,17 @@ _MOST_WAIT = 64  # answers between two trials
 
 def worth_threads(file: GgufFile, shape: ModelShape) -> int:
     """Return the number of threads that have enough to do in each of a token's products, at least 1."""
-    products = [tensor for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name != _TABLE]
+    products = [
+        tensor for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name != "token_embd.weight"
+    ]
     return max(1, round(decode_bytes(file, shape) / max(1, len(products)) / _WORTH_BYTES))
-
-
-_TABLE = "token_embd.weight"
 
 
 class ThreadChoice:
     """Adaptive number of threads, by the times of answers. The current number stays unless another is clearly
     faster."""
 
-    def __init__(
-        self,
-        most: int,
-        *,
-        cores: int | None = None,
-        load: Callable[[], float] | None = None,
-    ) -> None:
+    def __init__(self, most: int, *, cores: int | None = None, load: Callable[[], float] | None = None) -> None:
         """most: threads, where nothing else runs. cores: that may be used, with hyperthreads. load: cores that others
         have used since it was asked last."""
         self.most = self.threads = most

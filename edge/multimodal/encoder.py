@@ -100,7 +100,6 @@ class MediaEncoder(Closing):
         return self._ask({"bytes": len(data)}, data)
 
     def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -41,7 +41,6 @@ class RowPositions:
         return bool(self._spans)
 
     def clear(self) -> None:
-        """Forget all."""
         self._spans.clear()
 
     def position_of(self, sequence: int, place: int) -> int:
@@ -104,7 +103,6 @@ class PlacedRows:
         return bool(engine.kv_remove(sequence, position, end))
 
     def kv_clear(self) -> None:
-        """Forget everything."""
         self.row_positions.clear()
         engine: Any = super()
         engine.kv_clear()

@@ -9,8 +9,7 @@ from typing import Any
 from edge.constraints.constraint import never_given_up
 from edge.errors import ContextFull, EngineError, MediaError
 from edge.multimodal.encoder import Media, MediaEncoder
-from edge.multimodal.marks import new_mark
-from edge.multimodal.media import EmbeddingRows
+from edge.multimodal.media import EmbeddingRows, new_mark
 
 
 def encoded(
@@ -92,7 +91,6 @@ class ChatMedia:
             self.attached = ""
 
     def clear(self) -> None:
-        """Forget all."""
         self._media.clear()
         self.attached = ""
 

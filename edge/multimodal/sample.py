@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import struct
 import wave
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,22 +15,15 @@ _BMP = struct.Struct("<2sIHHIIiiHHIIiiII")
 _BMP_BYTES, _BMP_INFO_BYTES = 54, 40  # of the headers, and of the second alone
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The bytes of a file, and words for people that say what it is."""
-
-    data: bytes
-    words: str
-
-    @classmethod
-    def for_projector(cls, projector: GgufFile) -> Sample:
-        """Return a square picture of the projector's size; a sound for one that takes no pictures."""
-        noise = np.random.default_rng(1)
-        if projector.metadata.get("clip.has_vision_encoder") is not True:
-            return cls(_wav(noise.integers(-9000, 9000, SECONDS * _RATE, np.int16)), f"a sound of {SECONDS} s")
-        side = projector.metadata["clip.vision.image_size"]
-        assert isinstance(side, int)  # `open_projector` has checked it
-        return cls(_bmp(noise.integers(0, 256, (side, side, 3), np.uint8)), f"a picture of {side} x {side}")
+def sample_for(projector: GgufFile) -> tuple[bytes, str]:
+    """Return the bytes of a square picture of the projector's size, or a sound for one that takes no pictures, and what
+    it is, for people."""
+    noise = np.random.default_rng(1)
+    if projector.metadata.get("clip.has_vision_encoder") is not True:
+        return _wav(noise.integers(-9000, 9000, SECONDS * _RATE, np.int16)), f"a sound of {SECONDS} s"
+    side = projector.metadata["clip.vision.image_size"]
+    assert isinstance(side, int)  # `open_projector` has checked it
+    return _bmp(noise.integers(0, 256, (side, side, 3), np.uint8)), f"a picture of {side} x {side}"
 
 
 def _bmp(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:

@@ -12,8 +12,7 @@ from itertools import islice, repeat
 from typing import Any
 
 from edge.onnx.pipeline import MOST_WINDOW, Result
-from edge.onnx.samples import Feeds
-from edge.onnx.wire import Array
+from edge.onnx.samples import Array, Feeds
 
 _WAITING = 1.25  # times its latency in the idle flow: an input that takes longer has waited for others
 _TRIES = 3  # in which the inputs of a window must wait, before it counts as filling the flow

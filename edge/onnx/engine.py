@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from devices.probe import default_threads
 from edge.closing import Closing
 from edge.errors import EngineError, Interrupted
 from edge.onnx.file import load, parsed
 from edge.onnx.runtime import open_session, refusals, runtime
-from edge.onnx.samples import Feeds, Input, declared_shape, inputs_of
-from edge.onnx.signature import Output, fit, open_sizes, outputs_of, shape_of, with_dims
+from edge.onnx.samples import Array, Feeds, Input, Output, declared_shape, inputs_of, outputs_of
+from edge.onnx.signature import fit, open_sizes, shape_of, with_dims
 from quant.errors import ModelFileError
 
 _BAD_NODE = re.compile(r"Bad node spec for node\. Name: (.*) OpType: (\S+)")
 _NO_MEMORY = "Failed to allocate memory"
 
-Array = npt.NDArray[Any]
 _Shapes = tuple["tuple[int, ...] | None", ...]  # of the outputs; None if known only after the run
 
 
@@ -68,15 +66,15 @@ class OnnxEngine(Closing):
         nodes = {f"{n.domain}:{n.op_type}": n.name or n.output[0] for n in reversed(graph.node)}
         del graph  # frees one of two copies of the weights
         source = model if isinstance(model, bytes) else str(model)
-        opened = open_session(source, name, self.threads, provider, overrides, nodes)
-        self.provider, self.fell_back_from = opened.provider, opened.fell_back_from
-        unnamed = {
-            key: size for key, size in sizes.items() if key not in named
-        }  # ONNX Runtime has no override for these
-        self.inputs: tuple[Input, ...] = with_dims(inputs_of(opened.session, shapeless), unnamed)
-        self.outputs: tuple[Output, ...] = outputs_of(opened.session, shapeless)
+        session, self.provider, self.fell_back_from = open_session(
+            source, name, self.threads, provider, overrides, nodes
+        )
+        # ONNX Runtime has no override for these.
+        unnamed = {key: size for key, size in sizes.items() if key not in named}
+        self.inputs: tuple[Input, ...] = with_dims(inputs_of(session, shapeless), unnamed)
+        self.outputs: tuple[Output, ...] = outputs_of(session, shapeless)
         self._names = [tensor.name for tensor in self.outputs]
-        self._session: Any = opened.session
+        self._session: Any = session
         self._options = self._new_options()
         self._buffers = _Buffers(self.outputs, buffers)
         self._shapes_hold = True

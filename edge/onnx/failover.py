@@ -13,7 +13,7 @@ import numpy as np
 from edge.errors import Interrupted
 from edge.onnx.bench import Flow
 from edge.onnx.pipeline import Result
-from edge.onnx.wire import Array
+from edge.onnx.samples import Array
 
 T = TypeVar("T")
 
@@ -41,6 +41,7 @@ class FailoverPipeline:
         was lost. Its errors are raised. It must call its second argument now and then, which raises Interrupted after
         `stop`."""
         self._runner, self._recover = runner, recover
+        self._failed: Exception | None = None  # of a runner that could not be replaced
         self._is_stopped = False
         self._in_a_row = 0
         self.recoveries = 0
@@ -65,7 +66,7 @@ class FailoverPipeline:
         self._in_a_row = 0
         while True:
             try:
-                for result in self._runner.map(inputs.unanswered(), window, wire):
+                for result in self._working().map(inputs.unanswered(), window, wire):
                     inputs.drop_oldest()
                     self._in_a_row = 0
                     yield result
@@ -80,7 +81,7 @@ class FailoverPipeline:
         self._in_a_row = 0
         while True:
             try:
-                return measure(partial(self._runner.map, wire=wire))
+                return measure(partial(self._working().map, wire=wire))
             except Exception as error:
                 self._take_over(error)
 
@@ -94,15 +95,21 @@ class FailoverPipeline:
         self._is_stopped = False
         self._runner.resume()
 
+    def _working(self) -> Runner:
+        """Return the runner. Raises the error of one that failed and could not be replaced."""
+        if self._failed is not None:
+            raise self._failed
+        return self._runner
+
     def _take_over(self, error: Exception) -> None:
         """Replace a runner that failed. Raises the error that keeps another one from running."""
         if self._in_a_row == MOST_IN_A_ROW:
             raise error
         try:
-            self._runner = self._recover(error, self._check)
+            self._runner, self._failed = self._recover(error, self._check), None
         except Exception as failed:
             if failed is not error:  # the next use tries again: the devices may be back
-                self._runner = _FailedRunner(error)
+                self._failed = error
             raise
         self._in_a_row += 1
         self.recoveries += 1
@@ -113,35 +120,16 @@ class FailoverPipeline:
             raise Interrupted("the computation was stopped")
 
 
-class _FailedRunner:
-    """A runner that always fails: it stands for one that failed and could not be replaced."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def map(self, feeds: Iterable[Mapping[str, Array]], window: int, wire: str = "f32") -> Iterator[Result]:
-        """Raise the error of the runner that failed."""
-        raise self._error
-
-    def stop(self) -> None:
-        """Do nothing: nothing runs."""
-
-    def resume(self) -> None:
-        """Do nothing: nothing runs."""
-
-
 class UnansweredInputs:
     """Inputs on their way: a copy of each is kept until its outputs are complete."""
 
     def __init__(self, feeds: Iterable[Mapping[str, Array]]) -> None:
         self._feeds = iter(feeds)
-        self._inputs_by_number: dict[int, dict[str, Array]] = {}  # by number
+        self._inputs_by_number: dict[int, dict[str, Array]] = {}
         self._n_taken = self._n_answered = 0
         self._ended = False
         self._error: Exception | None = None
-        self._feeds_lock = (
-            threading.Lock()
-        )  # a runner that failed may still wait for the next input when another begins
+        self._feeds_lock = threading.Lock()  # a runner that failed may still wait for an input when another begins
 
     def unanswered(self) -> Iterator[Mapping[str, Array]]:
         """Yield the inputs without outputs, in order, and then new ones."""

@@ -39,18 +39,11 @@ def load(path: Path) -> OnnxFile:
     model's folder, missing or too short; also for what is not an ONNX model, is cut off, or breaks the rules of ONNX.
     """
     import onnx
-    from google.protobuf.message import DecodeError
 
     size = path.stat().st_size
     if size > _PROTOBUF_LIMIT:
         raise ModelFileError(f"{path} has {size} bytes; an ONNX file has at most 2 GiB, and more weights beside it")
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(path.read_bytes())
-    except DecodeError as exc:
-        raise ModelFileError(f"{path} is not an ONNX model, or is cut off; get it again") from exc
-    if not _is_text(model):
-        raise ModelFileError(f"{path} is not an ONNX model: a name in it is not UTF-8")
+    model = _message(path.read_bytes(), f"{path} is not an ONNX model", ", or is cut off; get it again")
     if not model.ir_version or not model.opset_import or not model.graph.output:
         raise ModelFileError(f"{path} is not an ONNX model: it names no version, no operator set or no outputs")
     data_files: set[Path] = set()
@@ -72,17 +65,27 @@ def parsed(content: bytes) -> Any:
     """Return the model in these bytes, checked. They may name no data files: there is no folder for them.
     ModelFileError."""
     import onnx
+
+    model = _message(content, f"these {len(content)} bytes are no ONNX model", ", or are cut off")
+    for tensor in tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise ModelFileError(f"tensor {tensor.name!r} has its data in a file; give the model as a file, too")
+    _check(model, "the model")
+    return model
+
+
+def _message(content: bytes, refused: str, or_cut_off: str) -> Any:
+    """Return the ModelProto in these bytes. ModelFileError, which begins with `refused`."""
+    import onnx
     from google.protobuf.message import DecodeError
 
     model = onnx.ModelProto()
     try:
         model.ParseFromString(content)
     except DecodeError as exc:
-        raise ModelFileError(f"these {len(content)} bytes are no ONNX model, or are cut off") from exc
-    for tensor in tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise ModelFileError(f"tensor {tensor.name!r} has its data in a file; give the model as a file, too")
-    _check(model, "the model")
+        raise ModelFileError(refused + or_cut_off) from exc
+    if not _is_text(model):
+        raise ModelFileError(f"{refused}: a name in it is not UTF-8")
     return model
 
 

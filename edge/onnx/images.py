@@ -5,20 +5,16 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from edge.errors import NotEnoughMemory
-from edge.onnx.samples import Input, SamplesError, shape_text
-from edge.onnx.signature import dtype_of
+from edge.onnx.samples import Array, Input, SamplesError, shape_text
 from quant.text import first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-Array = npt.NDArray[Any]
 
 # Mean and deviation of ImageNet's pixels by channel: most networks for pictures were trained with them.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -34,15 +30,6 @@ class Scaling:
     scale: float = 255.0
     mean: tuple[float, ...] = (0.0,)  # by channel, or one for all
     std: tuple[float, ...] = (1.0,)
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture as an input array."""
-
-    array: Array
-    scaling: Scaling | None  # None: pixels were not scaled
-    note: str  # what was done to it, for people
 
 
 @dataclass(frozen=True)
@@ -65,8 +52,9 @@ class _Target:
         return self.width, self.height or max(1, round(height * self.width / width))
 
 
-def picture(path: Path, spec: Input, scaling: Scaling | None) -> Picture:
-    """Read the picture in `path` as an array for an input: N x C x H x W or N x H x W x C, or either without N.
+def picture(path: Path, spec: Input, scaling: Scaling | None) -> tuple[Array, Scaling | None, str]:
+    """Read the picture in `path` as an array for an input: N x C x H x W or N x H x W x C, or either without N. Return
+    it, how its pixels were scaled, if they were, and what was done to it, for people.
 
     It is turned as its EXIF data say, resized to H x W with its sides stretched, and RGB, or gray where there is one
     channel. Where the model leaves H and W open, it keeps its size; where one of them, its proportions. Where the model
@@ -75,7 +63,7 @@ def picture(path: Path, spec: Input, scaling: Scaling | None) -> Picture:
     picture, or for an input that takes none; NotEnoughMemory.
     """
     target = _target(spec)
-    dtype = dtype_of(spec.type)
+    dtype = spec.dtype
     if dtype != np.uint8 and dtype.kind != "f":
         raise SamplesError(f"input {spec.name!r} takes {dtype}; pictures go into floats or uint8, give a .npz file")
     used = _scaling(scaling, target.channels) if dtype.kind == "f" else None
@@ -96,7 +84,7 @@ def picture(path: Path, spec: Input, scaling: Scaling | None) -> Picture:
     except MemoryError as exc:
         raise NotEnoughMemory(f"{path} does not fit into memory as the input {spec.name!r} takes it") from exc
     height, width = array.shape[-2:] if target.channels_first else array.shape[-3:-1]
-    return Picture(array, used, _note(path, size_before, (width, height), target, used))
+    return array, used, _note(path, size_before, (width, height), target, used)
 
 
 def _scaling(scaling: Scaling | None, channels: int) -> Scaling:
@@ -155,12 +143,12 @@ def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
 
 
 def _eight_bits(image: Image) -> Image:
-    """Return the picture with 8 of its 16 bits: converting it would cut larger values off."""
+    """Return a gray picture with 8 of its 16 bits: converting it would cut larger values off."""
     from PIL.Image import fromarray
 
-    if not image.mode.startswith("I;16"):
+    if not image.mode.startswith("I"):  # of 32 bits as Pillow reads a PGM, with values of 16
         return image
-    return fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
 
 
 def _note(path: Path, before: tuple[int, int], after: tuple[int, int], target: _Target, used: Scaling | None) -> str:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from edge.errors import NotEnoughMemory
 from edge.onnx.images import Scaling, picture
-from edge.onnx.samples import Feeds, Input, SamplesError
-from edge.onnx.signature import dtype_of, listed
-
-Array = npt.NDArray[Any]
+from edge.onnx.samples import Array, Feeds, Input, SamplesError, opened_arrays
+from edge.onnx.signature import listed
 
 _SUFFIXES = (".npz", ".npy")
 _MAGIC = (b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY")  # of files that have another name
@@ -61,11 +55,11 @@ def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | Non
             if name is None and len(inputs) != 1:
                 raise SamplesError(f"the model takes {listed(by_name)}; say which with NAME={path}")
             target = by_name[name] if name is not None else inputs[0]
-            read_picture = picture(path, target, scaling)
-            arrays = {target.name: read_picture.array}
-            notes.append(read_picture.note)
-            if read_picture.scaling:
-                scalings[target.name] = read_picture.scaling
+            array, used, note = picture(path, target, scaling)
+            arrays = {target.name: array}
+            notes.append(note)
+            if used:
+                scalings[target.name] = used
         for key in arrays.keys() & feeds.keys():
             raise SamplesError(f"input {key!r} is given twice, the second time by {path}")
         feeds |= arrays
@@ -101,30 +95,24 @@ def _split(text: str, inputs: dict[str, Input]) -> tuple[str | None, Path]:
 
 def _arrays(path: Path, name: str | None, inputs: dict[str, Input]) -> Feeds:
     """Return the arrays of a file by the name of their input: of one input, or of all that it has arrays for."""
-    try:
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                if name is None and len(inputs) != 1:
-                    raise SamplesError(f"the model takes {listed(inputs)}; say which with NAME={path}")
-                return {name if name is not None else next(iter(inputs)): archive}
-            if name is not None:
-                if name not in archive.files and len(archive.files) != 1:
-                    raise SamplesError(f"{path} needs an array {name!r}, or only one; it holds {listed(archive.files)}")
-                return {name: archive[name if name in archive.files else archive.files[0]]}
-            names = [key for key in inputs if key in archive.files]
-            if not names and inputs:
-                raise SamplesError(f"{path} needs an array for {listed(inputs)}; it holds {listed(archive.files)}")
-            return {key: archive[key] for key in names}
-    except MemoryError as exc:
-        raise NotEnoughMemory(f"{path} does not fit into memory; save smaller arrays there") from exc
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as exc:
-        raise SamplesError(f"{path} is not a .npz file of numbers, or is cut off; numpy.savez writes one") from exc
+    with opened_arrays(path, "save smaller arrays there") as archive:
+        if isinstance(archive, np.ndarray):
+            if name is None and len(inputs) != 1:
+                raise SamplesError(f"the model takes {listed(inputs)}; say which with NAME={path}")
+            return {name if name is not None else next(iter(inputs)): archive}
+        if name is not None:
+            if name not in archive.files and len(archive.files) != 1:
+                raise SamplesError(f"{path} needs an array {name!r}, or only one; it holds {listed(archive.files)}")
+            return {name: archive[name if name in archive.files else archive.files[0]]}
+        names = [key for key in inputs if key in archive.files]
+        if not names and inputs:
+            raise SamplesError(f"{path} needs an array for {listed(inputs)}; it holds {listed(archive.files)}")
+        return {key: archive[key] for key in names}
 
 
 def _typed(array: Array, spec: Input, path: Path) -> Array:
     """Return the array in the model's type. SamplesError if values would change by more than their precision."""
-    dtype = dtype_of(spec.type)
+    dtype = spec.dtype
     if array.dtype == dtype:
         return array
     refused = SamplesError(f"{path}: input {spec.name!r} takes values of type {dtype}; it has {array.dtype}")

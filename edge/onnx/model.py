@@ -17,9 +17,9 @@ from edge.errors import EngineError, NotEnoughMemory
 from edge.onnx.file import OnnxFile, load
 from edge.onnx.inputs import read
 from edge.onnx.observed import ObservedRun
-from edge.onnx.samples import TYPES, Feeds, Input, SamplesError, declared_shape, random_feeds
+from edge.onnx.samples import TYPES, Array, Feeds, Input, SamplesError, declared_shape, random_feeds
 from edge.onnx.signature import dims_of, fit, with_dims
-from edge.onnx.wire import Array, Boundary, Tensor
+from edge.onnx.wire import Boundary, Tensor
 from edge.slices.local import OwnSlices
 from partition.errors import CannotSlice, PlanError
 from partition.model.onnx_graph import OnnxGraph
@@ -132,8 +132,8 @@ class OnnxSource:
         """Return the seconds of each node of the graph on this device, in a run of the sample; None if it has no room,
         or does not run."""
         try:
-            run = ObservedRun(self.file, self.sample)
-            return run.node_seconds([node.place for node in self.graph.nodes], threads)
+            places = [node.place for node in self.graph.nodes]
+            return ObservedRun(self.file, self.sample).node_seconds(places, threads)
         except (EngineError, NotEnoughMemory):
             return None
 

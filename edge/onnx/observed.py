@@ -14,7 +14,7 @@ from typing import Any
 from devices.probe import available_memory
 from edge.errors import EngineError, NotEnoughMemory
 from edge.onnx.file import OnnxFile
-from edge.onnx.runtime import refusals, runtime
+from edge.onnx.runtime import refusals, runtime, session_options
 from edge.onnx.samples import Feeds
 from partition.model.onnx_graph import flat_nodes
 from partition.model.onnx_shapes import type_name
@@ -48,7 +48,7 @@ class ObservedRun:
             outputs = {value.name for value in model.graph.output}
             model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in computed if name not in outputs)
             with refusals(f"run {self._file.path.name}"):
-                session = self._session(model, _options())
+                session = self._session(model, session_options(None))
                 inputs = {n: runtime().OrtValue.ortvalue_from_numpy(array) for n, array in self._feeds.items()}
                 values = session.run_with_ort_values(computed, inputs)
         except (EngineError, NotEnoughMemory) as error:
@@ -72,7 +72,7 @@ class ObservedRun:
             node.name = f"@{place}@"
             _mark_inner(node)
         with tempfile.TemporaryDirectory(prefix="edge-profile-") as folder:
-            options = _options(threads)
+            options = session_options(threads)
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "run")
             with refusals(f"run {self._file.path.name}"):
@@ -141,11 +141,3 @@ def _mark_inner(node: Any) -> None:
             for i, inner in enumerate(graph.node):
                 inner.name = f"{node.name}{_INNER}{i}"
                 _mark_inner(inner)
-
-
-def _options(threads: int | None = None) -> Any:
-    options = runtime().SessionOptions()
-    options.log_severity_level = 4  # nothing
-    if threads:
-        options.intra_op_num_threads = threads
-    return options

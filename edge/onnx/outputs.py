@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from devices.files import temporary_beside
 from edge.errors import TextError
-from edge.onnx.samples import Feeds
-
-Array = npt.NDArray[Any]
+from edge.onnx.samples import Array, Feeds
 
 _MOST_LABELS = 64 << 20  # bytes of a file with labels
 
@@ -35,7 +32,6 @@ class OutputSummary:
     not_finite: int  # values that are infinite or not a number
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values by field."""
         return asdict(self) | {"shape": list(self.shape)}
 
 
@@ -106,16 +102,10 @@ def _summary(name: str, array: Array) -> OutputSummary:
     finite = np.isfinite(array)
     count = int(finite.sum())
     values = array if count == array.size else array[finite]
-    least, most, mean = (values.min(), values.max(), values.mean(dtype=np.float64)) if count else (None, None, None)
-    return OutputSummary(
-        name=name,
-        shape=array.shape,
-        type=str(array.dtype),
-        min=None if least is None else float(least),
-        max=None if most is None else float(most),
-        mean=None if mean is None else _finite(float(mean)),
-        not_finite=array.size - count,
-    )
+    figures: tuple[float | None, float | None, float | None] = (None, None, None)
+    if count:
+        figures = float(values.min()), float(values.max()), _finite(float(values.mean(dtype=np.float64)))
+    return OutputSummary(name, array.shape, str(array.dtype), *figures, array.size - count)
 
 
 def _rows(array: Array, classes: int) -> Array | None:

@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from edge.errors import Interrupted
-from edge.onnx.samples import Feeds, Input
+from edge.onnx.samples import Array, Feeds, Input
 from edge.onnx.signature import fit
 from edge.onnx.stage import LoadedStage
-from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
+from edge.onnx.wire import Boundary, Item, Op, Receiver, send
 from transport.errors import ProtocolError, TransportError
 from transport.link import Link
 
@@ -204,7 +204,6 @@ class _Flight:
         return False
 
     def sent(self, number: int, began: float) -> None:
-        """Note that an item was sent."""
         self._sent.put((number, began))
 
     def done(self, error: BaseException | None) -> None:
@@ -222,7 +221,6 @@ class _Flight:
         return sent
 
     def landed(self) -> None:
-        """Note that there is room for another item."""
         self._room.release()
 
     @property

@@ -10,7 +10,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +39,20 @@ def runtime() -> Any:
     return onnxruntime
 
 
+def session_options(threads: int | None) -> Any:
+    """Return quiet SessionOptions with so many threads; None: as ONNX Runtime likes."""
+    options = runtime().SessionOptions()
+    options.log_severity_level = _NOTHING
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    return options
+
+
 def session(path: Path, threads: int, name: str) -> Any:
     """Return an InferenceSession of the model in `path` with this many threads. EngineError, which names the model
     `name`."""
-    ort = runtime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = _NOTHING
     with refusals(f"load {name}", path.parent):
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return runtime().InferenceSession(str(path), session_options(threads), providers=["CPUExecutionProvider"])
 
 
 @contextmanager
@@ -94,20 +98,6 @@ def quiet_tools(folder: Path) -> Iterator[None]:
         root.setLevel(level)
 
 
-@dataclass(frozen=True)
-class OpenedSession:
-    """A session, and the provider it runs on."""
-
-    session: Any  # onnxruntime.InferenceSession
-    provider: str  # "cpu", "cuda", ...; operators that it lacks run on the CPU
-    fell_back_from: tuple[str, ...]  # better providers of this build that refused the model, each with the reason
-
-
-def available() -> tuple[str, ...]:
-    """Return the providers of this build of ONNX Runtime by their short names: ("cpu",) or ("cuda", "cpu"), ..."""
-    return tuple(_short(name) for name in runtime().get_available_providers())
-
-
 def open_session(
     model: str | bytes,
     name: str,
@@ -115,20 +105,27 @@ def open_session(
     provider: str | None,
     dims: Mapping[str, int],
     nodes: Mapping[str, str],
-) -> OpenedSession:
-    """Open a session of the model, a path or a file's bytes, with this many threads.
+) -> tuple[Any, str, tuple[str, ...]]:
+    """Open a session of the model, a path or a file's bytes, with this many threads. Return (session, provider it runs
+    on: "cpu", "cuda", ..., better ones of this build that refused the model, each with the reason).
 
     provider: a short name; None: the best one that takes the model. dims: values for dimensions that the model leaves
     open. nodes: "domain:operator" to the name of its first node, for errors. EngineError, which calls the model `name`,
     for a provider that is not there or not usable, or an operator that is not known.
     """
+    offered = runtime().get_available_providers()
     if provider is not None:
-        named, last = _named(provider), f"{ORDER[-1]}{_SUFFIX}"
+        offered_by_name = {_short(full_name): full_name for full_name in offered}
+        if provider not in offered_by_name:
+            raise EngineError(
+                f"there is no provider {provider!r} in this build of ONNX Runtime; there is"
+                f" {', '.join(offered_by_name)}"
+            )
+        named, last = offered_by_name[provider], f"{ORDER[-1]}{_SUFFIX}"
         session = _session(model, name, threads, list(dict.fromkeys((named, last))), dims, nodes)
         if named not in session.get_providers():
             raise EngineError(f"the provider {provider!r} cannot be used on this device; leave it out to get another")
-        return OpenedSession(session, _short(named), ())
-    offered = set(runtime().get_available_providers())
+        return session, _short(named), ()
     *better, last = (f"{short}{_SUFFIX}" for short in ORDER if short == ORDER[-1] or f"{short}{_SUFFIX}" in offered)
     refused = []
     for candidate in better:
@@ -138,28 +135,15 @@ def open_session(
             refused.append(f"{_short(candidate)}: {exc}")
             continue
         if candidate in session.get_providers():
-            return OpenedSession(session, _short(candidate), tuple(refused))
+            return session, _short(candidate), tuple(refused)
         refused.append(f"{_short(candidate)}: it cannot be used on this device")
-    return OpenedSession(_session(model, name, threads, [last], dims, nodes), _short(last), tuple(refused))
-
-
-def _named(provider: str) -> str:
-    """Return ONNX Runtime's name for the provider."""
-    offered = {_short(full_name): full_name for full_name in runtime().get_available_providers()}
-    if provider not in offered:
-        raise EngineError(
-            f"there is no provider {provider!r} in this build of ONNX Runtime; there is {', '.join(offered)}"
-        )
-    return str(offered[provider])
+    return _session(model, name, threads, [last], dims, nodes), _short(last), tuple(refused)
 
 
 def _session(
     model: str | bytes, name: str, threads: int, providers: list[str], dims: Mapping[str, int], nodes: Mapping[str, str]
 ) -> Any:
-    ort = runtime()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = _NOTHING
+    ort, options = runtime(), session_options(threads)
     for dim, value in dims.items():
         options.add_free_dimension_override_by_name(dim, value)
     settings: list[dict[str, str]] = [{} for _ in providers]

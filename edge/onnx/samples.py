@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import zipfile
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ Feeds = dict[str, Array]  # by name of the input
 # Types of tensors of numbers that numpy has, too: ONNX Runtime's name to numpy's.
 TYPES = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16", "tensor(bool)": "bool"}
 TYPES |= {f"tensor({u}int{bits})": f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}
-
+_DTYPES = {name: np.dtype(numpy_name) for name, numpy_name in TYPES.items()}
 
 ANY_SHAPE = ("...",)  # of a tensor that a model declares without a shape
 
@@ -32,12 +31,16 @@ class SamplesError(ModelFileError):
 
 
 @dataclass(frozen=True)
-class Input:
-    """An input of a model."""
+class _Declared:
+    """A tensor that a model takes or gives."""
 
     name: str
     type: str  # as ONNX Runtime names it: "tensor(float)"
     shape: tuple[int | str, ...]  # a name or "?" for open dimensions; ANY_SHAPE if all are
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return _DTYPES[self.type]
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:
@@ -45,19 +48,50 @@ class Input:
         return tuple(dim if isinstance(dim, int) else 1 for dim in self.shape)
 
 
+class Input(_Declared):
+    """An input of a model."""
+
+
+class Output(_Declared):
+    """An output of a model. Its open dimensions depend on the inputs."""
+
+
+_Kind = TypeVar("_Kind", bound=_Declared)
+
+
 def inputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Input, ...]:
-    """Return the inputs of a session. shapeless: names of those without a shape, which a session calls scalars.
-    SamplesError for one that is no tensor of numbers, such as text or a sequence."""
-    inputs = tuple(
-        Input(value.name, value.type, ANY_SHAPE if value.name in shapeless else shape_of_session(value.shape))
-        for value in session.get_inputs()
-    )
+    """Return the inputs of a session. shapeless: names of those that the model declares without a shape, which a
+    session calls scalars. SamplesError for one that is no tensor of numbers, such as text or a sequence."""
+    inputs = _declared(Input, session.get_inputs(), shapeless)
     for input_ in inputs:
         if input_.type not in TYPES:
             raise SamplesError(
                 f"input {input_.name!r} is a {input_.type}; values can be given to tensors of numbers only"
             )
     return inputs
+
+
+def outputs_of(session: Any, shapeless: Collection[str]) -> tuple[Output, ...]:
+    """Return the outputs of a session. shapeless: as of `inputs_of`; of these, a session infers the shape of some.
+    ModelFileError, with its name, for an output that is no tensor of numbers."""
+    outputs = _declared(Output, session.get_outputs(), shapeless)
+    for output in outputs:
+        if output.type not in TYPES:
+            raise ModelFileError(
+                f"output {output.name!r}: values of type {output.type} cannot be used; a model needs tensors of numbers"
+            )
+    return outputs
+
+
+def _declared(kind: type[_Kind], values: Iterable[Any], shapeless: Collection[str]) -> tuple[_Kind, ...]:
+    """Return a session's inputs or outputs, with a name or "?" for open dimensions."""
+
+    def shape_of(value: Any) -> tuple[int | str, ...]:
+        if not value.shape and value.name in shapeless:
+            return ANY_SHAPE
+        return tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "?") for dim in value.shape)
+
+    return tuple(kind(value.name, value.type, shape_of(value)) for value in values)
 
 
 def declared_shape(value: Any) -> tuple[int | str, ...]:
@@ -69,11 +103,6 @@ def declared_shape(value: Any) -> tuple[int | str, ...]:
         dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or "?"
         for dim in tensor.shape.dim
     )
-
-
-def shape_of_session(shape: Iterable[Any]) -> tuple[int | str, ...]:
-    """Return a session's shape with a name or "?" for open dimensions."""
-    return tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "?") for dim in shape)
 
 
 def shape_text(shape: Iterable[int | str]) -> str:
@@ -91,13 +120,27 @@ def random_feeds(inputs: tuple[Input, ...], n: int) -> Iterator[Feeds]:
     for _ in range(n):
         feeds: Feeds = {}
         for input_ in inputs:
-            dtype = np.dtype(TYPES[input_.type])
-            if dtype.kind == "f":
-                feeds[input_.name] = rng.standard_normal(input_.concrete_shape).astype(dtype)
+            if input_.dtype.kind == "f":
+                values: Array = rng.standard_normal(input_.concrete_shape)
             else:
-                most = 256 if dtype == np.uint8 else 2
-                feeds[input_.name] = rng.integers(0, most, input_.concrete_shape).astype(dtype)
+                values = rng.integers(0, 256 if input_.dtype == np.uint8 else 2, input_.concrete_shape)
+            feeds[input_.name] = values.astype(input_.dtype)
         yield feeds
+
+
+@contextmanager
+def opened_arrays(path: Path, advice: str) -> Iterator[Any]:
+    """Yield the array of a .npy file, or the archive of a .npz file, to be read in the block. OSError; SamplesError
+    where it is neither, or damaged; NotEnoughMemory with `advice`."""
+    try:
+        with path.open("rb") as file:
+            yield np.load(file, allow_pickle=False)
+    except (OSError, ModelFileError):
+        raise
+    except MemoryError as exc:
+        raise NotEnoughMemory(f"{path} does not fit into memory; {advice}") from exc
+    except Exception as exc:  # numpy and zipfile raise what they like about damaged files
+        raise SamplesError(f"{path} is not a .npz file of numbers, or is cut off; numpy.savez writes one") from exc
 
 
 class Samples:
@@ -130,27 +173,21 @@ class Samples:
 
     def _arrays(self, path: Path) -> Iterator[tuple[Input, Array]]:
         """Yield every input with its array."""
-        try:
-            with path.open("rb") as file:
-                archive = np.load(file, allow_pickle=False)
-                if isinstance(archive, np.ndarray):
-                    raise SamplesError(f"{path} holds one array without a name; numpy.savez writes names with them")
-                lacking = [input_.name for input_ in self._inputs if input_.name not in archive.files]
-                if lacking:
-                    raise SamplesError(
-                        f"{path} needs an array for each input; {', '.join(map(repr, lacking))} not there, only"
-                        f" {', '.join(map(repr, archive.files)) or 'nothing'}"
-                    )
-                for input_ in self._inputs:
-                    yield input_, archive[input_.name]
-        except MemoryError as exc:
-            raise NotEnoughMemory(f"{path} does not fit into memory; put fewer samples into each file") from exc
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as exc:
-            raise SamplesError(f"{path} is not a .npz file of numbers, or is cut off; numpy.savez writes one") from exc
+        with opened_arrays(path, "put fewer samples into each file") as archive:
+            if isinstance(archive, np.ndarray):
+                raise SamplesError(f"{path} holds one array without a name; numpy.savez writes names with them")
+            lacking = [input_.name for input_ in self._inputs if input_.name not in archive.files]
+            if lacking:
+                raise SamplesError(
+                    f"{path} needs an array for each input; {', '.join(map(repr, lacking))} not there, only"
+                    f" {', '.join(map(repr, archive.files)) or 'nothing'}"
+                )
+            for input_ in self._inputs:
+                yield input_, archive[input_.name]
 
     def _runs(self, path: Path, input_: Input, array: Array) -> Array:
         """Return the array with one run along its first axis."""
-        dtype = np.dtype(TYPES[input_.type])
+        dtype = input_.dtype
         what = f"{path}: {input_.name!r}"
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise SamplesError(f"{what} has values of type {array.dtype}; the model takes {dtype}")

@@ -2,57 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from edge.onnx.samples import ANY_SHAPE, TYPES, Input, SamplesError, shape_of_session, shape_text
+from edge.onnx.samples import ANY_SHAPE, Array, Input, Output, SamplesError, shape_text
 from partition.errors import PlanError
 from partition.model.onnx_shapes import dim_key, dim_sizes
-from quant.errors import ModelFileError
-
-Array = npt.NDArray[Any]
-Shape = tuple["int | str", ...]  # a name or "?" where the dimension is open
-
-
-@dataclass(frozen=True)
-class Output:
-    """An output of a model."""
-
-    name: str
-    type: str  # as ONNX Runtime names it: "tensor(float)"
-    shape: Shape  # a name or "?" where it depends on the inputs; ANY_SHAPE if all of it does
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Its numpy type."""
-        return dtype_of(self.type)
-
-
-@cache
-def dtype_of(type_name: str) -> np.dtype[Any]:
-    """Return the numpy type of a name such as "tensor(float)". ModelFileError for one that numpy does not have."""
-    if type_name not in TYPES:
-        raise ModelFileError(f"values of type {type_name} cannot be used; a model needs tensors of numbers")
-    return np.dtype(TYPES[type_name])
-
-
-def outputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Output, ...]:
-    """Return the outputs of a session. shapeless: names of those that the model declares without a shape; a session
-    that infers none calls them scalars. ModelFileError, with its name, for an output that is no tensor of numbers."""
-    outputs = []
-    for value in session.get_outputs():
-        open_shape = not value.shape and value.name in shapeless
-        outputs.append(Output(value.name, value.type, ANY_SHAPE if open_shape else shape_of_session(value.shape)))
-        try:
-            dtype_of(value.type)
-        except ModelFileError as exc:
-            raise ModelFileError(f"output {value.name!r}: {exc}") from exc
-    return tuple(outputs)
 
 
 def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]:
@@ -67,8 +25,8 @@ def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]
     for input_ in inputs:
         array = feeds[input_.name]
         have = getattr(array, "dtype", type(array).__name__)
-        if not isinstance(array, np.ndarray) or have != dtype_of(input_.type):
-            raise SamplesError(f"input {input_.name!r} takes values of type {dtype_of(input_.type)}; it has {have}")
+        if not isinstance(array, np.ndarray) or have != input_.dtype:
+            raise SamplesError(f"input {input_.name!r} takes values of type {input_.dtype}; it has {have}")
         shape = array.shape
         if input_.shape == ANY_SHAPE:
             continue

@@ -20,8 +20,8 @@ from devices.probe import cpu_quota, own_rss
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
 from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.onnx.engine import OnnxEngine
-from edge.onnx.samples import random_feeds
-from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
+from edge.onnx.samples import Array, random_feeds
+from edge.onnx.wire import Boundary, Item, Op, Receiver, send
 from transport.link import IDLE_S, Link
 
 SETS = 3  # one is received, one computed, one sent
@@ -90,7 +90,6 @@ class LoadedStage:
         return feeds
 
     def close(self) -> None:
-        """Free the model."""
         self.engine.close()
 
 

@@ -24,19 +24,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edge.onnx.samples import TYPES
+from edge.onnx.samples import TYPES, Array
 from quant.wire import WIRE_IDS, WIRES
 from transport.collective import Wire
 from transport.errors import ProtocolError
 from transport.frame import Kind
 from transport.link import PART_BYTES, Link
-
-Array = NDArray[Any]
 
 MOST_TENSOR_BYTES = 1 << 30  # of one tensor of an item
 MOST_DIMS = 32  # the most that every numpy version can hold

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Protocol
 
 from edge.llama.address_space import HUGE_PAGE, AddressSpace
+from edge.paging.reader import Job
 from edge.paging.window import Piece
 
 _BLOCK_BYTES = 32 << 20  # of small weights in one block
@@ -14,11 +15,8 @@ _BLOCK_BYTES = 32 << 20  # of small weights in one block
 class Arena(Protocol):
     """Places in memory for weights that stay."""
 
-    def place(self, piece: Piece) -> tuple[AddressSpace, int]:
-        """Return (memory, its first byte) of `span` bytes for a piece."""
-
-    def holds(self, piece: Piece) -> bool:
-        """Return whether the piece is in its slot already."""
+    def read(self, piece: Piece) -> Job:
+        """Return the job that brings a piece to its place. Nothing is left of it where that has the piece already."""
 
     def arrived(self, piece: Piece) -> None:
         """The piece was read to its place."""
@@ -34,12 +32,9 @@ class OneArena:
         self._space = AddressSpace(sum(piece.span for piece in pieces), huge=True)
         self._next = 0
 
-    def place(self, piece: Piece) -> tuple[AddressSpace, int]:
+    def read(self, piece: Piece) -> Job:
         start, self._next = self._next, self._next + piece.span
-        return self._space, start
-
-    def holds(self, piece: Piece) -> bool:
-        return False
+        return piece.read(self._space, start)
 
     def arrived(self, piece: Piece) -> None:
         pass
@@ -62,10 +57,14 @@ class ElasticArena:
         self._arrived: set[Key] = set()
 
     def place(self, piece: Piece) -> tuple[AddressSpace, int]:
+        """Return (memory, its first byte) of `span` bytes for a piece."""
         return self._places[key_of(piece)]
 
-    def holds(self, piece: Piece) -> bool:
-        return key_of(piece) in self._arrived
+    def read(self, piece: Piece) -> Job:
+        job = piece.read(*self.place(piece))
+        if key_of(piece) in self._arrived:
+            job.left = 0
+        return job
 
     def arrived(self, piece: Piece) -> None:
         self._arrived.add(key_of(piece))
@@ -105,4 +104,4 @@ class ElasticArena:
 
 def key_of(piece: Piece) -> Key:
     """Return what a place for the piece holds."""
-    return str(piece.source.file.path), piece.source.offset, piece.n_bytes, piece.repacked
+    return str(piece.file.path), piece.offset, piece.n_bytes, piece.repacked

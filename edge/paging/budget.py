@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,18 +10,20 @@ from devices.probe import own_rss
 from devices.processes.limits import give_back_memory
 from edge.errors import NotEnoughMemory
 from edge.llama import llama
+from edge.llama.buffers import Weight
 from edge.llama.llama import ContextSizes
+from edge.paging.direct_file import DirectFile
 from edge.paging.experts import Experts
-from edge.paging.measure import laid_out_rate, measure_products, measure_reads
-from edge.paging.memory import MIB, cache_bytes, context_parts, dry_run
+from edge.paging.measure import measure_products, measure_reads, read_rate
+from edge.paging.memory import MIB, MemoryNeed, cache_bytes, context_parts, dry_run
 from edge.paging.plan import PagePlan, ReadOptions, least_parts, plan
 from edge.paging.reader import DEFAULT_CHUNK, DEFAULT_THREADS
-from edge.paging.roles import Roles
+from edge.paging.roles import Roles, sort_weights
 from partition.errors import PlanError
 from partition.model.model import ModelShape
 from partition.predict.hysteresis import LAID_OUT, clearly_faster
 from partition.predict.paging import Speed
-from quant.gguf.file import GgufFile
+from quant.gguf.file import GgufFile, TensorInfo
 from quant.types import CacheType
 
 _MARGIN = 26 * MIB  # what comes to be needed while it runs: a terminal takes 14, the process of chat templates 11
@@ -86,72 +88,89 @@ class BudgetPlan:
     lay_out: bool  # reading what is streamed from files that have it laid out pays
 
 
+@dataclass(frozen=True)
+class Opening:
+    """A model of which llama.cpp knows the header, and how its weights are to be loaded."""
+
+    file: GgufFile
+    shape: ModelShape
+    options: BudgetOptions
+    sizes: ContextSizes  # proposed
+    choose_batch: bool  # `sizes.batch` is only a proposal
+    threads: int
+    repack: bool
+    tokens: bool  # batches bring tokens, not hidden states
+    progress: Callable[[float], None] | None
+    accounted: Callable[[MemoryNeed, PagePlan], None] | None  # called with the account, before weights are loaded
+    model: llama.Model
+    weights: Mapping[str, Weight]
+    opened: Mapping[Path, DirectFile]
+
+    def roles(self, tensors: Mapping[str, TensorInfo] | None = None) -> Roles:
+        """Return the roles of the weights. tensors: where each lies, and its type; None: as the file's table says."""
+        tensors = tensors or self.file.tensors
+        weights = {name: weight.in_type(tensors[name].type.id) for name, weight in self.weights.items()}
+        sources = {name: (self.opened[tensor.path], tensor.offset) for name, tensor in tensors.items()}
+        return sort_weights(weights, sources, repack=self.repack, tokens=self.tokens)
+
+    def plan(self, roles: Roles, budget: int) -> BudgetPlan:
+        """Choose which weights stay within a budget of bytes and which are streamed, by measurement if not all can
+        stay. NotEnoughMemory, with the least budget, if even that is impossible."""
+        options, used = replace(self.options, memory=budget), self.shape.n_experts_used
+        model, shape, sizes, choose_batch = self.model, self.shape, self.sizes, self.choose_batch
+        give_back_memory()  # up to 100 MiB after a model was closed, which would count as used
+        outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
+        if sizes.adapter_bytes:  # they stay in memory
+            outside["adapters"] = sum(sizes.adapter_bytes)
+        at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
+        read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
+        smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
+        cache = sizes.contexts * cache_bytes(shape, sizes.context, sizes.kv)
+        least_cache = sizes.contexts * cache_bytes(shape, _LEAST_CONTEXT, sizes.kv)
+        savings = options.uses.savings(model.n_vocab)
+        if sizes.context > _LEAST_CONTEXT and (less := cache - least_cache) > 0:
+            savings[f"--context {_LEAST_CONTEXT}"] = less
+        if sum(outside.values()) + cache > budget:  # a context would take it all before it is refused
+            parts = {**outside, **_context_need(model, shape, smallest, roles, dry=self.file.path)}
+            _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget, savings)
+        for proposed in dict.fromkeys((sizes, smallest)):
+            sizes = proposed
+            parts = {**outside, **_context_need(model, shape, sizes, roles)}
+            whole = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
+            if sum(parts.values()) + sum(whole.parts.values()) <= budget:
+                return BudgetPlan(sizes, parts, read, whole, False)
+        _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget, savings)
+        before = read, sizes, parts
+        read, speed, prefill = measure(roles, read, options, self.threads)
+        if choose_batch:
+            chosen = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
+            if chosen != sizes:
+                sizes, parts = chosen, {**outside, **_context_need(model, shape, chosen, roles)}
+        if sum(parts.values()) + sum(least_parts(roles, read, sizes.batch, at_once).values()) > budget:
+            read, sizes, parts = before  # what suits the disk would take too much
+        try:
+            share = plan(roles, budget - sum(parts.values()), read, speed, sizes.batch, at_once)
+        except PlanError as error:
+            raise NotEnoughMemory(str(error)) from None
+        rows = rows_of_experts(roles, share, used)
+        if rows < sizes.batch and not choose_batch:
+            raise NotEnoughMemory(
+                f"{sizes.batch} rows of a batch may choose more experts than the {share.expert_room / MIB:,.0f} MiB for"
+                f" experts hold, {rows} may not; use --batch {rows}, or a larger --memory"
+            )
+        sizes = replace(sizes, batch=min(sizes.batch, rows))
+        keeps_up = _disk_keeps_up(roles, share, speed)
+        if keeps_up and options.io_threads is None:
+            read = replace(read, threads=min(read.threads, _THREADS_BESIDE))
+        return BudgetPlan(sizes, parts, read, share, keeps_up or _reads_faster_laid_out(share, read, speed))
+
+
 def context_within(shape: ModelShape, kv: CacheType, most: int, budget: int) -> int:
     """Tokens of context, at most `most`, that leave a budget for the weights: a power of two below that if need be."""
     context = most
     while context > _LEAST_CONTEXT and cache_bytes(shape, context, kv) * _CACHE_SHARE > budget:
         context = max(_LEAST_CONTEXT, 1 << (context - 1).bit_length() - 1)
     return context
-
-
-def plan_budget(
-    path: Path,
-    model: llama.Model,
-    shape: ModelShape,
-    roles: Roles,
-    options: BudgetOptions,
-    sizes: ContextSizes,
-    threads: int,
-    choose_batch: bool,
-) -> BudgetPlan:
-    """Choose which weights stay and which are streamed, by measurement if not all can stay. NotEnoughMemory if even
-    that is impossible."""
-    budget, used = options.memory, shape.n_experts_used
-    give_back_memory()  # up to 100 MiB after a model was closed, which would count as used
-    outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
-    if sizes.adapter_bytes:  # they stay in memory
-        outside["adapters"] = sum(sizes.adapter_bytes)
-    at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
-    read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
-    smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
-    cache = sizes.contexts * cache_bytes(shape, sizes.context, sizes.kv)
-    least_cache = sizes.contexts * cache_bytes(shape, _LEAST_CONTEXT, sizes.kv)
-    savings = options.uses.savings(model.n_vocab)
-    if sizes.context > _LEAST_CONTEXT and (less := cache - least_cache) > 0:
-        savings[f"--context {_LEAST_CONTEXT}"] = less
-    if sum(outside.values()) + cache > budget:  # a context would take it all before it is refused
-        parts = {**outside, **_context_need(model, shape, smallest, roles, dry=path)}
-        _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget, savings)
-    for proposed in dict.fromkeys((sizes, smallest)):
-        sizes = proposed
-        parts = {**outside, **_context_need(model, shape, sizes, roles)}
-        whole = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
-        if sum(parts.values()) + sum(whole.parts.values()) <= budget:
-            return BudgetPlan(sizes, parts, read, whole, False)
-    _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget, savings)
-    before = read, sizes, parts
-    read, speed, prefill = measure(roles, read, options, threads)
-    if choose_batch:
-        chosen = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
-        if chosen != sizes:
-            sizes, parts = chosen, {**outside, **_context_need(model, shape, chosen, roles)}
-    if sum(parts.values()) + sum(least_parts(roles, read, sizes.batch, at_once).values()) > budget:
-        read, sizes, parts = before  # what suits the disk would take too much
-    try:
-        share = plan(roles, budget - sum(parts.values()), read, speed, sizes.batch, at_once)
-    except PlanError as error:
-        raise NotEnoughMemory(str(error)) from None
-    rows = rows_of_experts(roles, share, used)
-    if rows < sizes.batch and not choose_batch:
-        raise NotEnoughMemory(
-            f"{sizes.batch} rows of a batch may choose more experts than the {share.expert_room / MIB:,.0f} MiB for"
-            f" experts hold, {rows} may not; use --batch {rows}, or a larger --memory"
-        )
-    sizes = replace(sizes, batch=min(sizes.batch, rows))
-    keeps_up = _disk_keeps_up(roles, share, speed)
-    if keeps_up and options.io_threads is None:
-        read = replace(read, threads=min(read.threads, _THREADS_BESIDE))
-    return BudgetPlan(sizes, parts, read, share, keeps_up or _reads_faster_laid_out(share, read, speed))
 
 
 def other_parts(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budget: int) -> dict[str, int]:
@@ -180,11 +199,7 @@ def _context_need(
     else:
         _, lines = dry_run(dry, sizes)
     experts = [piece for pieces in roles.experts.values() for piece in pieces]
-    matrices = (
-        *roles.factors,
-        *((roles.head,) if roles.head else ()),
-        *experts,
-    )
+    matrices = (*roles.factors, *((roles.head,) if roles.head else ()), *experts)
     widest = max((piece.weight.shape[2] for piece in matrices), default=0)
     parts = _context_parts(lines, shape, sizes, widest, model.n_vocab)
     # A product with paged experts counts the rows of each slot. Kernels of repacked weights note every row once.
@@ -279,7 +294,8 @@ def _reads_faster_laid_out(share: PagePlan, read: ReadOptions, speed: Speed) -> 
     largest = max((piece for piece in share.streamed if piece.repacked), key=lambda piece: piece.n_bytes, default=None)
     if largest is None:
         return False
-    return clearly_faster(laid_out_rate(largest, read.threads, read.chunk), speed.read, by=LAID_OUT)
+    rate = read_rate(replace(largest, is_laid_out=True), read.threads, read.chunk)
+    return clearly_faster(rate, speed.read, by=LAID_OUT)
 
 
 def rows_of_experts(roles: Roles, share: PagePlan, used: int) -> int:
@@ -288,7 +304,7 @@ def rows_of_experts(roles: Roles, share: PagePlan, used: int) -> int:
     if not share.expert_room:
         return most
     for pieces in roles.experts.values():
-        room = share.expert_room // Experts.expert_bytes([piece.weight for piece in pieces])
+        room = share.expert_room // Experts.expert_bytes(pieces)
         if room < pieces[0].weight.shape[0]:
             most = min(most, max(1, room // used))
     return most

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +20,14 @@ from numpy.typing import NDArray
 from edge.llama.address_space import PAGE, AddressSpace
 from edge.llama.buffers import Weight
 from edge.paging.reader import Job, Reader
-from edge.paging.window import Source
+from edge.paging.window import Piece
 from partition.predict.hysteresis import READ_AHEAD, clearly_better
 
 Expert = tuple[int, int]
 """(layer, number in the layer)."""
 
 
-@dataclass(frozen=True)
-class ExpertCounts:
+class ExpertCounts(NamedTuple):
     """Counts of the router's choices since the experts were made, or between two readings."""
 
     chosen: int = 0  # experts a layer's rows needed, each once a pass
@@ -35,44 +35,27 @@ class ExpertCounts:
     expected: int = 0  # experts that were expected to be chosen
     right: int = 0  # of these, chosen
 
-    def __add__(self, other: ExpertCounts) -> ExpertCounts:
-        return ExpertCounts(
-            self.chosen + other.chosen,
-            self.hits + other.hits,
-            self.expected + other.expected,
-            self.right + other.right,
-        )
-
-    def __sub__(self, before: ExpertCounts) -> ExpertCounts:
-        return ExpertCounts(
-            self.chosen - before.chosen,
-            self.hits - before.hits,
-            self.expected - before.expected,
-            self.right - before.right,
-        )
-
 
 class _Bank:
     """One weight with all experts of a layer, and where in a slot its part of an expert lies."""
 
-    def __init__(self, weight: Weight, source: Source, repacked: bool, start: int) -> None:
-        self.weight, self.source, self.repacked = weight, source, repacked
-        self.n_bytes = weight.n_bytes // weight.shape[0]  # of one expert
+    def __init__(self, piece: Piece, start: int) -> None:
+        self.piece = piece
+        self.n_bytes = piece.n_bytes // piece.weight.shape[0]  # of one expert
         # Read in place where every expert is as far into a page in memory as it is in the file.
-        self.start = start + (0 if repacked or self.n_bytes % PAGE else source.offset % PAGE)
+        self.start = start + (0 if piece.repacked or self.n_bytes % PAGE else piece.offset % PAGE)
 
     def read(self, number: int, slot: int, arena: AddressSpace) -> Job:
-        offset = self.source.offset + number * self.n_bytes
-        return Job(self.weight, self.source.file, offset, self.n_bytes, arena, slot + self.start, self.repacked)
+        piece, offset = self.piece, self.piece.offset + number * self.n_bytes
+        return Job(piece.weight, piece.file, offset, self.n_bytes, arena, slot + self.start, piece.repacked)
 
 
+@dataclass(eq=False, slots=True)
 class _Cached:
     """An expert that has a slot, and the jobs that bring it there, one for each weight; none when all is there."""
 
-    __slots__ = ("jobs", "slot")
-
-    def __init__(self, slot: int, jobs: list[Job]) -> None:
-        self.slot, self.jobs = slot, jobs
+    slot: int
+    jobs: list[Job]
 
     def arrived(self) -> bool:
         if self.jobs and all(job.left == 0 and job.error is None for job in self.jobs):
@@ -83,10 +66,10 @@ class _Cached:
 class Experts:
     """LRU cache of a model's experts, in slots of one size. A product finds an expert by the number of its slot."""
 
-    def __init__(self, layers: Mapping[int, Sequence[tuple[Weight, Source, bool]]], room: int, reader: Reader) -> None:
-        """layers: the weights with experts of each layer, in the order of use, each with whether it is repacked. room:
-        bytes, at least for the experts of a layer that one pass chooses, and as many that are expected."""
-        self._slot_bytes = max(self.expert_bytes([weight for weight, *_ in banks]) for banks in layers.values())
+    def __init__(self, layers: Mapping[int, Sequence[Piece]], room: int, reader: Reader) -> None:
+        """layers: the weights with experts of each layer, in the order of use. room: bytes, at least for the experts of
+        a layer that one pass chooses, and as many that are expected."""
+        self._slot_bytes = max(map(self.expert_bytes, layers.values()))
         self.n_slots = room // self._slot_bytes
         self._arena = AddressSpace(self.n_slots * self._slot_bytes, huge=True)
         self._banks = {layer: self._place(banks) for layer, banks in layers.items()}
@@ -98,9 +81,9 @@ class Experts:
         self._chosen = self._hits = self._n_expected = self._right = 0
 
     @staticmethod
-    def expert_bytes(banks: Sequence[Weight]) -> int:
+    def expert_bytes(pieces: Sequence[Piece]) -> int:
         """Memory one expert of a layer takes."""
-        return sum(_span(weight) for weight in banks)
+        return sum(_span(piece.weight) for piece in pieces)
 
     @property
     def counts(self) -> ExpertCounts:
@@ -163,18 +146,18 @@ class Experts:
         for expert in list(self._cached):
             self._drop(expert)
         for bank in (bank for banks in self._banks.values() for bank in banks):
-            bank.weight.join_matrices()
+            bank.piece.weight.join_matrices()
         self._arena.close()
 
-    def _place(self, banks: Sequence[tuple[Weight, Source, bool]]) -> list[_Bank]:
+    def _place(self, pieces: Sequence[Piece]) -> list[_Bank]:
         """Let the weights of a layer lie behind each other in every slot."""
         placed, start = [], 0
-        for weight, source, repacked in banks:
-            bank = _Bank(weight, source, repacked, start)
-            weight.spread_matrices(self._slot_bytes, self.n_slots)
-            weight.point(self._arena.address + bank.start, repacked)
+        for piece in pieces:
+            bank = _Bank(piece, start)
+            piece.weight.spread_matrices(self._slot_bytes, self.n_slots)
+            piece.weight.point(self._arena.address + bank.start, piece.repacked)
             placed.append(bank)
-            start += _span(weight)
+            start += _span(piece.weight)
         return placed
 
     def _make_room(self, missing: Sequence[Expert], keep: Collection[Expert]) -> list[tuple[Expert, _Cached]]:

@@ -4,6 +4,7 @@ both, decode clearly faster, as beside an integrated GPU or a software one."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -173,21 +174,17 @@ def _time_token(
     batch = rows(min(_ROWS, context_tokens))
     batch.outputs[0] = 1
     small = replace(sizes, context=context_tokens, batch=batch.capacity, sequences=1, outputs=1)
-    model = llama.Model(path, gpu_layers=layers, repack=repack, progress=lambda _: loading())
-    try:
-        context = llama.Context(model, small, threads=threads)
-        try:
+    with (
+        closing(llama.Model(path, gpu_layers=layers, repack=repack, progress=lambda _: loading())) as model,
+        closing(llama.Context(model, small, threads=threads)) as context,
+    ):
 
-            def step() -> None:
-                context.kv_clear()
-                context.decode(batch, 1)
-                context.wait()
+        def step() -> None:
+            context.kv_clear()
+            context.decode(batch, 1)
+            context.wait()
 
-            return best_of([TimedTask(step)], sample_s(threads))[0]
-        finally:
-            context.close()
-    finally:
-        model.close()
+        return best_of([TimedTask(step)], sample_s(threads))[0]
 
 
 def _fitting(layers: list[int], free: int | None, buffers: Callable[[], int]) -> tuple[int, str]:

@@ -11,65 +11,29 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from devices.files import removed_at_end
 from edge.adapters.file import AdapterFile
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import llama
-from edge.llama.buffers import CallerBuffer, Weight
+from edge.llama.buffers import CallerBuffer
 from edge.llama.hooks import Hook
 from edge.llama.llama import ContextSizes
-from edge.paging.budget import BudgetOptions, BudgetPlan, plan_budget
+from edge.paging.arena import OneArena
+from edge.paging.budget import BudgetOptions, Opening
 from edge.paging.direct_file import DirectFile
 from edge.paging.mapped import ModelInMemory, check_generates_text
 from edge.paging.memory import MIB, MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.paging.reader import Reader
 from edge.paging.repacked_cache import laid_out
-from edge.paging.roles import Roles, sort_weights
 from edge.paging.weights import PagedWeights
-from edge.paging.window import Source
 from partition.model.model import ModelShape
-from partition.slices.rules import router_first
-from quant.gguf.file import GgufFile, TensorInfo
-
-
-@dataclass(frozen=True)
-class Opening:
-    """A model of which llama.cpp knows the header, and how its weights are to be loaded."""
-
-    file: GgufFile
-    shape: ModelShape
-    options: BudgetOptions
-    sizes: ContextSizes  # proposed
-    choose_batch: bool  # `sizes.batch` is only a proposal
-    threads: int
-    repack: bool
-    tokens: bool  # batches bring tokens, not hidden states
-    progress: Callable[[float], None] | None
-    accounted: Callable[[MemoryNeed, PagePlan], None] | None  # called with the account, before weights are loaded
-    model: llama.Model
-    weights: Mapping[str, Weight]
-    opened: Mapping[Path, DirectFile]
-
-    def roles(self, tensors: Mapping[str, TensorInfo] | None = None) -> Roles:
-        """Return the roles of the weights. tensors: where each lies, and its type; None: as the file's table says."""
-        tensors = tensors or self.file.tensors
-        weights = {name: weight.in_type(tensors[name].type.id) for name, weight in self.weights.items()}
-        sources = {name: Source(self.opened[tensor.path], tensor.offset) for name, tensor in tensors.items()}
-        return sort_weights(weights, sources, repack=self.repack, tokens=self.tokens)
-
-    def plan(self, roles: Roles, memory: int) -> BudgetPlan:
-        """Divide a budget of `memory` bytes. NotEnoughMemory, with the least budget."""
-        options = replace(self.options, memory=memory)
-        return plan_budget(
-            self.file.path, self.model, self.shape, roles, options, self.sizes, self.threads, self.choose_batch
-        )
+from quant.gguf.file import GgufFile
 
 
 @dataclass(frozen=True)
@@ -79,7 +43,6 @@ class Loaded:
     weights: PagedWeights
     memory: MemoryNeed
     sizes: ContextSizes
-    files: Sequence[DirectFile] = ()  # that were opened beside those of the model
 
 
 def load_weights(opening: Opening) -> Loaded:
@@ -91,25 +54,13 @@ def load_weights(opening: Opening) -> Loaded:
         opening.accounted(accounts, shared.plan)
     reader = Reader(roles.longest_row, shared.read.threads, shared.read.chunk, verify=options.verify)
     try:
-        plan, files = _from_laid_out(shared.plan, reader, shared.lay_out)
+        arena = OneArena(shared.plan.resident)
+        plan = _from_laid_out(shared.plan, reader, shared.lay_out)
+        weights = PagedWeights(opening, roles, plan, reader, arena, opening.progress)
     except BaseException:
         reader.close()
         raise
-    try:
-        weights = PagedWeights(
-            roles,
-            plan,
-            reader,
-            threads=opening.threads,
-            experts_used=opening.shape.n_experts_used,
-            router_first=router_first(opening.shape.architecture),
-            progress=opening.progress,
-        )
-    except BaseException:
-        for file in files:
-            file.close()
-        raise
-    return Loaded(weights, accounts, shared.sizes, files)
+    return Loaded(weights, accounts, shared.sizes)
 
 
 def load_within(
@@ -133,57 +84,49 @@ def load_within(
     The other arguments are as `Opening` has them. load: loads the weights. NotEnoughMemory, with the least budget and
     what it is made of; the errors of `load_stub`; WeightsError.
     """
-    opened: dict[Path, DirectFile] = {}
     model, own = load_stub(file)
-    loaded: Loaded | None = None
     try:
-        check_generates_text(model, file.path)
-        for adapter in adapters:
-            adapter.load(model)
-        for path in file.paths:
-            opened[path] = DirectFile(path, *file.stamp(path))
-        opening = Opening(
-            file, shape, options, sizes, choose_batch, threads, repack, tokens, progress, accounted, model,
-            own.weights, opened,
-        )  # fmt: skip
-        loaded = load(opening)
-        weights = loaded.weights
-        node_hooks = weights.node_hooks(hooks)
-        context = llama.Context(
-            model, loaded.sizes, threads=threads, on_node=node_hooks.callback if node_hooks else None
-        )
-        # A pass that hooks saw, or that changed what recurrent layers or windows hold, is not computed twice.
-        if tokens and not (hooks or model.is_recurrent or model.window):
-            weights.stop_pass = lambda: context.stopping.end_pass()
-    except BaseException as error:
-        _close(loaded, model, own, opened)
-        if isinstance(error, OSError):  # of a system that gives no addresses, or too few
-            raise NotEnoughMemory(
-                f"{shape.name} needs addresses for {file.size_bytes / MIB:,.0f} MiB, and the system gives none:"
-                f" {error.strerror or error}; raise its limit (ulimit -v), or use a 64-bit system"
-            ) from error
-        raise
-    closing = ExitStack()
-    for free in (partial(_close, loaded, model, own, opened), context.close, weights.reset):
-        closing.callback(free)  # the last one comes first
-    return ModelInMemory(model, context, loaded.sizes, node_hooks, loaded.memory, closing, weights=weights)
+        with ExitStack() as closing:  # the context, the model, its weights, then their memory and files
+            files, opened = closing.enter_context(ExitStack()), dict[Path, DirectFile]()
+            closing.callback(own.close)
+            after_model = closing.enter_context(ExitStack())
+            closing.callback(model.close)
+            check_generates_text(model, file.path)
+            for adapter in adapters:
+                adapter.load(model)
+            for path in file.paths:
+                opened[path] = DirectFile(path, *file.stamp(path))
+                files.callback(opened[path].close)
+            opening = Opening(
+                file, shape, options, sizes, choose_batch, threads, repack, tokens, progress, accounted, model,
+                own.weights, opened,
+            )  # fmt: skip
+            loaded = load(opening)
+            weights = loaded.weights
+            after_model.callback(weights.close)  # and its reader
+            node_hooks = weights.node_hooks(hooks)
+            on_node = node_hooks.callback if node_hooks else None
+            context = llama.Context(model, loaded.sizes, threads=threads, on_node=on_node)
+            closing.callback(context.close)
+            closing.callback(weights.reset)
+            # A pass that hooks saw, or that changed what recurrent layers or windows hold, is not computed twice.
+            if tokens and not (hooks or model.is_recurrent or model.window):
+                weights.stop_pass = lambda: context.stopping.end_pass()
+            return ModelInMemory(
+                model, context, loaded.sizes, node_hooks, loaded.memory, closing.pop_all(), weights=weights
+            )
+    except OSError as error:  # of a system that gives no addresses, or too few
+        raise NotEnoughMemory(
+            f"{shape.name} needs addresses for {file.size_bytes / MIB:,.0f} MiB, and the system gives none:"
+            f" {error.strerror or error}; raise its limit (ulimit -v), or use a 64-bit system"
+        ) from error
 
 
-def _close(loaded: Loaded | None, model: llama.Model, own: CallerBuffer, opened: Mapping[Path, DirectFile]) -> None:
-    model.close()
-    if loaded is not None:
-        loaded.weights.close()  # and its reader
-    own.close()
-    for file in (*opened.values(), *(loaded.files if loaded else ())):
-        file.close()
-
-
-def _from_laid_out(share: PagePlan, reader: Reader, make: bool) -> tuple[PagePlan, tuple[DirectFile, ...]]:
-    """Read what is streamed from files that have it laid out, where there can be some. Return those, too."""
-    moved, opened = laid_out(share.streamed, reader, make=make)
-    new = dict(zip(share.streamed, moved, strict=True))
-    pieces = tuple(new.get(piece, piece) for piece in share.head_pieces)
-    return replace(share, streamed=moved, head_pieces=pieces), opened
+def _from_laid_out(share: PagePlan, reader: Reader, make: bool) -> PagePlan:
+    """Read what is streamed from files that have it laid out, where there can be some."""
+    moved = dict(zip(share.streamed, laid_out(share.streamed, reader, make=make), strict=True))
+    pieces = tuple(moved.get(piece, piece) for piece in share.head_pieces)
+    return replace(share, streamed=tuple(moved.values()), head_pieces=pieces)
 
 
 _CHECKED = "loaded meta data with"  # what llama.cpp says when it has read and checked all headers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import replace
+from contextlib import closing
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from edge.llama.address_space import HUGE_PAGE, PAGE, AddressSpace
 from edge.llama.buffers import ROW_GROUP
 from edge.llama.products import Products
 from edge.paging.reader import Job, Reader
-from edge.paging.window import Piece, Source
+from edge.paging.window import Piece
 from partition.predict.hysteresis import READS, clearly_faster
 
 _STEP = HUGE_PAGE - 2 * PAGE  # bytes: with the pages around, one huge page
@@ -36,7 +36,7 @@ def measure_reads(largest: Piece, threads: int | None, chunk: int | None, most: 
     for n, size in dict.fromkeys((threads or n, chunk or size) for n, size in _SETTINGS):
         if best[0] and Reader.memory(largest.weight.row_bytes, n, size) > most:
             break
-        rate = _read_rate(largest, n, size)
+        rate = read_rate(largest, n, size)
         if clearly_faster(rate, best[2], by=READS):
             best = (n, size, rate)
         if rate < _SLOW:
@@ -44,30 +44,14 @@ def measure_reads(largest: Piece, threads: int | None, chunk: int | None, most: 
     return best
 
 
-def laid_out_rate(largest: Piece, threads: int, chunk: int) -> float:
-    """Bytes a second that the same setting would read if the weights were laid out in their file."""
-    return _read_rate(replace(largest, is_laid_out=True), threads, chunk)
-
-
-def _read_rate(largest: Piece, threads: int, chunk: int) -> float:
+def read_rate(largest: Piece, threads: int, chunk: int) -> float:
     """Bytes a second, with some jobs under way."""
-    weight, source = largest.weight, largest.source
-    rows = min(largest.rows, max(1, _JOB_BYTES // weight.row_bytes // ROW_GROUP) * ROW_GROUP)
-    parts = [
-        Piece(
-            weight,
-            Source(source.file, source.offset + first * weight.row_bytes),
-            rows * weight.row_bytes,
-            largest.repacked,
-            largest.is_laid_out,
-        )
-        for first in range(0, largest.rows - rows + 1, rows)
-    ]
+    row_bytes = largest.weight.row_bytes
+    rows = min(largest.rows, max(1, _JOB_BYTES // row_bytes // ROW_GROUP) * ROW_GROUP)
+    parts = [part for part in largest.cut(rows) if part.rows == rows]
     span = max(part.span for part in parts)
-    reader = Reader(weight.row_bytes, threads, chunk)
-    space = AddressSpace(_AHEAD * span, huge=True)
     jobs: deque[Job] = deque()
-    try:
+    with closing(AddressSpace(_AHEAD * span, huge=True)) as space, closing(Reader(row_bytes, threads, chunk)) as reader:
         began, n_bytes, i = time.perf_counter(), 0, 0
         while n_bytes < _MOST_BYTES and time.perf_counter() - began < _MOST_S:
             part = parts[i % len(parts)]
@@ -78,20 +62,15 @@ def _read_rate(largest: Piece, threads: int, chunk: int) -> float:
         while jobs:
             reader.wait(jobs.popleft())
         return n_bytes / (time.perf_counter() - began)
-    finally:
-        reader.close()
-        space.close()
 
 
 def measure_products(piece: Piece, threads: int) -> tuple[float, float]:
     """Bytes of weights a second that one row passes, and that one of many rows passes."""
-    space = AddressSpace(piece.span, huge=True)
-    products = Products(threads)
     rows, columns = piece.rows, piece.weight.shape[2]
     x = np.zeros((_PROMPT_ROWS, columns), np.float32)
     out = np.zeros((_PROMPT_ROWS, rows), np.float32)
-    np.frombuffer(space.view(0, piece.span), np.uint8).fill(1)  # memory never written to would all be the same page
-    try:
+    with closing(AddressSpace(piece.span, huge=True)) as space, closing(Products(threads)) as products:
+        np.frombuffer(space.view(0, piece.span), np.uint8).fill(1)  # never written to, all would be the same page
 
         def rate(n: int) -> float:
             times = []
@@ -104,6 +83,3 @@ def measure_products(piece: Piece, threads: int) -> tuple[float, float]:
             return piece.n_bytes * n / min(times[1:])
 
         return rate(1), rate(_PROMPT_ROWS)
-    finally:
-        products.close()
-        space.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from devices.probe import available_memory, own_rss
@@ -33,7 +34,6 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
         return sum(self.parts.values())
 
     @property
@@ -61,13 +61,12 @@ def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
 
 def dry_run(path: str | os.PathLike[str], sizes: ContextSizes, gpu_layers: int = 0) -> tuple[int, list[str]]:
     """(bytes of weights, what llama.cpp logs) of loading a model and making a context without taking their memory."""
-    with llama.captured_log() as lines:
-        model = llama.Model(path, allocate=False, gpu_layers=gpu_layers, predictors=sizes.predicts)
-        try:
-            llama.Context(model, replace(sizes, batch=min(sizes.batch, sizes.context))).close()
-            return model.n_bytes, lines
-        finally:
-            model.close()
+    with (
+        llama.captured_log() as lines,
+        closing(llama.Model(path, allocate=False, gpu_layers=gpu_layers, predictors=sizes.predicts)) as model,
+    ):
+        llama.Context(model, replace(sizes, batch=min(sizes.batch, sizes.context))).close()
+        return model.n_bytes, lines
 
 
 def context_parts(lines: Sequence[str]) -> dict[str, int]:

@@ -47,16 +47,14 @@ class PagingHooks:
         if experts is not None:
             self._banks = {p.weight.address: (n, i) for n, ps in roles.experts.items() for i, p in enumerate(ps)}
         self.read_ahead = ReadAhead()
-        self._slots: dict[
-            int, tuple[NDArray[np.int32], Any]
-        ] = {}  # of the chosen experts, by layer: numbers, ggml's struct
+        # Slots of the chosen experts, by layer: numbers, ggml's struct.
+        self._slots: dict[int, tuple[NDArray[np.int32], Any]] = {}
         head = roles.head
         # A head that is the token table, too, has a struct of its own where it lies elsewhere than the table's rows.
         self._own_head = None
         if head is not None and roles.tied and roles.table is not None and head.repacked and head in places:
             self._own_head = head.weight.part(places[head], head.rows, repacked=True)
-        self._restores: list[Callable[[], None]] = []  # of products with experts: the graph's own numbers
-        self._restore_head: Callable[[], None] | None = None
+        self._restores: list[Callable[[], None]] = []  # of nodes that were changed, in their order
         self._choosing: set[int] = set()  # layers whose choice of experts the graph being learned has
 
     def restore(self) -> None:
@@ -64,24 +62,21 @@ class PagingHooks:
         for restore in self._restores:
             restore()
         self._restores.clear()
-        if self._restore_head is not None:
-            self._restore_head()
-            self._restore_head = None
         self._choosing.clear()
 
     def hooks(self) -> list[Hook]:
         """Return the hooks; none if every weight stays where llama.cpp reads it."""
         hooks = []
-        if self._streamed:
-            assert self._pager is not None
-            hooks.append(Hook(self._uses_streamed, self._release, self._acquire, self._pager.ready))
-        if self._experts is not None:
-            hooks.append(Hook(self._chooses, self._choose))
+        if self._streamed and (pager := self._pager) is not None:
+            acquire = partial(self._acquire, pager)
+            hooks.append(Hook(self._uses_streamed, lambda _: pager.release(), acquire, pager.ready))
+        if (experts := self._experts) is not None:
+            hooks.append(Hook(self._chooses, partial(self._choose, experts)))
             for i in range(max(map(len, self._roles.experts.values()))):
-                uses, before = partial(self._uses_bank, i), partial(self._await_bank, i)
-                hooks.append(Hook(uses, None, before, partial(self._experts.arrived, i)))
+                uses, before = partial(self._uses_bank, i), partial(self._await_bank, experts, i)
+                hooks.append(Hook(uses, None, before, partial(experts.arrived, i)))
             if self._routers:
-                hooks.append(Hook(self._comes_before_experts, self._expect))
+                hooks.append(Hook(self._comes_before_experts, partial(self._expect, experts)))
         if self._plan.head_pieces:
             hooks.append(Hook(self._is_head, self._multiply_head, self._skip_head))
         elif self._own_head is not None:
@@ -108,14 +103,9 @@ class PagingHooks:
     def _uses_streamed(self, node: Node) -> bool:
         return node.source in self._streamed
 
-    def _acquire(self, node: Node) -> None:
-        assert self._pager is not None
+    def _acquire(self, pager: Pager, node: Node) -> None:
         piece = self._streamed[node.source]
-        piece.weight.point(self._pager.acquire(piece), piece.repacked)
-
-    def _release(self, _: Node) -> None:
-        assert self._pager is not None
-        self._pager.release()
+        piece.weight.point(pager.acquire(piece), piece.repacked)
 
     # --- experts ---
 
@@ -125,31 +115,28 @@ class PagingHooks:
             self._choosing.add(int(match[1]))
         return match is not None
 
-    def _choose(self, node: Node) -> None:
-        assert self._experts is not None
+    def _choose(self, experts: Experts, node: Node) -> None:
         layer, numbers = _layer(node), node.integers().tolist()
-        slots = self._experts.choose(layer, dict.fromkeys(number for row in numbers for number in row))
+        slots = experts.choose(layer, dict.fromkeys(number for row in numbers for number in row))
         values = np.array([[slots[number] for number in row] for row in numbers], np.int32)
         self._slots[layer] = values, node.with_integers(values)
 
     def _uses_bank(self, bank: int, node: Node) -> bool:
         return node.source in self._banks and self._banks[node.source][1] == bank
 
-    def _await_bank(self, bank: int, node: Node) -> None:
-        assert self._experts is not None
+    def _await_bank(self, experts: Experts, bank: int, node: Node) -> None:
         self._restores.append(node.use_source(self._slots[self._banks[node.source][0]][1], 2))
-        self._experts.wait(bank)
+        experts.wait(bank)
 
     def _comes_before_experts(self, node: Node) -> bool:
         match = LAYER_OUT.fullmatch(node.name)
         return match is not None and int(match[1]) + 1 in self._routers
 
-    def _expect(self, node: Node) -> None:
-        assert self._experts is not None
+    def _expect(self, experts: Experts, node: Node) -> None:
         hidden = node.view() if self.read_ahead.on else None
         if hidden is not None and 0 < len(hidden) <= MOST_ROWS:
             layer = _layer(node) + 1
-            self._experts.expect(layer, self._routers[layer].expect(hidden))
+            experts.expect(layer, self._routers[layer].expect(hidden))
 
     # --- the head ---
 
@@ -159,35 +146,31 @@ class PagingHooks:
 
     def _use_own_head(self, node: Node) -> None:
         assert self._own_head is not None
-        self._restore_head = node.use_source(self._own_head)
+        self._restores.append(node.use_source(self._own_head))
 
     def _skip_head(self, node: Node) -> None:
-        self._restore_head = node.skip()
+        self._restores.append(node.skip())
 
     def _multiply_head(self, node: Node) -> None:
         """Compute the head's product, which the graph was made to skip, piece by piece."""
         assert self._products is not None
-        assert self._restore_head is not None
-        self._restore_head()
-        self._restore_head = None
+        self._restores.pop()()
         n, columns = node.shape
         if n == 0:
             return
         x, out = node.product_addresses()
         first = 0
         for piece in self._plan.head_pieces:
-            place = self._places.get(piece)
-            if place is None:
-                assert self._pager is not None
-                address = self._pager.acquire(piece)
-            else:
-                address = place
+            address = self._places.get(piece)
+            pager = self._pager if address is None else None
+            if pager is not None:
+                address = pager.acquire(piece)
+            assert address is not None
             self._products.multiply(
                 piece.weight, address, piece.rows, piece.repacked, x, n, out + 4 * first, 4 * columns
             )
-            if place is None:
-                assert self._pager is not None
-                self._pager.release()
+            if pager is not None:
+                pager.release()
             first += piece.rows
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from edge.llama.address_space import PAGE, pages
 from edge.llama.buffers import ROW_GROUP
 from edge.paging.experts import Experts
+from edge.paging.memory import MemoryNeed
 from edge.paging.reader import Reader
 from edge.paging.roles import Roles
 from edge.paging.token_rows import TokenRows
 from edge.paging.window import Piece
 from partition.predict.paging import Matrix, Speed, plan_pages
+from quant.text import bytes_text
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,15 @@ class PagePlan:
     def streamed_bytes(self) -> int:
         """Bytes that every pass reads, without experts."""
         return sum(piece.n_bytes for piece in self.streamed)
+
+    def describe(self, need: MemoryNeed) -> str:
+        """Describe a budget for people, part by part, and what is read for every token."""
+        assert need.budget is not None
+        parts = ", ".join(f"{name} {bytes_text(n)}" for name, n in need.parts.items() if n)
+        line = f"{bytes_text(need.total)} of {bytes_text(need.budget)}: {parts}"
+        if self.streamed:
+            line += f"; {bytes_text(self.streamed_bytes)} of weights are read for every token"
+        return line
 
 
 def least_parts(roles: Roles, read: ReadOptions, batch: int, experts_at_once: int) -> dict[str, int]:
@@ -115,9 +126,6 @@ def _fixed(roles: Roles, read: ReadOptions, batch: int) -> dict[str, int]:
 def _experts_room(roles: Roles, at_once: int) -> int:
     """Bytes for so many experts of a layer, or all it has."""
     return max(
-        (
-            min(at_once, banks[0].weight.shape[0]) * Experts.expert_bytes([piece.weight for piece in banks])
-            for banks in roles.experts.values()
-        ),
+        (min(at_once, banks[0].weight.shape[0]) * Experts.expert_bytes(banks) for banks in roles.experts.values()),
         default=0,
     )

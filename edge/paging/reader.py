@@ -8,9 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,56 +24,36 @@ DEFAULT_THREADS = 2
 DEFAULT_CHUNK = HUGE_PAGE - 2 * PAGE  # bytes: with the pages around, one huge page
 
 
-@dataclass(frozen=True)
-class ReaderCounts:
+class ReaderCounts(NamedTuple):
     """Counts of reading since the reader was made, or between two readings of them."""
 
     n_bytes: int = 0
     busy_s: float = 0.0  # in which at least one chunk was being read or laid out
     wait_s: float = 0.0  # in which the engine waited for weights
 
-    def __add__(self, other: ReaderCounts) -> ReaderCounts:
-        return ReaderCounts(self.n_bytes + other.n_bytes, self.busy_s + other.busy_s, self.wait_s + other.wait_s)
 
-    def __sub__(self, before: ReaderCounts) -> ReaderCounts:
-        return ReaderCounts(self.n_bytes - before.n_bytes, self.busy_s - before.busy_s, self.wait_s - before.wait_s)
-
-
+@dataclass(eq=False, slots=True)
 class Job:
-    """A part of a weight on its way: `n_bytes` of a file to a place in memory."""
+    """A part of a weight on its way: `n_bytes` of a file to a place in memory.
 
-    __slots__ = (
-        "at_work",
-        "error",
-        "left",
-        "n_bytes",
-        "next",
-        "offset",
-        "repacked",
-        "source",
-        "space",
-        "start",
-        "weight",
-    )
+    Where offset and start are as far into a page, and the bytes are not repacked, they are read into place, and the
+    rest of the first and last page with them.
+    """
 
-    def __init__(
-        self,
-        weight: Weight,
-        source: DirectFile,
-        offset: int,
-        n_bytes: int,
-        space: AddressSpace,
-        start: int,
-        repacked: bool,
-    ) -> None:
-        """offset: in the file, where a row begins; start: in `space`. Where both are as far into a page, and the bytes
-        are not repacked, they are read into place, and the rest of the first and last page with them."""
-        self.weight, self.source, self.offset, self.n_bytes = weight, source, offset, n_bytes
-        self.space, self.start, self.repacked = space, start, repacked
-        self.next = 0  # byte that the next chunk begins with
-        self.left = n_bytes  # not there yet
-        self.at_work = 0  # threads that have a chunk of it
-        self.error: Exception | None = None
+    weight: Weight
+    source: DirectFile
+    offset: int  # in the file, where a row begins
+    n_bytes: int
+    space: AddressSpace
+    start: int  # in `space`
+    repacked: bool
+    next: int = 0  # byte that the next chunk begins with
+    left: int = field(init=False)  # bytes that are not there yet
+    at_work: int = 0  # threads that have a chunk of it
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.left = self.n_bytes
 
     @property
     def in_place(self) -> bool:

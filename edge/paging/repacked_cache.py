@@ -25,25 +25,23 @@ from edge.llama.address_space import PAGE, AddressSpace
 from edge.llama.library import PINNED_VERSION
 from edge.paging.direct_file import DirectFile
 from edge.paging.reader import Reader
-from edge.paging.window import Piece, Source
+from edge.paging.window import Piece
 
 MOST_BYTES = 8 << 30  # of all such files; those of models used longest ago are deleted for new ones
 _FREE_SHARE = 4  # they take at most this part of what their disk has left
 _DIGEST_BYTES = 32
 
 
-def laid_out(
-    pieces: Sequence[Piece], reader: Reader, *, make: bool
-) -> tuple[tuple[Piece, ...], tuple[DirectFile, ...]]:
-    """The same pieces, to be read from files that have them laid out, and those files. Those without a file are as
-    they were. make: write files for all, if there is room. WeightsError if the weights cannot be read."""
+def laid_out(pieces: Sequence[Piece], reader: Reader, *, make: bool) -> Sequence[Piece]:
+    """The same pieces, to be read from files of their own that have them laid out; those without a file are as they
+    were. make: write files for all, if there is room. WeightsError if the weights cannot be read."""
     changed = [piece for piece in pieces if piece.repacked]
     if not changed:
-        return tuple(pieces), ()
+        return pieces
     folder = cache_folder() / "laid-out" / _key(changed)
     moved: dict[Piece, Piece] = {}
     if not make and not folder.is_dir():
-        return tuple(pieces), ()
+        return pieces
     space = AddressSpace(max(piece.n_bytes for piece in changed) + PAGE, huge=True)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -57,18 +55,18 @@ def laid_out(
         pass
     finally:
         space.close()
-    return tuple(moved.get(piece, piece) for piece in pieces), tuple(piece.source.file for piece in moved.values())
+    return [moved.get(piece, piece) for piece in pieces]
 
 
 def _key(pieces: Sequence[Piece]) -> str:
     """Return the key of everything but the weight that the files' content depends on."""
-    stamps = {str(piece.source.file.path.resolve()): piece.source.file.stamp for piece in pieces}
+    stamps = {str(piece.file.path.resolve()): piece.file.stamp for piece in pieces}
     text = json.dumps([PINNED_VERSION, llama.system_info(), stamps])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _path(folder: Path, piece: Piece) -> Path:
-    return folder / f"{piece.source.offset}-{piece.n_bytes}.weights"
+    return folder / f"{piece.offset}-{piece.n_bytes}.weights"
 
 
 def _open(folder: Path, piece: Piece, space: AddressSpace, moved: dict[Piece, Piece]) -> bool:
@@ -77,20 +75,14 @@ def _open(folder: Path, piece: Piece, space: AddressSpace, moved: dict[Piece, Pi
         file = DirectFile(_path(folder, piece), piece.n_bytes + _DIGEST_BYTES)
     except WeightsError:
         return False
-    if not _is_whole(file, piece, space):
-        file.close()
-        return False
-    moved[piece] = replace(piece, source=Source(file, 0), is_laid_out=True)
-    return True
-
-
-def _is_whole(file: DirectFile, piece: Piece, space: AddressSpace) -> bool:
-    try:
+    with suppress(WeightsError):
         file.read(0, piece.n_bytes + _DIGEST_BYTES, space.view(0, space.n_bytes))
-    except WeightsError:
-        return False
-    digest = bytes(space.view(piece.n_bytes, _DIGEST_BYTES))
-    return hashlib.sha256(space.view(0, piece.n_bytes)).digest() == digest
+        digest = bytes(space.view(piece.n_bytes, _DIGEST_BYTES))
+        if hashlib.sha256(space.view(0, piece.n_bytes)).digest() == digest:
+            moved[piece] = replace(piece, file=file, offset=0, is_laid_out=True)
+            return True
+    file.close()
+    return False
 
 
 def _write(folder: Path, piece: Piece, space: AddressSpace, reader: Reader) -> None:

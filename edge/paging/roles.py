@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.llama.buffers import ROW_GROUP, Weight
-from edge.paging.window import Piece, Source
+from edge.paging.direct_file import DirectFile
+from edge.paging.window import Piece
 from partition.model.model import block_of
 
 HEAD, TABLE = "output.weight", "token_embd.weight"
@@ -48,34 +49,28 @@ class Roles:
     def head_pieces(self, most: int) -> tuple[Piece, ...]:
         """The head cut into pieces of at most `most` bytes, or little more."""
         assert self.head is not None
-        whole = self.head
-        row = whole.weight.row_bytes
-        rows = max(1, most // (row * ROW_GROUP)) * ROW_GROUP
-        cuts = range(0, whole.weight.rows, rows)
-        return tuple(
-            Piece(
-                whole.weight,
-                Source(whole.source.file, whole.source.offset + first * row),
-                min(rows, whole.weight.rows - first) * row,
-                whole.repacked,
-            )
-            for first in cuts
-        )
+        group = self.head.weight.row_bytes * ROW_GROUP
+        return tuple(self.head.cut(max(1, most // group) * ROW_GROUP))
 
 
-def sort_weights(weights: Mapping[str, Weight], sources: Mapping[str, Source], *, repack: bool, tokens: bool) -> Roles:
-    """The roles of `weights`. repack: lay factors out for this CPU. tokens: batches bring tokens, not hidden states."""
+def sort_weights(
+    weights: Mapping[str, Weight], sources: Mapping[str, tuple[DirectFile, int]], *, repack: bool, tokens: bool
+) -> Roles:
+    """The roles of `weights`. sources: file and offset of each. repack: lay factors out for this CPU. tokens: batches
+    bring tokens, not hidden states."""
 
     def piece(weight: Weight, factor: bool) -> Piece:
-        return Piece(weight, sources[weight.name], weight.n_bytes, factor and repack and weight.repacks)
+        return Piece(weight, *sources[weight.name], weight.n_bytes, factor and repack and weight.repacks)
 
-    factors, experts, rest = [], dict[int, list[Piece]](), []
+    factors: dict[tuple[int, int], Piece] = {}  # by their order of use
+    experts: dict[int, dict[int, Piece]] = {}  # likewise, in each layer
+    rest = []
     for name, weight in weights.items():
-        block = block_of(name)
-        if _FACTOR.fullmatch(name):
-            factors.append(piece(weight, True))
-        elif _EXPERTS.fullmatch(name) and block is not None:
-            experts.setdefault(block, []).append(piece(weight, True))
+        block = block_of(name) or 0
+        if match := _FACTOR.fullmatch(name):
+            factors[block, _FACTORS.index(match[1])] = piece(weight, True)
+        elif match := _EXPERTS.fullmatch(name):
+            experts.setdefault(block, {})[_EXPERT_KINDS.index(match[1])] = piece(weight, True)
         elif name not in (HEAD, TABLE):
             rest.append(piece(weight, False))
     tied = HEAD not in weights
@@ -84,22 +79,10 @@ def sort_weights(weights: Mapping[str, Weight], sources: Mapping[str, Source], *
     if table is not None and not tied and not tokens:  # a stub, which nobody looks up
         rest.append(piece(table, False))
     return Roles(
-        factors=tuple(sorted(factors, key=_place)),
+        factors=tuple(factors[place] for place in sorted(factors)),
         head=piece(head, True) if head is not None else None,
         tied=tied,
         table=piece(table, False) if table is not None and tokens else None,
-        experts={n: sorted(pieces, key=_place_of_experts) for n, pieces in experts.items()},
+        experts={n: [pieces[place] for place in sorted(pieces)] for n, pieces in experts.items()},
         rest=tuple(rest),
     )
-
-
-def _place_of_experts(piece: Piece) -> int:
-    match = _EXPERTS.fullmatch(piece.weight.name)
-    assert match is not None
-    return _EXPERT_KINDS.index(match[1])
-
-
-def _place(piece: Piece) -> tuple[int, int]:
-    match = _FACTOR.fullmatch(piece.weight.name)
-    assert match is not None
-    return block_of(piece.weight.name) or 0, _FACTORS.index(match[1])

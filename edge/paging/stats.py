@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edge.paging.experts import ExpertCounts
 from edge.paging.reader import Reader, ReaderCounts
+from quant.text import bytes_text
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,19 @@ class PassStats:
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "tokens"}
 
+    def describe(self) -> str:
+        """Describe for people what paging took."""
+        parts = [
+            f"{bytes_text(round(self.bytes_per_token))} read a token at {self.disk_gbps:.2f} GB/s",
+            f"{self.stall_ms:.1f} ms waited for, {self.compute_ms:.1f} ms computing, {self.hidden_ms:.1f} ms of reading"
+            " hidden behind that",
+        ]
+        if self.hit_rate is not None:
+            parts.append(f"{self.hit_rate:.0%} of the experts were in memory")
+        if self.predicted_right is not None:
+            parts.append(f"{self.predicted_right:.0%} of those expected were chosen")
+        return ", ".join(parts)
+
 
 @dataclass(frozen=True)
 class PagingStats:
@@ -39,6 +53,13 @@ class PagingStats:
     prefill: PassStats
 
 
+_Counts = tuple[ReaderCounts, ExpertCounts]
+
+
+def _grown(total: Any, before: Any, after: Any) -> Any:
+    return total + (after - before)
+
+
 @dataclass
 class _Sum:
     tokens: int = 0
@@ -46,11 +67,11 @@ class _Sum:
     reads: ReaderCounts = field(default_factory=ReaderCounts)
     experts: ExpertCounts = field(default_factory=ExpertCounts)
 
-    def add(self, tokens: int, seconds: float, reads: ReaderCounts, experts: ExpertCounts) -> None:
+    def add(self, tokens: int, seconds: float, before: _Counts, after: _Counts) -> None:
         self.tokens += tokens
         self.seconds += seconds
-        self.reads += reads
-        self.experts += experts
+        self.reads = ReaderCounts(*map(_grown, self.reads, before[0], after[0]))
+        self.experts = ExpertCounts(*map(_grown, self.experts, before[1], after[1]))
 
     def stats(self) -> PassStats:
         n, reads, experts = max(1, self.tokens), self.reads, self.experts
@@ -74,7 +95,7 @@ class Passes:
     ) -> None:
         self._reader, self._experts, self._clock = reader, experts, clock
         self._tokens, self._decodes, self._began = 0, False, 0.0
-        self._before = reader.counts(), experts()
+        self._before = self._counts()
         self._sums = {True: _Sum(), False: _Sum()}
 
     def begin(self, sequences: NDArray[np.int32]) -> None:
@@ -85,11 +106,9 @@ class Passes:
 
     def end(self) -> float | None:
         """End the pass and add its counts; return its seconds if it had one row."""
-        reads, experts = self._reader.counts(), self._experts()
-        before_reads, before_experts = self._before
-        seconds = self._clock() - self._began
-        self._sums[self._decodes].add(self._tokens, seconds, reads - before_reads, experts - before_experts)
-        self._before = reads, experts
+        counts, seconds = self._counts(), self._clock() - self._began
+        self._sums[self._decodes].add(self._tokens, seconds, self._before, counts)
+        self._before = counts
         return seconds if self._tokens == 1 else None
 
     def stats(self) -> PagingStats:
@@ -97,6 +116,8 @@ class Passes:
         return PagingStats(decode=self._sums[True].stats(), prefill=self._sums[False].stats())
 
     def clear(self) -> None:
-        """Reset the counts."""
-        self._before = self._reader.counts(), self._experts()
+        self._before = self._counts()
         self._sums = {True: _Sum(), False: _Sum()}
+
+    def _counts(self) -> _Counts:
+        return self._reader.counts(), self._experts()

@@ -16,7 +16,7 @@ class TokenRows:
     """Rows of a token table that keeps its full range of addresses."""
 
     def __init__(self, table: Piece, reader: Reader) -> None:
-        self._weight, self._source, self._reader = table.weight, table.source, reader
+        self._table, self._weight, self._reader = table, table.weight, reader
         self._space = AddressSpace(table.n_bytes)
         self._there: set[int] = set()
         self.point()
@@ -40,17 +40,12 @@ class TokenRows:
             self._there.clear()
             self._space.release(0, self._space.n_bytes)
             missing = [int(t) for t in np.unique(tokens) if 0 <= t < self._weight.rows]
-        file, offset = self._source.file, self._source.offset
-        jobs = [
-            self._reader.submit(
-                Job(self._weight, file, offset + t * row, row, self._space, t * row, False), urgent=True
-            )
-            for t in missing
-        ]
+        file, offset = self._table.file, self._table.offset
+        jobs = [Job(self._weight, file, offset + t * row, row, self._space, t * row, False) for t in missing]
+        self._reader.submit_all(jobs, urgent=True)
         for job in jobs:
             self._reader.wait(job)
         self._there.update(missing)
 
     def close(self) -> None:
-        """Free the memory."""
         self._space.close()

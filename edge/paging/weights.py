@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.products import Products
-from edge.paging.arena import Arena, OneArena
+from edge.paging.arena import Arena
+from edge.paging.budget import Opening
 from edge.paging.experts import ExpertCounts, Experts, Router
+from edge.paging.memory import MemoryNeed
 from edge.paging.node_hooks import PagingHooks
 from edge.paging.plan import PagePlan
 from edge.paging.reader import Job, Reader, beside_bytes, helped
@@ -20,6 +22,7 @@ from edge.paging.roles import Roles
 from edge.paging.stats import PagingStats, Passes
 from edge.paging.token_rows import TokenRows
 from edge.paging.window import Pager, Piece
+from partition.slices.rules import router_first
 
 _HELPERS = 2  # threads more that read while nothing computes
 
@@ -41,21 +44,17 @@ class PagedWeights:
 
     def __init__(
         self,
+        opening: Opening,
         roles: Roles,
         plan: PagePlan,
         reader: Reader,
-        *,
-        threads: int,
-        experts_used: int,
-        router_first: bool,
-        progress: Callable[[float], None] | None = None,
-        arena: Arena | None = None,
+        arena: Arena,
+        progress: Callable[[float], None] | None,
     ) -> None:
         """Load what stays. WeightsError if it cannot be read; what `progress` raises ends the load. arena: the memory
-        that it stays in, which is closed with the weights, as the reader is; None: one memory for all."""
-        self._reader, self._progress, self._threads = reader, progress, threads
-        self._routing = experts_used, router_first
-        self._arena = arena or OneArena(plan.resident)
+        that it stays in, which is closed with the weights, as the reader is."""
+        self._shape, self._threads = opening.shape, opening.threads
+        self._reader, self._progress, self._arena = reader, progress, arena
         self.stop_pass: Callable[[], None] | None = None  # has a pass end early, and computed again
         self._jobs: dict[Piece, Job] = {}  # of what stays
         self._rows: TokenRows | None = None
@@ -77,15 +76,14 @@ class PagedWeights:
         if plan.streamed:
             self._pager = Pager(plan.streamed, plan.window, self._reader)
         if plan.expert_room:
-            banks = {n: [(p.weight, p.source, p.repacked) for p in ps] for n, ps in roles.experts.items()}
-            self._experts = Experts(banks, plan.expert_room, self._reader)
+            self._experts = Experts(roles.experts, plan.expert_room, self._reader)
             self._routers = self._make_routers()
         if plan.head_pieces:
             self._products = Products(self._threads)
         self._at_nodes = PagingHooks(
             roles, plan, self._places, self._pager, self._experts, self._routers, self._products
         )
-        self._passes = Passes(self._reader, self._experts_counts)
+        self._passes = Passes(self._reader, lambda: self._experts.counts if self._experts else ExpertCounts())
 
     # --- before and after a decode ---
 
@@ -123,19 +121,27 @@ class PagedWeights:
         """Return bytes read, waits and cache hits since the last `clear_stats`."""
         return self._passes.stats()
 
+    def figures(self, need: MemoryNeed) -> list[tuple[str, str]]:
+        """Return (name, figures) of what the budget is used for and what paging took, for people."""
+        rows = [("memory", self.plan.describe(need))]
+        if self.plan.pages:
+            stats = self.stats()
+            kinds = (("decode", stats.decode), ("prefill", stats.prefill))
+            rows += [(name, kind.describe()) for name, kind in kinds if kind.tokens]
+        return rows
+
     def news(self) -> list[str]:
         """Return what has changed since the last call, in a line each: nothing, where the budget stays."""
         return []
 
     def clear_stats(self) -> None:
-        """Reset the counts."""
         self._passes.clear()
 
     @property
     def reads(self) -> str:
         """Return how files are read, as `DirectFile` says; of several, the least direct."""
         order = ("direct", "uncached", "buffered")
-        return max((piece.source.file.reads for piece in self.plan.resident), key=order.index, default="direct")
+        return max((piece.file.reads for piece in self.plan.resident), key=order.index, default="direct")
 
     @property
     def reader(self) -> Reader:
@@ -147,6 +153,9 @@ class PagedWeights:
         if not self._reader.hangs:  # else its threads may still write there
             self._release()
             self._arena.close()
+        for piece in self.plan.streamed:
+            if piece.is_laid_out:  # its file is its own
+                piece.file.close()
 
     def _release(self) -> None:
         """Free all memory but that of what stays."""
@@ -161,10 +170,8 @@ class PagedWeights:
 
     def _load(self) -> None:
         for piece in self.plan.resident:
-            job = self._jobs[piece] = piece.read(*self._arena.place(piece))
-            if self._arena.holds(piece):
-                job.left = 0
-            else:
+            job = self._jobs[piece] = self._arena.read(piece)
+            if job.left:
                 self._reader.submit(job)
         done, total = 0, max(1, sum(piece.n_bytes for piece in self.plan.resident))
         whole_head = self._roles.head if not self.plan.head_pieces else None
@@ -186,7 +193,7 @@ class PagedWeights:
 
     def _make_routers(self) -> dict[int, Router]:
         """Make the routers of all layers whose router and norm are plain numbers."""
-        used, router_first = self._routing
+        is_first = router_first(self._shape.architecture)
         by_name = {piece.weight.name: piece for piece in self.plan.resident}
         routers = {}
         for layer in self._roles.experts:
@@ -195,7 +202,9 @@ class PagedWeights:
                 by_name.get(f"blk.{layer}.ffn_norm.weight", by_name.get(f"blk.{layer}.post_attention_norm.weight"))
             )
             if weights is not None:
-                routers[layer] = Router(weights, None if norm is None or router_first else norm[0], used)
+                routers[layer] = Router(
+                    weights, None if norm is None or is_first else norm[0], self._shape.n_experts_used
+                )
         return routers
 
     def _floats(self, piece: Piece | None) -> NDArray[np.float32] | None:
@@ -209,6 +218,3 @@ class PagedWeights:
         view = job.space.view(job.start, piece.n_bytes)
         values: NDArray[np.float32] = np.frombuffer(view, np.float32).reshape(rows, columns).copy()
         return values
-
-    def _experts_counts(self) -> ExpertCounts:
-        return self._experts.counts if self._experts is not None else ExpertCounts()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge.errors import EngineError
 from edge.llama.address_space import PAGE, AddressSpace, pages
@@ -13,20 +13,13 @@ from edge.paging.direct_file import DirectFile
 from edge.paging.reader import Job, Reader
 
 
-@dataclass(frozen=True)
-class Source:
-    """Location of a weight on disk."""
-
-    file: DirectFile
-    offset: int
-
-
 @dataclass(frozen=True, eq=False)
 class Piece:
     """A weight, or some of its rows, that is read as a whole."""
 
     weight: Weight
-    source: Source  # of its first row
+    file: DirectFile
+    offset: int  # in the file, of its first row
     n_bytes: int
     repacked: bool  # it lies in memory in this CPU's layout
     is_laid_out: bool = False  # its source has it in that layout already
@@ -34,7 +27,7 @@ class Piece:
     @property
     def name(self) -> str:
         """Name of the weight, with the offset if it has only some rows."""
-        return self.weight.name if self.n_bytes == self.weight.n_bytes else f"{self.weight.name}@{self.source.offset}"
+        return self.weight.name if self.n_bytes == self.weight.n_bytes else f"{self.weight.name}@{self.offset}"
 
     @property
     def rows(self) -> int:
@@ -49,11 +42,17 @@ class Piece:
         """The job that brings it to `span` bytes of `space`, which begin on a page."""
         repack = self.repacked and not self.is_laid_out
         start += self._skip
-        return Job(self.weight, self.source.file, self.source.offset, self.n_bytes, space, start, repack)
+        return Job(self.weight, self.file, self.offset, self.n_bytes, space, start, repack)
+
+    def cut(self, rows: int) -> list[Piece]:
+        """Return it in pieces of so many rows, the last one with the rest."""
+        step = rows * self.weight.row_bytes
+        starts = range(0, self.n_bytes, step)
+        return [replace(self, offset=self.offset + at, n_bytes=min(step, self.n_bytes - at)) for at in starts]
 
     @property
     def _skip(self) -> int:
-        return 0 if self.repacked and not self.is_laid_out else self.source.offset % PAGE
+        return 0 if self.repacked and not self.is_laid_out else self.offset % PAGE
 
 
 class Pager:
@@ -115,7 +114,6 @@ class Pager:
             self._go_to(self._order[0])
 
     def close(self) -> None:
-        """Free the window."""
         self._reader.drop(*(job for _, job, _ in self._placed))
         self._placed.clear()
         self._window.close()

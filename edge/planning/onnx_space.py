@@ -13,7 +13,7 @@ from edge.onnx.bench import Flow, FlowSpeed, sequential
 from edge.onnx.bench import measure as measure_flow
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource
-from edge.onnx.wire import Array
+from edge.onnx.samples import Array
 from edge.planning.choice import PlanChoice
 from edge.planning.measure import ROUNDS, Measured, spread
 from edge.planning.plan_options import DEFAULTS, PlanOptions

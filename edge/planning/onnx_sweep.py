@@ -12,8 +12,9 @@ from edge.cluster.onnx_deployment import OnnxDeployment
 from edge.onnx.bench import FlowSpeed, measure, sequential, speed_json
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource
+from edge.onnx.samples import Array
 from edge.onnx.stage import LoadedStage
-from edge.onnx.wire import Array, Item, Op
+from edge.onnx.wire import Item, Op
 from partition.plan.onnx_cuts import Cut, routes
 from partition.plan.plan import LOCAL
 from partition.predict.onnx_predict import wire_bytes

@@ -17,7 +17,7 @@ from edge.errors import EdgeError
 from edge.helpers.encoding import EncoderFiles, LoadedEncoder
 from edge.multimodal.encoder import MediaEncoder, RawMedia
 from edge.multimodal.projector import identity
-from edge.multimodal.sample import Sample
+from edge.multimodal.sample import sample_for
 from edge.survey.survey import own_profile
 from edge.tasks import SILENT, Steps
 from partition.plan.plan import LOCAL
@@ -66,15 +66,15 @@ def encoder_times(
 
     A worker that cannot be reached, or cannot encode, is left out, with a note. MediaError, ModelFileError.
     """
-    sample, threads = Sample.for_projector(files.projector), threads or default_threads()
-    parts = [identity(files.projector).hex(), files.text_model.architecture, sample.words]
+    (data, described), threads = sample_for(files.projector), threads or default_threads()
+    parts = [identity(files.projector).hex(), files.text_model.architecture, described]
     own, memory = own_profile("", threads), Remembered(_REMEMBERED)
 
     def known(key: str) -> EncoderTime | None:
         return None if fresh else _read(memory, key)
 
     def measured(key: str, encode: Callable[[bytes], RawMedia]) -> EncoderTime:
-        best = _measured(lambda: encode(sample.data))
+        best = _measured(lambda: encode(data))
         memory.put(key, {"encode_s": best.encode_s, "transfer_s": best.transfer_s, "rows": best.rows})
         return best
 
@@ -102,7 +102,7 @@ def encoder_times(
                 times.append(there(address))
             except EdgeError as error:
                 notes.append(f"pictures are not encoded on {address}: {error}")
-    return EncoderTimes(tuple(times), sample.words, tuple(notes))
+    return EncoderTimes(tuple(times), described, tuple(notes))
 
 
 def _measured(encode: Callable[[], RawMedia]) -> EncoderTime:

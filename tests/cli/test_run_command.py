@@ -145,9 +145,10 @@ def test_a_picture_has_a_size_of_its_own(
 def test_pictures_of_other_kinds(tmp_path: Path, edge_run: Run) -> None:
     model = echo(tmp_path, ("x", U8, (1, HIGH, WIDE, 3)))
     deep = Image.fromarray(pixels()[..., 0].astype(np.uint16) * 257)
-    deep.save(tmp_path / "deep.png")
-    result = outputs(edge_run, model, "--input", tmp_path / "deep.png")["out_x"]
-    assert np.array_equal(result[0, ..., 2], pixels()[..., 0])
+    for name in ("deep.png", "deep.tiff", "deep.pgm"):
+        deep.save(tmp_path / name)
+        result = outputs(edge_run, model, "--input", tmp_path / name)["out_x"]
+        assert np.array_equal(result[0, ..., 2], pixels()[..., 0]), name
     turned = Image.fromarray(pixels())
     exif = Image.Exif()
     exif[0x0112] = 3  # lies on its head

@@ -18,7 +18,7 @@ from edge.errors import MediaError, NotEnoughMemory, WorkerError
 from edge.helpers import device as helper
 from edge.helpers.encoding import EncoderDevice, EncoderFiles, LoadedEncoder
 from edge.multimodal.encoder import Media, MediaEncoder
-from edge.multimodal.sample import Sample
+from edge.multimodal.sample import sample_for
 from edge.planning import encoder_place
 from edge.planning.choice import PlanChoice
 from edge.survey.encoder_times import EncoderTime, EncoderTimes, encoder_times
@@ -302,7 +302,7 @@ def test_a_projector_of_zeros_encodes(kind: str, one_worker: Worker, files: dict
     opened = EncoderFiles.open(*files[kind])
     with LoadedEncoder(Fleet([one_worker.address]), print) as loaded:
         loaded.load(opened, SILENT, blank=True)
-        answer, _ = loaded.encode(Sample.for_projector(opened.projector).data)
+        answer, _ = loaded.encode(sample_for(opened.projector)[0])
         assert answer["encode_s"] > 0
 
 

@@ -30,7 +30,7 @@ from edge.errors import Interrupted, NotEnoughMemory, WorkerError
 from edge.onnx.bench import Flow, FlowSpeed, measure
 from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
-from edge.onnx.wire import Array
+from edge.onnx.samples import Array
 from edge.planning.choice import PlanChoice
 from edge.tasks import ShowStep, Steps
 from partition.plan.onnx_plan import OnnxPlan

@@ -17,8 +17,8 @@ from edge.onnx import file as onnx_file
 from edge.onnx import stage as onnx_stage
 from edge.onnx.model import CutStage, OnnxSource
 from edge.onnx.pipeline import Pipeline, PipelineEnds
+from edge.onnx.samples import Array
 from edge.onnx.stage import LoadedStage
-from edge.onnx.wire import Array
 from partition.plan.onnx_cuts import Cut, cuts
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL

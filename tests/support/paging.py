@@ -77,7 +77,7 @@ def steady_runtime(n_bytes: int = RUNTIME) -> Iterator[None]:
         mock.patch.object(
             budget, "measure_reads", lambda _, threads, chunk, most: (threads or 2, chunk or 64 << 10, speeds["read"])
         ),
-        mock.patch.object(budget, "laid_out_rate", return_value=speeds["read"]),
+        mock.patch.object(budget, "read_rate", return_value=speeds["read"]),
         mock.patch.object(budget, "measure_products", return_value=(speeds["decode"], speeds["prompt"])),
         small_pages(),
     ):

@@ -206,9 +206,7 @@ class Part:
             batch.tokens[:n] = rows
         batch.positions[:n] = range(start, start + n)
         batch.outputs[:n] = 1
-        self._hooks.begin(n, n)
-        self._context.decode(batch, n)
-        self._hooks.end(completed=True)
+        self._hooks.decode(self._context, batch, n, n)
         return self._states if self._ends else self._context.logits(0, n).copy()
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ class Gate:
         monkeypatch.setattr(DirectFile, "read", waits)
 
     def closes_for(self, pieces: Sequence[Piece]) -> None:
-        self.closed_for = [range(p.source.offset, p.source.offset + p.n_bytes) for p in pieces]
+        self.closed_for = [range(p.offset, p.offset + p.n_bytes) for p in pieces]
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def grows(memory: Memory, model: ElasticEngine, gate: Gate, budget: int) -> NDAr
     logits = engine.decode(PROMPT, 0).copy()
     engine.decode([7], len(PROMPT))
     largest = weights.sizes.choose(1 << 30).plan.resident
-    now = {piece.source.offset for piece in (*weights.plan.resident, *weights.plan.streamed)}
-    gate.closes_for([piece for piece in largest if piece.source.offset not in now])
+    now = {piece.offset for piece in (*weights.plan.resident, *weights.plan.streamed)}
+    gate.closes_for([piece for piece in largest if piece.offset not in now])
     memory.is_now(weights, 1 << 30, GROW_AFTER_S)
     return logits
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edge.onnx import wire as onnx_items
-from edge.onnx.samples import TYPES
-from edge.onnx.wire import MOST_TENSOR_BYTES, Array, Boundary, Item, Op, Receiver, Tensor, send
+from edge.onnx.samples import TYPES, Array
+from edge.onnx.wire import MOST_TENSOR_BYTES, Boundary, Item, Op, Receiver, Tensor, send
 from tests.support import memory_link
 from tests.support.helpers import TIMEOUT_S
 from tests.support.links import start, tcp_sockets

@@ -17,9 +17,9 @@ from edge.errors import EngineError, Interrupted
 from edge.onnx import pipeline
 from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import MOST_WINDOW, Pipeline, PipelineEnds, Result
-from edge.onnx.samples import SamplesError
+from edge.onnx.samples import Array, SamplesError
 from edge.onnx.stage import LoadedStage
-from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
+from edge.onnx.wire import Boundary, Item, Op, Receiver, send
 from tests.support import memory_link
 from tests.support.helpers import until
 from tests.support.links import frame, start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,12 @@ def test_files_that_hold_no_samples_are_refused(tmp_path: Path, source: Path) ->
     np.savez_compressed(tmp_path / "good.npz", x=vectors())
     packed = bytearray((tmp_path / "good.npz").read_bytes())
     packed[60:300] = bytes(240)
-    for content in (b"", b"hello", good[: len(good) // 2], bytes(packed)):
+    encrypted = bytearray(good)
+    for header, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        encrypted[encrypted.index(header) + at] |= 1
+    endless = io.BytesIO()
+    np.lib.format.write_array_header_1_0(endless, {"descr": "<f4", "fortran_order": False, "shape": (10**30,)})
+    for content in (b"", b"hello", good[: len(good) // 2], bytes(packed), bytes(encrypted), endless.getvalue()):
         (tmp_path / "bad.npz").write_bytes(content)
         with pytest.raises(SamplesError, match=r"is not a .npz file"):
             quantize(source, tmp_path / "out.onnx", "int8", tmp_path / "bad.npz")

@@ -15,8 +15,9 @@ import pytest
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
 from edge.onnx import stage as onnx_stage
 from edge.onnx.model import CutStage
+from edge.onnx.samples import Array
 from edge.onnx.stage import SETS, LoadedStage, follow, load
-from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, Tensor, send
+from edge.onnx.wire import Boundary, Item, Op, Receiver, Tensor, send
 from edge.worker import load_stage
 from edge.worker.limits import ResourceLimits
 from edge.worker.messages import stage_message

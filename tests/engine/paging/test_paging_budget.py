@@ -22,7 +22,6 @@ from edge.paging.load import load_stub
 from edge.paging.plan import ReadOptions, least_parts, plan
 from edge.paging.reader import Reader
 from edge.paging.roles import Roles, sort_weights
-from edge.paging.window import Source
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import with_room
 from partition.model.model import ModelShape
@@ -46,7 +45,7 @@ def sorted_weights() -> Iterator[Callable[[Path, bool], Roles]]:
         model, own = load_stub(file)
         opened = DirectFile(path, path.stat().st_size)
         loaded.append((model, own, opened))
-        sources = {name: Source(opened, tensor.offset) for name, tensor in file.tensors.items()}
+        sources = {name: (opened, tensor.offset) for name, tensor in file.tensors.items()}
         return sort_weights(own.weights, sources, repack=repack, tokens=True)
 
     yield load

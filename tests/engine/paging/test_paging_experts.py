@@ -29,7 +29,6 @@ from edge.paging.experts import Experts, ReadAhead
 from edge.paging.load import load_stub
 from edge.paging.reader import Reader
 from edge.paging.roles import Roles, sort_weights
-from edge.paging.window import Source
 from quant.gguf.file import GgufFile
 from tests.engine.paging.conftest import MakeModel
 from tests.engine.paging.test_paging_ring import Bytes, bytes_at
@@ -57,9 +56,8 @@ class Stored:
 
     def experts(self, slots: int, reader: Reader) -> Experts:
         """A store with room for so many."""
-        banks = {layer: [(p.weight, p.source, False) for p in pieces] for layer, pieces in self.roles.experts.items()}
-        size = Experts.expert_bytes([weight for weight, _, _ in banks[0]])
-        experts = Experts(banks, slots * size + 100, reader)
+        size = Experts.expert_bytes(self.roles.experts[0])
+        experts = Experts(self.roles.experts, slots * size + 100, reader)
         assert experts.n_slots == slots
         return experts
 
@@ -91,7 +89,7 @@ def stored(make_model: MakeModel) -> Iterator[Stored]:
     file = GgufFile.open(path)
     model, own = load_stub(file)
     opened = DirectFile(path, path.stat().st_size)
-    sources = {name: Source(opened, tensor.offset) for name, tensor in file.tensors.items()}
+    sources = {name: (opened, tensor.offset) for name, tensor in file.tensors.items()}
     yield Stored(model, own, opened, file, sort_weights(own.weights, sources, repack=False, tokens=True))
     model.close()
     own.close()

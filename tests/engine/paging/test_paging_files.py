@@ -120,7 +120,7 @@ def flags_of(descriptor: int) -> int:
 def kinds(engine: Engine) -> set[str]:
     assert engine.paging is not None
     plan = engine.paging.plan
-    return {piece.source.file.reads for piece in (*plan.resident, *plan.streamed)}
+    return {piece.file.reads for piece in (*plan.resident, *plan.streamed)}
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no filesystem in memory here")
@@ -161,7 +161,7 @@ def test_bits_that_turn_on_the_disk_are_found_when_asked_for(path: Path, origina
         assert engine.paging is not None
         streamed = engine.paging.plan.streamed
         piece = streamed[len(streamed) // 2]
-        offset = piece.source.offset + piece.n_bytes // 2
+        offset = piece.offset + piece.n_bytes // 2
         turn_bits(engine, path, offset)
         if verify:
             fails(engine, str(path), f"of {piece.weight.name} at offset ", "not those that were read the first time")

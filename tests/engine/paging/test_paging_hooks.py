@@ -35,7 +35,7 @@ class Graph:
     def compute(self, n: int = len(NAMES)) -> list[str]:
         """Return the events of one decode; what a hook raises comes after."""
         self.log.clear()
-        self._hooks.begin(1, 1)
+        self._hooks.begin("of one row")
         first = 0
         while first < n:
             last = first

@@ -23,7 +23,7 @@ from edge.paging.direct_file import DirectFile
 from edge.paging.load import load_stub
 from edge.paging.reader import Job, Reader, helped, helper_reader
 from edge.paging.roles import Roles, sort_weights
-from edge.paging.window import Pager, Piece, Source
+from edge.paging.window import Pager, Piece
 from quant.gguf.file import GgufFile
 from tests.support import paging
 from tests.support.helpers import TIMEOUT_S, until
@@ -62,7 +62,7 @@ def load(path: Path) -> Loaded:
     file = GgufFile.open(path)
     model, own = load_stub(file)
     opened = DirectFile(path, path.stat().st_size)
-    sources = {name: Source(opened, tensor.offset) for name, tensor in file.tensors.items()}
+    sources = {name: (opened, tensor.offset) for name, tensor in file.tensors.items()}
     roles = {repack: sort_weights(own.weights, sources, repack=repack, tokens=True) for repack in (True, False)}
     cuts = {
         repack: [piece for most in (20_000, 100_000, 300_000) for piece in role.head_pieces(most)]
@@ -76,7 +76,7 @@ def load(path: Path) -> Loaded:
 def whole(file: GgufFile, piece: Piece) -> Bytes:
     """All bytes of a piece as they are to lie in memory, laid out in one go."""
     tensor = file.tensors[piece.weight.name]
-    first = piece.source.offset - tensor.offset
+    first = piece.offset - tensor.offset
     plain = np.frombuffer(file.data(tensor.name), np.uint8)[first : first + piece.n_bytes]
     if not piece.repacked:
         return plain
@@ -271,7 +271,7 @@ def test_a_read_that_hangs_writes_to_no_place_that_others_have(
     preadv = os.preadv
 
     def hang(descriptor: int, into: list[memoryview], offset: int) -> int:
-        if first.source.offset // PAGE * PAGE <= offset < first.source.offset + first.n_bytes:
+        if first.offset // PAGE * PAGE <= offset < first.offset + first.n_bytes:
             go_on.wait(TIMEOUT_S)
         return preadv(descriptor, into, offset)
 
@@ -317,9 +317,9 @@ def test_the_pieces_of_a_head_are_the_head(loaded: Loaded, most: int, repack: bo
     pieces = loaded.roles[repack].head_pieces(most)
     assert sum(piece.rows for piece in pieces) == head.weight.rows
     assert len({piece.name for piece in pieces}) == len(pieces)
-    at = head.source.offset
+    at = head.offset
     for piece in pieces:
-        assert piece.source.offset == at
+        assert piece.offset == at
         assert piece.rows % ROW_GROUP == 0 or piece is pieces[-1]
         assert piece.n_bytes <= max(most, ROW_GROUP * head.weight.row_bytes)
         at += piece.n_bytes
@@ -333,9 +333,9 @@ def test_a_plain_piece_is_read_to_any_place(loaded: Loaded, chunk: int, aligned:
     reader = Reader(PAGE, 3, chunk)
     try:
         for piece in loaded.pieces(False)[:3]:
-            start = 2 * PAGE + piece.source.offset % PAGE + (0 if aligned else 36)
+            start = 2 * PAGE + piece.offset % PAGE + (0 if aligned else 36)
             space = AddressSpace(start + piece.n_bytes + 2 * PAGE, huge=huge)
-            job = Job(piece.weight, piece.source.file, piece.source.offset, piece.n_bytes, space, start, False)
+            job = Job(piece.weight, piece.file, piece.offset, piece.n_bytes, space, start, False)
             assert job.in_place == (aligned and huge)
             reader.wait(reader.submit(job))
             np.testing.assert_array_equal(bytes_at(space.address + start, piece.n_bytes), loaded.whole[piece])

@@ -12,7 +12,6 @@ import pytest
 from devices import machine_disk, probe
 from edge.llama.address_space import PAGE
 from edge.paging import measure, reader
-from edge.paging.describe import _costs
 from edge.paging.experts import ExpertCounts
 from edge.paging.reader import Job, ReaderCounts
 from edge.paging.stats import Passes
@@ -74,13 +73,11 @@ def test_weights_come_at_bytes_over_seconds(n_bytes: int, monkeypatch: pytest.Mo
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(measure, "Piece", lambda w, source, n, *_: Part(weight=w, n_bytes=n))
     monkeypatch.setattr(measure, "Reader", Reads)
-    source = SimpleNamespace(file=None, offset=0)
     largest: Any = SimpleNamespace(
-        weight=weight, source=source, rows=n_bytes // 4096, repacked=False, is_laid_out=False
+        weight=weight, rows=n_bytes // 4096, cut=lambda rows: [Part(rows=rows, n_bytes=n_bytes)]
     )
-    assert measure._read_rate(largest, 2, 1 << 16) == pytest.approx(50e6)
+    assert measure.read_rate(largest, 2, 1 << 16) == pytest.approx(50e6)
 
 
 def multiplying(clock: Clock, seconds_a_row: float) -> type:
@@ -125,8 +122,8 @@ def test_what_paging_cost_by_known_reads() -> None:
 
     def a_pass(sequences: list[int], **read: Any) -> None:
         passes.begin(np.array(sequences, np.int32))
-        reads[0] = reads[0] + ReaderCounts(**read)
-        experts[0] = experts[0] + ExpertCounts(chosen=8, hits=6, expected=5, right=4)
+        reads[0] = ReaderCounts(**{name: n + read[name] for name, n in reads[0]._asdict().items()})
+        experts[0] = ExpertCounts(*(n + more for n, more in zip(experts[0], (8, 6, 5, 4), strict=True)))
         now_s[0] += 0.016
         passes.end()
         now_s[0] += 100.0  # not of any pass
@@ -155,7 +152,7 @@ def test_what_paging_cost_by_known_reads() -> None:
     costs = (
         "1.91 MiB read a token at 0.40 GB/s, 2.0 ms waited for, 6.0 ms computing, 3.0 ms of reading hidden behind that"
     )
-    assert _costs(result.decode) == f"{costs}, 75% of the experts were in memory, 80% of those expected were chosen"
+    assert result.decode.describe() == f"{costs}, 75% of the experts were in memory, 80% of those expected were chosen"
 
 
 def test_a_readers_seconds_are_those_it_read_and_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

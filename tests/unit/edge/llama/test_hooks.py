@@ -153,7 +153,7 @@ def test_a_graph_that_is_not_the_remembered_one_is_an_error(nodes: int) -> None:
     hooks = NodeHooks([Hook(lambda node: False, lambda node: None)])
 
     def graph(size: int) -> None:
-        hooks.begin(1, 1)
+        hooks.begin("of one row")
         for _ in range(size):
             hooks.callback(0, True, None)
         hooks.end(completed=True)
