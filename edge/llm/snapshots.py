@@ -148,11 +148,6 @@ class Snapshots:
         self._cache.put(block_hash, snapshot)
         return self._context.write_snapshot(sequence, snapshot, length)
 
-    def drop(self, sequence: int, start: int) -> None:
-        """Forget keys and values from position `start` on, and what recurrent layers hold, until a sequence is set
-        back."""
-        self._context.drop_recurrent(sequence, start)
-
     def keep(self, hashes: Sequence[bytes]) -> None:
         """Keep those that there are in memory behind these blocks on disk, where there is room for several."""
         if self.sealed is None or LEAST_ON_DISK * self._shape.n_bytes > self.sealed.store.max_bytes:

@@ -205,7 +205,7 @@ class States:
     @property
     def problem(self) -> str | None:
         """Why something was not kept, the first time, in one line; None where nothing was amiss."""
-        return None if self.sealed is None else self.sealed.problem
+        return None if self.sealed is None else self.sealed.store.problem
 
     @property
     def is_writing(self) -> bool:
@@ -270,7 +270,7 @@ class States:
         if self.sealed is None or not self.keeps:
             return 0
         if self.snapshots is not None and Part.BEHIND not in part:
-            self.snapshots.drop(sequence, start)
+            self._context.drop_recurrent(sequence, start)
         done = self._restore_blocks(sequence, start, hashes) if self.shape.layers else len(hashes)
         if self.snapshots is not None and done == len(hashes) and Part.BEFORE not in part:
             done *= self.snapshots.set_back(sequence, start + done * self.block, hashes[-1])

@@ -41,11 +41,6 @@ class SealedBlocks:
         self._closed = False
 
     @property
-    def problem(self) -> str | None:
-        """Why something was not kept, the first time, in one line for people; None where nothing was amiss."""
-        return self.store.problem
-
-    @property
     def is_writing(self) -> bool:
         """True while blocks are written, or wait for it."""
         return bool(self._queue)

@@ -91,11 +91,6 @@ class SpeculationStats:
             sum(counted.of_plain_s for counted in known) / sum(counted.seconds for counted in known) if known else None
         )
 
-    @property
-    def seconds(self) -> float:
-        """That all measured passes took, with the drafting."""
-        return sum(passes.seconds for passes in self._measured.values())
-
     def count(self, results: Sequence[VerifyResult]) -> None:
         """Add a pass, and those of windows that it cancelled."""
         cancelled = [rows for result in results for rows in result.cancelled]

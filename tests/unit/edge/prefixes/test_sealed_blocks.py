@@ -126,7 +126,7 @@ def test_blocks_come_back_in_another_process(store: PrefixStore) -> None:
     again = SealedBlocks(store, KEY)
     assert again.count(CHAIN) == 10
     assert all_of(again.take(CHAIN)) == [block(i) for i in range(10)]
-    assert (again.kept_blocks, again.problem) == (0, None)
+    assert (again.kept_blocks, again.store.problem) == (0, None)
     assert again.count([]) == 0
     assert all_of(again.take([])) == []
     other = block_hashes(KEY, [*range(35), 0], 10)  # shares three blocks
@@ -243,7 +243,7 @@ def test_what_is_no_file_is_no_block(store: PrefixStore, tmp_path: Path) -> None
     blocks = keep(store, 4)
     assert blocks_of(store) == [block(0), block(1)]
     assert (blocks.kept_blocks, blocks.dropped_blocks) == (3, 1)
-    assert blocks.problem == f"a prompt is not kept in {store.folder}: Is a directory"
+    assert blocks.store.problem == f"a prompt is not kept in {store.folder}: Is a directory"
 
 
 def mutated(content: bytes, other: bytes, draw: random.Random) -> bytes:
@@ -333,7 +333,7 @@ def test_a_block_larger_than_the_store_is_never_there_and_said(gate: Gate) -> No
     gate.may_write.set()
     assert blocks.close(WAIT_S)
     assert (blocks.kept_blocks, blocks.dropped_blocks) == (0, 1)
-    assert blocks.problem
+    assert blocks.store.problem
 
 
 def test_a_block_is_dropped_where_the_disk_is_far_behind(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,8 +460,8 @@ def test_a_full_disk_keeps_what_it_can(tmp_path: Path) -> None:
         one_by_one(blocks, 2, bytes(200 << 10))
         assert blocks.close(WAIT_S)
         assert (blocks.kept_blocks, blocks.dropped_blocks) == (1, 2)
-        assert blocks.problem
-        assert "needed on the disk" in blocks.problem
+        assert blocks.store.problem
+        assert "needed on the disk" in blocks.store.problem
         assert all_of(blocks.take(CHAIN)) == [bytes(30 << 10)]
 
 
@@ -470,8 +470,8 @@ def test_a_block_larger_than_the_limit_is_a_problem_and_no_error(store: PrefixSt
     one_by_one(blocks, 0, bytes(MIB))  # with what is around it
     assert blocks.close(WAIT_S)
     assert (blocks.kept_blocks, blocks.dropped_blocks) == (0, 1)
-    assert blocks.problem
-    assert "1,048,648 bytes needed for a part of it, 1,048,576 allowed" in blocks.problem
+    assert blocks.store.problem
+    assert "1,048,648 bytes needed for a part of it, 1,048,576 allowed" in blocks.store.problem
 
 
 WRITER = """
@@ -489,7 +489,7 @@ for i in range(int(sys.argv[2])):
         assert blocks.flush(60)
     print(f"{blocks.kept_blocks:4000}", flush=True)  # soon fills the pipe: it is never far ahead of its reader
 assert blocks.close(60)
-print("whole", blocks.problem, flush=True)
+print("whole", blocks.store.problem, flush=True)
 """
 N_BLOCKS = 200  # many more than are written before the child is killed
 
