@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps.errors import UsageError
 from apps.options import MAX_IO_THREADS, PREFERENCES, add, io_chunk, keep_to_cores, option, refuse
-from edge import units
-from edge.units import parse_bytes, positive_int
+from edge.units import memory_options, parse_bytes, positive_int, whole
 
 if TYPE_CHECKING:
     from edge.llm.options import EngineOptions
@@ -45,12 +44,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("memory")
     words = "use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token;"
     words += " 1.2GiB..4GiB: as much of that as is free at any time (default: no limit)"
-    add(group, "--memory", type=units.memory_options, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
+    add(group, "--memory", type=memory_options, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
     parser.set_defaults(least_memory=None)
     words = "where memory gets less, speed: fewer bits before weights are paged; quality: paged before (default: speed)"
     option(group, "--prefer", words, choices=PREFERENCES)
     option(group, "--window SIZE", "part of it that such weights pass through (default: measured)", parse_bytes)
-    option(group, "--io-threads N", "that read them (default: measured)", units.whole(1, MAX_IO_THREADS))
+    option(group, "--io-threads N", "that read them (default: measured)", whole(1, MAX_IO_THREADS))
     option(group, "--io-chunk SIZE", "that is read at once (default: measured)", io_chunk)
     option(group, "--verify", "check that what is read again has not changed")
 

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from apps.errors import UsageError
 from devices.errors import TrustError
 from edge import units
-from edge.units import between, dimension, items, natural, parse_bytes, positive_int, whole
 from partition.predict.drafts import KINDS, SELF
 
 # Copies of names in quant.types and edge.llm.engine, so that --help stays quick; a test compares them.
@@ -31,9 +30,8 @@ QUANTIZE_MINUTES = 10.0
 ELASTIC_SIZES = 4
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
 
-in_flight, threads = whole(1, MAX_IN_FLIGHT), whole(1, MAX_THREADS)
-attention_window = whole(64, MAX_CONTEXT)
-seed = whole(0, MAX_SEED)  # of 32 bits, like those `--json` reports
+in_flight, threads = units.whole(1, MAX_IN_FLIGHT), units.whole(1, MAX_THREADS)
+seed = units.whole(0, MAX_SEED)  # of 32 bits, like those `--json` reports
 kv_type, io_chunk = units.one_or_two(KV_TYPES), units.bytes_up_to(MAX_IO_CHUNK)
 
 
@@ -76,12 +74,12 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 def byte_size_or_none(text: str) -> int:
     """Return a size, or 0."""
-    return 0 if text.strip() == "0" else parse_bytes(text)
+    return 0 if text.strip() == "0" else units.parse_bytes(text)
 
 
 def losses(text: str) -> int | str:
     """Return how many devices may be lost: a number of 1 or more, or "auto"."""
-    return text if text == "auto" else positive_int(text)
+    return text if text == "auto" else units.positive_int(text)
 
 
 def address(text: str) -> str:
@@ -93,7 +91,7 @@ def address(text: str) -> str:
 
 def worker_addresses(text: str) -> tuple[str, ...]:
     """Return HOST:PORT of each worker. This device may be named first."""
-    parts = items(text)
+    parts = units.items(text)
     if "local" in parts[1:]:
         raise ValueError("this device comes first, so only the first can be `local`")
     if parts == ["local"]:
@@ -113,7 +111,7 @@ def cores(text: str) -> tuple[int, ...]:
     """Return numbers of cores from "0,2-3"."""
     from devices.cores import parse_cores
 
-    return parse_cores(",".join(items(text)))
+    return parse_cores(",".join(units.items(text)))
 
 
 def device_name(text: str) -> str:
@@ -140,18 +138,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "nargs": "?", "metavar": "MODEL", "help": "GGUF file, a known name, or REPO:FILE (default: the bundled model)",
     },
     "--affinity": {"type": cores, "metavar": "CORES", "help": "run on these cores only, such as 0,2-3"},
+    "--attention-window": {
+        "type": units.whole(64, MAX_CONTEXT), "metavar": "N",
+        "help": "attend to the first 4 and the last N tokens alone (default: all)",
+    },
     "--chunk-tokens": {
-        "type": positive_int, "default": 512, "metavar": "N", "help": "computed at a time (default: 512)",
+        "type": units.positive_int, "default": 512, "metavar": "N", "help": "computed at a time (default: 512)",
     },
     "--cluster": {"type": Path, "metavar": "FILE", "help": "devices and links: cluster.toml"},
-    "--context": {"type": whole(1, MAX_CONTEXT), "metavar": "N"},
+    "--context": {"type": units.whole(1, MAX_CONTEXT), "metavar": "N"},
     "--dim": {
-        "action": "append", "type": dimension, "metavar": "NAME=N",
+        "action": "append", "type": units.dimension, "metavar": "NAME=N",
         "help": "size of an open ONNX dimension, also as INPUT[AXIS]=N",
     },
     "--force": {"action": "store_true", "help": "overwrite files"},
-    "--gpu-layers": {"type": natural, "metavar": "N"},
-    "--gpu-memory": {"type": parse_bytes, "metavar": "SIZE"},
+    "--gpu-layers": {"type": units.natural, "metavar": "N"},
+    "--gpu-memory": {"type": units.parse_bytes, "metavar": "SIZE"},
     "--input": {
         "action": "append", "metavar": "[NAME=]FILE",
         "help": "a picture, or a .npz file with an array for each ONNX input; may be given more than once",
@@ -164,7 +166,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--kv-type": {"type": kv_type, "metavar": "TYPE", "help": "of the KV cache, or KEYS/VALUES (default: f16)"},
     "--mmproj": {"type": Path, "metavar": "FILE", "help": "projector of pictures and sounds (default: mmproj-MODEL)"},
     "--lora": {"action": "append", "metavar": "FILE[:SCALE]", "help": "LoRA adapter, times SCALE (1); repeatable"},
-    "--memory": {"type": parse_bytes, "metavar": "SIZE"},
+    "--memory": {"type": units.parse_bytes, "metavar": "SIZE"},
     "--plan": {"type": Path, "metavar": "FILE", "help": "run as a saved plan says, instead of --workers"},
     "--png": {"type": Path, "metavar": "FILE", "help": "draw size against divergence"},
     "--prefix-cache": {
@@ -182,7 +184,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": losses, "metavar": "N",
         "help": "be ready for the loss of N devices, or of as many as there is room for: auto (default: 0)",
     },
-    "--timeout": {"type": between(0.1, 3600), "metavar": "S"},
+    "--timeout": {"type": units.between(0.1, 3600), "metavar": "S"},
     "--threads": {"type": threads, "metavar": "N", "help": "default: one per physical core"},
     "--transport": {"choices": TRANSPORTS, "help": "of links (default: auto, tcp unless grpc is clearly faster)"},
     "--wire": {"choices": WIRES, "help": "type of floats between devices (default: f32)"},
@@ -246,9 +248,7 @@ def apply_reproducible(args: argparse.Namespace) -> None:
 
 def check_draft_worker(args: argparse.Namespace) -> None:
     """Raise UsageError if a worker is to draft, and --draft names no model for it."""
-    if getattr(args, "draft_worker", None) is None:  # edge devices probe MODEL has no such option
-        return
-    if args.draft in (None, *KINDS):
+    if args.draft_worker is not None and args.draft in (None, *KINDS):
         named = f"--draft is {args.draft}" if args.draft else "none is named"
         raise UsageError(f"--draft-worker drafts by a model, and {named}: name one with --draft FILE, or --draft self")
 

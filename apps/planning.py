@@ -79,14 +79,12 @@ def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple
 
     axes: of a front, of which one may be divergence.
     """
-    types = getattr(args, "types", ())  # edge devices probe MODEL has none
-    _check_kind(args, types)
+    _check_kind(args)
     from edge.planning.plan_options import PlanOptions
     from edge.planning.spaces import spaces as of_model
     from edge.planning.type_files import divergence_text
 
-    most, text = (getattr(args, name, None) for name in ("limit_divergence", "text"))
-    divergence_on = divergence_text(types, axes, most, text)
+    divergence_on = divergence_text(args.types, axes, args.limit_divergence, args.text)
     cluster = cluster_of(args)
     path = model_file(args)
     with cluster:
@@ -97,7 +95,7 @@ def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple
         projector = None if is_onnx(args.model) else projector_of(args, path)
         options = PlanOptions(dims=dict(args.dim or []), inputs=args.input or (), projector=projector, **named)
         steps = ShownSteps()
-        by_model = of_model(path, cluster, options, types=types, divergence_on=divergence_on, steps=steps)
+        by_model = of_model(path, cluster, options, types=args.types, divergence_on=divergence_on, steps=steps)
         yield by_model, cluster.fleet
 
 
@@ -115,23 +113,22 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     return cluster
 
 
-def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:
+def _check_kind(args: argparse.Namespace) -> None:
     """UsageError for options that mean nothing for this kind of model."""
     if is_onnx(args.model):
         refuse(args, _OF_TEXT, "is of language models")
     else:
         refuse(args, _OF_ONNX, "is of ONNX models")
-    acceptance = getattr(args, "acceptance", None)  # edge devices probe MODEL knows no drafts
     check_draft_worker(args)
-    if acceptance is not None and args.draft in (None, "off"):
+    if args.acceptance is not None and args.draft in (None, "off"):
         raise UsageError("--acceptance is of drafts: say what drafts, with --draft")
-    if types and is_onnx(args.model):
+    if args.types and is_onnx(args.model):
         raise UsageError("--types is of language models; quantize an ONNX model with edge quantize")
 
 
 def sources(args: argparse.Namespace) -> list[Path]:
     """The files that are read, which nothing may overwrite."""
-    named = [args.cluster, getattr(args, "text", None), *map(Path, filter(is_type_file, getattr(args, "types", ())))]
+    named = [args.cluster, args.text, *map(Path, filter(is_type_file, args.types))]
     return [model_file(args), *(path for path in named if path is not None)]
 
 

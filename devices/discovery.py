@@ -54,10 +54,6 @@ class Announcement:
     cluster: str = ""  # the first hexadecimal digits of the cluster's fingerprint; empty: in none
     secure: bool = False  # whether it speaks TLS only
 
-    def properties(self) -> dict[str, str]:
-        """The TXT record."""
-        return {"version": self.version, "cluster": self.cluster, "secure": "1" if self.secure else "0"}
-
 
 @dataclass(frozen=True, order=True)
 class Discovered:
@@ -99,7 +95,11 @@ class Announcer:
             SERVICE,
             f"{announcement.name}.{SERVICE}",
             port=announcement.port,
-            properties=announcement.properties(),
+            properties={
+                "version": announcement.version,
+                "cluster": announcement.cluster,
+                "secure": "1" if announcement.secure else "0",
+            },
             # Not the host's own name: that may belong to another mDNS service here, with other addresses.
             server=f"edge-{secrets.token_hex(4)}.local.",
             parsed_addresses=list(announcement.addresses),
@@ -107,8 +107,8 @@ class Announcer:
         zeroconf = _opened(self._interfaces)
         try:
             # Zeroconf looks whether the name is taken, but asks to be answered alone. On one machine the answer to one
-            # process can reach another, so we also ask what everybody hears.
-            browser = ServiceBrowser(zeroconf, SERVICE, handlers=[_ignore], question_type=DNSQuestionType.QM)
+            # process can reach another, so we also ask what everybody hears: it is in zeroconf's cache then.
+            browser = ServiceBrowser(zeroconf, SERVICE, [lambda **_: None], question_type=DNSQuestionType.QM)
             try:
                 time.sleep(_LISTEN_S)
                 zeroconf.register_service(info, allow_name_change=True)
@@ -135,10 +135,6 @@ class Announcer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _ignore(**_: object) -> None:
-    """Ignore a browser's reports: only the answers it brought into zeroconf's cache matter."""
 
 
 class _Listener:

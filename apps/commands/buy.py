@@ -14,8 +14,7 @@ from apps.errors import UsageError
 from apps.options import add, in_flight, is_onnx, option, seed
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_notes
-from edge import units
-from edge.units import between, items, positive, positive_int
+from edge.units import between, items, positive, positive_int, whole
 from quant.text import number_text, seconds_text
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--catalog FILE", "kinds of devices, in place of the presets", Path)
     option(group, "--kinds A,B", "these alone", items)
     option(group, "--by WHAT", "to be the least (default: price)", choices=BY, default="price")
-    most = units.whole(1, MOST_DEVICES)
+    most = whole(1, MOST_DEVICES)
     option(group, "--max-devices N", f"default: {MOST_DEVICES}, which is the most", most, default=MOST_DEVICES)
     option(parser, "--requests N", f"that are simulated (default: {REQUESTS})", positive_int, default=REQUESTS)
     option(parser, "--seed N", "of their times (default: 0)", seed, default=0)

@@ -22,7 +22,6 @@ from apps.options import (
     add,
     add_draft_arguments,
     apply_reproducible,
-    attention_window,
     check_draft_worker,
     given_options,
     model_path,
@@ -65,8 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
     add(parser, "--prefix-cache", "--lora")
     distributed.add_media_arguments(parser)
-    words = "attend to the first 4 and the last N tokens alone (default: all)"
-    option(parser, "--attention-window N", words, attention_window)
+    add(parser, "--attention-window")
     option(parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append")
     add_draft_arguments(parser, "auto")
     words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"

@@ -132,8 +132,11 @@ def _add_probe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF or ONNX: show what devices take for its parts")
     group = parser.add_argument_group("with a model")
     add(group, "--cluster", "--workers", "--insecure", "--dim", "--input")
-    others = ("transport", "wire", "threads", "memory", "context", "concurrency", "prompt_tokens", "kv_type")
-    parser.set_defaults(**dict.fromkeys(others))
+    others = (
+        "transport", "wire", "threads", "memory", "context", "concurrency", "prompt_tokens", "kv_type", "draft",
+        "draft_worker", "acceptance", "limit_divergence", "text",
+    )  # fmt: skip
+    parser.set_defaults(**dict.fromkeys(others), types=())  # of plans, and not asked here
     option(parser, "--fresh", "measure now, also what was measured within a day")
     option(parser, "--folder DIR", "measure the disk of this folder (default: where slices are kept)", Path)
     add(parser, "--json")

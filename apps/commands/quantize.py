@@ -11,8 +11,7 @@ from apps.errors import UsageError
 from apps.options import ELASTIC_SIZES, QUANTIZE_MINUTES, add, check_installed, check_output, option, refuse
 from apps.show.progress import progress
 from apps.show.table import figure, print_columns, print_json, print_note, print_notes, print_table
-from edge import units
-from edge.units import between, items, parse_byte_range, parse_bytes, positive_int
+from edge.units import between, items, parse_byte_range, parse_bytes, positive_int, whole
 from quant.gguf.elastic import MOST_SIZES
 from quant.text import bytes_text, counted, number_text
 
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--fit SIZE", "a model that runs in so much memory", parse_bytes)
     words = "several sizes in one file, to run in 1.2GiB..4GiB of memory: more and fewer bits as that changes"
     option(parser, "--elastic SIZE..SIZE", words, parse_byte_range)
-    option(parser, "--sizes N", f"with --elastic: how many (default: {ELASTIC_SIZES})", units.whole(2, MOST_SIZES))
+    option(parser, "--sizes N", f"with --elastic: how many (default: {ELASTIC_SIZES})", whole(2, MOST_SIZES))
     add(parser, "--context", help="with --fit and --elastic: tokens of context (default: 4096)")
     add(parser, "--kv-type", help="with --fit and --elastic: type of the KV cache (default: f16)")
     option(parser, "--imatrix FILE", "importance matrix (--size, --fit and --elastic make their own)", Path)

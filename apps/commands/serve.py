@@ -18,7 +18,6 @@ from apps.options import (
     add,
     add_draft_arguments,
     apply_reproducible,
-    attention_window,
     check_draft_worker,
     check_installed,
     given_options,
@@ -86,8 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--queue N", words, units.whole(0, MAX_QUEUE), default=QUEUE)
     add(group, "--prefix-cache", "--lora")
     distributed.add_media_arguments(group)
-    words = "attend to the first 4 and the last N tokens alone (default: all)"
-    option(group, "--attention-window N", words, attention_window)
+    add(group, "--attention-window")
     words = "fetch pictures and sounds by URLs in requests: from the internet, or all that is reached (default: not)"
     option(group, "--media-urls", words, choices=("public", "all"))
     add_draft_arguments(group, "auto")

@@ -8,8 +8,7 @@ from pathlib import Path
 from apps.engine_options import MemoryAction
 from apps.errors import UsageError
 from apps.options import MAX_THREADS, add, check_usable, device_name, option
-from edge import units
-from edge.units import parse_bytes
+from edge.units import memory_options, parse_bytes
 
 HELP = "Let other devices use this one: run as a daemon that they reach over the network."
 
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "--name NAME", "default: what its cluster calls it, or the host name", device_name)
     words = "use at most so much, such as 2GiB; 1GiB..2GiB: as much of that as is free at any time (default: no limit)"
-    add(parser, "--memory", type=units.memory_options, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
+    add(parser, "--memory", type=memory_options, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
     parser.set_defaults(least_memory=None)
     add(parser, "--threads", help="default: one per physical core, of those of --affinity")
     add(parser, "--affinity", help="compute on these cores only, such as 0,2-3 (default: all)")

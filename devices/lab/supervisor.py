@@ -99,7 +99,7 @@ class Supervisor:
                 f"this machine's net.ipv4.tcp_wmem lets {most / 2**20:.1f} MiB be on the way to {name} over one"
                 f" connection, {reached / 1e6:.0f} MB/s; the devices among each other have more"
             )
-            self._notes.append({"device": name, "what": "links", "why": why})
+            self._note("links", why, name)
 
     def _wait_until_all_answer(self) -> None:
         deadline = time.monotonic() + START_S
@@ -126,8 +126,8 @@ class Supervisor:
             if worker.process.returncode is None and worker.process.poll() is not None:
                 print(f"the worker {worker.device.name} ended: {worker.process.returncode}", file=sys.stderr)
 
-    def _note(self, setting: str, why: str) -> None:
-        self._notes.append({"device": None, "what": setting, "why": why})
+    def _note(self, setting: str, why: str, device: str | None = None) -> None:
+        self._notes.append({"device": device, "what": setting, "why": why})
 
     def _state(self) -> dict[str, Any]:
         """Return the state of the lab as docs/cli/lab.md describes it."""
