@@ -146,18 +146,15 @@ def layers(n: int, many: int, together: Sequence[tuple[int, ...]] = (), hold: Se
         layer_s = _LAYER_S / speed + 2 * all_reduce
         room = min(hold[d % len(hold)] * speed / speeds[d] for d in devices) if hold else n
         possible = (stop > start) & (stop - start <= room)
-        stage = np.where(possible, _STEP_S + layer_s * (stop - start) + _HEAD_S / speed * (stop == n), np.inf)[None]
-        enter = 0.0 if 0 in devices else np.inf
-        return Group(
-            devices, stage, stage, np.array([enter]), np.zeros(1), np.array([links[devices[0], 0]]), np.zeros(1)
-        )
+        stage = np.where(possible, _STEP_S + layer_s * (stop - start) + _HEAD_S / speed * (stop == n), np.inf)
+        return _group(devices, stage, links)
 
-    def hop(a: int, b: int) -> tuple[Array, Array]:
+    def hop(a: int, b: int) -> Array:
         latency = min(links[x, y] for x in members[a] for y in members[b])
-        busy = np.full((1, n + 1), _ACTIVATION_BYTES / _BYTES_PER_S)
-        return latency + busy, busy
+        busy = np.full(n + 1, _ACTIVATION_BYTES / _BYTES_PER_S)
+        return np.array([latency + busy, busy])
 
-    return Problem(n, tuple(map(group, members)), hop, _objectives)
+    return Problem(n, 1, tuple(map(group, members)), hop, _objectives)
 
 
 def blocks(n: int, many: int) -> Problem:
@@ -168,14 +165,18 @@ def blocks(n: int, many: int) -> Problem:
 
     def group(device: int) -> Group:
         done = np.cumsum(np.append(0, works / speeds[device] * rng.lognormal(0, 0.3, n)))
-        stage = np.where(done > done[:, None], _STEP_S + done - done[:, None], np.inf)[None]
-        enter = 0.0 if device == 0 else np.inf
-        return Group((device,), stage, stage, np.array([enter]), np.zeros(1), np.array([links[device, 0]]), np.zeros(1))
+        return _group((device,), np.where(done > done[:, None], _STEP_S + done - done[:, None], np.inf), links)
 
-    def hop(a: int, b: int) -> tuple[Array, Array]:
-        return (links[a, b] + payload_s)[None], payload_s[None]
+    def hop(a: int, b: int) -> Array:
+        return np.array([links[a, b] + payload_s, payload_s])
 
-    return Problem(n, tuple(map(group, range(many))), hop, _objectives)
+    return Problem(n, 1, tuple(map(group, range(many))), hop, _objectives)
+
+
+def _group(devices: tuple[int, ...], stage: Array, links: Array) -> Group:
+    """Devices whose stages take so long, and are as long busy; the first stage is on the first device."""
+    enter = np.array([0.0 if 0 in devices else np.inf, 0.0])
+    return Group(devices, np.array([stage, stage]), enter, np.array([links[devices[0], 0], 0.0]))
 
 
 def _links(rng: np.random.Generator, many: int) -> Array:
@@ -190,9 +191,9 @@ def _all_reduce_s(n_bytes: int, ranks: int, latency_s: float, bytes_per_s: float
     return latency_s + (ranks - 1) * n_bytes / bytes_per_s
 
 
-def _objectives(sums: Array, peaks: Array) -> Array:
+def _objectives(values: Array) -> Array:
     """Latency, and seconds a token with so many requests in flight."""
-    return np.stack([sums[0], np.maximum(sums[0] / _IN_FLIGHT, peaks[0])])
+    return np.stack([values[0], np.maximum(values[0] / _IN_FLIGHT, values[1])])
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def _fetch(repo: str, name: str, metadata: Any, cache: Path, report: Callable[[i
         with partial.open("ab") as out:
             here = out.tell()
             if here > metadata.size:
-                here = out.truncate(0)
+                here = out.seek(out.truncate(0))  # where it was written to last tells what has come
             free = shutil.disk_usage(blob.parent).free
             if free < metadata.size - here:
                 raise HubError(

@@ -124,16 +124,16 @@ def _check_beside(plan: dict[str, Any]) -> None:
     said = plan["predicted"].get("stages") if isinstance(plan["predicted"], dict) else None
     if isinstance(stages, list) and isinstance(said, list):
         own = [_stage_parts(stage) for stage in stages]
-        if own != [_said(stage, stage_parts) for stage, stage_parts in zip(said, own, strict=False)] or len(own) != len(
-            said
-        ):
+        predicted = [_said(stage, stage_parts) for stage, stage_parts in zip(said, own, strict=False)]
+        if own != predicted or len(own) != len(said):
             raise PlanError("it was edited after it was predicted; make it again with edge plan --save")
 
 
 def _stage_parts(stage: Any) -> tuple[list[Any], str]:
     """The devices of a stage of a saved plan, and its layers; "" of an ONNX model."""
     known = stage if isinstance(stage, dict) else {}
-    shards = [shard for shard in known.get("shards", [known]) if isinstance(shard, dict)]
+    shards = known.get("shards", [known])
+    shards = [shard for shard in shards if isinstance(shard, dict)] if isinstance(shards, list) else []
     return [shard.get("device") for shard in shards], _layers(known.get("layers"))
 
 
@@ -152,8 +152,6 @@ def _said(stage: Any, parts: tuple[list[Any], str]) -> tuple[Any, Any]:
 
 def _point(values: dict[str, Any], point_id: str | None) -> dict[str, Any]:
     """The point of this id; else the knee, else the first on the front."""
-    from partition import fields
-
     points = fields.items(values.get("points"), "points")
     for i, point in enumerate(points):
         if not isinstance(point, dict):

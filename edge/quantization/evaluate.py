@@ -19,6 +19,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from devices.files import FULL
 from edge.llama.interrupt import interrupt_stops
 from edge.llama.llama import Model
 from edge.llm.engine import Engine
@@ -125,12 +126,19 @@ def common_chunks(paths: Sequence[Path], text: str, size: int, most: int | None)
 
 @contextmanager
 def temporary(n_bytes: int) -> Iterator[IO[bytes]]:
-    """Yield a file without a name, which is gone with this process. OSError if `n_bytes` do not fit on its disk."""
+    """Yield a file without a name, which is gone with this process. OSError if `n_bytes` do not fit on its disk, where
+    they are reserved if the system can: a mapped file for which there is no more room would end the process."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free - _KEEP_FREE
     if n_bytes > free:
         raise _no_room(folder, n_bytes, free)
     with tempfile.TemporaryFile(dir=folder) as file:
+        if n_bytes and hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(file.fileno(), 0, n_bytes)
+            except OSError as error:
+                if error.errno in (*FULL, errno.EFBIG):
+                    raise _no_room(folder, n_bytes, shutil.disk_usage(folder).free) from error
         yield file
 
 

@@ -205,8 +205,9 @@ def _folder(file: GgufFile, text: str, imatrix: Path | None) -> Iterator[Path]:
 
 
 def _keep(folder: Path, sensitivities: Sensitivity) -> None:
-    """Write the measurements, for the next size of the model."""
-    write_whole(folder / _KEPT, json.dumps(sensitivities.to_json()).encode())
+    """Write the measurements, for the next size of the model, if there is room: they are worth more than that."""
+    with suppress(OSError):
+        write_whole(folder / _KEPT, json.dumps(sensitivities.to_json()).encode())
 
 
 def _time_left(left_s: float) -> str:

@@ -63,11 +63,11 @@ class Measures:
         if "alone" in needed and work.draft is not None and stages:
             needed.update(_OF_WINDOWS)
         self.sums = [name for name in _SUMS if name in needed]
-        self.peaks = [name for name in _PEAKS if name in needed]
         self._alone = [f"alone {host}" for host in hosts if "alone_busy" in needed]
         self._busy = [f"busy {host}" for host in hosts if "busy" in needed and microbatches > 1]
         self._prompt = [f"prompt {host}" for host in hosts if "prompt" in needed]
         self.sums += [*self._alone, *self._busy, *self._prompt]
+        self.names = [*self.sums, *(name for name in _PEAKS if name in needed)]
 
     @cached_property
     def of_one_stage(self) -> Measures:
@@ -84,22 +84,21 @@ class Measures:
         """Return the measures an objective needs. With one request, throughput follows from latency."""
         return _NEEDED["latency" if objective == "throughput" and self._is_single else objective]
 
-    def __call__(self, sums: Array, peaks: Array) -> Array:
-        """sums [S, N], peaks [P, N] -> objectives [K, N]: seconds, seconds a token, seconds, bytes, joules."""
-        measures = dict(zip(self.sums, sums, strict=True)) | dict(zip(self.peaks, peaks, strict=True))
-        values = []
+    def __call__(self, values: Array) -> Array:
+        """Measures [D, N] -> objectives [K, N]: seconds, seconds a token, seconds, bytes, joules."""
+        measures, costs = dict(zip(self.names, values, strict=True)), []
         for name in self._objectives:
             if name == "latency" or (name == "throughput" and self._is_single):
-                values.append(self._alone_s(measures))
+                costs.append(self._alone_s(measures))
             elif name == "throughput":
                 busy_s = np.maximum.reduce([measures["busy"], *(measures[host] for host in self._busy)])
                 pass_s = measures["pass"] if "pass" in measures else measures["alone"]
-                values.append(cost.per_token_s(pass_s, busy_s, self.rows, self._work.concurrency))
+                costs.append(cost.per_token_s(pass_s, busy_s, self.rows, self._work.concurrency))
             elif name == "ttft":  # cost.ttft_s, with the sum divided by the chunks already
-                values.append(self._ttft_s(measures))
+                costs.append(self._ttft_s(measures))
             else:
-                values.append(measures[{"memory": "bytes", "energy": "joules"}[name]])
-        return np.array(values)
+                costs.append(measures[{"memory": "bytes", "energy": "joules"}[name]])
+        return np.array(costs)
 
     def _ttft_s(self, measures: Mapping[str, Array]) -> Array:
         if self._chunks == 1:
@@ -107,27 +106,28 @@ class Measures:
         busy_s = np.maximum.reduce([measures["prompt_busy"], *(measures[host] for host in self._prompt)])
         return np.asarray(measures["prompt"] + busy_s * (1 - 1 / self._chunks))
 
-    def only_stage(
-        self, sums: Array, peaks: Array, enter: tuple[Array, Array], enter_alone: tuple[Array, Array]
-    ) -> Array:
-        """Return the sums [S] of the stage that has all layers, behind a thin owner, from these and its peaks [P].
+    def join(self, a: Array, b: Array) -> Array:
+        """Join measures [D] of two parts: sums are added, of peaks the larger is taken."""
+        k = len(self.sums)
+        return np.concatenate([a[:k] + b[:k], np.maximum(a[k:], b[k:])])
+
+    def only_stage(self, stage: Array, enter: Array, enter_alone: Array) -> Array:
+        """Return the measures [D] of the stage that has all layers, behind a thin owner, from these.
 
         enter, enter_alone: the thin owner's and the way's, as these measures have them and as `of_one_stage` has them.
         The search adds `enter`, so the stage's own sum of a prompt makes up for the difference.
         """
         if "prompt" not in self.sums:
-            return sums
-        if not all(np.isfinite(values).all() for values in (sums, peaks, *enter, *enter_alone)):
-            return sums  # there is no room for the stage, or none for the owner
+            return stage
+        if not all(np.isfinite(values).all() for values in (stage, enter, enter_alone)):
+            return stage  # there is no room for the stage, or none for the owner
         at = self.sums.index("prompt")
         ttft_s = []
         for measures, entering in ((self, enter), (self.of_one_stage, enter_alone)):
-            own = sums + entering[0]
-            own[at] += sums[at] * (self._chunks / measures._chunks - 1)  # its part of the prompt is that of a chunk
-            values = dict(zip(self.sums, own, strict=True))
-            values |= dict(zip(self.peaks, np.maximum(peaks, entering[1]), strict=True))
-            ttft_s.append(float(measures._ttft_s(values)))
-        changed: Array = sums.copy()
+            own = self.join(stage, entering)
+            own[at] += stage[at] * (self._chunks / measures._chunks - 1)  # its part of the prompt is that of a chunk
+            ttft_s.append(float(measures._ttft_s(dict(zip(self.names, own, strict=True)))))
+        changed: Array = stage.copy()
         changed[at] = max(0.0, changed[at] + ttft_s[1] - ttft_s[0])
         return changed
 
@@ -139,8 +139,8 @@ class Measures:
         stages = self._work.limits.sizes.layers - measures["joined"]
         return np.asarray(self._work.alone_s(measures["alone"], busy_s, stages)[0])
 
-    def for_hop(self, hop: Hop, answer: bool = False) -> tuple[Array, Array]:
-        """Return what a hop to the next stage adds [S], and how long it is busy [P]. answer: it goes to the owner, with
+    def for_hop(self, hop: Hop, answer: bool = False) -> Array:
+        """Return the measures of a hop to the next stage: [D]. answer: it goes to the owner, with
         the logits of one row of a prompt."""
         n = self._chunks
         values = dict.fromkeys((*self.sums, *_SUMS, *_PEAKS), 0.0)
@@ -153,7 +153,7 @@ class Measures:
             # As a stage that all chunks go through; of the answer there is one row.
             values["prompt"] = sum(hop(1)) if answer else latency_s + busy_s
             values["prompt_busy"] = 0.0 if answer else n * busy_s
-        return np.array([values[name] for name in self.sums]), np.array([values[name] for name in self.peaks])
+        return np.array([values[name] for name in self.names])
 
     def for_stages(
         self,
@@ -163,8 +163,8 @@ class Measures:
         memory: Array,
         parts: Mapping[str, float],
         drafting_s: float = 0.0,
-    ) -> tuple[Array, Array]:
-        """Return the measures of all stages [i, j): [S, n+1, n+1], [P, n+1, n+1]. prompt_s: the whole prompt in all
+    ) -> Array:
+        """Return the measures of all stages [i, j): [D, n+1, n+1]. prompt_s: the whole prompt in all
         stages; watts: of all ranks; memory: bytes on the fullest device; parts: the part of each host's cores that all
         ranks use; drafting_s: seconds of drafting for each window."""
         values: dict[str, Any] = {"bytes": memory}
@@ -173,7 +173,7 @@ class Measures:
             values["alone_busy"] = values["alone"] + drafting_s
             cuts = np.arange(len(memory))
             values["joined"] = np.maximum(0.0, cuts[None, :] - cuts[:, None] - 1)
-        if "busy" in self.peaks or "joules" in self.sums:
+        if "busy" in self.names or "joules" in self.names:
             values["pass"] = values["busy"] = seconds(self.rows)
             values["joules"] = values["busy"] * watts / self.rows
         if "prompt" in self.sums:
@@ -183,8 +183,7 @@ class Measures:
             for name in names:
                 part = parts.get(name.partition(" ")[2], 0.0)
                 values[name] = part * values[peak] if part else 0.0
-        sums, peaks = np.empty((len(self.sums), *memory.shape)), np.empty((len(self.peaks), *memory.shape))
-        for target, names in ((sums, self.sums), (peaks, self.peaks)):
-            for i, name in enumerate(names):
-                target[i] = values[name]
-        return sums, peaks
+        stages = np.empty((len(self.names), *memory.shape))
+        for i, name in enumerate(self.names):
+            stages[i] = values[name]
+        return stages

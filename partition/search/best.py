@@ -19,8 +19,7 @@ class Solution:
 
     groups: tuple[int, ...]
     cuts: tuple[int, ...]
-    sums: tuple[float, ...]
-    peaks: tuple[float, ...]
+    measures: tuple[float, ...]  # of the whole: sums, and the largest of those that peak
     objectives: tuple[float, ...]
     devices: int
 

@@ -215,12 +215,10 @@ class Search:
             cuts.append(at)
             level = self.labels[at]
             at, place, last = int(level.came_at[place]), int(level.came_from[place]), int(level.last[place])
-        values = labels.values[:, k].tolist()
         return Solution(
             groups=tuple(self.tables.useful[group] for group in reversed(groups)),
             cuts=tuple(reversed(cuts)),
-            sums=tuple(values[: self.tables.adding]),
-            peaks=tuple(values[self.tables.adding :]),
+            measures=tuple(labels.values[:, k].tolist()),
             objectives=tuple(objectives.tolist()),
             devices=int(labels.masks[k]).bit_count(),
         )

@@ -112,15 +112,15 @@ class OnnxPlanner:
         for i, speed in enumerate(self.speeds):
             enter = self._hop(measures, LOCAL, speed.device, [self.work.crossing_bytes[0]])
             leave = self._hop(measures, speed.device, LOCAL, [last])
-            ends = (values[:, 0] for values in (*enter, *leave))
-            groups.append(Group((i,), *self._stages(measures, speed), *ends))
+            groups.append(Group((i,), self._stages(measures, speed), enter[:, 0], leave[:, 0]))
 
-        def hop(a: int, b: int) -> tuple[Array, Array]:
+        def hop(a: int, b: int) -> Array:
             if self.speeds[b].device == LOCAL:  # only the first stage can be the owner's
-                return np.full((len(measures.sums), n + 1), np.inf), np.full((len(measures.peaks), n + 1), np.inf)
+                return np.full((len(measures.names), n + 1), np.inf)
             return self._hop(measures, self.speeds[a].device, self.speeds[b].device, self.work.crossing_bytes)
 
-        return Problem(n, tuple(groups), hop, measures, None if caps is None else np.array(caps, float))
+        most = None if caps is None else np.array(caps, float)
+        return Problem(n, len(measures.sums), tuple(groups), hop, measures, most)
 
     def plan(self, solution: Solution) -> OnnxPlan:
         """The plan of a solution."""
@@ -139,22 +139,21 @@ class OnnxPlanner:
         plan = self.plan(solution)
         return OnnxPlaced(plan, self.predict(plan), solution.objectives)
 
-    def _stages(self, measures: _Measures, speed: OnnxDevice) -> tuple[Array, Array]:
-        """Return the cost of every stage [i, j) on a device: [S, n+1, n+1], [P, n+1, n+1]; inf if it has no room."""
+    def _stages(self, measures: _Measures, speed: OnnxDevice) -> Array:
+        """Return the cost of every stage [i, j) on a device: [D, n+1, n+1]; inf if it has no room."""
         n = self.work.segments
         before = np.array(speed.before_s)
         seconds = speed.stage_s + (before[None, :] - before[:, None])
         memory = speed.runtime_bytes + _segment_bytes(self.work)
         watts = 0.0 if speed.watts is None else speed.watts
         hosts = {host: part * seconds for host, part in used([speed.host]).items()}
-        sums, peaks = measures.select(hosts, alone=seconds, joules=seconds * watts, busy=seconds, bytes=memory)
+        stages = measures.select(hosts, alone=seconds, joules=seconds * watts, busy=seconds, bytes=memory)
         possible = (np.arange(n + 1)[:, None] < np.arange(n + 1)) & (memory <= speed.memory_bytes)
-        sums[:, ~possible] = np.inf
-        peaks[:, ~possible] = np.inf
-        return sums, peaks
+        stages[:, ~possible] = np.inf
+        return stages
 
-    def _hop(self, measures: _Measures, a: str, b: str, n_bytes: Sequence[int]) -> tuple[Array, Array]:
-        """Return the cost of sending `n_bytes` from `a` to `b`: [S, N], [P, N]."""
+    def _hop(self, measures: _Measures, a: str, b: str, n_bytes: Sequence[int]) -> Array:
+        """Return the cost of sending `n_bytes` from `a` to `b`: [D, N]."""
         link = way(self.links, a, b)
         seconds = np.array([hop_s(link, n) for n in n_bytes])
         nothing = np.zeros(len(n_bytes))
@@ -169,24 +168,20 @@ class _Measures:
         self._objectives, self._in_flight = tuple(objectives), in_flight
         self._hosts = list(hosts) if "throughput" in objectives and in_flight > 1 else []
         self.sums = [name for name, users in _SUMS.items() if {*users} & {*objectives}] + self._hosts
-        self.peaks = [name for name, users in _PEAKS.items() if {*users} & {*objectives}]
+        peaks = [name for name, users in _PEAKS.items() if {*users} & {*objectives}]
+        self.names = [*self.sums, *peaks]
 
-    def select(self, hosts: Mapping[str, Array], **values: Array) -> tuple[Array, Array]:
-        """Select the needed measures: sums [S, ...], peaks [P, ...]. hosts: seconds that each host is busy."""
+    def select(self, hosts: Mapping[str, Array], **values: Array) -> Array:
+        """Select the needed measures: [D, ...]. hosts: seconds that each host is busy."""
         values = {host: hosts.get(host, np.zeros_like(values["alone"])) for host in self._hosts} | values
-        sums, peaks = (
-            np.array([values[name] for name in names], float).reshape(len(names), *values["alone"].shape)
-            for names in (self.sums, self.peaks)
-        )
-        return sums, peaks
+        return np.array([values[name] for name in self.names], float)
 
-    def __call__(self, sums: Array, peaks: Array) -> Array:
-        """sums [S, N], peaks [P, N] -> objectives [K, N]: seconds, seconds an input, bytes, joules."""
-        measures = dict(zip(self.sums, sums, strict=True)) | dict(zip(self.peaks, peaks, strict=True))
-        values = []
+    def __call__(self, values: Array) -> Array:
+        """Measures [D, N] -> objectives [K, N]: seconds, seconds an input, bytes, joules."""
+        measures, costs = dict(zip(self.names, values, strict=True)), []
         for name in self._objectives:
             if name == "throughput":
-                values.append(
+                costs.append(
                     np.maximum.reduce(
                         [
                             measures["busy"],
@@ -196,8 +191,8 @@ class _Measures:
                     )
                 )
             else:
-                values.append(measures[{"latency": "alone", "memory": "bytes", "energy": "joules"}[name]])
-        return np.array(values)
+                costs.append(measures[{"latency": "alone", "memory": "bytes", "energy": "joules"}[name]])
+        return np.array(costs)
 
 
 def _segment_bytes(work: OnnxWork) -> Array:

@@ -78,8 +78,8 @@ class PairSearch:
         self.exact &= table.exact
         for decodes in self._decodes:
 
-            def objectives(sums: Array, peaks: Array, decodes: _Decodes = decodes) -> Array:
-                own, from_owner_s, n_bytes = self._split(decodes.objectives(sums, peaks))
+            def objectives(values: Array, decodes: _Decodes = decodes) -> Array:
+                own, from_owner_s, n_bytes = self._split(decodes.objectives(values))
                 return self._with_ttft(own, from_owner_s, n_bytes, table)
 
             front = decodes.prepared.front(objectives, caps=self._caps, outdone=self._outdone(), beam=self._beam)
@@ -94,8 +94,8 @@ class PairSearch:
         fronts = []
         for decodes in self._decodes:
 
-            def objectives(sums: Array, peaks: Array, decodes: _Decodes = decodes) -> Array:
-                own, _, n_bytes = self._split(decodes.objectives(sums, peaks))
+            def objectives(values: Array, decodes: _Decodes = decodes) -> Array:
+                own, _, n_bytes = self._split(decodes.objectives(values))
                 return np.concatenate([own, n_bytes])
 
             front = decodes.prepared.front(objectives, beam=self._beam)
@@ -142,8 +142,8 @@ class PairSearch:
         """Add pairs of these placements that generate, where no known one is as good."""
         if not solutions:
             return
-        sums, peaks = (np.array([getattr(solution, kind) for solution in solutions]).T for kind in ("sums", "peaks"))
-        own, from_owner_s, n_bytes = self._split(decodes.objectives(sums, peaks))
+        measures = np.array([solution.measures for solution in solutions]).T
+        own, from_owner_s, n_bytes = self._split(decodes.objectives(measures))
         values = rounded(self._with_ttft(own, from_owner_s, n_bytes, table))
         for i in np.lexsort(values[::-1]):
             if (values[:, i] > self._caps).any() or self._outdone()(values[:, [i]])[0]:

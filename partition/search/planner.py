@@ -76,7 +76,7 @@ class Planner:
         self._model, self._digest, self._tensor, self._pipeline = clean_name(model), digest, tensor, pipeline
         self._thin = thin
         self._for_prompts = False  # as of `StageGroup`
-        self._hops: dict[tuple[Hashable, int, int], tuple[Array, Array]] = {}  # by measures and groups
+        self._hops: dict[tuple[Hashable, int, int], Array] = {}  # by measures and groups
         self._smaller: dict[tuple[tuple[int, ...], tuple[int | None, ...]], StageGroup] = {}  # by members and memory
         self._groups = [StageGroup(work, self.speeds, links, members) for members in self._members(tensor)]
 
@@ -193,7 +193,7 @@ class Planner:
         thin = cache(self._groups[0].thin_costs) if may_be_thin else None
         groups = [group.costs(measures, LOCAL, thin) for group in self._groups]
         n = self.work.limits.sizes.layers
-        return Problem(n, tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
+        return Problem(n, len(measures.sums), tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
 
     def half_problem(self, objectives: Sequence[str], microbatches: int, devices: Sequence[int]) -> Problem:
         """The problem of one of two placements, with more objectives: the way of the prompt's keys and values to the
@@ -278,24 +278,22 @@ class Planner:
         way = self.links.slowest([self.speeds[i].device for i in group])
         return self.work.allreduce_s(self.work.state_bytes(1), len(group), way.latency_s, way.bytes_per_s)
 
-    def _hop(self, measures: Measures, a: int, b: int) -> tuple[Array, Array]:
+    def _hop(self, measures: Measures, a: int, b: int) -> Array:
         key = measures.key, a, b
         if key not in self._hops:
             self._hops[key] = self._hop_costs(measures, a, b)
         return self._hops[key]
 
-    def _hop_costs(self, measures: Measures, a: int, b: int) -> tuple[Array, Array]:
+    def _hop_costs(self, measures: Measures, a: int, b: int) -> Array:
         n = self.work.limits.sizes.layers
         if 0 in self._groups[b].members:  # the owner is in the first stage
-            shape = (len(measures.sums), n + 1), (len(measures.peaks), n + 1)
-            return np.full(shape[0], np.inf), np.full(shape[1], np.inf)
+            return np.full((len(measures.names), n + 1), np.inf)
         before, after = self._groups[a].devices, self._groups[b].devices
 
         def hop(rows: float) -> tuple[float, float]:
             return cost.hop_s(self.work, before, after, self.links, rows)
 
-        sums, peaks = measures.for_hop(hop)
-        return np.repeat(sums[:, None], n + 1, axis=1), np.repeat(peaks[:, None], n + 1, axis=1)
+        return np.repeat(measures.for_hop(hop)[:, None], n + 1, axis=1)
 
 
 def non_dominated(options: Iterable[T], objectives: Callable[[T], tuple[float, ...]]) -> list[T]:

@@ -60,8 +60,8 @@ def soonest_s(longest_s: Array, sum_s: Array, chunks: int) -> Array:
 
 def held_of(solutions: Sequence[Solution], devices: int) -> Array:
     """Return the bytes that solutions of `Planner.half_problem` hold on its devices: [devices, N]."""
-    peaks = np.array([solution.peaks for solution in solutions]).T
-    return np.asarray(peaks[len(peaks) - devices :], float)
+    measures = np.array([solution.measures for solution in solutions]).T
+    return np.asarray(measures[len(measures) - devices :], float)
 
 
 class PrefillTable:
@@ -91,8 +91,8 @@ class PrefillSearch:
         self._devices, prompt = len(devices), planner.work.prompt
         problem = planner.half_problem(("ttft",), 1, devices)
 
-        def objectives(sums: Array, peaks: Array) -> Array:
-            prompt_s, to_owner_s, *n_bytes = problem.objectives(sums, peaks)
+        def objectives(values: Array) -> Array:
+            prompt_s, to_owner_s, *n_bytes = problem.objectives(values)
             return np.array([np.maximum(prompt_s, to_owner_s), prompt_s + to_owner_s, *n_bytes])
 
         self._objectives = objectives

@@ -14,7 +14,7 @@ from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.speeds import DeviceSpeed
 
 Array = NDArray[np.float64]
-Objectives = Callable[[Array, Array], Array]  # sums [S, N], peaks [P, N], all finite -> [K, N]
+Objectives = Callable[[Array], Array]  # measures [D, N], all finite -> [K, N]
 # Objectives [K, N] -> [N]: which solutions with such are of no interest, nor any with larger ones.
 Outdone = Callable[[Array], NDArray[np.bool_]]
 
@@ -24,12 +24,9 @@ class Group:
     """Devices that can hold a stage together, and what it costs them. Costs are 0 or more; inf: impossible."""
 
     members: tuple[int, ...]  # numbers of devices, from 0
-    sums: Array  # [S, n+1, n+1]: what stage [i, j) adds to each measure that adds up
-    peaks: Array  # [P, n+1, n+1]: of each measure whose largest counts over stages and hops
-    enter_sums: Array  # [S]: from the source to here as the first stage
-    enter_peaks: Array  # [P]
-    leave_sums: Array  # [S]: from here as the last stage to where the result is wanted
-    leave_peaks: Array  # [P]
+    stage: Array  # [D, n+1, n+1]: of stage [i, j), by measure: those that add up, then those whose largest counts
+    enter: Array  # [D]: from the source to here as the first stage
+    leave: Array  # [D]: from here as the last stage to where the result is wanted
 
 
 @dataclass(frozen=True)
@@ -37,9 +34,9 @@ class Problem:
     """Candidate groups, their costs, and the objectives."""
 
     n: int  # layers or blocks
+    adding: int  # measures that add up, S of D
     groups: tuple[Group, ...]
-    # The groups a and b -> sums [S, n+1], peaks [P, n+1] of handing over from a to b, for every cut.
-    hop: Callable[[int, int], tuple[Array, Array]]
+    hop: Callable[[int, int], Array]  # the groups a and b -> [D, n+1] of handing over from a to b, for every cut
     objectives: Objectives  # 0 or more and to be small. They grow with each argument or stay.
     caps: Array | None = None  # [K]: solutions above any of these are of no interest
 
@@ -53,42 +50,36 @@ def with_peaks(problem: Problem, peaks: Sequence[Array], enter: Sequence[Array])
     groups = [
         replace(
             group,
-            peaks=np.concatenate([group.peaks, more]),
-            enter_peaks=np.concatenate([group.enter_peaks, entering]),
-            leave_peaks=np.concatenate([group.leave_peaks, np.zeros(count)]),
+            stage=np.concatenate([group.stage, more]),
+            enter=np.concatenate([group.enter, entering]),
+            leave=np.concatenate([group.leave, np.zeros(count)]),
         )
         for group, more, entering in zip(problem.groups, peaks, enter, strict=True)
     ]
     no_hop = np.zeros((count, n + 1))
 
-    def hop(a: int, b: int) -> tuple[Array, Array]:
-        sums, own = problem.hop(a, b)
-        return sums, np.concatenate([own, no_hop])
+    def hop(a: int, b: int) -> Array:
+        return np.concatenate([problem.hop(a, b), no_hop])
 
-    def objectives(sums: Array, values: Array) -> Array:
+    def objectives(values: Array) -> Array:
         own = len(values) - count
-        return np.concatenate([problem.objectives(sums, values[:own]), values[own:]])
+        return np.concatenate([problem.objectives(values[:own]), values[own:]])
 
     return replace(problem, groups=tuple(groups), hop=hop, objectives=objectives)
 
 
 def one_stage(problem: Problem) -> Problem:
     """The same problem, of which only solutions with one group are possible."""
-
-    def hop(a: int, b: int) -> tuple[Array, Array]:
-        sums, peaks = problem.hop(a, b)
-        return np.full_like(sums, np.inf), np.full_like(peaks, np.inf)
-
-    return replace(problem, hop=hop)
+    return replace(problem, hop=lambda a, b: np.full_like(problem.hop(a, b), np.inf))
 
 
 def several_stages(problem: Problem) -> Problem:
     """The same problem, of which only solutions with several groups are possible."""
     groups = []
     for group in problem.groups:
-        sums = group.sums.copy()
-        sums[:, 0, -1] = np.inf
-        groups.append(replace(group, sums=sums))
+        stage = group.stage.copy()
+        stage[: problem.adding, 0, -1] = np.inf
+        groups.append(replace(group, stage=stage))
     return replace(problem, groups=tuple(groups))
 
 

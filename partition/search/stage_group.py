@@ -19,7 +19,7 @@ from partition.predict.speeds import DeviceSpeed, Links, together
 from partition.search.problem import Group
 
 Array = NDArray[np.float64]
-ThinCosts = Callable[[Measures], tuple[Array, Array]]  # -> sums [S], peaks [P]
+ThinCosts = Callable[[Measures], Array]  # -> [D]
 _LENGTHS = 4  # stage lengths with shares of their own, where memory does not allow those by speed
 _BUDGET_STEP = 64 << 20  # bytes
 _TIGHT = 0.98  # of the memory that shares are made for: heads and columns go out in whole units
@@ -54,7 +54,7 @@ class StageGroup:
         self._lengths = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
         never = np.isin(self._lengths, work.limits.no_stage_of)
         self._is_stage = (self._k > 0) & edges[:, None] & edges[None, :] & ~never
-        self._by_measures: dict[Hashable, tuple[Array, Array]] = {}  # what every stage costs
+        self._by_measures: dict[Hashable, Array] = {}  # what every stage costs
         self._choices = [self._cost([1.0] * len(members))]
         self._choice = np.zeros((n + 1, n + 1), np.int64)  # which of them a stage takes
         short = self._is_stage & (self._most_paged(self._choices[0]) > 0)
@@ -82,41 +82,36 @@ class StageGroup:
         be last. thin: `thin_costs` of the owner; None: it has to have layers."""
         if measures.key not in self._by_measures:
             self._by_measures[measures.key] = self._stage_costs(measures, owner)
-        sums, peaks = self._by_measures[measures.key]
-        is_first = 0.0 if owner in self.devices else np.inf
-        enter = np.full(len(sums), is_first), np.full(len(peaks), is_first)
+        stage = self._by_measures[measures.key]
+        enter = np.full(len(stage), 0.0 if owner in self.devices else np.inf)
         if thin is not None and owner not in self.devices:
 
-            def entering(measures: Measures) -> tuple[Array, Array]:
+            def entering(measures: Measures) -> Array:
                 hop = measures.for_hop(lambda rows: cost.hop_s(self.work, (owner,), self.devices, self.links, rows))
-                own = thin(measures)
-                return own[0] + hop[0], np.maximum(own[1], hop[1])
+                return measures.join(thin(measures), hop)
 
-            enter, sums = entering(measures), sums.copy()
-            sums[:, 0, -1] = measures.only_stage(
-                sums[:, 0, -1], peaks[:, 0, -1], enter, entering(measures.of_one_stage)
-            )
+            enter, stage = entering(measures), stage.copy()
+            stage[:, 0, -1] = measures.only_stage(stage[:, 0, -1], enter, entering(measures.of_one_stage))
         leave = measures.for_hop(lambda rows: cost.answer_s(self.devices, owner, self.links, rows), answer=True)
-        return Group(self.members, sums, peaks, *enter, *leave)
+        return Group(self.members, stage, enter, leave)
 
-    def _stage_costs(self, measures: Measures, owner: str) -> tuple[Array, Array]:
-        """Return sums and peaks of every stage [i, j); inf where it is impossible."""
+    def _stage_costs(self, measures: Measures, owner: str) -> Array:
+        """Return the measures of every stage [i, j); inf where it is impossible."""
         memory = self._chosen(lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last)))
         drafting_s = self.work.drafting_s(self.devices, owner)
         hosts, watts = used(speed.host for speed in self.speeds), self._choices[0].watts
-        sums, peaks = measures.for_stages(self._seconds, self._prompt_s, watts, memory, hosts, drafting_s)
+        stage = measures.for_stages(self._seconds, self._prompt_s, watts, memory, hosts, drafting_s)
         possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))
         if measures.microbatches > 1:  # a single stage that computes has one step at a time, also behind a thin owner
             possible[0, -1] = False
-        sums[:, ~possible] = np.inf
-        peaks[:, ~possible] = np.inf
-        return sums, peaks
+        stage[:, ~possible] = np.inf
+        return stage
 
-    def thin_costs(self, measures: Measures) -> tuple[Array, Array]:
+    def thin_costs(self, measures: Measures) -> Array:
         """Return the costs of a stage without layers, on this group's one device, the owner's."""
         [speed], group = self.speeds, self._choices[0]
         room = 0.0 if speed.runtime_bytes <= speed.memory_bytes else np.inf
-        sums, peaks = measures.for_stages(
+        stage = measures.for_stages(
             lambda rows: np.full((1, 1), group.seconds(0.0, rows, False)),
             lambda: np.full(
                 (1, 1), group.prompt_s(0.0, False, cost.chunk_rows(self.work.prompt, measures.prompt_stages))
@@ -126,7 +121,8 @@ class StageGroup:
             used([speed.host]),
             self.work.drafting_s(self.devices, speed.device),
         )
-        return sums[:, 0, 0] + room, peaks[:, 0, 0] + room
+        costs: Array = stage[:, 0, 0] + room
+        return costs
 
     def moved_s(self, owner: str, *, to_owner: bool) -> Array:
         """Return seconds in which the prompt's keys and values of every stage go to the owner, or come from it."""

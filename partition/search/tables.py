@@ -24,7 +24,7 @@ class Tables:
     def __init__(self, problem: Problem) -> None:
         groups = problem.groups
         self.n = problem.n
-        self.adding = len(groups[0].sums) if groups else 0
+        self.adding = problem.adding
         self.objectives_of = problem.objectives
         self.caps = problem.caps
         self.outdone: Outdone | None = None
@@ -35,7 +35,7 @@ class Tables:
         first = [group.mask for group in costs if np.isfinite(group.enter).all()]
         always = reduce(and_, first, -1)
         hops = {
-            (a, b): np.concatenate(problem.hop(a, b))
+            (a, b): problem.hop(a, b)
             for a, cost in enumerate(costs)
             for b, other in enumerate(costs)
             if not other.mask & (cost.mask | always)
@@ -67,7 +67,7 @@ class Tables:
     def objectives(self, values: Array) -> Array:
         """Return objectives [K, N] of finite measures [D, N], rounded to 12 digits so that rounding errors compare as
         equal."""
-        return rounded(self.objectives_of(values[: self.adding], values[self.adding :]))
+        return rounded(self.objectives_of(values))
 
 
 def rounded(values: Array) -> Array:
@@ -80,13 +80,11 @@ def rounded(values: Array) -> Array:
 
 
 class _Costs:
-    """A group's members as bits, and its costs with all measures in the first axis."""
+    """A group's costs, and its members as bits."""
 
     def __init__(self, group: Group) -> None:
         self.mask = sum(1 << member for member in group.members)
-        self.stage = np.concatenate([group.sums, group.peaks])
-        self.enter = np.concatenate([group.enter_sums, group.enter_peaks])
-        self.leave = np.concatenate([group.leave_sums, group.leave_peaks])
+        self.stage, self.enter, self.leave = group.stage, group.enter, group.leave
         self.sample = self.stage[:, ::7, -1].ravel()  # of many comparisons it settles most
 
     def no_worse(self, other: _Costs) -> bool:

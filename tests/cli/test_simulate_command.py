@@ -225,6 +225,7 @@ def test_every_file_with_a_plan_is_taken(simulate: Simulate) -> None:
         ({"format": "edge-lab-1"}, (), ["it is no plan", "edge plan, edge pareto or edge simulate"]),
         ({"format": "edge-plan-1"}, (), ["it has no predictions", "edge plan --save"]),
         (edited(saved(), "stages", 0, "layers", [0, 3]), (), ["was edited after it was predicted"]),
+        (edited(saved(), "stages", 0, "shards", 5), (), ["was edited after it was predicted"]),
         (edited(saved(), "stages", 0, "shards", 0, "device", "x:1"), (), ["was edited"]),
         (edited(saved(), "stages", 0, ...), (), ["was edited"]),
         (edited(saved(), "stages", 0, 3), (), ["was edited"]),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -125,6 +126,22 @@ def test_a_killed_download_is_continued(stand_in: Hub, client: Client, big_model
     assert not list(client.cache.rglob("big.gguf"))
     assert client.pulled(f"{REPO}:big.gguf").read_bytes() == big_model
     assert stand_in.ranges == ["", f"bytes={CHUNK}-"]
+
+
+def test_a_partial_file_that_is_too_long_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not taken for the model where nothing of that comes."""
+    blobs = tmp_path / "models--someone--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "digest.partial").write_bytes(bytes(20))
+
+    def cut(*_: object, **options: object) -> None:
+        raise OSError(f"cut, to go on from {options['resume_size']}")
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", cut)
+    metadata = SimpleNamespace(etag="digest", size=10, commit_hash="newest")
+    with pytest.raises(OSError, match="from 0"):
+        hub._fetch("someone/tiny", "tiny.gguf", metadata, tmp_path, lambda here: None)
+    assert not (blobs / "digest").exists()
 
 
 def test_without_the_hub_the_cache_answers(tmp_path: Path, model: bytes) -> None:

@@ -12,23 +12,18 @@ from partition.search.problem import Array, Group, Problem
 def priced(problem: Problem, groups: Sequence[int], cuts: Sequence[int]) -> Solution | None:
     """Price stages on these groups, cut there, by the definition. None: it is not possible."""
     first, last = problem.groups[groups[0]], problem.groups[groups[-1]]
-    sums, peaks = [first.enter_sums, last.leave_sums], [first.enter_peaks, last.leave_peaks]
-    for g, (i, j) in zip(groups, pairwise(cuts), strict=True):
-        sums.append(problem.groups[g].sums[:, i, j])
-        peaks.append(problem.groups[g].peaks[:, i, j])
-    for (a, b), cut in zip(pairwise(groups), cuts[1:-1], strict=True):
-        hop_sums, hop_peaks = problem.hop(a, b)
-        sums.append(hop_sums[:, cut])
-        peaks.append(hop_peaks[:, cut])
-    total, peak = np.sum(sums, axis=0), np.max(peaks, axis=0)
-    if not (np.isfinite(total).all() and np.isfinite(peak).all()):
+    parts = [first.enter, last.leave]
+    parts += [problem.groups[g].stage[:, i, j] for g, (i, j) in zip(groups, pairwise(cuts), strict=True)]
+    parts += [problem.hop(a, b)[:, cut] for (a, b), cut in zip(pairwise(groups), cuts[1:-1], strict=True)]
+    measures = np.array(parts)
+    whole = np.append(measures[:, : problem.adding].sum(axis=0), measures[:, problem.adding :].max(axis=0))
+    if not np.isfinite(whole).all():
         return None
-    objectives = problem.objectives(total[:, None], peak[:, None])[:, 0]
+    objectives = problem.objectives(whole[:, None])[:, 0]
     if problem.caps is not None and (objectives > problem.caps).any():
         return None
-    added, largest, values = (tuple(costs.tolist()) for costs in (total, peak, objectives))
     count = sum(len(problem.groups[g].members) for g in groups)
-    return Solution(tuple(groups), tuple(cuts), added, largest, values, count)
+    return Solution(tuple(groups), tuple(cuts), tuple(whole.tolist()), tuple(objectives.tolist()), count)
 
 
 def solutions(problem: Problem) -> Iterator[Solution]:
@@ -75,25 +70,25 @@ def small_problem(rng: np.random.Generator) -> Problem:
     top = int(rng.choice([2, 5, 20]))
     impossible = float(rng.choice([0, 0.1, 0.3]))  # stages for want of memory, and hops
 
-    def costs(*shape: int, never: float = 0.0) -> list[Array]:
+    def costs(*shape: int, never: float = 0.0) -> Array:
         """Sums and peaks, both possible or neither."""
         out = rng.random(shape) < never
-        return [np.where(out, np.inf, rng.integers(0, top + 1, (kind, *shape))) for kind in measures]
+        return np.concatenate([np.where(out, np.inf, rng.integers(0, top + 1, (kind, *shape))) for kind in measures])
 
     work = np.cumsum(rng.integers(0, top + 1, n + 1))
     adds_up = rng.random() < 0.6  # stages take their blocks' work, and a little; else anything
 
-    def stages() -> list[Array]:
+    def stages() -> Array:
         slowness = rng.integers(1, 5)
         result = costs(n + 1, n + 1, never=impossible)
-        return [np.triu(work - work[:, None]) * slowness + total for total in result] if adds_up else result
+        return np.triu(work - work[:, None]) * slowness + result if adds_up else result
 
     together = [group for size in range(2, many + 1) for group in combinations(range(many), size)]
     members = [(device,) for device in range(many)] + [group for group in together if rng.random() < 0.5]
     groups = tuple(
-        Group(group, *stages(), *costs(never=impossible / 2), *costs(never=impossible / 2)) for group in members
+        Group(group, stages(), costs(never=impossible / 2), costs(never=impossible / 2)) for group in members
     )
-    hop_sums, hop_peaks = costs(len(groups), len(groups), n + 1, never=impossible / 2)
+    hops = costs(len(groups), len(groups), n + 1, never=impossible / 2)
     expected = int(rng.choice([1, 2, 2, 2, 3, 4]))
     weights = (
         np.eye(5)[:expected, : sum(measures)] if rng.random() < 0.5 else rng.integers(0, 3, (expected, sum(measures)))
@@ -101,9 +96,9 @@ def small_problem(rng: np.random.Generator) -> Problem:
     of_sums, of_peaks = weights[:, : measures[0]], weights[:, measures[0] :]
     larger = rng.random(expected) < 0.3
 
-    def objectives(sums: Array, peaks: Array) -> Array:
-        a, b = of_sums @ sums, of_peaks @ peaks
+    def objectives(values: Array) -> Array:
+        a, b = of_sums @ values[: measures[0]], of_peaks @ values[measures[0] :]
         return np.where(larger[:, None], np.maximum(a, b), a + b)
 
     caps = rng.integers(1, 8 * top, expected).astype(float) if rng.random() < 0.1 else None
-    return Problem(n, groups, lambda a, b: (hop_sums[:, a, b], hop_peaks[:, a, b]), objectives, caps)
+    return Problem(n, measures[0], groups, lambda a, b: hops[:, a, b], objectives, caps)

@@ -21,7 +21,7 @@ from edge.errors import Interrupted
 from edge.llm.options import EngineOptions
 from edge.pictures.quality import ModelPoint, _figure, size_against_divergence, without_common_start
 from edge.quantization.comparison import ModelSpeed, measure_speeds, speed_notes
-from edge.quantization.evaluate import evaluate
+from edge.quantization.evaluate import evaluate, temporary
 from edge.quantization.imatrix import collect
 from edge.quantization.text_file import BUNDLED, read_text
 from quant.errors import ModelFileError
@@ -29,6 +29,7 @@ from quant.gguf.file import GgufFile
 from tests.conftest import Synthetic
 from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.helpers import ROOT, assert_one_line_error, run_edge
+from tests.support.small_disk import small_disk
 from tools.demo_model.grammar import statements
 
 F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
@@ -145,6 +146,16 @@ def test_a_disk_that_fills_up_meanwhile(text: Path) -> None:
 
     done = run_edge("evaluate", F16, F16, "--text", text, "--no-speed", "--threads", "1", preexec=limit)
     assert_one_line_error(done, 4, "no room in", "TMPDIR")
+
+
+def test_room_is_reserved_before_anything_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may fill the disk meanwhile, and whoever writes to a mapped file then is killed."""
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 0, 1 << 29))
+    with small_disk(tmp_path / "small", "size=2m") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with pytest.raises(OSError, match=r"no room in .*small.*: 4\.\d+ MiB needed"), temporary(4 << 20):
+            pytest.fail("computed")
 
 
 # Speeds.

@@ -1,5 +1,6 @@
 """A file of a given size: within half a percent below it, better than any uniform mix, and measured only once."""
 
+import errno
 import json
 import os
 import pkgutil
@@ -311,6 +312,18 @@ def test_experts(synthetic: Synthetic, tmp_path: Path) -> None:
     assert 0 < nearer.summary.mean_divergence < farther.summary.mean_divergence
     with Engine(out, EngineOptions(threads=1, context=64)) as engine:
         assert np.isfinite(engine.decode([1, 5, 9], 0)).all()
+
+
+def test_what_cannot_be_remembered_is_used_all_the_same(
+    small: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("edge.quantization.fit.write_whole", full)
+    out = tmp_path / "out.gguf"
+    result, _ = fitted(small, out, int(small.size_bytes * 0.6), SHORT, QUICK)
+    assert result.outcome.n_bytes == out.stat().st_size
 
 
 def test_a_short_text_leaves_nothing(small: GgufFile, tmp_path: Path) -> None:

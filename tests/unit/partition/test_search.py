@@ -1,6 +1,7 @@
 """The search for the best ways to place stages: what brute force finds, nothing dominated, and what a beam may not."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,14 +88,19 @@ def pipeline(n: int, speeds: list[float], hop_s: float, microbatches: float) -> 
     layers = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
 
     def group(device: int, speed: float) -> Group:
-        stage = np.where(layers > 0, 0.1 + layers / speed, np.inf)[None]
-        return Group((device,), stage, stage, np.array([np.inf if device else 0.0]), *np.zeros((3, 1)))
+        stage = np.where(layers > 0, 0.1 + layers / speed, np.inf)
+        return Group((device,), np.array([stage, stage]), np.array([np.inf if device else 0.0, 0.0]), np.zeros(2))
 
-    def objectives(sums: Array, peaks: Array) -> Array:
-        return np.stack([sums[0], np.maximum(sums[0] / microbatches, peaks[0])])
+    def objectives(values: Array) -> Array:
+        return np.stack([values[0], np.maximum(values[0] / microbatches, values[1])])
 
-    hop = np.full((1, n + 1), hop_s)
-    return Problem(n, tuple(map(group, range(len(speeds)), speeds)), lambda a, b: (hop, hop), objectives)
+    hop = np.full((2, n + 1), hop_s)
+    return Problem(n, 1, tuple(map(group, range(len(speeds)), speeds)), lambda a, b: hop, objectives)
+
+
+def with_sums(group: Group, factor: float, **changes: Any) -> Group:
+    """A group whose stages take so many times as long for one, and keep it busy for as long as before."""
+    return replace(group, stage=group.stage * np.array([factor, 1.0])[:, None, None], **changes)
 
 
 def test_sixteen_devices_in_a_row_come_near_the_least_that_is_possible() -> None:
@@ -130,21 +136,21 @@ def test_at_most_so_many_labels_are_held_and_then_it_says_so(monkeypatch: pytest
 def test_nothing_is_possible() -> None:
     problem = pipeline(4, [1.0, 1.0], 0.1, 10)
     capped = replace(problem, caps=np.array([1.0, 1.0]))
-    first_nowhere = replace(problem, groups=tuple(replace(g, enter_sums=np.array([np.inf])) for g in problem.groups))
+    first_nowhere = replace(problem, groups=tuple(replace(g, enter=np.array([np.inf, 0.0])) for g in problem.groups))
     for item in (capped, first_nowhere, replace(problem, groups=())):
         assert front(item) == search.Front((), True)
 
 
 def test_a_group_that_one_of_its_members_replaces_at_no_cost_is_left_out() -> None:
     problem = pipeline(4, [1.0, 1.0, 1.0], 0.1, 10)
-    slower = replace(problem.groups[1], members=(1, 2), sums=problem.groups[1].sums * 2)
-    faster = replace(problem.groups[1], members=(1, 2), sums=problem.groups[1].sums / 2)
-    elsewhere = replace(slower, members=(2, 3), sums=problem.groups[1].sums)
+    slower = with_sums(problem.groups[1], 2, members=(1, 2))
+    faster = with_sums(problem.groups[1], 1 / 2, members=(1, 2))
+    elsewhere = replace(problem.groups[1], members=(2, 3))
     groups = (*problem.groups, slower, faster, elsewhere)
     everywhere = replace(problem, groups=groups)
     assert Tables(everywhere).useful == [0, 1, 2, 4]
-    near = np.zeros((1, 5))
-    assert Tables(replace(everywhere, hop=lambda a, b: (near, near) if b == 3 else problem.hop(a, b))).useful == [
+    near = np.zeros((2, 5))
+    assert Tables(replace(everywhere, hop=lambda a, b: near if b == 3 else problem.hop(a, b))).useful == [
         0,
         1,
         2,
@@ -156,10 +162,10 @@ def test_a_group_that_one_of_its_members_replaces_at_no_cost_is_left_out() -> No
 def test_a_case_without_a_device_may_use_those_it_needs_beside_it() -> None:
     """Device 1 has room for nothing but a share of device 2's stages. Device 2 alone has none of its bytes."""
     problem = pipeline(2, [1.0, 1.0], 0.1, 10)
-    first, second = (replace(group, sums=group.sums.copy()) for group in problem.groups)
-    first.sums[0, :, 2] = np.inf
+    first, second = problem.groups
+    first.stage[0, :, 2] = np.inf
     second = replace(second, members=(2,))
-    shared = replace(second, members=(1, 2), sums=second.sums / 2)
+    shared = with_sums(second, 1 / 2, members=(1, 2))
     stages = np.zeros((1, 3, 3))
     more = with_peaks(
         replace(problem, groups=(first, second, shared)), [stages, stages, stages + 8.0], [np.zeros(1)] * 3
