@@ -115,7 +115,7 @@ def deploy(
         if resilience.seek is not None:
             joining = JoiningDevices(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
         replacements = engine.replacements
-        watch = MembershipWatch(supervisor, replanner, replacements, joining, steps, insecure=cluster.insecure)
+        watch = MembershipWatch(supervisor, replanner, replacements, joining, steps)
         stack.callback(watch.close)
         assert supervisor.running is not None
 
@@ -213,7 +213,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
             return left - self._options.reserved
 
         room = Room(left, slices_limits(fleet))
-        standby = stand_by(losses, spares, mirror, room, fleet, self._slices, plan.sizes, steps)
+        standby = stand_by(losses, spares, mirror, room, fleet, steps)
         self._mirror = standby.mirror if standby else None
         return standby
 

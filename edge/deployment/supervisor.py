@@ -77,7 +77,7 @@ class Supervisor(Generic[P, E]):
             self._end_running(ExitStack())
             try:
                 there = [address for address in self.deciding.addresses if tries_left and address not in without]
-                fleet, notes = self._life.enter_context(self._reach(there, LOSS_TIMEOUT_S, LOSS_TIMEOUT_S, anyway=True))
+                fleet, notes = self._life.enter_context(self.reach(there, LOSS_TIMEOUT_S, LOSS_TIMEOUT_S, anyway=True))
                 check()
                 steps = CheckedSteps(check, self._steps)
                 plan, why = self.deciding.over(fleet, notes, steps)
@@ -100,7 +100,7 @@ class Supervisor(Generic[P, E]):
         it is. reason: why. check: ends this by raising."""
         replaced, life = self.running, ExitStack()
         try:
-            fleet, notes = life.enter_context(self._reach(self.deciding.addresses))
+            fleet, notes = life.enter_context(self.reach(self.deciding.addresses))
             plan, why = self.deciding.over(fleet, notes, CheckedSteps(lambda: check(0, 0)))
             if not is_worth(plan):
                 life.close()
@@ -152,7 +152,7 @@ class Supervisor(Generic[P, E]):
         self._life = following
 
     @contextmanager
-    def _reach(
+    def reach(
         self,
         addresses: Sequence[str],
         timeout_s: float = CONNECT_TIMEOUT_S,

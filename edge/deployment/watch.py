@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from devices.cluster_file import Cluster
 from edge.deployment.kinds import Running
 from edge.deployment.replanning import Replanner
 from edge.deployment.supervisor import Supervisor
@@ -18,7 +17,6 @@ from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
 from edge.parallel.replacements import Replacements
 from edge.survey.joining import JoinedDevice, JoiningDevices
-from edge.survey.profile import reachable
 from edge.survey.straggler_watch import StragglerWatch
 from edge.tasks import Repeated, Steps
 from partition.plan.plan import Plan
@@ -42,13 +40,10 @@ class MembershipWatch:
         replacements: Replacements,
         joining: JoiningDevices | None,
         steps: Steps,
-        *,
-        insecure: bool,
     ) -> None:
-        """joining: looks for devices that join; None: no others are to take part. insecure: also workers that do not
-        encrypt."""
+        """joining: looks for devices that join; None: no others are to take part."""
         self._supervisor, self._replanner, self._replacements = supervisor, replanner, replacements
-        self._joining, self._steps, self._insecure = joining, steps, insecure
+        self._joining, self._steps = joining, steps
         work = replanner.planner.work if replanner.planner else None
         self.slow = StragglerWatch(replanner.survey, work)
         self._declined: set[str] = set()  # workers that joined, and that no better plan has
@@ -116,7 +111,7 @@ class MembershipWatch:
         missing = [address for address in self._replanner.addresses if address not in known]
         if not missing:
             return
-        with reachable(Cluster.of_addresses(missing), insecure=self._insecure) as (fleet, _):
+        with self._supervisor.reach(missing) as (fleet, _):
             if fleet is None:
                 return
             names = [worker.label for worker in fleet.workers.values()]

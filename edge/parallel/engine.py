@@ -183,7 +183,6 @@ class DistributedEngine(RankRows, Leader):
         self.listener = self.shard.engine.hidden.listener = listener
 
     def kv_clear(self) -> None:
-        """Forget everything."""
         if not self.pending:
             self.rank_links.between_answers()
         super().kv_clear()

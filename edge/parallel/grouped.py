@@ -106,7 +106,6 @@ class GroupedEngine(DistributedEngine):
 
     @property
     def uncollected(self) -> int:
-        """Submitted steps that wait to be collected."""
         return len(self._submitted)
 
     def decode(self, tokens: Sequence[int] | NDArray[np.int32], start: int, *, sequence: int = 0, **how: Any) -> Floats:
@@ -142,7 +141,6 @@ class GroupedEngine(DistributedEngine):
         self.on_sequence(sequence, lambda engine, own: engine.kv_shift(own, start, end, delta))
 
     def kv_clear(self) -> None:
-        """Forget everything."""
         for group in range(self.contexts):
             self.on_group(group, lambda engine: engine.kv_clear())
 
