@@ -117,7 +117,6 @@ def deploy(
         replacements = engine.replacements
         watch = MembershipWatch(supervisor, replanner, replacements, joining, steps)
         stack.callback(watch.close)
-        assert supervisor.running is not None
 
         def learn(model: DeployedModel) -> None:
             """Correct what was measured by what steps took, and say so."""
@@ -224,7 +223,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
         steps there were."""
 
         def prefill_lost(plan: Plan, reason: str, lost: list[str]) -> None:
-            running = supervisor.running
+            running = getattr(supervisor, "running", None)  # None: nothing runs yet
             if running is None or running.plan is not plan:
                 return
             self._say(f"{reason}: prompts are computed by {listed(running.names)} from now on")

@@ -25,11 +25,12 @@ class Supervisor(Generic[P, E]):
     """Replaces what runs. A `Deciding` says by what, a `Building` brings it to life, and others watch the devices and
     call `offer`. `close()` ends it all."""
 
+    running: Running[P, E]  # once the first plan is loaded
+
     def __init__(self, deciding: Deciding[P], building: Building[P, E], steps: Steps, *, insecure: bool) -> None:
         """insecure: also workers that do not encrypt."""
         self.deciding, self._building = deciding, building
         self._steps, self._insecure = steps, insecure
-        self.running: Running[P, E] | None = None
         self.on_change: list[Callable[[Running[P, E]], None]] = []
         self._life = ExitStack()  # of what runs, which another plan replaces
         self._offered = ExitStack()  # of a plan that waits to take over
@@ -66,7 +67,6 @@ class Supervisor(Generic[P, E]):
 
         losses_in_a_row: while one thing was done, this one included. check: ends this by raising.
         """
-        assert self.running is not None
         ranks = self.running.ranks
         lost = ranks.lost if ranks else []
         reason = loss_reason(lost, error) if lost or is_loss(error) else str(error)
@@ -121,8 +121,7 @@ class Supervisor(Generic[P, E]):
             try:
                 return self._bring_up(fleet, plan, why, reason, CheckedSteps(self.check_open))
             except EdgeError:
-                before = replaced.workers if replaced else frozenset()
-                self.deciding.shunned.update(set(fleet.workers if fleet else ()) - before)
+                self.deciding.shunned.update(set(fleet.workers if fleet else ()) - replaced.workers)
                 raise
 
         switch_to(switched)

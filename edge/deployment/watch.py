@@ -50,7 +50,7 @@ class MembershipWatch:
         self._joined: JoinedDevice | None = None  # measured, and not offered yet
         self._stays_with: list[str] = []  # devices that leave, and nothing else can do their part
         self._slow_at = time.monotonic() + BUSY_S
-        self._begin(self._running)
+        self._begin(self._supervisor.running)
         supervisor.on_change.append(self._begin)
         self._looks = Repeated(self._look, LOOK_S, "members")
 
@@ -60,11 +60,6 @@ class MembershipWatch:
         self._looks.close()
         self._supervisor.stop()
         self._replacements.wait_for_move(CLOSE_S)
-
-    @property
-    def _running(self) -> Running[Plan, TextEngine]:
-        assert self._supervisor.running is not None
-        return self._supervisor.running
 
     def _begin(self, running: Running[Plan, TextEngine]) -> None:
         """Another plan runs."""
@@ -80,7 +75,7 @@ class MembershipWatch:
                     self._replacements.switch_now()
                 return
             self._replacements.copy_while_quiet(self._is_quiet)
-            leaving = self._running.leaving
+            leaving = self._supervisor.running.leaving
             if leaving and leaving != self._stays_with:
                 self._offer_drain(leaving)
             elif not self._replanner.moves:
@@ -107,7 +102,7 @@ class MembershipWatch:
 
     def _offer_rejoin(self) -> None:
         """Where devices are there that were not, offer a plan with them that is clearly better."""
-        known = {*self._running.workers, *self._declined, *([self._joined.address] if self._joined else [])}
+        known = {*self._supervisor.running.workers, *self._declined, *([self._joined.address] if self._joined else [])}
         missing = [address for address in self._replanner.addresses if address not in known]
         if not missing:
             return
@@ -151,8 +146,8 @@ class MembershipWatch:
             self._replacements.between_steps(self.slow.look)
             if self.slow.survey is not None:
                 self._replanner.measured(self.slow.survey)
-            if self._running.engine.sequences == 1:
-                self.slow.notes += self._replanner.far_off(self._running.plan, self.slow.first_times())
+            if self._supervisor.running.engine.sequences == 1:
+                self.slow.notes += self._replanner.far_off(self._supervisor.running.plan, self.slow.first_times())
         if not (reason := "; ".join(self.slow.notes)):
             return
         try:
@@ -166,7 +161,7 @@ class MembershipWatch:
             self._steps.say(f"{reason}; the plan stays as it is")
 
     def _pays(self, plan: Plan) -> bool:
-        return self._replanner.pays(plan, self._running.plan)
+        return self._replanner.pays(plan, self._supervisor.running.plan)
 
     def _pays_by_now(self, plan: Plan) -> bool:
         """As `_pays`; a plan that a person gave stays."""
