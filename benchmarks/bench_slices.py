@@ -75,7 +75,7 @@ def measure(source: str, target: str, megabytes: int, rounds: int, seconds: floa
             """Other bytes, so another slice: its digest."""
             with model.open("r+b") as file:
                 file.write(rng.randbytes(64))
-            return Digests(Path(folder)).file_digest(model)
+            return Digests(Path(folder)).model_digest(model)
 
         for _ in range(rounds):
             for kind in ("grpc", "tcp"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +70,7 @@ class Group:
         self.latency_s = 100e-6  # one way, and bytes/s a device can send: of the worst link, the same on all ranks
         self.bandwidth = 125e6
         self._choices: dict[tuple[int, str], Choice] = {}  # of `auto`, by floats and wire type
-        self._buffers: dict[int, Floats] = {}
-        self._wire_buffers: dict[str, Bytes] = {}
+        self._buffers: dict[int | str, NDArray[Any]] = {}
 
     def agree(self, latency_s: float, bandwidth: float) -> None:
         """Adopt the worst figures that any rank measured, so that `auto` chooses the same algorithm on every rank."""
@@ -186,7 +185,7 @@ class Group:
             return
         for rank in range(1, self.world_size):
             for lo, hi in _spans(x.size):
-                part = self._part(0, hi - lo)
+                part = self._buffer(0, hi - lo)
                 self._receive_tensor(rank, part, wire)
                 np.add(x[lo:hi], part, out=x[lo:hi])
         for lo, hi in _spans(x.size):
@@ -252,7 +251,7 @@ class Group:
             if rank == 0:
                 after.send(own_part)
                 return
-            part = self._part(0, hi - lo)
+            part = self._buffer(0, hi - lo)
             before.receive_into(part)
             if rank == last:
                 np.add(part, own_part, out=own_part)
@@ -285,7 +284,7 @@ class Group:
             if lost is not None:
                 lost[...] = 0
             return lambda lo, hi: x[lo:hi]
-        data = self._buffer("own", wire.n_bytes(x.size))
+        data = self._buffer("own", wire.n_bytes(x.size), np.uint8)
         wire.encode(x, data)
         if lost is not None:
             np.copyto(lost.reshape(-1), x)
@@ -298,7 +297,7 @@ class Group:
         if wire is None:
             self.links[rank].receive_into(out)
             return
-        data = self._buffer("received", wire.n_bytes(out.size))
+        data = self._buffer("received", wire.n_bytes(out.size), np.uint8)
         self.links[rank].receive_into(data)
         wire.decode(data, out)
 
@@ -307,33 +306,26 @@ class Group:
         if not x.size:
             return
         if self.world_size == 2:
-            part = self._part(0, x.size)
+            part: Floats = self._buffer(0, x.size)
             self._receive_tensor(1 - self.rank, part, wire)
             np.add(*((part, x) if self.rank else (x, part)), out=x)  # of two NaNs the first is kept
             return
-        parts = {rank: self._part(rank, x.size) for rank in self._sources}
+        parts = {rank: self._buffer(rank, x.size) for rank in self._sources}
         for rank in self._sources:
             self._receive_tensor(rank, parts[rank], wire)
         parts[self.rank] = x
-        total = self._part(self.rank, x.size)
+        total = self._buffer(self.rank, x.size)
         np.add(parts[0], parts[1], out=total)
         for rank in range(2, self.world_size):
             np.add(total, parts[rank], out=total)
         x[:] = total
 
-    def _part(self, rank: int, n: int) -> Floats:
-        """A buffer of `n` floats, kept from call to call. Its content is of no use."""
-        buffer = self._buffers.get(rank)
+    def _buffer(self, key: int | str, n: int, dtype: type = np.float32) -> NDArray[Any]:
+        """An array of `n` values, kept from call to call under its key. Its content is of no use."""
+        buffer = self._buffers.get(key)
         if buffer is None or buffer.size < n:
-            buffer = self._buffers[rank] = np.empty(max(n, 1024), np.float32)
+            buffer = self._buffers[key] = np.empty(max(n, 1024), dtype)
         return buffer[:n]
-
-    def _buffer(self, name: str, n_bytes: int) -> Bytes:
-        """A buffer of `n_bytes`, likewise."""
-        buffer = self._wire_buffers.get(name)
-        if buffer is None or buffer.size < n_bytes:
-            buffer = self._wire_buffers[name] = np.empty(n_bytes, np.uint8)
-        return buffer[:n_bytes]
 
 
 def _spans(n: int) -> list[tuple[int, int]]:

@@ -80,10 +80,6 @@ class SendQueue:
         self.over = True
         self._queue.put(None)
 
-    def end_of_call(self) -> None:
-        """End the queue when gRPC ends the call."""
-        self.end()
-
 
 class DirectSender:
     """Direct sending of a server: `put` returns once gRPC has taken the message."""
@@ -210,7 +206,7 @@ def dial(
     """
     outgoing = SendQueue()
     call = channel.stream_stream(METHOD)(outgoing.messages, metadata=((SESSION_KEY, session),))
-    for ended in (outgoing.end_of_call, on_end):
+    for ended in (outgoing.end, on_end):
         if ended is not None and not call.add_callback(ended):
             ended()  # the call is over already
     return GrpcLink(peer, call, call.cancel, deadlines, outgoing)
@@ -226,7 +222,8 @@ def answering(accept: Callable[[Iterator[bytes], grpc.ServicerContext], Served])
 
     def handler(requests: Iterator[bytes], context: grpc.ServicerContext, send: Callable[[bytes | None], None]) -> None:
         serve, peer, deadlines = accept(requests, context)
-        link = GrpcLink(peer, requests, context.cancel, deadlines, DirectSender(send))
+        outgoing = DirectSender(send)
+        link = GrpcLink(peer, requests, context.cancel, deadlines, outgoing)
 
         def run() -> None:
             try:
@@ -234,8 +231,8 @@ def answering(accept: Callable[[Iterator[bytes], grpc.ServicerContext], Served])
             finally:
                 link.close()
 
-        if not context.add_callback(link.outgoing.end_of_call):
-            link.outgoing.end_of_call()
+        if not context.add_callback(outgoing.end_of_call):
+            outgoing.end_of_call()
         threading.Thread(target=run, name=f"link to {peer}", daemon=True).start()
 
     handler.experimental_non_blocking = True  # type: ignore[attr-defined]

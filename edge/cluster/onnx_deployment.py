@@ -104,7 +104,6 @@ class OnnxDeployment(RankGroup):
         return (None, *kinds) if self.plan.own is not None else tuple(kinds)
 
     def close(self) -> None:
-        """Unload everything, here and there."""
         if self._pipeline is not None:
             self._pipeline.stop()
         if self._own is not None:

@@ -213,7 +213,6 @@ class LocalSession(EngineSession):
         self.peer = Peer(0, device, _HOST, 0, 0, "local")
 
     def close(self) -> None:
-        """End the process."""
         self._child.stop()
 
     def _send(self, command: pb.Command) -> None:
@@ -246,15 +245,14 @@ class RemoteSession(EngineSession):
         self._commands: queue.SimpleQueue[pb.Command | None] = queue.SimpleQueue()
         self._call = rpc.stub(worker.channel, "Session")(iter(self._commands.get, None))
         threading.Thread(target=self._read, daemon=True, name=f"events of {worker.name}").start()
-        size, waits = world_size, asdict(deadlines)
-        opened = self.open(
-            pb.Open(rank=rank, world_size=size, secret=secret, affinity=affinity, streams=streams, **waits)
+        request = pb.Open(
+            rank=rank, world_size=world_size, secret=secret, affinity=affinity, streams=streams, **asdict(deadlines)
         )
+        opened = self.open(request)
         self.name, self.pid = opened.session, opened.pid
         self.peer = Peer(rank, worker.name, worker.host, worker.port, opened.tcp_port, opened.session)
 
     def close(self) -> None:
-        """End the process."""
         self._commands.put(None)
         self._call.cancel()
 

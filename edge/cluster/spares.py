@@ -58,7 +58,7 @@ class Spares:
 
     def __init__(self, plan: Plan, addresses: Sequence[str], planned: Planned, slices: ModelSlices) -> None:
         """addresses: of all workers, as `plan` and those of `planned` write them. slices: of the model."""
-        self._plan, self._addresses, self._planned, self._slices = plan, addresses, planned, slices
+        self.plan, self.slices, self._addresses, self._planned = plan, slices, addresses, planned
 
     def after(self, losses: int) -> Spare:
         """For so many losses. PlanError for more than there are workers, or than MOST_CASES plans cover."""
@@ -68,11 +68,9 @@ class Spares:
                 f" {counted(len(self._addresses), 'worker')}: ask for 0 to {len(self._addresses)}"
             )
         plans, missing = self._after_losses(losses)
-        there = _parts(self._plan)
+        there = _parts(self.plan)
         lacking = dict.fromkeys(part for plan in plans.values() for part in _parts(plan) if part not in there)
-        standby = tuple(
-            StandbySlice(address, cut, part) for address, cut in lacking for part in self._slices.files(cut)
-        )
+        standby = tuple(StandbySlice(address, cut, part) for address, cut in lacking for part in self.slices.files(cut))
         return Spare(losses, plans, standby, tuple(missing))
 
     def _after_losses(self, losses: int) -> tuple[dict[frozenset[str], Plan], list[str]]:
@@ -101,7 +99,7 @@ class Spares:
                     add(plans[now], now)
 
         if losses:
-            add(self._plan, frozenset())
+            add(self.plan, frozenset())
         return plans, missing
 
     def most(self, room: Room, mirror_bytes: int) -> tuple[Spare, str]:
@@ -123,14 +121,14 @@ class Spares:
 
     def _lacking(self, spare: Spare, room: Room, mirror_bytes: int) -> str:
         """Describe the room that devices do not lend; "" where they lend all."""
-        several = [plan for plan in (self._plan, *spare.plans.values()) if plan.world_size > 1]
+        several = [plan for plan in (self.plan, *spare.plans.values()) if plan.world_size > 1]
         left = min((room.memory(plan) for plan in several), default=mirror_bytes)
         if left < mirror_bytes:
             return (
                 f"a copy of keys and values takes {bytes_text(mirror_bytes)} of this device's memory, and its plans"
                 f" leave {bytes_text(max(0, left))}"
             )
-        running = [(address, part.recipe) for address, cut in _parts(self._plan) for part in self._slices.files(cut)]
+        running = [(address, part.recipe) for address, cut in _parts(self.plan) for part in self.slices.files(cut)]
         for address, limit in room.disk.items():
             slices = [*running, *((standby.address, standby.part.recipe) for standby in spare.standby)]
             need = sum(recipe.n_bytes for at, recipe in slices if at == address)

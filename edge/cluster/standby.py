@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge.cluster.fleet import Fleet, device
-from edge.cluster.model_slices import ModelSlices
 from edge.cluster.spares import AUTO, Room, Spares, StandbySlice
 from edge.errors import EdgeError
 from edge.parallel.mirror import SHARE, Mirror, not_copied
 from edge.slices.local import CACHE_BYTES, OwnSlices
 from edge.tasks import AggregateProgress, ShowStep, Steps
 from partition.errors import PlanError
-from partition.plan.plan import LOCAL, Sizes
+from partition.plan.plan import LOCAL
 from quant.text import bytes_text, counted
 
 
@@ -65,17 +64,10 @@ class Standby:
 
 
 def stand_by(
-    losses: int | str,
-    spares: Spares,
-    mirror: Mirror | str,
-    room: Room,
-    fleet: Fleet,
-    slices: ModelSlices,
-    sizes: Sizes,
-    steps: Steps,
+    losses: int | str, spares: Spares, mirror: Mirror | str, room: Room, fleet: Fleet, steps: Steps
 ) -> Standby | None:
     """Have everything where it is needed when so many devices are lost; AUTO: as many as there is room for, and None
-    where that is none. mirror: where keys and values are copied, or why they are not. sizes: of the model.
+    where that is none. mirror: where keys and values are copied, or why they are not.
 
     The errors of `Spares.after`. What cannot be prepared is said.
     """
@@ -95,7 +87,7 @@ def stand_by(
         standby.missing.append(not_copied(mirror))
     standby.missing += spare.missing
     with steps.step("Preparing for a loss") as show:
-        keep_slices(fleet, slices, spare.standby, sizes, standby, show)
+        _keep_slices(fleet, spares, spare.standby, standby, show)
     for line in standby.lines():
         steps.say(line)
     return standby
@@ -107,13 +99,8 @@ def slices_limits(fleet: Fleet | None) -> dict[str, int]:
     return {LOCAL: CACHE_BYTES, **{device(address): limit for address, limit in there.items()}}
 
 
-def keep_slices(
-    fleet: Fleet,
-    slices: ModelSlices,
-    standby_slices: Sequence[StandbySlice],
-    sizes: Sizes,
-    standby: Standby,
-    show: ShowStep,
+def _keep_slices(
+    fleet: Fleet, spares: Spares, standby_slices: Sequence[StandbySlice], standby: Standby, show: ShowStep
 ) -> None:
     """See that slices are on the devices of a fleet, and note in `standby` what they take, and what cannot be there."""
     workers = {device(address): worker for address, worker in fleet.workers.items()}
@@ -125,14 +112,14 @@ def keep_slices(
         path, recipe, _ = slice_.part
         try:
             with total.part(recipe.n_bytes) as sent:
-                named = slices.name(slice_.part)
+                named = spares.slices.name(slice_.part)
                 if slice_.address == LOCAL:
                     with own.use(recipe, path, named, sent):
                         pass  # it is kept
                 else:
                     workers[slice_.address].send_slice(recipe, path, named, sent)
             standby.slice_bytes[name] = standby.slice_bytes.get(name, 0) + recipe.n_bytes
-            described[name].append(slice_.describe(sizes))
+            described[name].append(slice_.describe(spares.plan.sizes))
         except EdgeError as error:
             standby.missing.append(f"a slice is not kept on {name}: {error}")
     # A slice of adapters is described as that of the model.

@@ -115,9 +115,8 @@ def deploy(
         if resilience.seek is not None:
             joining = JoiningDevices(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
         replacements = engine.replacements
-        watch = MembershipWatch(supervisor, replanner, replacements, joining, steps, insecure=cluster.insecure)
+        watch = MembershipWatch(supervisor, replanner, replacements, joining, steps)
         stack.callback(watch.close)
-        assert supervisor.running is not None
 
         def learn(model: DeployedModel) -> None:
             """Correct what was measured by what steps took, and say so."""
@@ -213,7 +212,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
             return left - self._options.reserved
 
         room = Room(left, slices_limits(fleet))
-        standby = stand_by(losses, spares, mirror, room, fleet, self._slices, plan.sizes, steps)
+        standby = stand_by(losses, spares, mirror, room, fleet, steps)
         self._mirror = standby.mirror if standby else None
         return standby
 
@@ -224,7 +223,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
         steps there were."""
 
         def prefill_lost(plan: Plan, reason: str, lost: list[str]) -> None:
-            running = supervisor.running
+            running = getattr(supervisor, "running", None)  # None: nothing runs yet
             if running is None or running.plan is not plan:
                 return
             self._say(f"{reason}: prompts are computed by {listed(running.names)} from now on")

@@ -70,7 +70,6 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         self.engine, self.standby, self.watch, self._learn = engine, standby, watch, learn
 
     def close(self) -> None:
-        """Unload the model, on all of its devices."""
         if self.watch is not None:
             self.watch.close()
         self._learn(self)

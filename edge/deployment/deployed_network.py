@@ -65,7 +65,6 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
         self._model, self.pipeline, self.wire = model, pipeline, exchange.wire
 
     def close(self) -> None:
-        """Unload the network, here and there."""
         self.pipeline.stop()
         super().close()
 

@@ -62,7 +62,6 @@ def deploy_network(
         return supervisor.replace(error, pipeline.losses_in_a_row, check)
 
     pipeline = FailoverPipeline(first, recovered)
-    assert supervisor.running is not None
     deployed = DeployedNetwork(model, pipeline, supervisor.running, exchange, supervisor.close)
     supervisor.on_change.append(deployed.change)
     return deployed

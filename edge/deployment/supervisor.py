@@ -25,11 +25,12 @@ class Supervisor(Generic[P, E]):
     """Replaces what runs. A `Deciding` says by what, a `Building` brings it to life, and others watch the devices and
     call `offer`. `close()` ends it all."""
 
+    running: Running[P, E]  # once the first plan is loaded
+
     def __init__(self, deciding: Deciding[P], building: Building[P, E], steps: Steps, *, insecure: bool) -> None:
         """insecure: also workers that do not encrypt."""
         self.deciding, self._building = deciding, building
         self._steps, self._insecure = steps, insecure
-        self.running: Running[P, E] | None = None
         self.on_change: list[Callable[[Running[P, E]], None]] = []
         self._life = ExitStack()  # of what runs, which another plan replaces
         self._offered = ExitStack()  # of a plan that waits to take over
@@ -66,7 +67,6 @@ class Supervisor(Generic[P, E]):
 
         losses_in_a_row: while one thing was done, this one included. check: ends this by raising.
         """
-        assert self.running is not None
         ranks = self.running.ranks
         lost = ranks.lost if ranks else []
         reason = loss_reason(lost, error) if lost or is_loss(error) else str(error)
@@ -77,7 +77,7 @@ class Supervisor(Generic[P, E]):
             self._end_running(ExitStack())
             try:
                 there = [address for address in self.deciding.addresses if tries_left and address not in without]
-                fleet, notes = self._life.enter_context(self._reach(there, LOSS_TIMEOUT_S, LOSS_TIMEOUT_S, anyway=True))
+                fleet, notes = self._life.enter_context(self.reach(there, LOSS_TIMEOUT_S, LOSS_TIMEOUT_S, anyway=True))
                 check()
                 steps = CheckedSteps(check, self._steps)
                 plan, why = self.deciding.over(fleet, notes, steps)
@@ -100,7 +100,7 @@ class Supervisor(Generic[P, E]):
         it is. reason: why. check: ends this by raising."""
         replaced, life = self.running, ExitStack()
         try:
-            fleet, notes = life.enter_context(self._reach(self.deciding.addresses))
+            fleet, notes = life.enter_context(self.reach(self.deciding.addresses))
             plan, why = self.deciding.over(fleet, notes, CheckedSteps(lambda: check(0, 0)))
             if not is_worth(plan):
                 life.close()
@@ -121,8 +121,7 @@ class Supervisor(Generic[P, E]):
             try:
                 return self._bring_up(fleet, plan, why, reason, CheckedSteps(self.check_open))
             except EdgeError:
-                before = replaced.workers if replaced else frozenset()
-                self.deciding.shunned.update(set(fleet.workers if fleet else ()) - before)
+                self.deciding.shunned.update(set(fleet.workers if fleet else ()) - replaced.workers)
                 raise
 
         switch_to(switched)
@@ -152,7 +151,7 @@ class Supervisor(Generic[P, E]):
         self._life = following
 
     @contextmanager
-    def _reach(
+    def reach(
         self,
         addresses: Sequence[str],
         timeout_s: float = CONNECT_TIMEOUT_S,

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from devices.cluster_file import Cluster
 from edge.deployment.kinds import Running
 from edge.deployment.replanning import Replanner
 from edge.deployment.supervisor import Supervisor
@@ -18,7 +17,6 @@ from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
 from edge.parallel.replacements import Replacements
 from edge.survey.joining import JoinedDevice, JoiningDevices
-from edge.survey.profile import reachable
 from edge.survey.straggler_watch import StragglerWatch
 from edge.tasks import Repeated, Steps
 from partition.plan.plan import Plan
@@ -42,20 +40,17 @@ class MembershipWatch:
         replacements: Replacements,
         joining: JoiningDevices | None,
         steps: Steps,
-        *,
-        insecure: bool,
     ) -> None:
-        """joining: looks for devices that join; None: no others are to take part. insecure: also workers that do not
-        encrypt."""
+        """joining: looks for devices that join; None: no others are to take part."""
         self._supervisor, self._replanner, self._replacements = supervisor, replanner, replacements
-        self._joining, self._steps, self._insecure = joining, steps, insecure
+        self._joining, self._steps = joining, steps
         work = replanner.planner.work if replanner.planner else None
         self.slow = StragglerWatch(replanner.survey, work)
         self._declined: set[str] = set()  # workers that joined, and that no better plan has
         self._joined: JoinedDevice | None = None  # measured, and not offered yet
         self._stays_with: list[str] = []  # devices that leave, and nothing else can do their part
         self._slow_at = time.monotonic() + BUSY_S
-        self._begin(self._running)
+        self._begin(self._supervisor.running)
         supervisor.on_change.append(self._begin)
         self._looks = Repeated(self._look, LOOK_S, "members")
 
@@ -65,11 +60,6 @@ class MembershipWatch:
         self._looks.close()
         self._supervisor.stop()
         self._replacements.wait_for_move(CLOSE_S)
-
-    @property
-    def _running(self) -> Running[Plan, TextEngine]:
-        assert self._supervisor.running is not None
-        return self._supervisor.running
 
     def _begin(self, running: Running[Plan, TextEngine]) -> None:
         """Another plan runs."""
@@ -85,7 +75,7 @@ class MembershipWatch:
                     self._replacements.switch_now()
                 return
             self._replacements.copy_while_quiet(self._is_quiet)
-            leaving = self._running.leaving
+            leaving = self._supervisor.running.leaving
             if leaving and leaving != self._stays_with:
                 self._offer_drain(leaving)
             elif not self._replanner.moves:
@@ -112,11 +102,11 @@ class MembershipWatch:
 
     def _offer_rejoin(self) -> None:
         """Where devices are there that were not, offer a plan with them that is clearly better."""
-        known = {*self._running.workers, *self._declined, *([self._joined.address] if self._joined else [])}
+        known = {*self._supervisor.running.workers, *self._declined, *([self._joined.address] if self._joined else [])}
         missing = [address for address in self._replanner.addresses if address not in known]
         if not missing:
             return
-        with reachable(Cluster.of_addresses(missing), insecure=self._insecure) as (fleet, _):
+        with self._supervisor.reach(missing) as (fleet, _):
             if fleet is None:
                 return
             names = [worker.label for worker in fleet.workers.values()]
@@ -156,8 +146,8 @@ class MembershipWatch:
             self._replacements.between_steps(self.slow.look)
             if self.slow.survey is not None:
                 self._replanner.measured(self.slow.survey)
-            if self._running.engine.sequences == 1:
-                self.slow.notes += self._replanner.far_off(self._running.plan, self.slow.first_times())
+            if self._supervisor.running.engine.sequences == 1:
+                self.slow.notes += self._replanner.far_off(self._supervisor.running.plan, self.slow.first_times())
         if not (reason := "; ".join(self.slow.notes)):
             return
         try:
@@ -171,7 +161,7 @@ class MembershipWatch:
             self._steps.say(f"{reason}; the plan stays as it is")
 
     def _pays(self, plan: Plan) -> bool:
-        return self._replanner.pays(plan, self._running.plan)
+        return self._replanner.pays(plan, self._supervisor.running.plan)
 
     def _pays_by_now(self, plan: Plan) -> bool:
         """As `_pays`; a plan that a person gave stays."""

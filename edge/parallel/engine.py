@@ -156,7 +156,6 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         self.listener = self.shard.engine.hidden.listener = listener
 
     def kv_clear(self) -> None:
-        """Forget everything."""
         if not self.pending:
             self.rank_links.between_answers()
         super().kv_clear()

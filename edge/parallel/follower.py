@@ -59,7 +59,9 @@ def follow(
             _keep_blocks(step, shard, home)
         elif step.op is Op.LINKS:
             if step.numbers[0]:
-                _change(step, shard, group, relink)
+                if relink is None or step.numbers[0] not in set(Order):
+                    raise ProtocolError(f"rank 0 orders {step.numbers[0]} for links, which rank {place.rank} cannot do")
+                relink.again(group, Order(step.numbers[0]))
                 shard.join(group, algorithm, wire)
                 source, home = group.links[place.source], group.links[0]
                 feeds = [group.links[rank] for rank in place.feeds]
@@ -154,12 +156,6 @@ def _states_for(step: Step, shard: Shard) -> States:
     if not 0 <= step.numbers[0] < shard.engine.sequences:
         raise ProtocolError(f"sequence {step.numbers[0]} was asked for; this rank has {shard.engine.sequences}")
     return shard.engine.states
-
-
-def _change(step: Step, shard: Shard, group: Group, relink: Relink | None) -> None:
-    if relink is None or step.numbers[0] not in set(Order):
-        raise ProtocolError(f"rank 0 orders {step.numbers[0]} for links, which rank {shard.place.rank} cannot do")
-    relink.again(group, Order(step.numbers[0]))
 
 
 def feed(shard: Shard, step: Step, links: list[Link]) -> None:

@@ -106,7 +106,6 @@ class GroupedEngine(DistributedEngine):
 
     @property
     def uncollected(self) -> int:
-        """Submitted steps that wait to be collected."""
         return len(self._submitted)
 
     def listen(self, listener: HiddenListener) -> None:
@@ -135,7 +134,6 @@ class GroupedEngine(DistributedEngine):
         self.on_sequence(sequence, lambda engine, own: engine.kv_shift(own, start, end, delta))
 
     def kv_clear(self) -> None:
-        """Forget everything."""
         for group in range(self.contexts):
             self.on_group(group, lambda engine: engine.kv_clear())
 

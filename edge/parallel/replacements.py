@@ -297,12 +297,10 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
         return chunk_rows(n, engine.batch, self._stages) if self.replacements.exact else engine.chunk(n)
 
     def stop(self) -> None:
-        """Make later steps raise Interrupted."""
         self.replacements.is_stopped = True
         self.replacements.engine.stop()
 
     def resume(self) -> None:
-        """Decode again after `stop`."""
         self.replacements.is_stopped = False
         self.replacements.engine.resume()
 

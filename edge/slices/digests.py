@@ -31,7 +31,7 @@ class Digests:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "digests.json"
 
-    def file_digest(self, path: Path, progress: Progress | None = None) -> str:
+    def model_digest(self, path: Path, progress: Progress | None = None) -> str:
         """The SHA-256 of a file, hashed only where it is not remembered for the file as it is now.
 
         SliceError if it cannot be read, or changes while it is read.
@@ -58,16 +58,16 @@ class Digests:
             if remembered[path]:
                 continue
             try:
-                if self.file_digest(path, progress) == digest:
+                if self.model_digest(path, progress) == digest:
                     return path
             except SliceError:  # unreadable, or just being written
                 continue
         return None
 
-    def slice_digest(self, recipe: Recipe, model: Path, progress: Progress | None = None) -> str:
+    def digest(self, recipe: Recipe, model: Path, progress: Progress | None = None) -> str:
         """The SHA-256 of the slice that `recipe` makes of the file `model`, cut only where it is not remembered.
 
-        `model` has to be the recipe's model (`file_digest`). SliceError as `edge.slices.cutting.chunks`.
+        `model` has to be the recipe's model (`model_digest`). SliceError as `edge.slices.cutting.chunks`.
         """
         if recipe == whole(recipe.model_digest, recipe.model_bytes):
             return recipe.model_digest

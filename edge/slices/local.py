@@ -30,21 +30,13 @@ def rank_recipe(file: GgufFile, model_digest: str, cut: Slice, *, elastic: bool 
     return recipe(file, model_digest, cut)
 
 
-class OwnSlices:
+class OwnSlices(Digests):
     """Slices in this user's own cache. It is not that of a worker on this device, which has a limit of its own."""
 
     def __init__(self, cache: Path | None = None, state: Path | None = None) -> None:
         """The folders; None: the user's own."""
+        super().__init__(state or state_folder())
         self._folder = cache or cache_folder() / "own-slices"
-        self._digests = Digests(state or state_folder())
-
-    def model_digest(self, model: Path, progress: Progress | None = None) -> str:
-        """The SHA-256 of a model file as it is now. SliceError if it cannot be read."""
-        return self._digests.file_digest(model, progress)
-
-    def digest(self, recipe: Recipe, model: Path, progress: Progress | None = None) -> str:
-        """The SHA-256 of a slice, which is cut to learn it where that is not remembered. SliceError if it cannot be."""
-        return self._digests.slice_digest(recipe, model, progress)
 
     @contextmanager
     def use(

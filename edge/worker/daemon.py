@@ -28,6 +28,7 @@ from edge.slices.store import SliceStore
 from edge.version import version
 from edge.worker.limits import WorkerOptions
 from edge.worker.service import Worker
+from edge.worker.sessions import Sessions
 from transport import rpc, security
 from transport.connection_limit import FIRST_CALL_S, ConnectionLimiter, connections_allowed
 from transport.errors import Refused
@@ -83,7 +84,7 @@ def serve(options: DaemonOptions) -> None:
         _serve(options, worker, limiter, end)
     finally:
         limiter.close()
-        worker.close()
+        worker.sessions.close()
     log.info("ended")
 
 
@@ -145,22 +146,22 @@ def _serve(options: DaemonOptions, worker: Worker, limiter: ConnectionLimiter, e
         _announce(options, port, end)
         while not end.to_end:
             end.wait(_ANNOUNCE_AGAIN_S)
-        _leave(worker, end)
+        _leave(worker.sessions, end)
     finally:
         log.info("ending")
         health_service.enter_graceful_shutdown()
         stopped = server.stop(_GRACE_S)
-        worker.close()
+        worker.sessions.close()
         stopped.wait()
 
 
-def _leave(worker: Worker, end: _EndSignal) -> None:
+def _leave(sessions: Sessions, end: _EndSignal) -> None:
     """Serve until no session needs this worker any more, for LEAVE_S at most."""
-    worker.leave()
+    sessions.leave()
     until = time.monotonic() + LEAVE_S
-    if in_use := worker.in_use:
+    if in_use := sessions.in_use:
         log.info("leaving", sessions=in_use, seconds=LEAVE_S)
-    while worker.in_use and not end.at_once and time.monotonic() < until:
+    while sessions.in_use and not end.at_once and time.monotonic() < until:
         time.sleep(_LEAVE_POLL_S)
 
 

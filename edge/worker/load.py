@@ -58,11 +58,9 @@ class _LoadedRunner(LoadedPart):
         return pb.Loaded(memory_bytes=most or self._need.total, layers=shape.n_layers, context=self._runner.context)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until background writes are complete, for `timeout_s` at most."""
         self._runner.states.finish(timeout_s)
 
     def close(self) -> None:
-        """Free the model."""
         self._runner.close()
 
 

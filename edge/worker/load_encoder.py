@@ -34,7 +34,6 @@ class EncoderPart(LoadedPart):
         self._encoder, self._need = encoder, need
 
     def describe(self) -> pb.Loaded:
-        """Return its memory."""
         return pb.Loaded(memory_bytes=self._need)
 
     def run(self, _: pb.Run, group: Group, __: Relink | None) -> None:
@@ -42,8 +41,10 @@ class EncoderPart(LoadedPart):
         only_other(group, "an encoder works")
         follow(self._encoder, group.links[0])
 
+    def time(self, request: pb.Time) -> pb.Timed:
+        raise EdgeError("an encoder is timed by its answers")
+
     def close(self) -> None:
-        """End its process."""
         self._encoder.close()
 
 

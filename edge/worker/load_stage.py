@@ -46,7 +46,6 @@ class OnnxPart(LoadedPart):
         return pb.Timed(run_s=figure.seconds, busy=[figure.busy])
 
     def close(self) -> None:
-        """Free the stage."""
         self.stage.close()
 
 

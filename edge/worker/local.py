@@ -41,6 +41,6 @@ def local_worker() -> Iterator[str]:
         server.start()
         yield join_address(_HOST, port)
     finally:
-        worker.close()
+        worker.sessions.close()
         server.stop(0).wait()
         limiter.close()

@@ -99,7 +99,7 @@ def _parsed(text: bytes, peer: str) -> dict[str, Any]:
     with _valid(peer):
         answer: dict[str, Any] = json.loads(text)
         _need(isinstance(answer, dict))
-        _need("error" in answer or _is_count(answer["bytes"], MOST_ANSWER_BYTES))
+        _need(answer.get("error") is not None or _is_count(answer["bytes"], MOST_ANSWER_BYTES))
     return answer
 
 

@@ -53,8 +53,7 @@ class Worker:
         self._limiter = limiter
         self._store = store
         self._digests = digests
-        self._sessions = Sessions(store, options)
-        self._leaving = False
+        self.sessions = Sessions(store, options)
         self._enrolling = threading.Lock()
         self._cutting = threading.Lock()
 
@@ -78,28 +77,14 @@ class Worker:
         """Return the credentials, at every new connection: enrolment changes the certificate while the daemon runs."""
         return trust.required(self._folder())
 
-    @property
-    def in_use(self) -> int:
-        """Number of sessions that take part in the steps of a model."""
-        return self._sessions.in_use
-
-    def leave(self) -> None:
-        """Accept no new sessions, and tell the owners of running ones to move away."""
-        self._leaving = True
-        self._sessions.leave()
-
     def ask_memory(self, n_bytes: int | None) -> None:
         """Have all sessions together hold so many bytes, or their least if that is more; None: as at the start.
         Without a limit of memory nothing is divided."""
-        if self._sessions.memory is None:
+        if self.sessions.memory is None:
             log.warning("memory-asked", why="this worker was started without --memory, so it gives none back")
             return
-        self._sessions.memory.ask(n_bytes)
+        self.sessions.memory.ask(n_bytes)
         log.info("memory-asked", bytes=n_bytes)
-
-    def close(self) -> None:
-        """End all engine processes."""
-        self._sessions.close()
 
     # --- the calls, named as in the .proto ---
 
@@ -118,21 +103,21 @@ class Worker:
             profile=profile_message(profile),
             protocol=frame.VERSION,
             secure=options.credentials is not None,
-            sessions=self._sessions.states(),
+            sessions=self.sessions.states(),
             slices_bytes=self._store.used_bytes(),
             slices_limit_bytes=self._store.max_bytes,
             clock_s=time.time(),
-            leaving=self._leaving,
+            leaving=self.sessions.leaving.is_set(),
             sleeps=sleep_profile() is not None,
         )
 
     def Session(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:  # noqa: N802
         """Run an engine process, and yield its events."""
-        return self._sessions.run(commands, context)
+        return self.sessions.run(commands, context)
 
     def Link(self, _: Iterator[bytes], context: grpc.ServicerContext) -> grpc_link.Served:  # noqa: N802
         """Return the server of a data link to an engine process."""
-        return self._sessions.link(context)
+        return self.sessions.link(context)
 
     def Offer(self, offer: pb.SliceOffer, context: grpc.ServicerContext) -> Iterator[pb.SliceState]:  # noqa: N802
         """Report whether a slice is here; if its model is, cut it first."""

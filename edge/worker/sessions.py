@@ -9,10 +9,9 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 import grpc
 
@@ -88,13 +87,12 @@ class Sessions:
     def __init__(self, store: SliceStore, options: WorkerOptions) -> None:
         self._store, self._options = store, options
         self._sessions: dict[str, Session] = {}
-        send = partial(_send, self._sessions)
         limit = options.memory_limit_bytes
-        self.memory = None if limit is None else WorkerMemory(limit, send)
+        self.memory = None if limit is None else WorkerMemory(limit, self._send)
         self._starting = 0  # processes that start, and are no sessions yet
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held by the session that loads, if memory is limited
-        self._leaving = self._closed = False
+        self.leaving = threading.Event()  # no new sessions start
         # With a memory limit there is no fork server: its memory would be missing for weights.
         forks = available() and limit is None
         self._fork_server = ForkServer("edge.worker.rank", "edge.worker.load") if forks else None
@@ -114,14 +112,14 @@ class Sessions:
     def leave(self) -> None:
         """Start no new sessions, and tell the owners of running ones to move away."""
         with self._lock:
-            self._leaving = True
+            self.leaving.set()
             for session in self._sessions.values():
                 session.events.put(pb.Event(alive=pb.Alive(leaving=True)))
 
     def close(self) -> None:
         """End all engine processes, and start no new ones."""
         with self._lock:
-            self._closed = True
+            self.leaving.set()
             sessions = list(self._sessions.values())
         for session in sessions:
             session.child.ask_to_end()
@@ -191,7 +189,7 @@ class Sessions:
             with memory_signals_blocked():
                 self._fork_server.prepare()  # takes a while the first time, so it runs without the lock
         with self._lock:
-            if _ends(self):
+            if self.leaving.is_set():
                 raise Refused(_ENDING)
             if len(self._sessions) + self._starting >= MAX_SESSIONS:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
@@ -200,12 +198,12 @@ class Sessions:
         try:  # without the lock: others may have to give memory back, and a process may take minutes to start
             name = secrets.token_hex(8)
             member = None if self.memory is None else self.memory.open(name)
-            shares, how = member is not None, self._options
-            child = RankProcess(how.host, how.credentials, how.limits, name, self._fork_server, shares)
+            options, shares = self._options, member is not None
+            child = RankProcess(options.host, options.credentials, options.limits, name, self._fork_server, shares)
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
             session = Session(name, first.open, child, links, member)
             with self._lock:
-                ends = _ends(self)
+                ends = self.leaving.is_set()
                 if not ends:
                     self._sessions[name] = session
                     self._starting -= 1
@@ -222,6 +220,13 @@ class Sessions:
             child.send(first)
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
         return session
+
+    def _send(self, name: str, command: pb.Command) -> None:
+        """Send a command of the daemon's own to the process of a session, if there is one."""
+        session = self._sessions.get(name)
+        if session is not None:
+            with suppress(TransportError):  # it has ended
+                session.child.send(command)
 
     def _feed(self, session: Session, commands: Iterator[pb.Command]) -> None:
         """Send commands to the process, until the owner ends the stream."""
@@ -351,16 +356,3 @@ class Sessions:
             if session.has_turn:
                 session.has_turn = False
                 self._turn.release()
-
-
-def _send(sessions: Mapping[str, Session], name: str, command: pb.Command) -> None:
-    """Send a command of the daemon's own to the process of a session, if there is one."""
-    session = sessions.get(name)
-    if session is not None:
-        with suppress(TransportError):  # it has ended
-            session.child.send(command)
-
-
-def _ends(sessions: Sessions) -> bool:
-    """Return whether no session may start any more."""
-    return sessions._closed or sessions._leaving

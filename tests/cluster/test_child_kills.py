@@ -67,7 +67,7 @@ def kill_session(remote: Remote, digest: str, moment: str, after_events: int) ->
 
 def test_killed_again_and_again(tmp_path: Path) -> None:
     draw = random.Random(3)
-    digest = Digests(tmp_path / "d").file_digest(MODEL_PATH)
+    digest = Digests(tmp_path / "d").model_digest(MODEL_PATH)
     recipe = whole(digest, MODEL_PATH.stat().st_size)
     moments = [moment for moment, times in MOMENTS.items() for _ in range(times)]
     assert len(moments) == some(20, 100)

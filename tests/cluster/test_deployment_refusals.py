@@ -89,7 +89,7 @@ def test_a_device_with_room_for_its_daemon_alone(tmp_path: Path, two: list[Worke
 def test_a_model_that_is_not_the_plans(two: list[Worker], synthetic: Synthetic, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     shutil.copy(synthetic("llama", "f32"), path)
-    digest = Digests(tmp_path).file_digest(path)
+    digest = Digests(tmp_path).model_digest(path)
     plan = plan_for(path, two[:1], tensor(1, 1), digest)
     with Fleet([two[0].address]) as fleet:
         with Deployment(fleet, plan, GgufFile.open(path), EXACT) as deployment:

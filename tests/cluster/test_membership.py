@@ -14,7 +14,7 @@ from devices.cluster_file import Cluster
 from edge.cluster.deployment import Deployment
 from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
-from edge.deployment import watch
+from edge.deployment import supervisor, watch
 from edge.deployment.deployed import DeployedModel
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
@@ -137,7 +137,7 @@ def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypat
 
     with supervised(two, plan_for(MODEL_PATH, two, pipeline(1, 1, 1))) as model:
         assert answers(model.engine, {7: two[1].kill})
-        monkeypatch.setattr(watch, "reachable", reachable)
+        monkeypatch.setattr(supervisor, "reachable", reachable)
         until(checks.is_set, "a look at who is there")
     assert not ended.is_set()
     may_end.set()

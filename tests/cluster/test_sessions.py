@@ -66,7 +66,7 @@ def remotes(two: list[Worker]) -> Iterator[list[Remote]]:
 @pytest.fixture(scope="module")
 def demo(two: list[Worker], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the bundled model, which the first worker has."""
-    digest = Digests(tmp_path_factory.mktemp("d")).file_digest(MODEL_PATH)
+    digest = Digests(tmp_path_factory.mktemp("d")).model_digest(MODEL_PATH)
     with two[0].remote() as remote:
         remote.send_slice(whole(digest, MODEL_PATH.stat().st_size), MODEL_PATH, digest)
     return digest

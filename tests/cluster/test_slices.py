@@ -58,7 +58,7 @@ def remote(one_worker: Worker) -> Iterator[Remote]:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """The bundled model as a whole slice."""
-    digest = Digests(tmp_path_factory.mktemp("d")).file_digest(MODEL_PATH)
+    digest = Digests(tmp_path_factory.mktemp("d")).model_digest(MODEL_PATH)
     return whole(digest, MODEL_PATH.stat().st_size)
 
 
@@ -66,7 +66,7 @@ def noise(folder: Path, seed: int, n_bytes: int) -> tuple[Recipe, Path]:
     """A file that no other test has, and the recipe of all of it."""
     path = folder / f"noise-{seed}.gguf"
     path.write_bytes(random.Random(seed).randbytes(n_bytes))
-    return whole(Digests(folder / "d").file_digest(path), n_bytes), path
+    return whole(Digests(folder / "d").model_digest(path), n_bytes), path
 
 
 def upload(remote: Remote, data: Iterable[bytes], digest: str, n_bytes: int, offset: int = 0) -> Any:
@@ -131,7 +131,7 @@ def test_where_the_model_is_nothing_is_sent(tmp_path: Path, synthetic: Synthetic
     model = synthetic(arch)
     size = model.stat().st_size
     recipe = Recipe(
-        Digests(tmp_path / "d").file_digest(model),
+        Digests(tmp_path / "d").model_digest(model),
         size,
         (
             Literal(b"a header of its own"),

@@ -44,7 +44,7 @@ def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 def model_digest(folder: Path) -> str:
     """Return the digest of the bundled model."""
-    return Digests(folder).file_digest(MODEL_PATH)
+    return Digests(folder).model_digest(MODEL_PATH)
 
 
 # What it answers.

@@ -255,7 +255,7 @@ class Messages(Kind):
         return Rank(self._control, opened, "127.0.0.1", self._folder / "rank", None, ResourceLimits(1))
 
     def close(self) -> None:
-        self._worker.close()
+        self._worker.sessions.close()
         self._rank._listener.close()
         self._control.close()
 

@@ -26,7 +26,7 @@ from edge.cluster import liveness
 from edge.cluster.deployment import Deployment
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.session import EngineSession
-from edge.deployment import deploy, supervisor, watch
+from edge.deployment import deploy, supervisor
 from edge.errors import NotEnoughMemory
 from edge.llama import llama
 from edge.llm.options import EngineOptions
@@ -372,7 +372,6 @@ def cluster(model: Path, folder: Path, n_devices: int) -> Iterator[Cluster]:
         built = Cluster(model, folder, n_devices)
         stack.callback(built.close)
         patch.setattr(supervisor, "reachable", built.reachable)
-        patch.setattr(watch, "reachable", built.reachable)
         patch.setattr(deploy, "Deployment", _Deployment)
         patch.setattr(deploy, "send_ahead", lambda *_: None)  # slices are written
         patch.setattr(deploy, "check_room", lambda *_: None)

@@ -160,7 +160,7 @@ def served(folder: Path) -> Iterator[Remote]:
         with Remote(open_channel("127.0.0.1", port, None, 10.0)[0], "127.0.0.1", port, None) as remote:
             yield remote
     finally:
-        daemon.close()
+        daemon.sessions.close()
         server.stop(0).wait()
 
 

@@ -130,9 +130,7 @@ def test_where_there_is_no_room_for_a_spare_it_is_said() -> None:
     built, heard = Spares(cut(WORKERS)[0], WORKERS, cut, SLICES), Heard()
     mirror = Mirror(4096, MIB)
     with pytest.raises(PlanError, match="spare is 'all'; needed is a number of devices, or 'auto'"):
-        stand_by("all", built, mirror, Room(lambda plan: 0, {}), NOBODY, SLICES, cut(WORKERS)[0].sizes, heard)
-    assert (
-        stand_by("auto", built, mirror, Room(lambda plan: 0, {}), NOBODY, SLICES, cut(WORKERS)[0].sizes, heard) is None
-    )
+        stand_by("all", built, mirror, Room(lambda plan: 0, {}), NOBODY, heard)
+    assert stand_by("auto", built, mirror, Room(lambda plan: 0, {}), NOBODY, heard) is None
     [line] = heard.lines
     assert line.startswith("ready for no loss: a copy of keys and values takes 1.00 MiB")

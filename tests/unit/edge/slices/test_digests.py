@@ -43,15 +43,15 @@ def state(tmp_path: Path) -> Path:
 def test_a_digest_is_remembered_until_the_file_changes(tmp_path: Path, state: Path) -> None:
     path, reported = tmp_path / "model.gguf", Reported()
     digest = write(path, b"first")
-    assert Digests(state).file_digest(path, reported) == digest
+    assert Digests(state).model_digest(path, reported) == digest
     assert reported.calls == 1
     (tmp_path / "link").symlink_to(path)
-    assert Digests(state).file_digest(tmp_path / "link", reported) == digest
+    assert Digests(state).model_digest(tmp_path / "link", reported) == digest
     assert reported.calls == 1
     times = path.stat()
     other = write(path, b"other")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as some tools that copy files do
-    assert Digests(state).file_digest(path, reported) == other
+    assert Digests(state).model_digest(path, reported) == other
     assert reported.calls == 2
 
 
@@ -60,7 +60,7 @@ def test_a_file_just_written_is_not_remembered(tmp_path: Path, state: Path, monk
     path.write_bytes(b"first")
     monkeypatch.setattr(time, "time_ns", lambda: path.stat().st_ctime_ns + 1000)
     digests = Digests(state)
-    assert digests.file_digest(path, reported) == digests.file_digest(path, reported)
+    assert digests.model_digest(path, reported) == digests.model_digest(path, reported)
     assert reported.calls == 2
 
 
@@ -73,21 +73,21 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, state: Path) -> No
             file.write(bytes(1 << 20))
 
     with pytest.raises(SliceError, match="was changed while"):
-        Digests(state).file_digest(path, grow)
+        Digests(state).model_digest(path, grow)
 
     def replace(done: int, total: int) -> None:
         (tmp_path / "new").write_bytes(bytes(path.stat().st_size))
         (tmp_path / "new").replace(path)
 
     with pytest.raises(SliceError, match="was changed while"):
-        Digests(state).file_digest(path, replace)
+        Digests(state).model_digest(path, replace)
 
 
 def test_what_cannot_be_hashed(tmp_path: Path, state: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     for name, words in (("missing", "No such file"), ("pipe.gguf", "no file with content"), (".", "no file with")):
         with pytest.raises(SliceError, match=words):
-            Digests(state).file_digest(tmp_path / name)
+            Digests(state).model_digest(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_a_damaged_memory_only_costs_time(tmp_path: Path, state: Path, damaged: 
     state.mkdir(parents=True)
     damaged = damaged.replace(b"PATH", str(path).encode()).replace(b"KEY", recipe.key.encode())
     (state / "digests.json").write_bytes(damaged)
-    assert Digests(state).file_digest(path) == digest
-    assert Digests(state).slice_digest(recipe, path) == hashlib.sha256(b"ode").hexdigest()
+    assert Digests(state).model_digest(path) == digest
+    assert Digests(state).digest(recipe, path) == hashlib.sha256(b"ode").hexdigest()
     result = json.loads((state / "digests.json").read_bytes())
     assert result["files"][str(path)]["sha256"] == digest
     assert recipe.key in result["slices"]
@@ -121,16 +121,16 @@ def test_a_damaged_memory_only_costs_time(tmp_path: Path, state: Path, damaged: 
 def test_a_wrong_entry_in_the_memory_is_not_taken(tmp_path: Path, state: Path) -> None:
     path = tmp_path / "model.gguf"
     digest = write(path, b"model")
-    Digests(state).file_digest(path)
+    Digests(state).model_digest(path)
     memory = state / "digests.json"
     memory.write_text(memory.read_text().replace(digest, "0" * 63))
-    assert Digests(state).file_digest(path) == digest
+    assert Digests(state).model_digest(path) == digest
 
 
 def test_a_memory_that_cannot_be_written(tmp_path: Path) -> None:
     digest = write(tmp_path / "model.gguf", b"model")
     (tmp_path / "file").touch()
-    assert Digests(tmp_path / "file").file_digest(tmp_path / "model.gguf") == digest
+    assert Digests(tmp_path / "file").model_digest(tmp_path / "model.gguf") == digest
 
 
 def test_finding_a_model(tmp_path: Path, state: Path) -> None:
@@ -172,9 +172,9 @@ def test_a_slice_is_hashed_once(tmp_path: Path, state: Path) -> None:
     digest = write(path, b"model")
     recipe = Recipe(digest, 5, (Literal(b"header"), Copy(0, 2)))
     for _ in range(2):
-        assert Digests(state).slice_digest(recipe, path, reported) == digest_of(recipe, path)
+        assert Digests(state).digest(recipe, path, reported) == digest_of(recipe, path)
     assert reported.calls == 1
-    assert Digests(state).slice_digest(whole(digest, 5), tmp_path / "not even read") == digest
+    assert Digests(state).digest(whole(digest, 5), tmp_path / "not even read") == digest
 
 
 def test_the_memory_does_not_grow_for_ever(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,5 +182,5 @@ def test_the_memory_does_not_grow_for_ever(tmp_path: Path, state: Path, monkeypa
     path = tmp_path / "model.gguf"
     digest = write(path, b"model")
     for i in range(5):
-        Digests(state).slice_digest(Recipe(digest, 5, (Literal(b"%d" % i),)), path)
+        Digests(state).digest(Recipe(digest, 5, (Literal(b"%d" % i),)), path)
     assert len(json.loads((state / "digests.json").read_bytes())["slices"]) == 3

@@ -6,11 +6,11 @@ import pytest
 
 from edge.worker import daemon
 from edge.worker.daemon import _EndSignal, _leave
-from edge.worker.service import Worker
+from edge.worker.sessions import Sessions
 
 
-class Busy(Worker):
-    """A worker that somebody uses for so many looks."""
+class Busy(Sessions):
+    """Sessions that somebody uses for so many looks."""
 
     def __init__(self, checks: int) -> None:
         self.checks, self.seen, self.left = checks, 0, False

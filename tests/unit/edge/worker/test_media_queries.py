@@ -50,6 +50,7 @@ def chunk(**changed: Any) -> dict[str, Any]:
         b"[]",
         b'"error"',
         {},
+        {"error": None},
         {**GOOD, "bytes": -1},
         {**GOOD, "bytes": MOST_ANSWER_BYTES + 1},
         {**GOOD, "digest": "ab"},
