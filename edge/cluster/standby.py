@@ -109,7 +109,7 @@ def _keep_slices(
     described = defaultdict[str, list[str]](list)
     for slice_ in standby_slices:
         name = "this device" if slice_.address == LOCAL else workers[slice_.address].label
-        path, recipe, _ = slice_.part
+        path, recipe = slice_.part.path, slice_.part.recipe
         try:
             with total.part(recipe.n_bytes) as sent:
                 named = spares.slices.name(slice_.part)

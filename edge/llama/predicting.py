@@ -18,14 +18,23 @@ from edge.llama.library import PINNED_VERSION
 from edge.llama.library import llama_cpp as L
 from edge.llama.llama import Context
 
-_ext: Any = None
-_problem = ""  # what is lacking
-try:
-    from llama_cpp import llama_cpp_ext
+_CALLS = ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn", "llama_get_embeddings_nextn_ith")
+_FIELDS = (("llama_model_params", "load_mtp"), ("llama_context_params", "ctx_type"))
 
-    _ext = llama_cpp_ext
-except (ImportError, AttributeError) as error:  # the latter where the library lacks a call
-    _problem = str(error)
+
+def _open(package: Any) -> tuple[Any, str]:
+    """The module of these calls, and what is lacking for them; "" where nothing is."""
+    try:
+        from llama_cpp import llama_cpp_ext
+    except (ImportError, AttributeError) as error:  # the latter where the library lacks a call
+        return None, str(error)
+    lacking = [name for name in _CALLS if not hasattr(llama_cpp_ext, name)]
+    lacking += [name for struct, name in _FIELDS if name not in dict(getattr(package, struct)._fields_)]
+    lacking += [] if hasattr(package, "LLAMA_CONTEXT_TYPE_MTP") else ["LLAMA_CONTEXT_TYPE_MTP"]
+    return llama_cpp_ext, f"there is no {', '.join(lacking)}" if lacking else ""
+
+
+_ext, _problem = _open(L)
 
 
 def check_library() -> None:

@@ -109,7 +109,7 @@ class Step:
     """A step in flight."""
 
     rows: list[Rows]  # those that give logits; none in a part of a prompt that has a group to itself
-    began: float  # by time.perf_counter
+    began: float  # by the clock of the budget
     n_rows: int  # in all, of prompts as well
     windows: int = 0  # that were to be in flight with it; 0: nothing was drafted, so nothing is to be learned of it
     follows_cancelled: bool = False  # whose logits come before its own
@@ -189,7 +189,7 @@ class InFlight:
         prompts = prompt_rows(rows)
         # Where logits are on this device all are there, and masks would be made for nothing.
         top, masks = logits_request(giving) if engine.logits_cross else LogitsRequest()
-        began, in_groups = time.perf_counter(), engine.contexts > 1
+        began, in_groups = self._budget.clock(), engine.contexts > 1
         try:
             engine.submit(*whole, top=top, masks=masks, adapters=rows[0].running.adapters)
         except BaseException:

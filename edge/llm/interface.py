@@ -6,6 +6,7 @@ The classes that have them document the methods.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from edge.adapters.adapter import Scales
 from edge.adapters.file import CheckedAdapter
 from edge.constraints.constraint import Mask
-from edge.errors import ContextFull, EngineError
+from edge.errors import ContextFull, EdgeError, EngineError
 from edge.llama.attention_kernel import AttentionKernel
 from edge.llama.llama import Model
 from edge.llama.predicting import HiddenListener
@@ -166,13 +167,19 @@ class DecodesBySteps:
             raise EngineError(f"a decode takes 1 to {self.batch} tokens, {n} were given")
         if start + n > self.context:
             raise ContextFull(f"{start + n} tokens do not fit in the context of {self.context}; use a larger --context")
-        if self.uncollected:
+        if self.uncollected > 0:
             raise EngineError("logits of submitted steps are still to be collected")
         gives = np.full(n, outputs == "all", np.int8)
         gives[-1] = outputs != "none"
         positions, sequences = np.arange(start, start + n), np.full(n, sequence)
-        self.submit(tokens, positions, sequences, gives, top=top, masks=masks, adapters=adapters)
-        rows = self.collect() if outputs != "none" or self.contexts > 1 else np.empty((0, 0), np.float32)
+        try:
+            self.submit(tokens, positions, sequences, gives, top=top, masks=masks, adapters=adapters)
+            rows = self.collect() if outputs != "none" or self.contexts > 1 else np.empty((0, 0), np.float32)
+        except BaseException:
+            with suppress(EdgeError):  # what was submitted before an interrupt is not the next decode's
+                while self.uncollected:
+                    self.collect()
+            raise
         return rows[0] if outputs == "last" else rows
 
 

@@ -343,7 +343,7 @@ class Scheduler(Closing):
             return
         logits, step = collected
         is_alone = not step.follows_cancelled and not self._in_flight.awaited
-        took_s = time.perf_counter() - step.began
+        took_s = self._budget.clock() - step.began
         if step.n_rows == 1 and step.rows:
             step.rows[0].running.step_s.append(took_s)
         if step.prompt_rows and self.engine.contexts > 1:

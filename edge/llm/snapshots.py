@@ -46,7 +46,7 @@ class SnapshotPlan:
     """The positions at which a sequence gets snapshots: those of its prompt, and some of its answer."""
 
     def __init__(self, n_tokens: int = 0, block: int = sys.maxsize) -> None:
-        """n_tokens: of the prompt. Without it there are none."""
+        """n_tokens: of the prompt. Without it there are none: no position is a multiple of such a block."""
         self.n_tokens, self._block, self._borders = n_tokens, block, borders(n_tokens, block)
         self._next = n_tokens + ANSWER_TOKENS  # the least position behind the prompt
         self.has_new = False  # one was made, and is not on disk yet

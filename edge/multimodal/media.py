@@ -7,7 +7,6 @@ that histories with other pictures differ in all of these ids, wherever they are
 from __future__ import annotations
 
 import hashlib
-import secrets
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -21,11 +20,6 @@ _ROW_BITS = 20  # of a row's number, and of how many there are
 MOST_ROWS = (1 << _ROW_BITS) - 1
 _FIRST = 2  # -1 is no token anywhere
 _HASH_BYTES = 16
-
-
-def new_mark() -> str:
-    """Return a mark that stands for a picture or sound in a text: none has it by accident, and nobody can guess it."""
-    return f"<__media_{secrets.token_hex(8)}__>"
 
 
 class EmbeddingRows:

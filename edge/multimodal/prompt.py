@@ -9,7 +9,8 @@ from typing import Any
 from edge.constraints.constraint import never_given_up
 from edge.errors import ContextFull, EngineError, MediaError
 from edge.multimodal.encoder import Media, MediaEncoder
-from edge.multimodal.media import EmbeddingRows, new_mark
+from edge.multimodal.marks import new_mark
+from edge.multimodal.media import EmbeddingRows
 
 
 def encoded(

@@ -126,7 +126,7 @@ def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             with Image.open(file, formats=_FORMATS) as image:
-                turned = _eight_bits(ImageOps.exif_transpose(image))
+                turned = ImageOps.exif_transpose(_eight_bits(image))
                 width, height = target.size(turned.size)
                 if width * height > (Image.MAX_IMAGE_PIXELS or width * height):
                     raise SamplesError(f"{path} would have {width} x {height} pixels; give sizes for both dimensions")
@@ -143,10 +143,10 @@ def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
 
 
 def _eight_bits(image: Image) -> Image:
-    """Return a gray picture with 8 of its 16 bits: converting it would cut larger values off."""
+    """Return a gray picture with 8 of its 16 bits, if it has these: converting it would cut larger values off."""
     from PIL.Image import fromarray
 
-    if not image.mode.startswith("I"):  # of 32 bits as Pillow reads a PGM, with values of 16
+    if not image.mode.startswith("I;16") and (image.format, image.mode) != ("PPM", "I"):  # as Pillow reads a PGM
         return image
     return fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edge.errors import NotEnoughMemory
+from edge.errors import EdgeError, NotEnoughMemory
 from quant.errors import ModelFileError
 
 Array = npt.NDArray[Any]
@@ -135,7 +135,7 @@ def opened_arrays(path: Path, advice: str) -> Iterator[Any]:
     try:
         with path.open("rb") as file:
             yield np.load(file, allow_pickle=False)
-    except (OSError, ModelFileError):
+    except (OSError, EdgeError):
         raise
     except MemoryError as exc:
         raise NotEnoughMemory(f"{path} does not fit into memory; {advice}") from exc

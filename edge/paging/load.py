@@ -53,14 +53,13 @@ def load_weights(opening: Opening) -> Loaded:
     if opening.accounted is not None:
         opening.accounted(accounts, shared.plan)
     reader = Reader(roles.longest_row, shared.read.threads, shared.read.chunk, verify=options.verify)
-    try:
+    with ExitStack() as closing:
+        closing.callback(reader.close)
         arena = OneArena(shared.plan.resident)
+        closing.callback(arena.close)
         plan = _from_laid_out(shared.plan, reader, shared.lay_out)
-        weights = PagedWeights(opening, roles, plan, reader, arena, opening.progress)
-    except BaseException:
-        reader.close()
-        raise
-    return Loaded(weights, accounts, shared.sizes)
+        closing.pop_all()  # the weights close both, however they fail
+        return Loaded(PagedWeights(opening, roles, plan, reader, arena, opening.progress), accounts, shared.sizes)
 
 
 def load_within(

@@ -67,7 +67,9 @@ class PagingHooks:
     def hooks(self) -> list[Hook]:
         """Return the hooks; none if every weight stays where llama.cpp reads it."""
         hooks = []
-        if self._streamed and (pager := self._pager) is not None:
+        if self._streamed:
+            pager = self._pager
+            assert pager is not None
             acquire = partial(self._acquire, pager)
             hooks.append(Hook(self._uses_streamed, lambda _: pager.release(), acquire, pager.ready))
         if (experts := self._experts) is not None:

@@ -53,6 +53,10 @@ def laid_out(pieces: Sequence[Piece], reader: Reader, *, make: bool) -> Sequence
                 _open(folder, piece, space, moved)
     except OSError:  # a full disk, or a folder that is not ours: what is there is used
         pass
+    except BaseException:
+        for piece in moved.values():
+            piece.file.close()
+        raise
     finally:
         space.close()
     return [moved.get(piece, piece) for piece in pieces]

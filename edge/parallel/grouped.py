@@ -19,11 +19,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Scales
+from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama.predicting import HiddenListener
 from edge.llm.states import CacheUse
 from edge.parallel.engine import DistributedEngine, Floats
 from edge.parallel.step_times import Ints, Summary
+from partition.plan.plan import Range
+from partition.state.sequence import KVBlock
 
 T = TypeVar("T")
 
@@ -74,7 +78,10 @@ class GroupedEngine(DistributedEngine):
         positions: NDArray[np.int_],
         sequences: NDArray[np.int_],
         outputs: NDArray[np.int8],
-        **how: Any,
+        *,
+        top: int = 0,
+        masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
     ) -> None:
         """Begin a step of sequences of one group, and return. `collect` waits for it, also where it gives no logits.
         Its errors come there; Interrupted after `stop`."""
@@ -88,7 +95,7 @@ class GroupedEngine(DistributedEngine):
         gives = bool(np.any(outputs))
 
         def step(engine: DistributedEngine) -> Floats:
-            engine.submit(tokens, positions, own, outputs, **how)
+            engine.submit(tokens, positions, own, outputs, top=top, masks=masks, adapters=adapters)
             return engine.collect() if gives else np.empty((0, engine.shape.n_vocab), np.float32)
 
         group = int(groups[0])
@@ -179,12 +186,7 @@ class GroupedStates:
     def __getattr__(self, name: str) -> Any:
         if name == "_engine":
             raise AttributeError(name)
-        if name not in ("read", "begin_read", "write", "keep", "restore"):
-            return getattr(self._engine.first.states, name)
-        # These begin with a sequence: they are done where it is.
-        return lambda sequence, *rest: self._engine.on_sequence(
-            sequence, lambda engine, own: getattr(engine.states, name)(own, *rest)
-        )
+        return getattr(self._engine.first.states, name)
 
     snapshots = None  # a group computes behind the calls for others, and a snapshot is of what is computed
 
@@ -198,5 +200,20 @@ class GroupedStates:
             return "nothing on disk: groups of requests have no snapshots of recurrent layers"
         return self._engine.first.states.describe()
 
+    def read(self, sequence: int, positions: Range) -> KVBlock:
+        return self._engine.on_sequence(sequence, lambda engine, own: engine.states.read(own, positions))
+
+    def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]:
+        return self._engine.on_sequence(sequence, lambda engine, own: engine.states.begin_read(own, positions))
+
+    def write(self, sequence: int, block: KVBlock) -> None:
+        self._engine.on_sequence(sequence, lambda engine, own: engine.states.write(own, block))
+
+    def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
+        self._engine.on_sequence(sequence, lambda engine, own: engine.states.keep(own, start, links))
+
     def n_cached(self, links: Sequence[bytes]) -> int:
         return self._engine.on_group(0, lambda engine: engine.states.n_cached(links))
+
+    def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
+        return self._engine.on_sequence(sequence, lambda engine, own: engine.states.restore(own, start, links))

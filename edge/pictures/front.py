@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.errors import PictureError
 from edge.models.paths import PathLike
-from edge.pictures import front_points as plans
+from edge.pictures import front_points
 from edge.pictures.canvas import SIZE_INCHES, TEXT, Label, Place, add_labels, check_picture, new_axes, save
 from edge.pictures.front_points import Point, Result
 from quant.text import printable
@@ -33,16 +33,16 @@ def write_picture(result: Result, path: PathLike) -> None:
     """
     path = Path(path)
     check_picture(path)
-    if not plans.front(result):
+    if not front_points.front(result):
         raise PictureError("there is no plan to draw: none fits these devices")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a letter of a name that the font lacks is drawn as a box
-        save(_figure(plans.by_first_token(result) if plans.of_first_tokens(result) else result), path)
+        save(_figure(front_points.by_first_token(result) if front_points.of_first_tokens(result) else result), path)
 
 
 def _figure(result: Result) -> Any:
     axes = new_axes(SIZE_INCHES)
-    shown, faint = plans.visible_plans(result)
+    shown, faint = front_points.visible_plans(result)
     look = _Look(result)
     for point in faint:
         look.mark(axes, _at(point), point, markersize=4.5, alpha=0.35, markeredgewidth=0, zorder=2)
@@ -56,9 +56,9 @@ def _figure(result: Result) -> Any:
         look.mark(axes, _predicted(point), point, markersize=8, markerfacecolor="white", markeredgewidth=1.8)
     seen = [_at(point) for point in shown] + [_predicted(point) for point in shown if point["measured"]]
     faint_places = [_at(point) for point in faint]
-    _scale(axes, seen + faint_places, prompts=plans.of_first_tokens(result))
-    corners = _draw_front(axes, plans.line(result), _LINE)
-    for type_, points in plans.lines(result).items():
+    _scale(axes, seen + faint_places, prompts=front_points.of_first_tokens(result))
+    corners = _draw_front(axes, front_points.line(result), _LINE)
+    for type_, points in front_points.lines(result).items():
         corners += _draw_front(axes, points, look.type_colors[type_], shaded=False)
     _write_around(axes, result, shown, faint, look)
     add_labels(axes, _labels(result, shown, look), seen, corners, faint_places)
@@ -67,7 +67,7 @@ def _figure(result: Result) -> Any:
 
 def _at(point: Point) -> Place:
     """Return the place of a plan as measured, or else as predicted."""
-    return 1e3 * plans.latency_s(point), plans.throughput(point)
+    return 1e3 * front_points.latency_s(point), front_points.throughput(point)
 
 
 def _predicted(point: Point) -> Place:
@@ -83,8 +83,8 @@ class _Look:
     """Colors and marks of plans: of their kind and type, or, where types are chosen between, the other way round."""
 
     def __init__(self, result: Result) -> None:
-        self.types = plans.several_types(result)
-        self.by_type = plans.has_quality(result)
+        self.types = front_points.several_types(result)
+        self.by_type = front_points.has_quality(result)
         self.type_colors = {name: TYPE_COLORS[i % len(TYPE_COLORS)] for i, name in enumerate(self.types)}
         marked = KIND_COLORS if self.by_type else self.types
         self.markers = {name: _MARKERS[i % len(_MARKERS)] for i, name in enumerate(marked)}
@@ -108,7 +108,7 @@ def _scale(axes: Any, places: Sequence[Place], *, prompts: bool) -> None:
     ):
         low, high = min(values), max(values)
         in_seconds = prompts and axis is axes.yaxis
-        if low > 0 and (high > plans.LOG_FROM * low or in_seconds):
+        if low > 0 and (high > front_points.LOG_FROM * low or in_seconds):
             scale("log")
             room = (high / low) ** 0.08
             set_range(low / room, high * room)
@@ -118,7 +118,7 @@ def _scale(axes: Any, places: Sequence[Place], *, prompts: bool) -> None:
             room = 0.1 * (high - low) or 0.2 * high or 1.0
             set_range(max(0.0, low - room), high + room)
         shown = FuncFormatter(
-            lambda value, _, inverse=in_seconds: plans.figure(1 / value if inverse and value else value)
+            lambda value, _, inverse=in_seconds: front_points.figure(1 / value if inverse and value else value)
         )
         axis.set_major_formatter(shown)
         if in_seconds:
@@ -142,10 +142,10 @@ def _draw_front(axes: Any, points: Sequence[Point], color: str, *, shaded: bool 
 
 def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequence[Point], look: _Look) -> None:
     """Write title, axes and legend."""
-    counted_unit = plans.unit(result)
+    counted_unit = front_points.unit(result)
     axes.set_xlabel("latency (ms a token)" if counted_unit == "tokens" else "latency (ms)", fontsize=12, color=TEXT)
     upwards = f"throughput ({counted_unit}/s)"
-    if plans.of_first_tokens(result):
+    if front_points.of_first_tokens(result):
         upwards = f"first token of a prompt of {shown[0]['predicted']['prompt']} tokens (s)"
     axes.set_ylabel(upwards, fontsize=12, color=TEXT)
     title = axes.set_title(_short(result["model"]), fontsize=15, fontweight="bold", color=TEXT, loc="left", pad=26)
@@ -154,7 +154,7 @@ def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequ
     if look.by_type:
         at_once += "; nats: divergence from the model"
     axes.annotate(
-        _short(f"on {plans.first_few(plans.names(result), _MOST_NAMES)}{at_once}", 100),
+        _short(f"on {front_points.first_few(front_points.names(result), _MOST_NAMES)}{at_once}", 100),
         (0, 1),
         (0, 9),
         xycoords="axes fraction",
@@ -163,8 +163,10 @@ def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequ
         color=_QUIET,
         parse_math=False,
     )
-    explanations = [f"Knee: {plans.KNEE}."] if plans.knee(result) and len(plans.front(result)) > 1 else []
-    explanations += [f"Dominated: {plans.DOMINATED}."] if faint else []
+    explanations = (
+        [f"Knee: {front_points.KNEE}."] if front_points.knee(result) and len(front_points.front(result)) > 1 else []
+    )
+    explanations += [f"Dominated: {front_points.DOMINATED}."] if faint else []
     handles = list(_legend(result, shown, faint, look))
     legend = axes.figure.legend(
         handles=handles,
@@ -194,7 +196,7 @@ def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], look
     kinds = {point["parallel"] for point in (*shown, *faint)}
     if look.by_type:
         for name, color in look.type_colors.items():
-            yield Patch(color=color, label=printable(plans.type_label(result, name)))
+            yield Patch(color=color, label=printable(front_points.type_label(result, name)))
     else:
         yield from (Patch(color=color, label=kind) for kind, color in KIND_COLORS.items() if kind in kinds)
     for name, marker in look.markers.items():
@@ -212,17 +214,17 @@ def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], look
 def _labels(result: Result, shown: Sequence[Point], look: _Look) -> Iterable[Label]:
     """Yield labels with roles for the knee, the best single device and the ends of the front; ids for others, if there
     is room."""
-    on_front = plans.front(result)
-    ends = plans.line(result)
+    on_front = front_points.front(result)
+    ends = front_points.line(result)
     named: list[tuple[str, Point | None]] = [
-        ("best single device", plans.best_single(result)),
+        ("best single device", front_points.best_single(result)),
         ("least latency", ends[0]),
-        ("soonest first token" if plans.of_first_tokens(result) else "most throughput", ends[-1]),
+        ("soonest first token" if front_points.of_first_tokens(result) else "most throughput", ends[-1]),
     ]
     if len(on_front) == 1:
         named[1:] = [("best in both", on_front[0])]
     else:
-        named.insert(0, ("the knee", plans.knee(result)))
+        named.insert(0, ("the knee", front_points.knee(result)))
     roles_by_point: dict[int, list[str]] = {}
     for role, point in named:
         if point is not None:

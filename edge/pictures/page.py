@@ -15,7 +15,7 @@ from typing import Any
 from devices.files import temporary_beside
 from edge.errors import PictureError
 from edge.models.paths import PathLike
-from edge.pictures import front_points as plans
+from edge.pictures import front_points
 from edge.pictures.front_points import Point, Result
 from partition.predict.objectives import OBJECTIVES
 
@@ -43,7 +43,7 @@ def write_page(
     """
     path = Path(path)
     check_page(path)
-    if not plans.front(result):
+    if not front_points.front(result):
         raise PictureError("there is no plan to show: none fits these devices")
     text = page(result, command, model)
     with temporary_beside(path) as temporary:
@@ -77,26 +77,26 @@ def embedded(values: Any) -> str:
 
 def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
     """Return the values that the page shows beside the object itself."""
-    shown, near = plans.visible_plans(result)
-    single = plans.best_single(result)
+    shown, near = front_points.visible_plans(result)
+    single = front_points.best_single(result)
     return {
-        "log_from": plans.LOG_FROM,
+        "log_from": front_points.LOG_FROM,
         "figures": [  # memory has a row for each device
-            {"key": row.key, "scale": row.scale, "name": f"{row.label}, {row.unit_of(plans.unit(result)[:-1])}"}
+            {"key": row.key, "scale": row.scale, "name": f"{row.label}, {row.unit_of(front_points.unit(result)[:-1])}"}
             for name, row in OBJECTIVES.items()
             if name != "memory"
         ],
-        "devices": plans.names(result),
-        "types": plans.several_types(result),
-        "type_labels": {name: plans.type_label(result, name) for name in plans.several_types(result)},
-        "by_type": plans.has_quality(result),
-        "lines": {name: [point["id"] for point in points] for name, points in plans.lines(result).items()},
-        "line": [point["id"] for point in plans.line(result)],
+        "devices": front_points.names(result),
+        "types": front_points.several_types(result),
+        "type_labels": {name: front_points.type_label(result, name) for name in front_points.several_types(result)},
+        "by_type": front_points.has_quality(result),
+        "lines": {name: [point["id"] for point in points] for name, points in front_points.lines(result).items()},
+        "line": [point["id"] for point in front_points.line(result)],
         "shown": [point["id"] for point in shown],
         "near": [point["id"] for point in near],
         "best_single": None if single is None else single["id"],
         "commands": {point["id"]: _commands(result, point, command, model) for point in result["points"]},
-        "notes": plans.notes(result),
+        "notes": front_points.notes(result),
     }
 
 

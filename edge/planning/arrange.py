@@ -134,14 +134,6 @@ def allreduce_s(n_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) 
     return min(choose(n_bytes, n_bytes, ranks, latency_s, bytes_per_s).seconds.values())
 
 
-def holding(speeds: Sequence[DeviceSpeed], owner: str, n_bytes: int) -> list[DeviceSpeed]:
-    """Return the devices where one, with its address as `device` writes it, holds so many bytes beside the model."""
-    return [
-        replace(speed, runtime_bytes=speed.runtime_bytes + n_bytes) if device(speed.device) == owner else speed
-        for speed in speeds
-    ]
-
-
 def can_share(file: GgufFile) -> bool:
     """Return whether several ranks can share a layer of the model."""
     try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from devices.cluster_file import Cluster, ClusterDevice
 from edge.cluster.fleet import Fleet, device
 from edge.llm.info import ModelInfo
-from edge.planning.arrange import holding, measured_speeds, name_of, work_of
+from edge.planning.arrange import measured_speeds, name_of, work_of
 from edge.planning.plan_options import PlanOptions
 from edge.speculate.factory import MtpDraft, WorkerDraft, drafts
 from edge.speculate.hidden_states import MOST_TOKENS
@@ -108,7 +108,13 @@ def with_drafts(work: Work, draft: Draft | None, devices: int = 1) -> list[Work]
 
 def with_draft_held(speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:
     """The devices where the one that drafts holds what that takes, too."""
-    return list(speeds) if draft is None else holding(speeds, device(draft.worker or LOCAL), draft.held_bytes)
+    if draft is None:
+        return list(speeds)
+    owner, n_bytes = device(draft.worker or LOCAL), draft.held_bytes
+    return [
+        replace(speed, runtime_bytes=speed.runtime_bytes + n_bytes) if speed.device == owner else speed
+        for speed in speeds
+    ]
 
 
 def _with_worker(cluster: Cluster, fleet: Fleet) -> Cluster:

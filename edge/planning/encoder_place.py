@@ -11,7 +11,6 @@ from typing import Any
 from edge.cluster.fleet import device
 from edge.errors import EdgeError
 from edge.helpers.encoding import EncoderDevice, EncoderFiles
-from edge.planning.arrange import holding
 from edge.survey.encoder_times import EncoderTime, EncoderTimes, encoder_times
 from edge.tasks import Steps
 from partition.plan.plan import LOCAL
@@ -42,7 +41,12 @@ class EncoderPlace:
 
     def with_encoder(self, speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
         """Return the speeds with the encoder's memory counted on the device that encodes."""
-        return holding(speeds, self.device, self.held_bytes)
+        return [
+            replace(speed, runtime_bytes=speed.runtime_bytes + self.held_bytes)
+            if device(speed.device) == self.device
+            else speed
+            for speed in speeds
+        ]
 
     @property
     def moved_bytes(self) -> int:

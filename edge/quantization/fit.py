@@ -36,9 +36,9 @@ from edge.quantization.fit_choices import (
     choose_kinds,
     free_tensors,
     from_mix,
-    least_bytes,
     mix_like,
     reserved_bytes,
+    smallest,
     tensor_bytes,
     too_small,
 )
@@ -148,11 +148,11 @@ def fit_file(
     return Fitted(outcome, expected, measured, chosen.gap, slow, exact)
 
 
-def smallest(file: GgufFile, options: FitOptions) -> int:
+def least_bytes(file: GgufFile, options: FitOptions) -> int:
     """Return the bytes of the smallest file that can be made from a model."""
     free = free_tensors(file)
     covered = read_imatrix(options.imatrix).weights_of(file) if options.imatrix else calibrate.covered(file)
-    return least_bytes(file, candidates(file, free, covered, _kinds(options)), reserved_bytes(file, free))
+    return smallest(file, candidates(file, free, covered, _kinds(options)), reserved_bytes(file, free))
 
 
 def _kinds(options: FitOptions) -> tuple[TensorType, ...]:

@@ -46,13 +46,13 @@ def choose_kinds(
     covered: tensors in the importance matrix. fast: leave out `slow`, types that are slow on this device, if possible.
     """
     every = candidates(file, free, covered, kinds)
-    least = least_bytes(file, every, reserved)
+    least = smallest(file, every, reserved)
     if least > budget:
         raise too_small(file, least, budget)
     if not fast:
         return every
     quick = candidates(file, free, covered, [kind for kind in kinds if kind.name not in slow])
-    return quick if least_bytes(file, quick, reserved) <= budget else every
+    return quick if smallest(file, quick, reserved) <= budget else every
 
 
 def candidates(
@@ -121,7 +121,7 @@ def reserved_bytes(file: GgufFile, free: Sequence[str]) -> int:
     return whole - sum(tensor_bytes(file, name, file.tensors[name].type) for name in free)
 
 
-def least_bytes(file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], reserved: int) -> int:
+def smallest(file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], reserved: int) -> int:
     """Return the bytes of the smallest file: every tensor has the narrowest type that it may have."""
     return reserved + sum(min(tensor_bytes(file, name, kind) for kind in kinds) for name, kinds in candidates.items())
 

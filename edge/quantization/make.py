@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from devices.files import temporary_beside
-from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file, smallest
+from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file, least_bytes
 from edge.quantization.gguf import Outcome, quantize
 from edge.tasks import SILENT, ShowStep, Steps
 from quant.checkpoint.checkpoint import Checkpoint
@@ -181,7 +181,7 @@ def budget_within(
     source: Source, memory: int, context: int | None, kv_type: str, options: FitOptions, steps: Steps = SILENT
 ) -> int:
     """Return the bytes of a file whose weights fit into memory beside everything else. The errors of `file_within`."""
-    budget, parts = file_within(source.file, memory, context, kv_type, smallest(source.file, options))
+    budget, parts = file_within(source.file, memory, context, kv_type, least_bytes(source.file, options))
     parts_text = ", ".join(f"{name} {bytes_text(n)}" for name, n in parts.items() if n)
     steps.say(f"of {bytes_text(memory)}, {bytes_text(budget)} are left: {parts_text}")
     return budget

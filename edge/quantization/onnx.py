@@ -148,7 +148,7 @@ def quantize(
             raise ModelFileError(f"{path} holds weights of {source}; name another file to write")
     check_room(target, _COPIES * file.weight_bytes + file.size_bytes)
     working = TemporaryDirectory(".part", f".{target.name}.", target.absolute().parent, ignore_cleanup_errors=True)
-    with working as name, removed_at_end(folder := Path(name)):
+    with removed_at_end(folder := Path(working.name)), working:
         (folder / "made").mkdir()
         new_file = folder / "made" / target.name
         staged = folder / "the-model.onnx"

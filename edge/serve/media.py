@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
-from edge.multimodal.media import new_mark
+from edge.multimodal.marks import new_mark
 from edge.serve.apis.fields import Fields
 from edge.serve.apis.other_fields import Refused
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llm.engine import Engine
@@ -31,8 +31,13 @@ from partition.predict.drafts import FREE, KINDS, MTP, ROLLBACK_ROWS, SELF
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
-Enter = Callable[[AbstractContextManager[Any]], Any]
-"""`ExitStack.enter_context`: takes what is to be closed later."""
+T = TypeVar("T")
+
+
+class Enter(Protocol):
+    """`ExitStack.enter_context`: takes what is to be closed later."""
+
+    def __call__(self, opened: AbstractContextManager[T], /) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -232,8 +237,7 @@ def _predictor(draft: MtpDraft, engine: TextEngine, enter: Enter, steps: Steps) 
     if draft.is_auto and engine.paging is not None:
         return None
     try:
-        predictor: Predictor = enter(open_predictor(engine, steps))
-        return predictor
+        return enter(open_predictor(engine, steps))
     except (EngineError, NotEnoughMemory) as error:
         if not draft.is_auto:
             raise

@@ -24,7 +24,7 @@ class LoadedPart(ABC):
 
     def time(self, request: pb.Time) -> pb.Timed:
         """Return how long it takes by itself. EdgeError if it cannot be timed."""
-        raise EdgeError("no slice is loaded yet")
+        raise EdgeError("what is loaded here is not timed by itself")
 
     def finish(self, timeout_s: float) -> None:  # noqa: B027 - most parts write nothing
         """Wait until background writes are complete, for `timeout_s` at most: the process is about to end."""

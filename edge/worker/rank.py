@@ -172,7 +172,11 @@ class Rank:
 
     def _measure(self, request: pb.Measure) -> pb.Event:
         link = self._link(request.rank)
-        measured = measure(link, min(max(request.seconds, _LEAST_MEASURED_S), _MOST_MEASURED_S))
+        try:
+            measured = measure(link, min(max(request.seconds, _LEAST_MEASURED_S), _MOST_MEASURED_S))
+        except Exception as error:
+            link.refuse(str(error))  # the rank that answers fails, too, and does not wait
+            raise
         return pb.Event(
             measured=pb.Measured(
                 **asdict(measured),

@@ -268,10 +268,8 @@ class Sessions:
             head = session.lease.enter_context(self._store.use(load.encoder.text_model))
             load.encoder.text_model_path = str(head)
         load.memory_limit_bytes = 0
-        load.prefix_folder, load.prefix_bytes = (
-            str(self._store.folder.with_name("prefixes")),
-            self._options.prefix_bytes,
-        )
+        load.prefix_folder = str(self._store.folder.with_name("prefixes"))
+        load.prefix_bytes = self._options.prefix_bytes
         session.slice = load.slice
         if self.memory is not None:
             # One load at a time: the memory that it leaves is known when it is done.

@@ -149,6 +149,9 @@ def test_pictures_of_other_kinds(tmp_path: Path, edge_run: Run) -> None:
         deep.save(tmp_path / name)
         result = outputs(edge_run, model, "--input", tmp_path / name)["out_x"]
         assert np.array_equal(result[0, ..., 2], pixels()[..., 0]), name
+    Image.fromarray(pixels()[..., 0].astype(np.int32)).save(tmp_path / "wide.tiff")  # of 32 bits, as masks have
+    result = outputs(edge_run, model, "--input", tmp_path / "wide.tiff")["out_x"]
+    assert np.array_equal(result[0, ..., 2], pixels()[..., 0])
     turned = Image.fromarray(pixels())
     exif = Image.Exif()
     exif[0x0112] = 3  # lies on its head

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
-from edge.multimodal.media import new_mark
+from edge.multimodal.marks import new_mark
 from edge.serve.apis.chat import Tool
 from edge.serve.apis.fields import (
     MAX_LOGPROBS,

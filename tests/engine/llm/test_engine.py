@@ -289,3 +289,22 @@ def test_when_ggml_aborts_there_is_one_line_and_a_documented_code() -> None:
     assert done.returncode == library.EXIT_NATIVE_ABORT
     assert done.stdout == ""
     assert done.stderr.splitlines() == ["edge: llama.cpp stopped the process: ggml.c:7: the invariant"]
+
+
+def test_an_interrupted_decode_leaves_nothing_to_the_next_one(
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(synthetic("llama", "q8_0"), OPTIONS) as engine:
+        expected = engine.decode([3, 4], 0).copy()
+        collect, interrupts = engine.collect, [KeyboardInterrupt]
+
+        def interrupted() -> np.ndarray:
+            if interrupts:
+                raise interrupts.pop()
+            return collect()
+
+        monkeypatch.setattr(engine, "collect", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.decode([5, 6], 2)
+        engine.kv_clear()
+        assert (engine.decode([3, 4], 0) == expected).all()

@@ -9,6 +9,7 @@ import pytest
 
 from edge.errors import EngineError
 from edge.llama import predicting
+from edge.llama.library import llama_cpp
 from edge.llm.engine import Engine
 from edge.speculate.factory import drafts
 from tests.support.drafting import ROOM
@@ -29,6 +30,13 @@ def test_a_library_without_the_calls_is_refused(folder: Path, monkeypatch: pytes
     assert drafts("auto", path) == "auto"
     with Engine(path, ROOM) as engine, pytest.raises(EngineError, match="cannot draft by a model's own layers"):
         engine.hidden.give()
+
+    class Older:
+        llama_model_params = llama_context_params = type("Struct", (), {"_fields_": [("n_ctx", int)]})
+
+    _, problem = predicting._open(Older)
+    assert problem == "there is no load_mtp, ctx_type, LLAMA_CONTEXT_TYPE_MTP"
+    assert predicting._open(llama_cpp)[1] == ""
 
 
 LACKING = {

@@ -307,7 +307,8 @@ def test_groups_are_those_of_the_scheduler(stages: int, concurrency: int, monkey
             submit(tokens, *how, **more)  # type: ignore[arg-type]
 
         monkeypatch.setattr(engine, "submit", counted)
-        monkeypatch.setattr(engine, "stages", stages, raising=False)
+        monkeypatch.setattr(engine, "stages", stages)
+        monkeypatch.setattr(engine, "groups", stages)
         greedy = SamplingParams(temperature=0)
         Scheduler(engine).run([ArrivingRequest(list(range(3, 3 + p)), n, greedy, ends=False) for p, n in requests])
     plan = of_text((1,) * stages, link=LinkSpeed(9.0, 5e10), concurrency=concurrency)
