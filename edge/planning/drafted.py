@@ -110,7 +110,7 @@ def with_draft_held(speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[
     """The devices where the one that drafts holds what that takes, too."""
     if draft is None:
         return list(speeds)
-    owner, n_bytes = device(draft.worker or LOCAL), draft.held_bytes
+    owner, n_bytes = draft.worker or LOCAL, draft.held_bytes
     return [
         replace(speed, runtime_bytes=speed.runtime_bytes + n_bytes) if speed.device == owner else speed
         for speed in speeds

@@ -1,6 +1,6 @@
 """`edge serve` with many models: presets, idle ones, and folders of hundreds."""
 
-import os
+import shutil
 import urllib.error
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_presets_are_models_with_names_and_options(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("edge.multimodal.projector.open_projector", lambda path: None)
     for name in ("adapter.gguf", "draft.gguf", "eyes.gguf"):
         (tmp_path / name).touch()
-    os.link(MODEL_PATH, tmp_path / "model.gguf")
+    shutil.copy(MODEL_PATH, tmp_path / "model.gguf")
     (tmp_path / "serve.toml").write_text(PRESETS)
     file = tmp_path / "serve.toml"
     configs, options, _ = configs_of(monkeypatch, "--config", file, "--threads", "2", "--idle-unload", "1.5")
@@ -164,7 +164,7 @@ def test_an_idle_model_is_unloaded_by_a_running_server() -> None:
 
 def test_five_hundred_models_in_one_folder(tmp_path: Path) -> None:
     """No header is read before somebody asks for it: all but the first are none."""
-    os.link(MODEL_PATH, tmp_path / "000.gguf")
+    shutil.copy(MODEL_PATH, tmp_path / "000.gguf")
     for n in range(1, 500):
         (tmp_path / f"{n:03}.gguf").write_bytes(b"no model")
     with served(str(tmp_path), "--prefix-cache", "0") as server:

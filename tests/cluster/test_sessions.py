@@ -409,7 +409,7 @@ def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], d
         mine = {state.rank: state for state in remotes[0].describe()[1].sessions}
         assert (mine[0].slice, mine[0].memory_bytes) == (demo, loaded.memory_bytes)  # still what it was
         assert (mine[1].slice, mine[1].memory_bytes) == ("", 0)
-        refused("no slice is loaded yet", time=pb.Time(rows=[1], steps=1))  # but a whole model
+        refused("not timed by itself", time=pb.Time(rows=[1], steps=1))  # a whole model
         first.unload()
         refused("no slice is loaded yet", time=pb.Time(rows=[1], steps=1))
         assert [state.slice for state in remotes[0].describe()[1].sessions] == ["", ""]
