@@ -177,7 +177,7 @@ class DecodesBySteps:
             rows = self.collect() if outputs != "none" or self.contexts > 1 else np.empty((0, 0), np.float32)
         except BaseException:
             with suppress(EdgeError):  # what was submitted before an interrupt is not the next decode's
-                while self.uncollected:
+                while self.uncollected > 0:
                     self.collect()
             raise
         return rows[0] if outputs == "last" else rows

@@ -126,7 +126,8 @@ def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             with Image.open(file, formats=_FORMATS) as image:
-                turned = ImageOps.exif_transpose(_eight_bits(image))
+                ImageOps.exif_transpose(image, in_place=True)
+                turned = _eight_bits(image)
                 width, height = target.size(turned.size)
                 if width * height > (Image.MAX_IMAGE_PIXELS or width * height):
                     raise SamplesError(f"{path} would have {width} x {height} pixels; give sizes for both dimensions")

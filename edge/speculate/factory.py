@@ -114,7 +114,7 @@ def _fewer_bits(path: Path, steps: Steps) -> Path:
 
 def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
     """The same with room for the logits that checking takes, and under a budget for a drafting model that is here. The
-    errors of `ModelInfo.of`."""
+    errors of `ModelInfo.from_file`."""
     if draft == "off":
         return options
     outputs = max(min(MOST_ROWS, options.rows), options.outputs or options.sequences)

@@ -158,6 +158,9 @@ def test_pictures_of_other_kinds(tmp_path: Path, edge_run: Run) -> None:
     turned.save(tmp_path / "turned.webp", exif=exif, lossless=True)
     result = outputs(edge_run, model, "--input", f"x={tmp_path / 'turned.webp'}")["out_x"]
     assert np.array_equal(result[0], pixels()[::-1, ::-1])
+    deep.save(tmp_path / "turned.png", exif=exif)
+    result = outputs(edge_run, model, "--input", tmp_path / "turned.png")["out_x"]
+    assert np.array_equal(result[0, ..., 2], pixels()[::-1, ::-1, 0])
 
 
 def test_a_classifier(tmp_path: Path, edge_run: Run) -> None:

@@ -230,7 +230,9 @@ def test_few_rows_of_streamed_layers_are_computed_by_the_processor(larger: Path)
                 answer += [engine.decode([300 + i], 20 + i).copy() for i in range(STEPS)]
                 rows.setdefault(most, np.stack(answer))
                 assert (rows[most] == np.stack(answer)).all()
-        assert (rows[16] - rows[0]).std() < 0.03 * rows[0].std()  # rounded to 8 bits by the one, not by the other
+        difference = np.abs(rows[16] - rows[0]) / rows[0].std()  # rounded to 8 bits by the one, not by the other
+        assert difference.max() < 0.15
+        assert (difference**2).mean() < 0.03**2
 
 
 def test_the_budget_is_never_passed(larger: Path, tmp_path: Path) -> None:
