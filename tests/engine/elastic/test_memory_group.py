@@ -107,7 +107,7 @@ def test_a_limit_that_is_lowered_and_raised_changes_bits_and_ends_nothing(bundle
 
     try:
         whole = said()["whole"]
-        first = said("next\n")
+        first = [said("next\n") for _ in range(4)][-1]  # what the first tokens allocate is there
         assert first["number"] == 0
         low = LIMIT - (first["room"] - (whole[2] + whole[1]) // 2)  # room for the smallest size, not for the middle one
         until(lambda: limit(group, low), "a limit that holds")
