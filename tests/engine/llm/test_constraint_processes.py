@@ -130,8 +130,8 @@ def test_a_mask_that_comes_in_part_ends_one_answer_alone(model: Model) -> None:
             constraint.restrict(np.zeros(model.n_vocab, np.float32))
 
 
-def test_a_process_that_ends_within_a_mask_allows_nothing_less(model: Model) -> None:
-    """What did not come is not taken for tokens that may not come next."""
+def test_a_process_that_ends_within_a_mask_ends_the_answer(model: Model) -> None:
+    """The rest of the mask is not taken for tokens that may not come next."""
     constraint = Constraint(model, "regex", "edge")
     ours, theirs = socket.socketpair()
     with ours, ours.makefile("rb") as stream:

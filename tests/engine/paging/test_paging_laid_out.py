@@ -175,19 +175,19 @@ def test_threads_and_descriptors_of_such_files_end_with_the_engine(make_model: M
 def test_a_load_that_is_interrupted_leaves_none_open(
     make_model: MakeModel, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, found, open_ = make_model(), list[bool](), repacked_cache._open
+    path, results, open_ = make_model(), list[bool](), repacked_cache._open
     memory = halfway(path)
     fast(path, memory).close()
 
     def interrupted(*args: Any) -> bool:
-        if found:
+        if results:
             raise KeyboardInterrupt
-        found.append(open_(*args))
-        return found[-1]
+        results.append(open_(*args))
+        return results[-1]
 
     monkeypatch.setattr(repacked_cache, "_open", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fast(path, memory)
-    assert found == [True]
+    assert results == [True]
     assert not paging.descriptors(path, *files(cache))
     assert not weight_threads()
