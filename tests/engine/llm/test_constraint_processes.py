@@ -130,6 +130,18 @@ def test_a_mask_that_comes_in_part_ends_one_answer_alone(model: Model) -> None:
             constraint.restrict(np.zeros(model.n_vocab, np.float32))
 
 
+def test_a_process_that_ends_within_a_mask_ends_the_answer(model: Model) -> None:
+    """The rest of the mask is not taken for tokens that may not come next."""
+    constraint = Constraint(model, "regex", "edge")
+    ours, theirs = socket.socketpair()
+    with ours, ours.makefile("rb") as stream:
+        with theirs:
+            theirs.sendall(b'{"mask": [true]}\nx')
+        constraint._socket, constraint._stream = ours, stream
+        with pytest.raises(SamplingError, match="cannot be followed: the process that does so was ended"):
+            constraint.restrict(np.zeros(model.n_vocab, np.float32))
+
+
 def test_a_file_that_has_gone_is_an_error(model: Model, tmp_path: Path) -> None:
     model.path = str(tmp_path / "gone.gguf")
     with pytest.raises(SamplingError, match="the process that does so was ended"):

@@ -31,6 +31,7 @@ from tests.support.phases import Counting, phases
 from tests.support.ranks_here import ranks_here
 from tests.support.slices import synthetic
 from tests.support.thorough import some
+from transport.errors import LinkClosed
 
 OPTIONS = EngineOptions(threads=1, context=256, batch=8, sequences=3, outputs=8, kv_type="f32", flash_attention="off")
 LONGEST = 10  # tokens of an answer
@@ -157,6 +158,24 @@ def test_keys_and_values_are_read_behind_steps_that_are_under_way(
             for layer, other in zip(block.layers, again.layers, strict=True):
                 np.testing.assert_array_equal(layer.keys, other.keys)
                 np.testing.assert_array_equal(layer.values, other.values)
+
+
+def test_who_is_lost_while_it_sends_keys_and_values_is_lost_for_the_next_step_too(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ranks_here(model, pipeline(1, 1), OPTIONS, tmp_path) as engine:
+        engine.decode(list(range(5, 13)), 0, outputs="none")
+        receive, read = engine.states._receive, engine.states.begin_read(0, Range(0, 8))
+
+        def lost(*which: Any) -> None:
+            receive(*which)
+            raise LinkClosed("rank 1 went away")
+
+        monkeypatch.setattr(engine.states, "_receive", lost)
+        for work in (read, partial(engine.decode, [5], 8)):
+            with pytest.raises(LinkClosed, match="rank 1 went away"):
+                work()
+        engine.failed = None  # it is there
 
 
 # --- what is there already ---

@@ -24,6 +24,7 @@ from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.llm.slots import Slots
 from edge.parallel.logits import largest
+from partition.plan.plan import Range
 from tests.conftest import Synthetic
 from tests.support.deployments import EXACT, Grouped, deployed, pipeline, stages, tensor
 from tests.support.drafting import one_slot
@@ -218,6 +219,29 @@ def test_the_sequence_that_was_left_first_is_forgotten_first(synthetic: Syntheti
             slot.tokens, slot.used = [5] * 20, used
         assert slots.make_room(24)
         assert [len(slot.tokens) for slot in slots.all] == [20, 0, 20]
+
+
+def test_keys_and_values_from_elsewhere_take_the_room_of_what_nobody_uses(
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, options = list(range(5, 45)), replace(EXACT, context=64, batch=16, outputs=8, sequences=2)
+    with Engine(synthetic("llama", "f32"), options) as engine:
+        slots = Slots(engine, keep=True)
+        idle, slot = slots.all
+        idle.prefill(tokens)
+        block = engine.states.read(idle.sequence, Range(0, 40))
+        slot.busy = True
+        assert slots.write(slot, tokens, [block])
+        assert (idle.tokens, slot.tokens) == ([], tokens)
+
+        def refuse(*_: object) -> None:
+            raise EngineError("this block is of another kind")
+
+        removed: list[tuple[int, ...]] = []
+        monkeypatch.setattr(engine.states, "write", refuse)
+        monkeypatch.setattr(engine, "kv_remove", lambda *cells: removed.append(cells) or True)
+        assert not slots.write(idle, tokens, [replace(block, positions=Range(0, 8))])
+        assert removed == [(idle.sequence, 0, -1)]  # what was written of it; a lost engine says there that it is
 
 
 @pytest.mark.parametrize("beginning", [[], [1]], ids=["nothing shared", "one token shared"])

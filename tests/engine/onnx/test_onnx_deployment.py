@@ -19,6 +19,7 @@ from onnx import helper
 from edge.cluster import client
 from edge.cluster.fleet import Fleet
 from edge.cluster.onnx_deployment import OnnxDeployment
+from edge.deployment.deployed_network import OneDevice
 from edge.errors import EngineError, Interrupted, NotEnoughMemory, WorkerError
 from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
@@ -417,3 +418,12 @@ def test_nothing_is_left_of_all_this(three: list[Worker], running: OnnxDeploymen
     assert len(running.loaded) == len(three)
     until(lambda: all(len(item.children()) == 1 for item in three), "the end of other engine processes")
     until(lambda: not any(t.name in ("feed", "stage") for t in threading.enumerate()), "the end of threads")
+
+
+def test_a_whole_network_that_changed_since_it_was_planned_is_not_loaded(tmp_path: Path) -> None:
+    model = owned(mixed(), tmp_path / "mixed.onnx")
+    plan = model.plan((LOCAL,), [])
+    OneDevice(model, plan, 1, None).close()
+    owned(residual(), tmp_path / "mixed.onnx")
+    with pytest.raises(PlanError, match="has changed since it was loaded; start again"):
+        OneDevice(model, plan, 1, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
+from edge.errors import NotEnoughMemory
 from edge.onnx.samples import ANY_SHAPE, Input, Samples, SamplesError, declared_shape, random_feeds
 from edge.quantization.onnx import quantize
 from tests.support.onnx_files import quick, samples, small_model, vectors  # noqa: F401 (fixtures)
@@ -91,6 +93,15 @@ def test_files_that_hold_no_samples_are_refused(tmp_path: Path, source: Path) ->
         quantize(source, tmp_path / "out.onnx", "int8", source.parent)
     with pytest.raises(FileNotFoundError):
         quantize(source, tmp_path / "out.onnx", "int8", tmp_path / "nowhere")
+
+
+def test_samples_beyond_the_memory_are_not_called_damaged(tmp_path: Path, source: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (1 << 50,)})
+    with zipfile.ZipFile(tmp_path / "large.npz", "w") as archive:
+        archive.writestr("x.npy", header.getvalue())
+    with pytest.raises(NotEnoughMemory, match=r"large\.npz does not fit into memory; put fewer samples into each file"):
+        quantize(source, tmp_path / "out.onnx", "int8", tmp_path / "large.npz")
 
 
 def test_inputs_of_different_lengths_are_refused(tmp_path: Path) -> None:

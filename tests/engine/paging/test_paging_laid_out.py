@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -13,7 +14,7 @@ from edge.llm.engine import Engine
 from edge.paging import repacked_cache
 from tests.engine.paging.conftest import MakeModel
 from tests.support import paging
-from tests.support.paging import answer, halfway, least, resident_answer
+from tests.support.paging import answer, halfway, least, resident_answer, weight_threads
 from tests.support.thorough import each_once
 
 
@@ -169,3 +170,24 @@ def test_threads_and_descriptors_of_such_files_end_with_the_engine(make_model: M
     assert paging.descriptors(*files(cache))
     engine.close()
     assert not paging.descriptors(*files(cache))
+
+
+def test_a_load_that_is_interrupted_leaves_none_open(
+    make_model: MakeModel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, results, open_ = make_model(), list[bool](), repacked_cache._open
+    memory = halfway(path)
+    fast(path, memory).close()
+
+    def interrupted(*args: Any) -> bool:
+        if results:
+            raise KeyboardInterrupt
+        results.append(open_(*args))
+        return results[-1]
+
+    monkeypatch.setattr(repacked_cache, "_open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fast(path, memory)
+    assert results == [True]
+    assert not paging.descriptors(path, *files(cache))
+    assert not weight_threads()

@@ -12,7 +12,7 @@ from devices.cores import check_cores, cores_text, parse_cores, pin_to_cores, us
 from edge.errors import EdgeError
 from edge.llm.options import EngineOptions
 from edge.worker import load
-from edge.worker.limits import ResourceLimits, compute_on
+from edge.worker.limits import ResourceLimits, WorkerOptions, compute_on
 
 pinning = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let programs choose")
 
@@ -98,3 +98,9 @@ def test_no_more_memory_of_the_gpu_than_is_lent(options: EngineOptions, most: in
 def test_limits_on_a_command_line() -> None:
     for limits in (ResourceLimits(2), ResourceLimits(2, (0, 3), 0, 7, gives_back=1 << 30)):
         assert ResourceLimits.from_text(limits.to_text()) == limits
+
+
+@pytest.mark.parametrize(("most", "least", "gives_back"), [(400, 100, 300), (400, None, 0), (None, None, 0)])
+def test_what_is_above_the_least_memory_is_given_back(most: int | None, least: int | None, gives_back: int) -> None:
+    options = WorkerOptions("w", "127.0.0.1", 2, most, None, None, (0, 3), 1, 7, least)
+    assert options.limits == ResourceLimits(2, (0, 3), 1, 7, gives_back)

@@ -1,7 +1,9 @@
 """After a loss a model goes on with this device alone, whatever keeps this device from reaching others."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,3 +91,27 @@ def test_what_waits_to_take_over_ends_also_where_what_runs_does_not(monkeypatch:
     with pytest.raises(LinkClosed):
         supervised.close()
     assert ended == ["offered"]
+
+
+def test_only_workers_that_are_new_are_to_blame_for_a_plan_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that ran before are needed where their plan takes over again."""
+    supervised, deciding = supervisor(), Alone()
+    deciding.shunned = set()
+
+    @contextmanager
+    def reach(*_: object) -> Iterator[tuple[Any, list[str]]]:
+        yield SimpleNamespace(workers=dict.fromkeys(["old:1", "new:1"])), []
+
+    def refuse(*_: object) -> tuple[str, None]:
+        raise LinkClosed("new went away")
+
+    monkeypatch.setattr(deciding, "over", lambda *_: (PLAN, ""))
+    monkeypatch.setattr(supervised, "deciding", deciding)
+    monkeypatch.setattr(supervised, "reach", reach)
+    monkeypatch.setattr(supervised._building, "load", refuse)
+    supervised.running = Running("an engine", PLAN, "", ("this device",), frozenset(["old:1"]))
+    with pytest.raises(LinkClosed, match="new went away"):
+        supervised.offer(
+            "new joined", lambda plan: True, lambda done, total: None, lambda switched: switched() and None
+        )
+    assert deciding.shunned == {"new:1"}

@@ -14,11 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.remembered import Remembered
+from edge.demo import MODEL_PATH
 from edge.errors import Interrupted
+from edge.planning.arrange import work_of
 from edge.planning.front import pick
+from edge.planning.llm_space import LlmSpace
 from edge.planning.measuring import INTERRUPTED, VISITS, better, in_doubt, is_off, measure
+from edge.planning.onnx_space import OnnxSpace
+from edge.planning.plan_options import PlanOptions
+from edge.survey.profile import ClusterProfile
+from partition.plan.plan import LOCAL
 from partition.predict.pareto import judged
+from partition.predict.speeds import Links
+from quant.gguf.file import GgufFile
 from tests.support.deployments import own_folders
+from tests.support.onnx_pipelines import owned, residual
+from tests.support.planning import MS, device
 
 AXES = ("latency", "throughput")
 
@@ -219,3 +230,19 @@ def test_what_is_picked() -> None:
     assert pick({"points": points}, "knee")["id"] == "p3"
     assert pick({"points": points}, "p1")["id"] == "p1"
     assert pick({"points": [{**p, "measured": None} for p in points]}, "latency")["id"] == "p1"
+
+
+def test_what_a_plan_took_is_remembered_for_its_exchange_alone() -> None:
+    """Floats of another type, or another transport, take another time."""
+    file, known = GgufFile.open(MODEL_PATH), ClusterProfile((device(LOCAL, MS),), Links({}), ())
+    options = PlanOptions(), PlanOptions(wire="q8"), PlanOptions(transport="grpc")
+    spaces = [LlmSpace(MODEL_PATH, file, "", work_of(file, concurrency=1), known, each) for each in options]
+    point, _ = spaces[0].best("latency", {})
+    assert len({tuple(space.depends_on(point)) for space in spaces}) == len(options)
+
+
+def test_what_a_pipeline_took_is_remembered_for_its_exchange_and_inputs_in_flight_alone(tmp_path: Path) -> None:
+    model, known = owned(residual(), tmp_path / "residual.onnx"), ClusterProfile[Any]((), Links({}), ())
+    options = PlanOptions(), PlanOptions(wire="f16"), PlanOptions(transport="grpc"), PlanOptions(concurrency=4)
+    point: Any = SimpleNamespace(key="a plan")
+    assert len({tuple(OnnxSpace(model, known, [], each).depends_on(point)) for each in options}) == len(options)

@@ -100,6 +100,17 @@ def test_the_next_plan_is_better(tmp_path: Path) -> None:
     assert Corrections(tmp_path).correct(built, doing, after, links, times) == []  # now it is as predicted
 
 
+def test_a_device_with_two_ranks_is_corrected_by_neither(tmp_path: Path) -> None:
+    """They compute beside each other, so how long one takes is no speed of the device."""
+    doing, links = work(8), linked([LOCAL, PI])
+    speeds = [remembered(tmp_path, device(LOCAL, 4 * MS)), remembered(tmp_path, device(PI, 4 * MS))]
+    built = make_plan(doing.limits, "m", "0" * 64, [LOCAL, PI, PI], "pipeline", (1, 1, 1))
+    mine, *its = compute_s(built, doing, {item.device: item for item in speeds}, links)
+    times = [{"decode": steps(seconds or 0.0)} for seconds in (mine, *(2 * (seconds or 0.0) for seconds in its))]
+    assert Corrections(tmp_path).correct(built, doing, speeds, links, times) == []
+    assert remembered(tmp_path, device(PI, 4 * MS)).corrected == 1
+
+
 def test_what_is_not_clear_changes_nothing(tmp_path: Path) -> None:
     speed = remembered(tmp_path, device(PI))
     for ratio in (1.0, CORRECTION - 0.001, 1 / CORRECTION + 0.001, 0.0, 1e9):
