@@ -102,7 +102,7 @@ def test_a_session_that_comes_later_gets_its_share_and_both_compute_what_one_dev
         assert tokens(first.engine, 12) == expected
         device.process.send_signal(signal.SIGUSR2)
         until(lambda: first.shares()[0].share_bytes >= before.most_bytes, "its share to be there again")
-    assert 300 * MIB < peak[0] <= MEMORY
+    assert 250 * MIB < peak[0] <= MEMORY  # the model whole once, in processes with all they import
 
 
 def test_a_session_that_is_killed_leaves_its_memory_and_one_too_many_is_refused(
