@@ -55,7 +55,7 @@ class Owner:
         """Return whether a connection of the owner's own is taken and answered."""
         try:
             return health(self.channel(), timeout_s=SERVED_S)
-        except TransportError:
+        except (TransportError, grpc.RpcError):  # hung up on, before or behind the handshake
             return False
 
     def is_served(self, capsys: pytest.CaptureFixture[str]) -> None:
