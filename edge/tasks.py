@@ -70,8 +70,8 @@ def results(futures: Iterable[Future[T]], also_watched: Iterable[Future[Any]] = 
 
 @contextmanager
 def unwaited_pool(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Threads for the length of a block that is not left later for what they do: where one fails, or somebody gives up,
-    the others end where they wait or show progress."""
+    """Yield a pool of threads that the end of the block does not wait for: where one fails, or somebody gives up, the
+    others end where they wait or show progress."""
     pool = ThreadPoolExecutor(n_threads, name)
     try:
         yield pool

@@ -321,7 +321,7 @@ class Group:
         x[:] = total
 
     def _buffer(self, key: int | str, n: int, dtype: type = np.float32) -> NDArray[Any]:
-        """An array of `n` values, kept from call to call under its key. Its content is of no use."""
+        """Return an array of `n` values, kept from call to call under its key. Its content is of no use."""
         buffer = self._buffers.get(key)
         if buffer is None or buffer.size < n:
             buffer = self._buffers[key] = np.empty(max(n, 1024), dtype)

@@ -161,8 +161,8 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def _start_cleaner(folder: Path, lock: int) -> None:
-    """A cleaner that waits for the end of this process, which closes the other end of its pipe. It holds the lab's
-    lock, too, and our standard output: who started us sees its end when all is clean."""
+    """Start a cleaner that waits for the end of this process, which closes the other end of its pipe. It holds the
+    lab's lock, too, and our standard output: who started us sees its end when all is clean."""
     cleaner_end, _ours = os.pipe()
     command = module_command("devices.lab.cleaner", str(folder))
     subprocess.Popen(command, cwd=ROOT, stdin=cleaner_end, pass_fds=[lock], start_new_session=True)

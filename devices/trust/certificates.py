@@ -106,7 +106,7 @@ def from_pem(pem: bytes) -> x509.Certificate:
 
 
 def from_der(der: bytes) -> x509.Certificate:
-    """A certificate from its shortest form, and from no other: each has one fingerprint."""
+    """Return a certificate from its shortest form, and from no other: each has one fingerprint."""
     with _reading("the certificate"):
         certificate = x509.load_der_x509_certificate(der)
         if der[-len(certificate.signature) - 1] != 0:  # bits of the last byte that do not count

@@ -1,6 +1,6 @@
 """Interfaces: of an engine, on one device or spread over many, to the scheduler and benchmarks; and of a drafter.
 
-The classes that have them document the methods.
+The classes that have them document the methods. `decode` is here: it is the same for all engines.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LOOK_S = 0.05  # how soon who waits for keys and values hears that it is to stop
 
 
 class Placement(NamedTuple):
-    """Where a request can run, that has this history."""
+    """Place for a request with this history."""
 
     slot: Slot
     source: Slot | None  # whose cells it shares at first
@@ -361,7 +361,7 @@ class AwayRequests:
         return self._placement is not None and self._slots.keeps and is_able and not is_special
 
     def _migration(self, running: Running) -> Migration:
-        """As it may move now. An answer is expected to go on for as long as it went on yet."""
+        """Return how a request may move now. An answer is expected to go on for as long as it went on yet."""
         n_tokens, n_answer, token_s = len(running.tokens), len(running.answer), self._placement.copy_token_s
         left = min(running.left, max(n_answer, LEAST_TOKENS))
         since_move = LEAST_TOKENS if running.moved_at is None else n_answer - running.moved_at

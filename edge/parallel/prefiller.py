@@ -152,7 +152,7 @@ class Answering:
 
     def _compute(self, rows: Sequence[Rows]) -> None:
         by_request = {answer.own: answer for answer, _ in self._answers}
-        began = time.perf_counter()
+        began = self._budget.clock()
         self.in_flight.submit(self._engine, rows)
         self.in_flight.took(self._engine, rows, began)
         if not any(own.logits for own in rows):

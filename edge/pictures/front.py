@@ -163,9 +163,8 @@ def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequ
         color=_QUIET,
         parse_math=False,
     )
-    explanations = (
-        [f"Knee: {front_points.KNEE}."] if front_points.knee(result) and len(front_points.front(result)) > 1 else []
-    )
+    has_knee = front_points.knee(result) and len(front_points.front(result)) > 1
+    explanations = [f"Knee: {front_points.KNEE}."] if has_knee else []
     explanations += [f"Dominated: {front_points.DOMINATED}."] if faint else []
     handles = list(_legend(result, shown, faint, look))
     legend = axes.figure.legend(
