@@ -25,7 +25,7 @@ class Supervisor(Generic[P, E]):
     """Replaces what runs. A `Deciding` says by what, a `Building` brings it to life, and others watch the devices and
     call `offer`. `close()` ends it all."""
 
-    running: Running[P, E]  # once the first plan is loaded
+    running: Running[P, E]  # from `start` on; nobody asks before
 
     def __init__(self, deciding: Deciding[P], building: Building[P, E], steps: Steps, *, insecure: bool) -> None:
         """insecure: also workers that do not encrypt."""
