@@ -223,15 +223,15 @@ class LlmBuilding(Building[Plan, TextEngine]):
         steps there were."""
 
         def prefill_lost(plan: Plan, reason: str, lost: list[str]) -> None:
-            running = getattr(supervisor, "running", None)  # None: nothing runs yet
-            if running is None or running.plan is not plan:
+            running = supervisor.running
+            if running.plan is not plan:
                 return
             self._say(f"{reason}: prompts are computed by {listed(running.names)} from now on")
             there = running.workers - set(lost)  # the watch offers the plan again when the others are back
             supervisor.change(replace(running, plan=plan.placements[0], workers=there))
 
-        self._prefill_lost = prefill_lost
         first = supervisor.start(fleet, plan, why)
+        self._prefill_lost = prefill_lost  # from now on something runs
         self._options = replace(self._options, context=first.context, batch=first.batch)
 
         def recovered(error: Exception) -> TextEngine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Generic
 
 from devices.cluster_file import Cluster
@@ -18,6 +18,7 @@ from edge.worker.local import local_worker
 from partition.plan.plan import LOCAL
 from quant.text import listed
 
+Reached = AbstractContextManager[tuple[Fleet | None, list[str]]]
 MOST_TRIES = 4  # to go on after a loss: the last one on this device alone
 
 
@@ -25,7 +26,7 @@ class Supervisor(Generic[P, E]):
     """Replaces what runs. A `Deciding` says by what, a `Building` brings it to life, and others watch the devices and
     call `offer`. `close()` ends it all."""
 
-    running: Running[P, E]  # once the first plan is loaded
+    running: Running[P, E]  # from `start` on; nobody asks before
 
     def __init__(self, deciding: Deciding[P], building: Building[P, E], steps: Steps, *, insecure: bool) -> None:
         """insecure: also workers that do not encrypt."""
@@ -77,7 +78,8 @@ class Supervisor(Generic[P, E]):
             self._end_running(ExitStack())
             try:
                 there = [address for address in self.deciding.addresses if tries_left and address not in without]
-                fleet, notes = self._life.enter_context(self.reach(there, LOSS_TIMEOUT_S, LOSS_TIMEOUT_S, anyway=True))
+                reached = self.reach(there, LOSS_TIMEOUT_S, LOSS_TIMEOUT_S, anyway=True)
+                fleet, notes = self._life.enter_context(self._or_here(reached))
                 check()
                 steps = CheckedSteps(check, self._steps)
                 plan, why = self.deciding.over(fleet, notes, steps)
@@ -100,7 +102,7 @@ class Supervisor(Generic[P, E]):
         it is. reason: why. check: ends this by raising."""
         replaced, life = self.running, ExitStack()
         try:
-            fleet, notes = life.enter_context(self.reach(self.deciding.addresses))
+            fleet, notes = life.enter_context(self._or_here(self.reach(self.deciding.addresses)))
             plan, why = self.deciding.over(fleet, notes, CheckedSteps(lambda: check(0, 0)))
             if not is_worth(plan):
                 life.close()
@@ -150,21 +152,22 @@ class Supervisor(Generic[P, E]):
             self._life.close()
         self._life = following
 
-    @contextmanager
     def reach(
         self,
         addresses: Sequence[str],
         timeout_s: float = CONNECT_TIMEOUT_S,
         return_s: float | None = None,
         anyway: bool = False,
-    ) -> Iterator[tuple[Fleet | None, list[str]]]:
-        """The workers that answer. Where there is none and this device alone does not do, a worker on this device.
-        anyway: as `reachable`."""
+    ) -> Reached:
+        """The workers that answer, as `reachable` has them."""
         cluster = Cluster.of_addresses(addresses)
-        with reachable(cluster, insecure=self._insecure, timeout_s=timeout_s, return_s=return_s, anyway=anyway) as (
-            fleet,
-            notes,
-        ):
+        return reachable(cluster, insecure=self._insecure, timeout_s=timeout_s, return_s=return_s, anyway=anyway)
+
+    @contextmanager
+    def _or_here(self, reached: Reached) -> Iterator[tuple[Fleet | None, list[str]]]:
+        """Those reached, to plan over. Where there is none and this device alone does not do, a worker on this
+        device."""
+        with reached as (fleet, notes):
             if fleet is not None or not self.deciding.needs_worker:
                 yield fleet, notes
                 return

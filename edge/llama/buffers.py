@@ -112,9 +112,16 @@ class Weight:
         self._type, self._strides = type_id, _strides(type_id, self.shape[::-1])
         self.row_bytes = self._strides[1]
         self.n_bytes = self.row_bytes * self.rows
-        t = _Tensor.from_buffer_copy(self._tensor)
-        t.type, t.ne[2], t.nb[:] = type_id, self.shape[0], self._strides
-        self._traits = _layout_of(t)
+        self._traits = self._layout()
+
+    def _layout(self) -> int | None:
+        """Return ggml's handle of the layout it would repack the weight to; None if it would not."""
+        if not (buffer := _repack_buffer()):
+            return None
+        t = _Tensor.from_buffer_copy(self._tensor)  # ggml notes the layout in it
+        t.type, t.ne[2], t.nb[:] = self._type, self.shape[0], self._strides
+        t.buffer, t.extra = buffer, None
+        return None if _init_tensor(buffer, C.addressof(t)) else t.extra or None
 
     def in_type(self, type_id: int) -> Weight:
         """Return the same weight in another ggml type: where that is pointed to, graphs compute with data of that
@@ -326,10 +333,3 @@ def _repack_buffer() -> int | None:
         if _type_name(kind) == b"CPU_REPACK":
             return int(_alloc_buffer(kind, 64))
     return None
-
-
-def _layout_of(tensor: _Tensor) -> int | None:
-    """ggml's handle of the layout it would repack a tensor to, which it is noted in; None if it would not."""
-    buffer = _repack_buffer()
-    tensor.buffer, tensor.extra = buffer, None
-    return None if not buffer or _init_tensor(buffer, C.addressof(tensor)) else tensor.extra or None

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple
 
 from edge.errors import EngineError
 from edge.llama.batch import Batch
 from edge.llama.ggml import Node, use_node_callback
+from edge.llama.interrupt import handled_interrupts
 from edge.llama.llama import Context
 
 
@@ -70,6 +72,7 @@ class NodeHooks:
         self._index = 0
         self._run: _Run = ()  # at the node that is computed next
         self._ended = False
+        self._interrupted = False  # by Ctrl-C; the graph ends at its next node
         self._error: BaseException | None = None
         self._unskip: Callable[[], None] | None = None  # the node that an error came before
 
@@ -86,7 +89,8 @@ class NodeHooks:
         self.begin(None if context.shift_pending else kind)  # a graph that shifts positions may come before it
         completed = False
         try:
-            context.decode(rows, n)
+            with handled_interrupts(self._interrupt):
+                context.decode(rows, n)
             completed = True
         finally:
             self.end(completed)
@@ -102,16 +106,19 @@ class NodeHooks:
         cached = self._cache.get(kind) if kind is not None else None
         self._learning = cached is None
         self._plan, self._next = cached if cached is not None else ([], [])
-        self._index, self._ended, self._error = 0, False, None
+        self._index, self._ended, self._interrupted, self._error = 0, False, False, None
 
     def end(self, completed: bool) -> None:
-        """Raise what a hook raised, or EngineError if the graph was not the one remembered.
+        """Raise what a hook raised, KeyboardInterrupt after Ctrl-C, or EngineError if the graph was not the one
+        remembered.
 
         completed: the decode ran to its end; what an interrupted graph showed is not remembered.
         """
         if self._unskip is not None:
             self._unskip()
             self._unskip = None
+        if self._interrupted:
+            raise KeyboardInterrupt from self._error
         if self._error is not None:
             raise self._error
         if not completed or self._kind is None:
@@ -127,6 +134,13 @@ class NodeHooks:
                 " at the wrong nodes"
             )
 
+    def _interrupt(self, frame: FrameType | None) -> None:
+        """Take Ctrl-C while a graph is computed. A hook, which may wait for long, is interrupted at once. Elsewhere the
+        graph ends at its next node: Python comes to a signal where `callback` is entered, which is before its `try`."""
+        if not self._interrupted and self._error is None and _is_in_hook(frame):
+            raise KeyboardInterrupt
+        self._interrupted = self._ended = True
+
     def callback(self, address: int, ask: bool, _: Any) -> bool:
         """llama.cpp's side. An exception cannot cross native code: it is kept for `end`, and the graph is ended."""
         try:
@@ -137,6 +151,8 @@ class NodeHooks:
                         self._ended = True
                 return not self._ended
             if self._ended:
+                if self._interrupted and self._error is None:
+                    raise KeyboardInterrupt
                 return False
             if self._learning:
                 node = Node(address)
@@ -163,3 +179,14 @@ class NodeHooks:
             if ask:  # not computed: what it needs may not be there, and ggml ends the process over wrong numbers
                 self._unskip = Node(address).skip()
             return ask  # to be called after this node, and end the graph there
+
+
+def _is_in_hook(frame: FrameType | None) -> bool:
+    """Return whether something that `NodeHooks.callback` called is interrupted."""
+    caller = frame and frame.f_back
+    while caller is not None and caller.f_code is not _CALLBACK:
+        caller = caller.f_back
+    return caller is not None
+
+
+_CALLBACK = NodeHooks.callback.__code__

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Protocol
 
 from edge.ending import end_soon
@@ -123,6 +124,19 @@ def deferred_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, handler)
     if noted:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def handled_interrupts(handle: Callable[[FrameType | None], None]) -> Iterator[None]:
+    """Call `handle` on Ctrl-C inside the block, with the frame that is interrupted, in place of a KeyboardInterrupt."""
+    if not _has_signals():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, lambda _, frame: handle(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 from devices.errors import TrustError
 from devices.trust.credentials import DEVICE_FILE
 from edge.cluster.fleet import Fleet
+from edge.deployment import supervisor as module
 from edge.deployment.kinds import Building, Deciding, Running
 from edge.deployment.supervisor import Supervisor
 from edge.tasks import SILENT, Progress, Steps
@@ -78,6 +79,19 @@ def test_damaged_credentials_forbid_no_engine_of_this_device(credentials: Path) 
     assert supervised.replace(LinkClosed("pi went away"), 1, lambda: None) == "another engine"
     with pytest.raises(TrustError, match="are damaged"):
         supervised.offer("pi is there again", lambda plan: True, lambda done, total: None, lambda switched: None)
+
+
+def test_a_look_at_who_is_there_starts_no_worker_and_a_plan_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start() -> None:
+        raise LinkClosed("a worker on this device")
+
+    supervised = supervisor()
+    monkeypatch.setattr(module, "local_worker", start)
+    monkeypatch.setattr(Alone, "needs_worker", True)
+    with supervised.reach(["127.0.0.1:1"]) as (fleet, notes):
+        assert (fleet, len(notes)) == (None, 1)
+    with pytest.raises(LinkClosed, match="a worker on this device"):
+        supervised.offer("pi leaves", lambda plan: True, lambda done, total: None, lambda switched: None)
 
 
 def test_what_waits_to_take_over_ends_also_where_what_runs_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

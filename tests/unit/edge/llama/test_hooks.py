@@ -1,5 +1,8 @@
 """Hooks: they see the nodes they ask for, may change them, may end the graph, and are not fooled."""
 
+import ctypes
+import signal
+
 import numpy as np
 import pytest
 
@@ -21,7 +24,7 @@ def test_a_hook_sees_the_values_of_its_nodes_in_order(synthetic: Synthetic) -> N
     hook = Hook(named("l_out-0", "l_out-1"), lambda node: seen.append((node.name, node.read().shape)))
     with Engine(synthetic("llama"), OPTIONS, hooks=[hook]) as engine:
         engine.decode(TOKENS, 0)
-    # The last layer keeps only the rows somebody asked logits for.
+    # The last layer keeps only the rows somebody nodes logits for.
     assert seen == [("l_out-0", (4, 128)), ("l_out-1", (1, 128))]
 
 
@@ -59,7 +62,7 @@ def test_a_node_that_is_computed_for_the_next_one_runs_no_hook_of_another(synthe
 def test_hooks_that_call_nothing_are_asked_nothing_until_others_come(
     synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes of a new graph may be asked about, those of one that is computed again are not."""
+    """Nodes of a new graph may be nodes about, those of one that is computed again are not."""
     calls, seen, call = [0], list[str](), NodeHooks.callback
 
     def counted(hooks: NodeHooks, address: int, ask: bool, unused: None) -> bool:
@@ -128,6 +131,65 @@ def test_an_exception_in_a_hook_reaches_the_caller_and_the_engine_goes_on(
         broken = False
         engine.kv_clear()
         engine.decode(TOKENS, 0)
+
+
+class Sends:
+    """`Sends() + number` sends a signal to this process in one bytecode: Python comes to it where a function is entered
+    next, as with a signal that came while native code computed."""
+
+    __add__ = ctypes.CDLL(None)["raise"]
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+@pytest.mark.parametrize(
+    ("at", "ran"),
+    [(("l_out-0", True), 0), (("l_out-0", False), 1), (("l_out-1", True), 1), (("result_output", True), 2)],
+)
+def test_ctrl_c_where_the_callback_is_entered_ends_the_graph_there(
+    at: tuple[str, bool], ran: int, is_remembered: bool, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops what is raised there: ctypes called the function, and its `try` comes later."""
+    seen, nodes, sends, call = list[str](), list[str](), [not is_remembered], NodeHooks.callback
+
+    def entered(hooks: NodeHooks, address: int, ask: bool, unused: None) -> bool:
+        nodes.append(Node(address).name)
+        if sends[0] and at == (nodes[-1], ask):
+            Sends() + signal.SIGINT
+        return call(hooks, address, ask, unused)
+
+    monkeypatch.setattr(NodeHooks, "callback", entered)
+    hook = Hook(named("l_out-0", "l_out-1"), lambda node: seen.append(node.name))
+    with Engine(synthetic("llama"), OPTIONS) as plain, Engine(synthetic("llama"), OPTIONS, hooks=[hook]) as engine:
+        expected = plain.decode(TOKENS, 0)
+        if is_remembered:
+            engine.decode(TOKENS, 0)
+            engine.kv_clear()
+            seen.clear()
+            sends[0] = True
+        with pytest.raises(KeyboardInterrupt):
+            engine.decode(TOKENS, 0)
+        assert (len(seen), nodes[-1]) == (ran, at[0])
+        sends[0] = False
+        engine.kv_clear()
+        np.testing.assert_array_equal(engine.decode(TOKENS, 0), expected)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_interrupts_a_hook_at_once_and_a_second_one_is_no_other_error(synthetic: Synthetic) -> None:
+    went_on: list[str] = []
+
+    def wait(node: Node) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            went_on.append(node.name)
+        except KeyboardInterrupt:
+            signal.raise_signal(signal.SIGINT)
+            raise
+
+    hook = Hook(named("l_out-0"), wait)
+    with Engine(synthetic("llama"), OPTIONS, hooks=[hook]) as engine, pytest.raises(KeyboardInterrupt):
+        engine.decode(TOKENS, 0)
+    assert went_on == []
 
 
 def test_reading_what_is_not_float32_is_refused(synthetic: Synthetic) -> None:
