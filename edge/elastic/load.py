@@ -27,7 +27,7 @@ def loader(least: int | None, prefer: Preference) -> Callable[[Opening], Loaded]
 def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = ROOM) -> Loaded:
     """Load a model in the largest size that its memory has room for now, between `least` and the budget of `opening`.
     It changes as the memory does. NotEnoughMemory, WeightsError."""
-    sizes_ = elastic_sizes(opening.file)
+    sizes_ = elastic_sizes(opening.request.file)
     shared = opening.plan(opening.roles(sizes_[-1].tensors), least)
     sizes = Sizes(opening, sizes_, shared.parts, shared.sizes, least, prefer)
     # A budget only grows by more than this slack: just below the one of which all is in memory, it could not.
@@ -46,7 +46,7 @@ def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = 
             need = MemoryNeed({**shared.parts, **weights.plan.parts}, most, budget=most)  # it may have become less
             return Loaded(weights, need, shared.sizes)
     raise NotEnoughMemory(
-        f"{opening.shape.name} needs at least {sizes.least / MIB:,.0f} MiB in its smallest size; of the"
+        f"{opening.request.shape.name} needs at least {sizes.least / MIB:,.0f} MiB in its smallest size; of the"
         f" {most / MIB:,.0f} MiB that it may have, {budget / MIB:,.0f} are free. Free memory, or use a smaller"
         " --context"
     )

@@ -65,9 +65,9 @@ class Sizes:
         for number, roles in enumerate(self._roles):
             for piece in roles.pieces:
                 self._having[key_of(piece)] = (*self._having.get(key_of(piece), ()), number)
-        self._used = opening.shape.n_experts_used
+        self._used = opening.request.shape.n_experts_used
         self._experts = self._used * max(2, context.sequences, context.batch)
-        self.read, self._speeds = _speeds(self._roles, replace(opening.options, memory=least), opening.threads)
+        self.read, self._speeds = _speeds(self._roles, replace(opening.options, memory=least), opening.request.threads)
         self._parts = sum(parts.values()) - least // MARGIN_SHARE  # one part grows with the budget
         self._whole = [  # bytes of the weights of each size, with all in memory
             sum(plan(roles, 1 << 62, self.read, speed, self._batch, self._experts).parts.values())

@@ -62,7 +62,7 @@ class ElasticWeights(PagedWeights):
         self._changing = False
         self._retry_s = 0.0  # when a change that failed is tried again
         self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
-        self._shown = opening.progress
+        self._shown = opening.request.progress
         self._watch: Repeated | None = None
         self._checked_s = 0.0  # when `_loads` looked last
         self.choice = sizes.choose(governor.budget)  # changed by who has the turn

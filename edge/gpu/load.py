@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,21 +16,20 @@ from edge.errors import EngineError, NotEnoughMemory
 from edge.gpu.processor_rows import processor_rows
 from edge.llama import ggml, llama
 from edge.llama.buffers import CallerBuffer, Device
-from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.hooks import NodeHooks
 from edge.llama.layer_stream import HostWeight, Layer, LayerStream, copy_layer, place_layer
 from edge.llama.llama import ContextSizes
 from edge.microbenchmark import sample_s
 from edge.paging import memory
 from edge.paging.gpu_layers import GpuLayers, measured_key
 from edge.paging.mapped import ModelInMemory, check_generates_text
-from edge.paging.memory import MIB, context_parts
+from edge.paging.memory import MIB, LoadRequest, context_parts
 from partition.model.model import ModelShape, block_of
 from partition.predict.gpu_memory import SLOTS, GpuBudget, share_out
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
 _ALIGNED = 64  # bytes; the processor's kernels read so many at once
-Rows = Callable[[int], llama.Batch]
 BUFFERS, PRODUCTS = "two buffers", "products"
 _NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"  # llama.cpp reads it when a context is made
 _PIECE_BYTES = 2 * MIB  # in which drivers give memory
@@ -80,22 +79,14 @@ def first_gpu() -> int:
     return gpus[0]
 
 
-def load_on_gpu(
-    file: GgufFile,
-    shape: ModelShape,
-    sizes: ContextSizes,
-    budget: int,
-    handle: int,
-    threads: int,
-    rows: Rows,
-    hooks: Sequence[Hook],
-    progress: Callable[[float], None] | None,
-) -> ModelInMemory:
+def load_on_gpu(request: LoadRequest, budget: int, handle: int) -> ModelInMemory:
     """Load a model so that it never takes more than `budget` bytes of a device's memory.
 
-    handle: ggml's, of the device. rows: makes a batch of so many rows, as the model takes them. NotEnoughMemory with
-    the least budget and what it is made of; the errors of llama.cpp.
+    handle: ggml's, of the device. NotEnoughMemory with the least budget and what it is made of; the errors of
+    llama.cpp.
     """
+    file, shape, sizes, threads = request.file, request.shape, request.sizes, request.threads
+    hooks, progress = request.hooks, request.progress
     llama.initialise()
     is_gpu = handle != ggml.cpu_device()
     on_gpu = -1 if is_gpu else 0
@@ -136,7 +127,7 @@ def load_on_gpu(
                     node_hooks.use(stream.hooks())
                 if progress is not None:
                     progress(1.0)  # who waits may give up
-                batch = rows(n)
+                batch = request.new_batch(n)
                 batch.positions[:] = range(n)
                 batch.outputs[n - 1] = 1
                 stream.begin(n)

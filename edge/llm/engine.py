@@ -32,7 +32,7 @@ from edge.llm.states import States, attention_kernel, held_bytes
 from edge.multimodal.placing import PlacedRows
 from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
-from edge.paging.memory import MemoryNeed
+from edge.paging.memory import LoadRequest, MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
@@ -95,7 +95,11 @@ class ModelRunner(Closing):
         n_embd = self.shape.n_embd if embeddings else 0
         new_batch = partial(llama.Batch, n_embd=n_embd, as_tokens=takes_tokens(self.file.architecture))
         if sharing is None:
-            loaded = self._load(options, sizes, hooks, new_batch, progress, accounted, embeddings=embeddings)
+            request = LoadRequest(
+                self.file, self.shape, sizes, self.threads, self.adapters.files, options.repack, self._generates,
+                new_batch, hooks, progress,
+            )  # fmt: skip
+            loaded = self._load(request, options, accounted, embeddings=embeddings)
         else:
             loaded = another_context(sharing._loaded, self.threads, hooks)
         self._loaded: ModelInMemory = loaded
@@ -116,48 +120,19 @@ class ModelRunner(Closing):
             self._context.use_threads(self.threads)
 
     def _load(
-        self,
-        options: EngineOptions,
-        sizes: llama.ContextSizes,
-        hooks: Sequence[Hook],
-        new_batch: Callable[[int], llama.Batch],
-        progress: Callable[[float], None] | None,
-        accounted: Accounted | None,
-        *,
-        embeddings: bool,
+        self, request: LoadRequest, options: EngineOptions, accounted: Accounted | None, *, embeddings: bool
     ) -> ModelInMemory:
         """Load the model: mapped, or within the budget of the options."""
         if options.gpu_memory is not None and self._generates:
-            return load_on_gpu(
-                self.file, self.shape, sizes, options.gpu_memory, first_gpu(), self.threads, new_batch, hooks, progress
-            )
+            return load_on_gpu(request, options.gpu_memory, first_gpu())
         if options.memory is None:
-            return load_mapped(
-                self.path,
-                self.shape,
-                sizes,
-                adapters=self.adapters.files,
-                threads=self.threads,
-                repack=options.repack,
-                on_gpu=options.gpu_layers,
-                most_on_gpu=options.most_gpu_layers,
-                rows=new_batch if self._generates else None,
-                hooks=hooks,
-                progress=progress,
-            )
+            return load_mapped(request, on_gpu=options.gpu_layers, most_on_gpu=options.most_gpu_layers)
         prefix_bytes = held_bytes(self.shape) if options.prefixes else 0
         return load_within(
-            self.file,
-            self.shape,
-            budget_options(options, options.memory, sizes, prefix_bytes, embeddings=embeddings),
-            sizes,
-            adapters=self.adapters.files,
+            request,
+            budget_options(options, options.memory, request.sizes, prefix_bytes, embeddings=embeddings),
             choose_batch=options.batch is None,
-            threads=self.threads,
-            repack=options.repack is not False,
             tokens=not embeddings,
-            hooks=hooks,
-            progress=progress,
             accounted=accounted,
             load=loader(options.least_memory, options.prefer),
         )

@@ -15,7 +15,7 @@ from edge.llama.llama import ContextSizes
 from edge.paging.direct_file import DirectFile
 from edge.paging.experts import Experts
 from edge.paging.measure import measure_products, measure_reads, read_rate
-from edge.paging.memory import MIB, MemoryNeed, cache_bytes, context_parts, dry_run
+from edge.paging.memory import MIB, LoadRequest, MemoryNeed, cache_bytes, context_parts, dry_run
 from edge.paging.plan import PagePlan, ReadOptions, least_parts, plan
 from edge.paging.reader import DEFAULT_CHUNK, DEFAULT_THREADS
 from edge.paging.roles import Roles, sort_weights
@@ -92,15 +92,10 @@ class BudgetPlan:
 class Opening:
     """A model of which llama.cpp knows the header, and how its weights are to be loaded."""
 
-    file: GgufFile
-    shape: ModelShape
+    request: LoadRequest
     options: BudgetOptions
-    sizes: ContextSizes  # proposed
-    choose_batch: bool  # `sizes.batch` is only a proposal
-    threads: int
-    repack: bool
+    choose_batch: bool  # the batch of the sizes is only a proposal
     tokens: bool  # batches bring tokens, not hidden states
-    progress: Callable[[float], None] | None
     accounted: Callable[[MemoryNeed, PagePlan], None] | None  # called with the account, before weights are loaded
     model: llama.Model
     weights: Mapping[str, Weight]
@@ -108,16 +103,17 @@ class Opening:
 
     def roles(self, tensors: Mapping[str, TensorInfo] | None = None) -> Roles:
         """Return the roles of the weights. tensors: where each lies, and its type; None: as the file's table says."""
-        tensors = tensors or self.file.tensors
+        tensors = tensors or self.request.file.tensors
         weights = {name: weight.in_type(tensors[name].type.id) for name, weight in self.weights.items()}
         sources = {name: (self.opened[tensor.path], tensor.offset) for name, tensor in tensors.items()}
-        return sort_weights(weights, sources, repack=self.repack, tokens=self.tokens)
+        return sort_weights(weights, sources, repack=self.request.repack is not False, tokens=self.tokens)
 
     def plan(self, roles: Roles, budget: int) -> BudgetPlan:
         """Choose which weights stay within a budget of bytes and which are streamed, by measurement if not all can
         stay. NotEnoughMemory, with the least budget, if even that is impossible."""
-        options, used = replace(self.options, memory=budget), self.shape.n_experts_used
-        model, shape, sizes, choose_batch = self.model, self.shape, self.sizes, self.choose_batch
+        file, shape, sizes, threads = self.request.file, self.request.shape, self.request.sizes, self.request.threads
+        options, used = replace(self.options, memory=budget), shape.n_experts_used
+        model, choose_batch = self.model, self.choose_batch
         give_back_memory()  # up to 100 MiB after a model was closed, which would count as used
         outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
         if sizes.adapter_bytes:  # they stay in memory
@@ -131,7 +127,7 @@ class Opening:
         if sizes.context > _LEAST_CONTEXT and (less := cache - least_cache) > 0:
             savings[f"--context {_LEAST_CONTEXT}"] = less
         if sum(outside.values()) + cache > budget:  # a context would take it all before it is refused
-            parts = {**outside, **_context_need(model, shape, smallest, roles, dry=self.file.path)}
+            parts = {**outside, **_context_need(model, shape, smallest, roles, dry=file.path)}
             _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget, savings)
         for proposed in dict.fromkeys((sizes, smallest)):
             sizes = proposed
@@ -141,7 +137,7 @@ class Opening:
                 return BudgetPlan(sizes, parts, read, whole, False)
         _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget, savings)
         before = read, sizes, parts
-        read, speed, prefill = measure(roles, read, options, self.threads)
+        read, speed, prefill = measure(roles, read, options, threads)
         if choose_batch:
             chosen = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
             if chosen != sizes:

@@ -17,6 +17,7 @@ from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
 from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.paging import memory
+from edge.paging.memory import LoadRequest
 from partition.model.model import ModelShape
 from partition.predict.gpu_memory import GpuBudget
 from partition.predict.hysteresis import BUSY_GPU_LAYERS, GPU_LAYERS, clearly_better
@@ -54,24 +55,13 @@ class GpuLayers:
         return {"layers": self.layers, "of": self.total, "why": self.why, **budget}
 
 
-def for_model(
-    path: Path,
-    shape: ModelShape,
-    sizes: ContextSizes,
-    threads: int,
-    *,
-    requested: int | None,
-    most: int | None,
-    rows: Callable[[int], llama.Batch] | None,
-    repack: bool,
-    loading: Callable[[], None],
-) -> GpuLayers | None:
+def for_model(request: LoadRequest, *, requested: int | None, most: int | None, repack: bool) -> GpuLayers | None:
     """Choose how many layers of a model go to this device's GPU; None without one. EngineError if layers are requested
     then, and the errors of llama.cpp.
 
-    requested: the number that a person gave; None: `choose`. rows: makes a batch of so many rows, as the model takes
-    them; None: it does not decode. loading: called now and then; what it raises ends the tries.
+    requested: the number that a person gave; None: `choose`. What the request's `progress` raises ends the tries.
     """
+    shape, sizes = request.shape, request.sizes
     if not llama.has_gpu():
         if requested:
             raise EngineError(
@@ -84,11 +74,11 @@ def for_model(
     return choose(
         shape,
         sizes,
-        threads,
+        request.threads,
         most=most,
         free=ggml.gpu_free_bytes(),
-        buffers=partial(_context_buffers, path, sizes),
-        timed=partial(_time_token, path, sizes, threads, rows, repack, loading) if rows else None,
+        buffers=partial(_context_buffers, request.file.path, sizes),
+        timed=partial(_time_token, request, repack) if request.generates else None,
     )
 
 
@@ -160,22 +150,20 @@ def _context_buffers(path: Path, sizes: ContextSizes) -> int:
     return parts["compute buffers"] + parts["output buffer"] + sizes.batch * sizes.adapter_row_bytes
 
 
-def _time_token(
-    path: Path,
-    sizes: ContextSizes,
-    threads: int,
-    rows: Callable[[int], llama.Batch],
-    repack: bool,
-    loading: Callable[[], None],
-    layers: int,
-) -> BestTime:
+def _time_token(request: LoadRequest, repack: bool, layers: int) -> BestTime:
     """Load the model with so many layers on the GPU: what a token takes. The errors of llama.cpp."""
+    sizes, threads, progress = request.sizes, request.threads, request.progress
     context_tokens = min(sizes.context, _CONTEXT)
-    batch = rows(min(_ROWS, context_tokens))
+    batch = request.new_batch(min(_ROWS, context_tokens))
     batch.outputs[0] = 1
     small = replace(sizes, context=context_tokens, batch=batch.capacity, sequences=1, outputs=1)
+
+    def loading(_: float) -> None:
+        if progress is not None:
+            progress(0.0)
+
     with (
-        closing(llama.Model(path, gpu_layers=layers, repack=repack, progress=lambda _: loading())) as model,
+        closing(llama.Model(request.file.path, gpu_layers=layers, repack=repack, progress=loading)) as model,
         closing(llama.Context(model, small, threads=threads)) as context,
     ):
 

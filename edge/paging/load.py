@@ -11,28 +11,25 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from devices.files import removed_at_end
-from edge.adapters.file import AdapterFile
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.buffers import CallerBuffer
-from edge.llama.hooks import Hook
 from edge.llama.llama import ContextSizes
 from edge.paging.arena import OneArena
 from edge.paging.budget import BudgetOptions, Opening
 from edge.paging.direct_file import DirectFile
 from edge.paging.mapped import ModelInMemory, check_generates_text
-from edge.paging.memory import MIB, MemoryNeed
+from edge.paging.memory import MIB, LoadRequest, MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.paging.reader import Reader
 from edge.paging.repacked_cache import laid_out
 from edge.paging.weights import PagedWeights
-from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 
 
@@ -59,30 +56,25 @@ def load_weights(opening: Opening) -> Loaded:
         closing.callback(arena.close)
         plan = _from_laid_out(shared.plan, reader, shared.lay_out)
         closing.pop_all()  # the weights close both, however they fail
-        return Loaded(PagedWeights(opening, roles, plan, reader, arena, opening.progress), accounts, shared.sizes)
+        weights = PagedWeights(opening, roles, plan, reader, arena, opening.request.progress)
+        return Loaded(weights, accounts, shared.sizes)
 
 
 def load_within(
-    file: GgufFile,
-    shape: ModelShape,
+    request: LoadRequest,
     options: BudgetOptions,
-    sizes: ContextSizes,
     *,
-    adapters: Sequence[AdapterFile] = (),
     choose_batch: bool,
-    threads: int,
-    repack: bool,
     tokens: bool,
-    hooks: Sequence[Hook] = (),
-    progress: Callable[[float], None] | None = None,
-    accounted: Callable[[MemoryNeed, PagePlan], None] | None = None,
-    load: Callable[[Opening], Loaded] = load_weights,
+    accounted: Callable[[MemoryNeed, PagePlan], None] | None,
+    load: Callable[[Opening], Loaded],
 ) -> ModelInMemory:
     """Load a model so that the process never holds more than `options.memory` bytes.
 
     The other arguments are as `Opening` has them. load: loads the weights. NotEnoughMemory, with the least budget and
     what it is made of; the errors of `load_stub`; WeightsError.
     """
+    file, hooks = request.file, request.hooks
     model, own = load_stub(file)
     try:
         with ExitStack() as closing:  # the context, the model, its weights, then their memory and files
@@ -91,21 +83,17 @@ def load_within(
             after_model = closing.enter_context(ExitStack())
             closing.callback(model.close)
             check_generates_text(model, file.path)
-            for adapter in adapters:
+            for adapter in request.adapters:
                 adapter.load(model)
             for path in file.paths:
                 opened[path] = DirectFile(path, *file.stamp(path))
                 files.callback(opened[path].close)
-            opening = Opening(
-                file, shape, options, sizes, choose_batch, threads, repack, tokens, progress, accounted, model,
-                own.weights, opened,
-            )  # fmt: skip
-            loaded = load(opening)
+            loaded = load(Opening(request, options, choose_batch, tokens, accounted, model, own.weights, opened))
             weights = loaded.weights
             after_model.callback(weights.close)  # and its reader
             node_hooks = weights.node_hooks(hooks)
             on_node = node_hooks.callback if node_hooks else None
-            context = llama.Context(model, loaded.sizes, threads=threads, on_node=on_node)
+            context = llama.Context(model, loaded.sizes, threads=request.threads, on_node=on_node)
             closing.callback(context.close)
             closing.callback(weights.reset)
             # A pass that hooks saw, or that changed what recurrent layers or windows hold, is not computed twice.
@@ -116,7 +104,7 @@ def load_within(
             )
     except OSError as error:  # of a system that gives no addresses, or too few
         raise NotEnoughMemory(
-            f"{shape.name} needs addresses for {file.size_bytes / MIB:,.0f} MiB, and the system gives none:"
+            f"{request.shape.name} needs addresses for {file.size_bytes / MIB:,.0f} MiB, and the system gives none:"
             f" {error.strerror or error}; raise its limit (ulimit -v), or use a 64-bit system"
         ) from error
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge.adapters.file import AdapterFile
 from edge.errors import EngineError
 from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
@@ -16,9 +15,8 @@ from edge.llama.layer_stream import LayerStream
 from edge.llama.llama import ContextSizes
 from edge.paging import gpu_layers, memory
 from edge.paging.gpu_layers import GpuLayers
-from edge.paging.memory import MemoryNeed
+from edge.paging.memory import LoadRequest, MemoryNeed
 from edge.paging.weights import PagedWeights, one_pass
-from partition.model.model import ModelShape
 
 
 @dataclass(frozen=True)
@@ -49,41 +47,22 @@ class ModelInMemory:
                 return
 
 
-def load_mapped(
-    path: Path,
-    shape: ModelShape,
-    sizes: ContextSizes,
-    *,
-    adapters: Sequence[AdapterFile] = (),
-    threads: int,
-    repack: bool | None,
-    on_gpu: int | None,
-    most_on_gpu: int | None,
-    rows: Callable[[int], llama.Batch] | None,
-    hooks: Sequence[Hook] = (),
-    progress: Callable[[float], None] | None = None,
-) -> ModelInMemory:
-    """Load a model, and adapters. repack: None: where there is room for copies. on_gpu, most_on_gpu and rows: as
-    `requested`, `most` and `rows` of `gpu_layers.for_model`. NotEnoughMemory, EngineError."""
-    need = memory.check(path, shape, sizes)
-    repack = need.fits if repack is None else repack
-    layers = gpu_layers.for_model(
-        path, shape, sizes, threads,
-        requested=on_gpu,
-        most=most_on_gpu,
-        rows=rows,
-        repack=repack,
-        loading=lambda: progress(0.0) if progress else None,
-    )  # fmt: skip
-    node_hooks = NodeHooks(hooks) if hooks else None
+def load_mapped(request: LoadRequest, *, on_gpu: int | None, most_on_gpu: int | None) -> ModelInMemory:
+    """Load a model, and adapters. on_gpu, most_on_gpu: as `requested` and `most` of `gpu_layers.for_model`.
+    NotEnoughMemory, EngineError."""
+    path, sizes = request.file.path, request.sizes
+    need = memory.check(path, request.shape, sizes)
+    repack = need.fits if request.repack is None else request.repack
+    layers = gpu_layers.for_model(request, requested=on_gpu, most=most_on_gpu, repack=repack)
+    node_hooks = NodeHooks(request.hooks) if request.hooks else None
     with ExitStack() as closing:
-        model = llama.Model(path, gpu_layers=layers.native if layers else 0, repack=repack, progress=progress)
+        model = llama.Model(path, gpu_layers=layers.native if layers else 0, repack=repack, progress=request.progress)
         closing.callback(model.close)
         check_generates_text(model, path)
-        for adapter in adapters:
+        for adapter in request.adapters:
             adapter.load(model)
         on_node = node_hooks.callback if node_hooks else None
-        context = llama.Context(model, sizes, threads=threads, on_node=on_node)
+        context = llama.Context(model, sizes, threads=request.threads, on_node=on_node)
         closing.callback(context.close)
         return ModelInMemory(model, context, sizes, node_hooks, need, closing.pop_all(), layers)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 from devices.probe import available_memory, own_rss
+from edge.adapters.file import AdapterFile
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import llama
+from edge.llama.hooks import Hook
 from edge.llama.llama import ContextSizes
 from partition.model.model import ModelShape
+from quant.gguf.file import GgufFile
 from quant.types import CacheType
 
 MIB = 1 << 20
@@ -22,6 +25,22 @@ _CACHE = re.compile(r"(?:llama_kv_cache|llama_memory_recurrent)\w*: size\s*=\s*(
 
 # Compute and output buffers stay well below this where `_ample` says so; all else is measured.
 AMPLE_BUFFERS_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """A model that is to be loaded, with a context, in whichever way."""
+
+    file: GgufFile
+    shape: ModelShape
+    sizes: ContextSizes  # of the context; under a budget its batch may become smaller
+    threads: int
+    adapters: Sequence[AdapterFile]
+    repack: bool | None  # None: where there is room for copies
+    generates: bool  # False: it only embeds
+    new_batch: Callable[[int], llama.Batch]  # makes a batch of so many rows, as the model takes them
+    hooks: Sequence[Hook]
+    progress: Callable[[float], None] | None  # called with the fraction of the weights that is loaded
 
 
 @dataclass(frozen=True)

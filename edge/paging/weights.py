@@ -53,7 +53,7 @@ class PagedWeights:
     ) -> None:
         """Load what stays. WeightsError if it cannot be read; what `progress` raises ends the load. arena: the memory
         that it stays in, which is closed with the weights, as the reader is."""
-        self._shape, self._threads = opening.shape, opening.threads
+        self._shape, self._threads = opening.request.shape, opening.request.threads
         self._reader, self._progress, self._arena = reader, progress, arena
         self.stop_pass: Callable[[], None] | None = None  # has a pass end early, and computed again
         self._jobs: dict[Piece, Job] = {}  # of what stays

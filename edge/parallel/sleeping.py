@@ -27,7 +27,7 @@ from edge.llama.predicting import HiddenRows
 from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.paging.mapped import ModelInMemory
-from edge.paging.memory import MIB, MemoryNeed, cache_bytes
+from edge.paging.memory import MIB, LoadRequest, MemoryNeed, cache_bytes
 from edge.parallel.thin import PositionsContext, PositionSnapshots, ThinEngine
 from edge.parallel.topology import Topology
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
@@ -150,17 +150,10 @@ class SleepingEngine(ModelRunner):
             self.states.snapshots = PositionSnapshots(self._context)
 
     def _load(
-        self,
-        options: EngineOptions,
-        sizes: ContextSizes,
-        hooks: Sequence[Hook],
-        new_batch: Callable[[int], Batch],
-        progress: Callable[[float], None] | None,
-        accounted: Accounted | None,
-        *,
-        embeddings: bool,
+        self, request: LoadRequest, options: EngineOptions, accounted: Accounted | None, *, embeddings: bool
     ) -> ModelInMemory:
         """Load nothing: the context calls the hooks."""
+        sizes = request.sizes
         parts = {
             "weights": self.shape.weight_bytes,
             "KV cache": sizes.contexts * cache_bytes(self.shape, sizes.context, sizes.kv),
@@ -174,7 +167,7 @@ class SleepingEngine(ModelRunner):
                 f" {most / MIB:,.0f}, and it does not page; give it a smaller share"
             )
         model = _NoWeights(self.file, self.shape)
-        context = SleepingContext(model, self.file, self.shape, sizes, hooks, self._times, self.sleeper)
+        context = SleepingContext(model, self.file, self.shape, sizes, request.hooks, self._times, self.sleeper)
         return ModelInMemory(model, context, sizes, None, need, ExitStack(), None)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from devices.probe import available_memory, own_rss
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
-from edge.llama.hooks import Hook
-from edge.llama.llama import Batch, Context, ContextSizes, Model
+from edge.llama.llama import Batch, Context, Model
 from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.llm.snapshots import Snapshots
 from edge.llm.states import Part, States
 from edge.paging.mapped import ModelInMemory
-from edge.paging.memory import MIB, MemoryNeed
+from edge.paging.memory import MIB, LoadRequest, MemoryNeed
 from partition.architectures.table import RULES
 from partition.errors import StateError
 from partition.model.metadata import Metadata
@@ -140,17 +139,10 @@ class ThinEngine(ModelRunner):
         self.states.attention = attention
 
     def _load(
-        self,
-        options: EngineOptions,
-        sizes: ContextSizes,
-        hooks: Sequence[Hook],
-        new_batch: Callable[[int], Batch],
-        progress: Callable[[float], None] | None,
-        accounted: Accounted | None,
-        *,
-        embeddings: bool,
+        self, request: LoadRequest, options: EngineOptions, accounted: Accounted | None, *, embeddings: bool
     ) -> ModelInMemory:
         """Load nothing: what is in memory is the process, and the hidden states of a batch."""
+        sizes = request.sizes
         parts = {
             "weights": 0,
             "KV cache": 0,
