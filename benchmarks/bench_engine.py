@@ -30,10 +30,10 @@ from devices.probe import default_threads, memory_bandwidth_gbps
 from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llama.attention_kernel import LENGTHS, random_block
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.models import synth

@@ -48,10 +48,10 @@ from benchmarks.bench_speculate import known_answer
 from benchmarks.harness import GIB, Section, bench, parser_of, progress, table
 from benchmarks.mtp_costs import busy_ms, draft_s, pass_s, predicted
 from devices.probe import default_threads, own_rss
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine, VerifyResult
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.models import synth

@@ -28,10 +28,10 @@ import numpy as np
 from benchmarks.harness import Section, alternate, bench, compared, parser_of, table
 from benchmarks.paging_runs import Models
 from edge.demo import MODEL_PATH
+from edge.llm.continuation import Request
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine, VerifyResult
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot

@@ -39,10 +39,10 @@ from edge.demo import MODEL_PATH
 from edge.deployment.deploy import Resilience, deploy
 from edge.deployment.deployed import DeployedModel
 from edge.llm.chat import Chat
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot

@@ -23,9 +23,9 @@ import numpy as np
 from benchmarks.processes import serve
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.parallel.engine import DistributedEngine
 from edge.planning.choose import arrange

@@ -16,9 +16,9 @@ import pytest
 
 from edge.cluster.fleet import by_device, device
 from edge.deployment.deploy import deploy
+from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.slots import AwayRequests
 from edge.planning.choice import PlanChoice

@@ -20,9 +20,9 @@ from PIL import Image
 from edge.cluster.fleet import by_device, device
 from edge.deployment.deploy import deploy
 from edge.helpers.encoding import EncoderFiles
+from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.multimodal.encoder import Media, MediaEncoder
 from edge.multimodal.media import EmbeddingRows

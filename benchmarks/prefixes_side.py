@@ -23,10 +23,10 @@ from benchmarks.distributed_side import Side
 from benchmarks.processes import serve
 from benchmarks.raw_disk import forget
 from edge.llama import llama
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.options import PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from partition.plan.plan import Range

@@ -27,9 +27,9 @@ from devices.sleeping import run_first
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.deployment.deploy import deploy
+from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.planning.arrange import work_of
 from edge.planning.choice import PlanChoice

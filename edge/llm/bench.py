@@ -13,8 +13,8 @@ import numpy as np
 
 from devices.busy import OthersLoad
 from devices.probe import memory_bandwidth_gbps, own_rss, peak_rss
+from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from partition.model.model import decode_bytes
 from quant.text import bytes_text, counted

@@ -13,10 +13,11 @@ from devices.files import write_whole
 from devices.paths import state_folder
 from edge.adapters.adapter import scales_by_name
 from edge.errors import ChatFileError, EngineError
+from edge.llm.continuation import PrefillProgress, Request
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.model import Model
-from edge.llm.requests import PrefillProgress, Request, windowed
+from edge.llm.requests import windowed
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import common_prefix

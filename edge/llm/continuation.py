@@ -1,52 +1,77 @@
-"""One answer in the making: its tokens are chosen here, whoever computes the logits, and here it is known to end."""
+"""A request and its answer in the making: its tokens are chosen here, whoever computes the logits, and here it ends."""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.adapters.adapter import Scales
 from edge.bounds.repetition import Repetition, RepetitionDetector
 from edge.constraints.constraint import never_given_up
 from edge.errors import SamplingError
 from edge.llama.llama import Model
 from edge.llm.sampler import LogitsRequest, SamplingParams, TokenSampler
+from edge.multimodal.media import EmbeddingRows, text_of
 from edge.thinking.splitter import Split
 from edge.thinking.tracker import Thinking, ThoughtTracker
 from quant.text import overlap
 
+PrefillProgress = Callable[[int, int], None]
+"""(tokens done, tokens to do): called before the first chunk of a prompt is computed and after each."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to be continued."""
+
+    prompt: Sequence[int]  # token ids
+    max_tokens: int | None  # None: until the context is full
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0))
+    stop: Sequence[str] = ()  # strings that end the answer; the token that completes one is its last
+    ends: bool = True  # False: also after a token that ends a text, for measuring
+    thinking: Thinking | None = None  # None: all of the answer is its text
+    marks: Sequence[str] = ()  # of calls: their control tokens have text in the answer
+    logprobs: int | None = None  # how many alternatives are reported with each token; None: no probabilities at all
+    generated: Sequence[int] = ()  # the beginning of the answer, where it was sent already
+    namespace: str = ""  # of those whose prompts it may share keys and values with
+    adapters: Scales | None = None  # scale of each adapter; None: those that the engine's options say
+    in_place: bool = False  # a stretch that the prompt lacks of what is held is dropped in place, and the rest shifted
+    stays: Callable[[], int] | None = None  # tokens that a context shift keeps; None: the answer ends in a full context
+    on_prefill: PrefillProgress | None = None
+    background: bool = False  # runs while no other request does, in short steps, and is preempted by the next one
+    media: Sequence[EmbeddingRows] = ()  # pictures and sounds that its prompt has
+
 
 class Continuation:
-    """Continues one prompt, token by token; close it at the end."""
+    """Continues the prompt of a request, token by token; close it at the end."""
 
     def __init__(
         self,
         model: Model,
-        prompt: Sequence[int],  # token ids; penalties look back into them
-        sampling: SamplingParams,
-        *,
-        max_tokens: int | None = None,  # None: until somebody else ends it
-        stop: Sequence[str] = (),  # more of them than `sampling` has, such as those of a template
-        ends: bool = True,  # False: also after a token that ends a text, for measuring
-        thinking: Thinking | None = None,  # None: all of it is the answer itself
-        marks: Sequence[str] = (),  # their control tokens have text, too
-        given_up: Callable[[], bool] = never_given_up,  # as of a TokenSampler
-        sampler: TokenSampler | None = None,  # None: one of these options
+        request: Request,
+        given_up: Callable[[], bool] = never_given_up,
+        sampler: TokenSampler | None = None,
     ) -> None:
-        """SamplingError where the sampling options, the grammar or a stop string cannot be used."""
-        stop = (*stop, *sampling.stop)
+        """given_up: as of a TokenSampler; sampler: None: one of the request's options. SamplingError where the sampling
+        options, the grammar or a stop string cannot be used."""
+        sampling, thinking = request.sampling, request.thinking
+        stop = (*request.stop, *sampling.stop)
         if any(not s for s in stop):
             raise SamplingError("a stop string must not be empty")
-        self._model, self._max_tokens, self._ends = model, max_tokens, ends
+        self.request, self._model = request, model
         self._sampler = sampler or TokenSampler(model, sampling, given_up)
+        prompt = text_of(request.prompt) if request.media else request.prompt
         for token in prompt[-sampling.looks_back :]:
             self._sampler.accept(token, generated=False)
-        self._detector = RepetitionDetector() if ends and not sampling.allow_repetition else None
+        self._detector = RepetitionDetector() if request.ends and not sampling.allow_repetition else None
         self._text = TextStream(stop)  # of the answer itself
         self._characters = TextStream(())
         self._thoughts: ThoughtTracker | None = None
+        marks = request.marks
         if thinking is not None:
             marks = (*marks, *thinking.form.marks)
             self._thoughts = ThoughtTracker(model, thinking, constrained=self._sampler.is_constrained)
@@ -83,7 +108,7 @@ class Continuation:
         split = self._add(token)
         if self._text.stopped is not None:
             self.finish_reason = "stop"
-        elif len(self.tokens) == self._max_tokens:
+        elif len(self.tokens) == self.request.max_tokens:
             self.finish_reason = "length"
         elif self.repetition is not None:
             self.finish_reason = "repetition"
@@ -101,7 +126,7 @@ class Continuation:
             token = self._sampler.choose(logits) if mark is None else mark
         else:
             token = self._sampler.choose(logits, constrained=thoughts.state == "answer")
-        if not (self._ends and self._model.is_end(token)):
+        if not (self.request.ends and self._model.is_end(token)):
             return token
         return None if thoughts is None else thoughts.instead_of_end()
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from edge.bounds.repetition import Repetition
 from edge.errors import EngineError
+from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
-from edge.llm.requests import Request, Running
+from edge.llm.requests import Running
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
 from edge.llm.slot import Slot
 from edge.multimodal.media import text_of

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from edge.adapters.adapter import Scales, scales_by_name
 from edge.closing import Closing
+from edge.llm.continuation import Request
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.requests import Event, Request
+from edge.llm.requests import Event
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 

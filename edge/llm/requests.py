@@ -5,21 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import Scales, scales_of
+from edge.adapters.adapter import scales_of
 from edge.adapters.file import CheckedAdapter, namespace_with
 from edge.errors import ContextFull, EngineError, MediaError, SamplingError
-from edge.llm.continuation import Continuation
+from edge.llm.continuation import Continuation, Request
 from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.options import SINKS
-from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Former, Slot, check_prompt, common_prefix
-from edge.multimodal.media import EmbeddingRows, behind, has_rows, text_of
-from edge.thinking.tracker import Thinking
+from edge.multimodal.media import EmbeddingRows, behind, has_rows
 from partition.state.sequence import KVBlock
 
 _NO_LIMIT = 1 << 60
@@ -45,31 +43,6 @@ def token_logprobs(logits: NDArray[np.float32], token: int, n_alternatives: int)
 
 _WINDOW_PARTS = 8  # of an attention window: one is dropped at a time, as each time all keys are moved
 
-PrefillProgress = Callable[[int, int], None]
-"""(tokens done, tokens to do): called before the first chunk of a prompt is computed and after each."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt to be continued."""
-
-    prompt: Sequence[int]  # token ids
-    max_tokens: int | None  # None: until the context is full
-    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0))
-    stop: Sequence[str] = ()  # strings that end the answer; the token that completes one is its last
-    ends: bool = True  # False: also after a token that ends a text, for measuring
-    thinking: Thinking | None = None  # None: all of the answer is its text
-    marks: Sequence[str] = ()  # of calls: their control tokens have text in the answer
-    logprobs: int | None = None  # how many alternatives are reported with each token; None: no probabilities at all
-    generated: Sequence[int] = ()  # the beginning of the answer, where it was sent already
-    namespace: str = ""  # of those whose prompts it may share keys and values with
-    adapters: Scales | None = None  # scale of each adapter; None: those that the engine's options say
-    in_place: bool = False  # a stretch that the prompt lacks of what is held is dropped in place, and the rest shifted
-    stays: Callable[[], int] | None = None  # tokens that a context shift keeps; None: the answer ends in a full context
-    on_prefill: PrefillProgress | None = None
-    background: bool = False  # runs while no other request does, in short steps, and is preempted by the next one
-    media: Sequence[EmbeddingRows] = ()  # pictures and sounds that its prompt has
-
 
 @dataclass  # a frozen one takes three times as long to make, for each token
 class Event:
@@ -93,13 +66,12 @@ class Running:
     def __init__(
         self,
         number: int,
-        request: Request,
         continuation: Continuation,
         adapters: Sequence[CheckedAdapter],
         window: int | None = None,
     ) -> None:
         """adapters, window: of the engine."""
-        self.window = window
+        self.window, request = window, continuation.request
         self.number, self.request, self.continuation = number, request, continuation
         self.adapters = scales_of(adapters, request.adapters)
         self.namespace = namespace_with(request.namespace, adapters, self.adapters)
@@ -272,20 +244,10 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
         raise ContextFull(
             f"request {number} has {len(prompt)} tokens and may get {most}; the context holds {engine.context}"
         )
-    continuation = Continuation(
-        engine.model,
-        text_of(prompt) if request.media else prompt,
-        request.sampling,
-        max_tokens=most,
-        stop=request.stop,
-        ends=request.ends,
-        thinking=request.thinking,
-        marks=request.marks,
-        given_up=given_up,
-    )
+    continuation = Continuation(engine.model, request, given_up)
     try:
         continuation.follow(request.generated)
-        return Running(number, request, continuation, engine.adapters, engine.states.attention.window)
+        return Running(number, continuation, engine.adapters, engine.states.attention.window)
     except BaseException:
         continuation.close()
         raise

@@ -24,9 +24,10 @@ from contextlib import suppress
 from edge.closing import Closing
 from edge.constraints.constraint import never_given_up
 from edge.errors import EdgeError, EngineError, MediaError
+from edge.llm.continuation import Request
 from edge.llm.in_flight import InFlight, Rows, end_event, in_one_graph, of_one_set, room
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.requests import Event, Request, Running, check_media, check_window, only_background, prepare
+from edge.llm.requests import Event, Running, check_media, check_window, only_background, prepare
 from edge.llm.slot import full_length
 from edge.llm.slots import Slots
 from edge.llm.step_budget import Came, LatencyTargets, StepBudget

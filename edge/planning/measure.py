@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from devices.probe import own_rss
 from edge.errors import ContextFull
-from edge.llm.continuation import Continuation
+from edge.llm.continuation import Continuation, Request
 from edge.llm.interface import Answer, TextEngine, VerifyResult
-from edge.llm.requests import Request, Running
+from edge.llm.requests import Running
 from edge.llm.sampler import SamplingParams, TokenSampler
 from edge.llm.scheduler import Scheduler
 from edge.microbenchmark import BestTime, TimedTask, best_of
@@ -179,10 +179,7 @@ def windows_s(engine: TextEngine, depth: int, draft: Draft) -> float:
     sampling = SamplingParams(temperature=0, allow_repetition=True)
     request = Request([_RIGHT] * start, n_tokens + 1, sampling, ends=False)
     sampler = _AssumedSampler(engine, sampling, cycle(accepted))
-    continuation = Continuation(
-        engine.model, request.prompt, sampling, max_tokens=request.max_tokens, ends=False, sampler=sampler
-    )
-    running = Running(0, request, continuation, ())
+    running = Running(0, Continuation(engine.model, request, sampler=sampler), ())
     with Scheduler(engine, slots=1, drafter=_Assumed(draft)) as scheduler:
         scheduler.enqueue(running)
         while not running.answer:

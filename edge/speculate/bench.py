@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from edge.llm.continuation import Request
 from edge.llm.generate import generate
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edge.demo import MODEL_PATH
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.parallel.steps import Op
 from partition.errors import CannotSlice

@@ -8,11 +8,12 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.chat import Chat
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.interface import TextEngine
 from edge.llm.options import SINKS, EngineOptions
-from edge.llm.requests import Request, windowed
+from edge.llm.requests import windowed
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot

@@ -13,11 +13,11 @@ from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError, Interrupted
 from edge.llm.chat import Chat
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import with_room

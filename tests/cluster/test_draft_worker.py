@@ -18,8 +18,8 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.helpers import device as helper
 from edge.helpers.drafting import DraftDevice
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.speculate.factory import WorkerDraft, drafts, speculation, with_room
 from edge.speculate.small_model import ModelDrafts

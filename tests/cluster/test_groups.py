@@ -10,8 +10,8 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.deployment.deploy import Resilience
 from edge.errors import EdgeError, EngineError
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.grouped import GroupedEngine

@@ -16,9 +16,9 @@ from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
 from edge.deployment import supervisor, watch
 from edge.deployment.deployed import DeployedModel
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.parallel import shard

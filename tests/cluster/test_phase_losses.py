@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.parallel.prefiller import PrefillPlacement
 from partition.plan.plan import LOCAL

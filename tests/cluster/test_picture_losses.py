@@ -8,7 +8,8 @@ import pytest
 
 from edge.deployment.deploy import deploy
 from edge.errors import MediaError
-from edge.llm.requests import Event, Request
+from edge.llm.continuation import Request
+from edge.llm.requests import Event
 from edge.llm.scheduler import Scheduler
 from edge.planning.arrange import work_of
 from edge.planning.choice import PlanChoice

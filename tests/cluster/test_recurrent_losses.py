@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.snapshots import ANSWER_TOKENS, LAST_TOKENS

@@ -14,8 +14,8 @@ from devices.sleeping import VARIABLE
 from edge.cluster.deployment import Deployment
 from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
+from edge.llm.continuation import Request
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.slices.local import OwnSlices

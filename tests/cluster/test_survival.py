@@ -16,9 +16,9 @@ from edge.deployment.deploy import Resilience
 from edge.deployment.deployed import DeployedModel
 from edge.errors import EdgeError
 from edge.llm.chat import Chat
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.states import READ_TOKENS

@@ -27,9 +27,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from edge.cluster.rank_group import RankGroup
 from edge.errors import EdgeError
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.parallel.replacements import ReplaceableEngine
 from partition.plan.plan import LOCAL

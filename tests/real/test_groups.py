@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import edge
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from tests.real.weights import SMOLLM2

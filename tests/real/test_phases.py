@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from tests.support.deployments import pipeline

@@ -11,9 +11,9 @@ import pytest
 from edge.bounds.json_arrays import MAX_ITEMS
 from edge.bounds.repetition import LEAST_TOKENS
 from edge.llm.chat import Chat
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Speculation

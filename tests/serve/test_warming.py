@@ -16,10 +16,10 @@ from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
 from edge.errors import Interrupted, SamplingError
 from edge.llama.batch import Batch
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.serve.app import create_app
 from edge.serve.engine.inputs import InputProcessor

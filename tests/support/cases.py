@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 
 _MOST_TRIES = 1000

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from edge.demo import MODEL_PATH
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice

@@ -11,8 +11,8 @@ from typing import Any
 from edge.api.config import EngineConfig
 from edge.constraints.constraint import never_given_up
 from edge.errors import ContextFull, SamplingError
+from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import check_prompt, common_prefix
 from edge.multimodal.encoder import MediaEncoder

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from edge.errors import EdgeError
-from edge.llm.requests import Event, Request, Running
+from edge.llm.continuation import Request
+from edge.llm.requests import Event, Running
 from edge.llm.scheduler import Scheduler
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.warming.allowance import Allowance

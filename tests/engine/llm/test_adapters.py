@@ -16,11 +16,11 @@ from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.deployment.deploy import LlmBuilding
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.llama import ContextSizes
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot

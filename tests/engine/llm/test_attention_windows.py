@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.requests import Event, Request
+from edge.llm.requests import Event
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot, common_prefix
 from partition.architectures.table import ARCHITECTURES

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.step_budget import LEAST_ROWS, SHORT_STEP_S, TILE_ROWS, LatencyTargets, StepBudget
 from tests.conftest import Synthetic

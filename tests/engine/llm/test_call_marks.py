@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.serve.engine.grammars import with_control_tokens

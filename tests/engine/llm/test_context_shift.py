@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Slot, dropped_stretch, matches
 from edge.llm.states import BLOCK_TOKENS

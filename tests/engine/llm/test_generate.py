@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import ContextFull, EngineError, Interrupted, SamplingError
-from edge.llm.continuation import TextStream
+from edge.llm.continuation import Request, TextStream
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from tests.support.drafting import ids, one_slot, tokens_of
 

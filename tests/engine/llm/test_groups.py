@@ -13,9 +13,9 @@ import pytest
 
 from edge.errors import EngineError, Interrupted
 from edge.llama.llama import ContextSizes
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import MAX_GROUPS, EngineOptions, PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.paging import memory
 from edge.parallel.grouped import GroupedEngine

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.step_budget import AIM, LONGEST_GAP_S, Came, LatencyTargets, StepBudget

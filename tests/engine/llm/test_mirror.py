@@ -8,10 +8,10 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llama.llama import Batch
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import Outputs
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.states import READ_TOKENS
 from edge.parallel.mirror import SHARE, Mirror, mirror_of

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from edge.errors import EngineError, NotEnoughMemory
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.options import PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.speculate import mtp

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
-from edge.llm.requests import Request
 from edge.speculate.mtp import mtp_drafts, open_predictor
 from edge.speculate.speculation import Speculation
 from partition.predict.drafts import ROWS, Draft

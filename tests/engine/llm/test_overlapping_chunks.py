@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
+from edge.llm.continuation import Request
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.prefiller import PrefillPlacement

@@ -13,10 +13,10 @@ import pytest
 
 from edge.errors import EngineError, Interrupted
 from edge.llm.bench import measure
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.parallel.prefiller import PrefillPlacement
 from edge.speculate.ngrams import NgramDrafts

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from edge.demo import MODEL_PATH
 from edge.llama.address_space import AddressSpace
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.prefixes import fingerprint
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Slot
 from edge.llm.states import BLOCK_TOKENS

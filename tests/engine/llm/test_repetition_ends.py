@@ -8,10 +8,11 @@ import pytest
 from edge.bounds import repetition
 from edge.bounds.repetition import Repetition
 from edge.demo import MODEL_PATH
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
-from edge.llm.requests import Event, Request
+from edge.llm.requests import Event
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.speculate.speculation import Speculation

@@ -14,10 +14,10 @@ import pytest
 
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError, Interrupted
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot

@@ -12,10 +12,10 @@ from edge.demo import MODEL_PATH
 from edge.deployment.reproducible import check_reproducible, placed_again, reproducible_plan
 from edge.errors import EngineError
 from edge.llama.llama import Batch
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions, reproducible
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Former, Slot
 from edge.speculate.factory import reproducible_options

@@ -9,10 +9,9 @@ import pytest
 
 from edge.demo import MODEL_PATH
 from edge.errors import SamplingError
-from edge.llm.continuation import Continuation
+from edge.llm.continuation import Continuation, Request
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
-from edge.llm.requests import Request
 from edge.llm.sampler import MAX_DRY_BREAKERS, MAX_DRY_LAST_N, PENALTY_LAST_N, SamplingParams, TokenSampler
 from tests.conftest import OPTIONS
 from tests.support.drafting import one_slot
@@ -119,7 +118,7 @@ def test_dry_remembers_the_whole_prompt(demo: Engine) -> None:
     chosen = []
     for options in ({}, {**DRY, "dry_sequence_breakers": ()}):
         sampling = SamplingParams(temperature=0, **options)
-        continuation = Continuation(demo.model, prompt, sampling, max_tokens=1, stop=())
+        continuation = Continuation(demo.model, Request(prompt, 1, sampling))
         continuation.choose(logits)
         chosen += continuation.tokens
         continuation.close()

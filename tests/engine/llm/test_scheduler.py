@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError, SamplingError
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import MAX_SEED, PENALTY_LAST_N, SamplingParams, TokenSampler, _needs
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot

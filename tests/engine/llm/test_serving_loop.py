@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from edge.errors import SamplingError
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import PrefixOptions
-from edge.llm.requests import Event, Request, token_logprobs
+from edge.llm.requests import Event, token_logprobs
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Origin, Slot

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from edge.errors import SamplingError
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine, VerifyResult
-from edge.llm.requests import Event, Request
+from edge.llm.requests import Event
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.speculate.choice import MOST_ROWS

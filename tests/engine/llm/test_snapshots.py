@@ -16,9 +16,9 @@ from edge.cluster.preflight import shared_rollback
 from edge.errors import EngineError, Interrupted
 from edge.llm import engine as engine_module
 from edge.llm import snapshots
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.llm.snapshots import ANSWER_TOKENS, LAST_TOKENS, affordable

@@ -11,11 +11,11 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.chat import Chat
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import GreedyDrafter, generate
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE
 from edge.llm.slot import Slot

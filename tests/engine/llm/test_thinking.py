@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from edge.llm.chat import Chat
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.interface import TextEngine
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.thinking.format import AUTO, thinking_format

@@ -10,9 +10,9 @@ import pytest
 
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import GreedyDrafter, generate
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
 from edge.parallel.engine import DistributedEngine

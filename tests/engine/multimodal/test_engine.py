@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edge.errors import MediaError
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot

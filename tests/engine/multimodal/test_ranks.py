@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from edge.errors import MediaError
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Event, Request
+from edge.llm.requests import Event
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.parallel.engine import DistributedEngine

@@ -12,9 +12,9 @@ import pytest
 from edge.errors import EngineError
 from edge.llama import llama
 from edge.llama.multimodal import NativeProjector
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.multimodal.media import EmbeddingRows, embeddings_of, interned

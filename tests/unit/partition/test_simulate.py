@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.demo import MODEL_PATH
+from edge.llm.continuation import Request as ArrivingRequest
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request as ArrivingRequest
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from partition.errors import PlanError

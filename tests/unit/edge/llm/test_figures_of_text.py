@@ -20,9 +20,9 @@ from edge import microbenchmark
 from edge.llm import bench, generate, in_flight
 from edge.llm.bench import BenchResult, Rate
 from edge.llm.chat import Chat
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.planning import measure
 from edge.quantization import comparison

@@ -8,10 +8,10 @@ import pytest
 from devices.busy import OthersLoad
 from edge.demo import MODEL_PATH
 from edge.llama.thread_choice import ThreadChoice, worth_threads
+from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.options import EngineOptions
-from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.models import shapes, synth
 from partition.model.model import ModelShape
