@@ -35,6 +35,7 @@ from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
+from edge.net import dialling
 from tests.support import BRIEF_LINKS, NEVER_S, PLAIN_LINES, ROOT, TESTS, ask_for_default_threads, one_thread
 from tests.support.fixtures import one_worker, two  # noqa: F401
 from tests.support.forked_modules import fork_modules
@@ -131,8 +132,8 @@ def _processes_are_forked() -> Iterator[None]:
         if available() and not THOROUGH:
             for module in ask_for_default_threads():
                 patch.setattr(module, "default_threads", one_thread)
-            for name, brief in BRIEF_LINKS.items():
-                patch.setattr(name, brief)
+            for name, seconds in BRIEF_LINKS.items():
+                patch.setattr(dialling, name, seconds)
             patch.setattr(session, "RankProcess", partial(session.RankProcess, fork_server=OwnEngines()))  # type: ignore[attr-defined]
             fork_modules(patch)
         yield

@@ -56,11 +56,12 @@ for module in (
     "edge.worker.load",
 ):
     importlib.import_module(module)
-rank = importlib.import_module("edge.worker.rank")
+dialling, rank = map(importlib.import_module, ("edge.net.dialling", "edge.worker.rank"))
+vars(dialling).update(BRIEF_LINKS)
 for asks in ask_for_default_threads():
     vars(asks)["default_threads"] = one_thread
 vars(progress).update(dict.fromkeys(PLAIN_LINES, NEVER_S))
-for name, brief in (BRIEF_LINKS | BRIEF_MEASUREMENTS).items():
+for name, brief in BRIEF_MEASUREMENTS.items():
     vars(importlib.import_module(name.rpartition(".")[0]))[name.rpartition(".")[2]] = brief
 microbenchmark.SAMPLE_S, rank._LEAST_MEASURED_S = 0.005, 0.02  # type: ignore[attr-defined]
 sensitivity.PROBES = sensitivity.PROBES[:FEW_PROBES]  # type: ignore[assignment]
