@@ -35,7 +35,7 @@ def most_held(pid: int) -> Iterator[list[int]]:
     current, done = [0], threading.Event()
 
     def look() -> None:
-        while not done.wait(0.01):
+        while not done.wait(0.05):  # the kernel walks all pages for it, and holds up who takes more
             try:
                 first = psutil.Process(pid)
                 current[0] = max(
