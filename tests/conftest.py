@@ -36,7 +36,16 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
 from edge.net import dialling
-from tests.support import BRIEF_LINKS, NEVER_S, PLAIN_LINES, ROOT, TESTS, ask_for_default_threads, one_thread
+from tests.support import (
+    BRIEF_LINKS,
+    GARBAGE_AFTER,
+    NEVER_S,
+    PLAIN_LINES,
+    ROOT,
+    TESTS,
+    ask_for_default_threads,
+    one_thread,
+)
 from tests.support.fixtures import one_worker, two  # noqa: F401
 from tests.support.forked_modules import fork_modules
 from tests.support.helpers import OwnEngines
@@ -74,8 +83,9 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage from now on, in what tests make."""
+    """Look for garbage from now on, in what tests make, but seldom: the end of each file looks, too."""
     gc.freeze()
+    gc.set_threshold(GARBAGE_AFTER)
     gc.enable()
 
 

@@ -5,6 +5,7 @@ forked from them (forked_children)."""
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -28,6 +29,7 @@ from tests.support import (
     BRIEF_MEASUREMENTS,
     ENGINE,
     FEW_PROBES,
+    GARBAGE_AFTER,
     MODULE,
     MOST_OF_A_NAME,
     NEVER_S,
@@ -40,6 +42,7 @@ from tests.support.foreground import lead_terminal
 from tests.support.forked_children import fork_children
 from tests.support.forked_server import fork_its_server
 
+gc.set_threshold(GARBAGE_AFTER)
 cli.quiet_grpc()  # before it is imported, as commands do
 cli.build_parser()  # imports what it needs
 for module in (
