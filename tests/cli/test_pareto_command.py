@@ -76,8 +76,6 @@ def pareto_json(run: Run, *options: str | Path) -> dict[str, Any]:
 
 
 def test_measured_once_a_day(edge: Run, one_worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for doubt in ("SCATTER", "OFF"):  # what is measured beside other tests is believed
-        monkeypatch.setattr(measuring, doubt, 1e9)
     monkeypatch.setattr(links, "_NOISE_S", 1e9)  # and a link is as it was, however busy
     file = tmp_path / "front.json"
     request = (*FEW, "--measure", "1", "--json", file)
@@ -113,8 +111,6 @@ def test_an_interrupted_one_writes_what_it_knows(
     edge: Run, one_worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while the second plan is measured: the first is in all files, and the same command goes on from there."""
-    for doubt in ("SCATTER", "OFF"):
-        monkeypatch.setattr(measuring, doubt, 1e9)
     measured: list[str] = []
     stops = True
     measure = LlmSpace.measure
@@ -187,9 +183,7 @@ def test_plans_with_drafts_are_points(edge: Run, what_if: Path, tmp_path: Path) 
 
 
 @pytest.mark.thorough
-def test_passes_with_drafts_are_measured(edge: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for doubt in ("SCATTER", "OFF"):
-        monkeypatch.setattr(measuring, doubt, 1e9)
+def test_passes_with_drafts_are_measured(edge: Run) -> None:
     result = pareto_json(edge, *FEW, "--draft", "ngram", "--acceptance", "1", "--measure", "9")
     measured = [point for point in result["points"] if point["predicted"]["draft"] and point["measured"]]
     assert measured
@@ -292,7 +286,7 @@ def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.Mon
     divergences = [once["q5_0"]["divergence"]]
     text = tmp_path / "text.txt"
     for sentence in ("The device that is nearest answers first. ", "What is 27 plus 38? It is 65. "):
-        text.write_text(sentence * 100)
+        text.write_text(sentence * 70)
         divergences.append(types("--types", "q5_0", "--text", text)["q5_0"]["divergence"])
     assert len(set(divergences)) == len(measured) == 3  # each text is one that was not measured
 

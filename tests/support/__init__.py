@@ -25,9 +25,13 @@ BRIEF_MEASUREMENTS: dict[str, float] = {
     "edge.survey.links._PAIR_S": 0.02,
     "edge.survey.links._APART_S": 0.0,
     "edge.survey.links._ROUNDS": 1,
+    "edge.planning.measure.ROUNDS": 1,
+    "edge.planning.measuring.SCATTER": math.inf,  # none is measured again
+    "edge.planning.measuring.OFF": math.inf,
     "edge.planning.measure._SAMPLE_S": 0.01,
     "edge.planning.measure._SAMPLES": 1,
     "edge.planning.onnx_space._ABOUT_S": 0.1,
+    "edge.planning.type_files.CHUNKS": 1,
 }
 # Types that weights are tried in, where a file is made to fit: to quantize to further ones takes seconds to prepare.
 FEW_PROBES = 5
