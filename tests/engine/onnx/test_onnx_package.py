@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, numpy_helper
+from onnx.backend.test.case import base
 from onnx.backend.test.case.node import collect_testcases
 from onnx.backend.test.loader import load_model_tests
+from onnx.reference.ops import op_pool_common
 
 from edge.onnx.file import load
 from edge.onnx.model import OnnxSource
@@ -43,8 +47,12 @@ def graphs() -> list[tuple[str, ModelProto, Feeds]]:
             names = [value.name for value in model.graph.input if value.name not in current]
             files = [Path(case.model_dir) / "test_data_set_0" / f"input_{i}.pb" for i in range(len(names))]
             results.append((case.name, model, dict(zip(names, map(_tensor, files), strict=True))))
-    with warnings.catch_warnings():
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # it makes values that are infinite
+        # Sources for its pages, and outputs of graphs of one node, which take most of the time and are not used.
+        stack.enter_context(mock.patch.object(base, "process_snippet"))
+        stack.enter_context(mock.patch.object(op_pool_common, "pool", return_value=np.zeros(1, np.float32)))
         cases = collect_testcases(None)
     for case in cases:
         values = case.data_sets[0][0]
