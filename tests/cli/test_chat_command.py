@@ -291,7 +291,7 @@ def test_an_answer_that_repeats_itself_is_ended_and_says_so(tmp_path: Path) -> N
     said = f"the answer repeats the same {loop['period']} tokens, {loop['times']} times so far; it ends here"
     assert f"{said}, --allow-repetition lets it go on" in done.stderr
     assert done.stderr.endswith("; what the grammar asks for is incomplete\n")
-    on = chat_json(*request, "--allow-repetition")
+    on = chat_json(*request, "--allow-repetition", "--max-tokens", str(len(result["token_ids"]) + 8))
     assert (on["finish_reason"], on["repetition"]) == ("length", None)
 
 

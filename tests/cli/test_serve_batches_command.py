@@ -56,7 +56,7 @@ def test_who_asks_goes_first_and_changes_nothing() -> None:
 
 
 def test_a_batch_goes_on_after_the_server_was_killed() -> None:
-    port, prompts = free_port(), [f"{n} kilobytes" for n in range(6)]
+    port, prompts = free_port(), [f"{n} kilobytes" for n in range(4)]
     options = ("--prefix-cache", "0", "--draft", "off", "--requests", "1", "--port", port)
     with served(*options) as server:
         alone = {prompt: server.post("/completion", {"prompt": prompt, **LONG})["content"] for prompt in prompts[:2]}

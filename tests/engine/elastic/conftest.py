@@ -39,7 +39,7 @@ def elastic(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Elastic
     """Make the elastic file of an architecture, once."""
 
     def make(arch: str) -> Elastic:
-        figures = {"expert_ff": 512} if "moe" in arch else {}
+        figures = {"expert_ff": 512, "experts": 8} if "moe" in arch else {}
         source = GgufFile.open(paging.model(tmp_path_factory, arch, "f16", layers=3, head_size=64, **figures))
         static = tuple(source.path.with_name(f"{arch}-{mix}.gguf") for mix in MIXES)
         out = source.path.with_name(f"{arch}-elastic.gguf")

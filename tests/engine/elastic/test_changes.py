@@ -47,7 +47,7 @@ WAIT_S = 60.0
 def budgets(sizes: Sizes) -> dict[int, int]:
     """Return the largest budget in which each size is in memory whole, by its number, and the least of all by -1."""
     whole = {}
-    for budget in range(1 << 30, sizes.least, -(1 << 18)):
+    for budget in (1 << 30, *range(sizes.most, sizes.least, -(1 << 18))):
         choice = sizes.choose(budget, "speed")
         if not choice.plan.pages:
             whole.setdefault(choice.number, budget)
