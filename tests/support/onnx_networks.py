@@ -15,15 +15,19 @@ _MOBILENET = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96
 _RESNET = (64, 128, 256, 512)  # channels of four layers of two blocks each
 
 
-def mobilenet_v2(batch: str | int = "batch", size: int = 224, classes: int = 1000, seed: int = 0) -> ModelProto:
-    """features.0 to features.18, then the classifier: image (batch, 3, size, size) to logits (batch, classes)."""
+def mobilenet_v2(
+    batch: str | int = "batch", size: int = 224, classes: int = 1000, seed: int = 0, narrower: int = 1
+) -> ModelProto:
+    """features.0 to features.18, then the classifier: image (batch, 3, size, size) to logits (batch, classes).
+    narrower: by what numbers of channels are divided."""
     net = _Network(seed)
     net.nodes.append(helper.make_node("Constant", [], ["/Constant_output_0"], "/Constant", value_float=0.0))
     net.nodes.append(helper.make_node("Constant", [], ["/Constant_1_output_0"], "/Constant_1", value_float=6.0))
-    channels = 32
+    channels = 32 // narrower
     last = net.relu6(net.conv("image", 3, channels, "/features/features.0/features.0.0", 3, 2))
     child = 1
-    for expansion, width, repeats, stride in _MOBILENET:
+    for expansion, full, repeats, stride in _MOBILENET:
+        width = full // narrower
         for repeat in range(repeats):
             at, x, inner, i = f"/features/features.{child}/conv", last, channels * expansion, 0
             if expansion > 1:
@@ -34,8 +38,9 @@ def mobilenet_v2(batch: str | int = "batch", size: int = 224, classes: int = 100
             same = step == 1 and channels == width
             last = net.node("Add", [last, x], f"/features/features.{child}") if same else x
             channels, child = width, child + 1
-    last = net.relu6(net.conv(last, channels, 1280, f"/features/features.{child}/features.{child}.0"))
-    return net.classifier(last, 1280, classes, ("", "/classifier/classifier.1"), batch, size)
+    features = 1280 // narrower
+    last = net.relu6(net.conv(last, channels, features, f"/features/features.{child}/features.{child}.0"))
+    return net.classifier(last, features, classes, ("", "/classifier/classifier.1"), batch, size)
 
 
 def resnet18(batch: str | int = "batch", size: int = 224, classes: int = 1000, seed: int = 0) -> ModelProto:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -46,11 +47,18 @@ WAIT_S = 60.0
 
 def budgets(sizes: Sizes) -> dict[int, int]:
     """Return the largest budget in which each size is in memory whole, by its number, and the least of all by -1."""
-    whole = {}
-    for budget in (1 << 30, *range(sizes.most, sizes.least, -(1 << 18))):
+    tried = range(1 << 30, sizes.least, -(1 << 18))
+
+    def size_of(budget: int) -> int:
+        """Number of the size that is in memory whole; -1 if it is paged."""
         choice = sizes.choose(budget, "speed")
-        if not choice.plan.pages:
-            whole.setdefault(choice.number, budget)
+        return -1 if choice.plan.pages else choice.number
+
+    whole: dict[int, int] = {}
+    at = 0
+    while at < len(tried) and (number := size_of(tried[at])) >= 0:
+        whole[number] = tried[at]
+        at = bisect(tried, False, at, key=lambda budget: size_of(budget) != number)
     return {**whole, -1: sizes.least}
 
 

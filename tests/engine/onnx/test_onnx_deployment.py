@@ -340,8 +340,13 @@ def test_a_model_that_was_changed_is_not_cut(tmp_path: Path, fleet: Fleet, three
 
 def test_a_worker_without_room(tmp_path: Path) -> None:
     """By its weights and activations before anything is sent; by the file, for what the worker has left."""
-    relu = [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("ReduceMax", ["h"], ["y"], keepdims=1)]
-    wide = owned(model_of(relu, {"x": [1, 120 << 18]}, ["y"]), tmp_path / "wide.onnx")  # 120 MiB in, 120 MiB out
+    relu = [
+        helper.make_node("Expand", ["x", "shape"], ["w"]),
+        helper.make_node("Relu", ["w"], ["h"]),  # 120 MiB in, 120 MiB out
+        helper.make_node("ReduceMax", ["h"], ["y"], keepdims=1),
+    ]
+    shape = {"shape": np.array([1, 120 << 18])}
+    wide = owned(model_of(relu, {"x": [1, 1]}, ["y"], shape), tmp_path / "wide.onnx")
     with (
         worker(tmp_path / "small", "--name", "small", "--memory", "230MiB", *ONE_THREAD) as small,
         Fleet([small.address]) as fleet,

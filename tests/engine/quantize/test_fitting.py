@@ -248,7 +248,7 @@ def test_all_of_it_ends_within_the_time_that_was_asked_for(
     small: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: int, within_s: int
 ) -> None:
     work = Work(monkeypatch, factor)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    device(tmp_path / "cache", monkeypatch)
     options = replace(QUICK, within_s=within_s, clock=lambda: work.now_s)
     result, _ = fitted(small, tmp_path / "out.gguf", small.size_bytes // 2, SHORT, options)
     assert result.measured_divergence > 0
@@ -276,15 +276,15 @@ def test_slow_types_are_told_or_left_out_where_others_will_do(
 def test_slow_types_are_taken_where_no_others_will_do(
     small: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device(tmp_path / "cache", monkeypatch, iq2_xxs=1.0, iq2_xs=1.0)
-    options = replace(QUICK, kinds=kinds("iq2_xxs", "iq2_xs", "q2_k", "q4_0"), fast=True)
+    device(tmp_path / "cache", monkeypatch, q2_k=1.0, q3_k=1.0)
+    options = replace(QUICK, kinds=kinds("q2_k", "q3_k", "q4_k", "q4_0"), fast=True)
     with pytest.raises(SizeTooSmall) as raised:
         fit_file(small, tmp_path / "out.gguf", 1, SHORT, options)
     least = int(str(raised.value).split("smaller than ")[1].split("B")[0])
     tight, _ = fitted(small, tmp_path / "out.gguf", least, SHORT, options)
     assert tight.outcome.n_bytes == least
-    assert "iq2_xxs" in {kind.name for kind in tight.outcome.types.values()}
-    assert "iq2_xxs" in tight.slow
+    assert "q2_k" in {kind.name for kind in tight.outcome.types.values()}
+    assert "q2_k" in tight.slow
 
 
 def test_experts_fill_a_budget(synthetic: Synthetic, tmp_path: Path) -> None:
