@@ -24,7 +24,7 @@ def test_a_hook_sees_the_values_of_its_nodes_in_order(synthetic: Synthetic) -> N
     hook = Hook(named("l_out-0", "l_out-1"), lambda node: seen.append((node.name, node.read().shape)))
     with Engine(synthetic("llama"), OPTIONS, hooks=[hook]) as engine:
         engine.decode(TOKENS, 0)
-    # The last layer keeps only the rows somebody nodes logits for.
+    # The last layer keeps only the rows somebody asked logits for.
     assert seen == [("l_out-0", (4, 128)), ("l_out-1", (1, 128))]
 
 
@@ -62,7 +62,7 @@ def test_a_node_that_is_computed_for_the_next_one_runs_no_hook_of_another(synthe
 def test_hooks_that_call_nothing_are_asked_nothing_until_others_come(
     synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes of a new graph may be nodes about, those of one that is computed again are not."""
+    """Nodes of a new graph may be asked about, those of one that is computed again are not."""
     calls, seen, call = [0], list[str](), NodeHooks.callback
 
     def counted(hooks: NodeHooks, address: int, ask: bool, unused: None) -> bool:
