@@ -25,7 +25,7 @@ from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.serve import engine_child
-from edge.serve.answer import ProcessAnswer
+from edge.serve.answer import Answers, ProcessAnswer
 from edge.serve.client import EngineClient
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine_child import EngineChild, spawn
@@ -277,6 +277,17 @@ def test_a_request_that_ends_the_process_each_time_fails_and_the_next_is_answere
         return await text(await model.generate(question(3)))
 
     assert with_router(work) == "3 plus 2 is 5."
+
+
+def test_a_request_that_only_waited_is_not_blamed_for_the_end_of_processes() -> None:
+    answers, ended = Answers(), EngineGone("killed")
+    begun, waiting = (ProcessAnswer(number, ENDLESS, lambda number: None) for number in (1, 2))
+    answers.update({1: begun, 2: waiting})
+    for left in ([begun, waiting], [waiting]):
+        begun.accepted = waiting.accepted = begun.begun = True
+        assert answers.take_accepted(ended, ENDS_IN_A_ROW) == left
+    assert begun.pieces.get_nowait() is ended
+    assert waiting.pieces.empty()
 
 
 def test_a_message_that_is_too_long_ends_the_process_and_the_next_answers(monkeypatch: pytest.MonkeyPatch) -> None:
