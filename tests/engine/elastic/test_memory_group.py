@@ -44,7 +44,7 @@ with Engine(path, replace(options, least_memory=200 << 20)) as engine:
         before = engine.states.read(0, range(position))
         first = int(last)
         last = engine.decode([first], position).argmax()
-        number = weights.choice.number
+        number = weights.pass_size  # between two passes the choice may change
         if not parts or parts[-1][0] != number:
             parts.append((number, position, before, first, []))
         parts[-1][4].append(int(last))
