@@ -35,7 +35,7 @@ BRIEF_MEASUREMENTS: dict[str, float] = {
 }
 # Types that weights are tried in, where a file is made to fit: to quantize to further ones takes seconds to prepare.
 FEW_PROBES = 5
-# Objects, until garbage is looked for: each few hundred, as Python does, it takes a tenth of the time of the tests.
+# Objects, until garbage is looked for: each few hundred, as Python does, it takes a tenth of the time of unit tests.
 GARBAGE_AFTER = 10_000
 # Of `apps.show.progress`: after how long the first line of a job comes, and the next.
 PLAIN_LINES = ("PLAIN_AFTER_S", "PLAIN_INTERVAL_S", "STILL_S")

@@ -25,7 +25,7 @@ from transport import edge_pb2 as pb
 
 MIB = 1 << 20
 OPTIONS = EngineOptions(threads=1, context=128, batch=32)
-MEMORY = 500 * MIB  # the model of 170 MB is in memory whole once, and not twice
+MEMORY = 520 * MIB  # the model of 170 MB is in memory whole once, and not twice
 PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
 
 
@@ -96,7 +96,7 @@ def test_a_session_that_comes_later_gets_its_share_and_both_compute_what_one_dev
                 assert state.least_bytes <= state.share_bytes
             assert states[0].share_bytes < before.most_bytes
             assert sum(state.memory_bytes for state in states) < MEMORY
-            until(lambda: peak[0] > alone_held, "both to hold more than the first one did")
+            until(lambda: peak[0] > max(300 * MIB, alone_held), "both to hold what they may")
         until(lambda: len(first.shares()) == 1, "the end of the second session")
         until(lambda: first.shares()[0].share_bytes >= before.most_bytes, "the share of the first one to be as before")
         device.process.send_signal(signal.SIGUSR1)
@@ -105,7 +105,7 @@ def test_a_session_that_comes_later_gets_its_share_and_both_compute_what_one_dev
         assert tokens(first.engine, 12) == expected
         device.process.send_signal(signal.SIGUSR2)
         until(lambda: first.shares()[0].share_bytes >= before.most_bytes, "its share to be there again")
-    assert alone_held < peak[0] <= MEMORY
+    assert max(300 * MIB, alone_held) < peak[0] <= MEMORY
 
 
 def test_a_session_that_is_killed_leaves_its_memory_and_one_too_many_is_refused(
