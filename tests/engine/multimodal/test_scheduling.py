@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from edge.errors import EngineError
 from edge.llama import llama
 from edge.llama.multimodal import NativeProjector
-from edge.llm.continuation import Request
+from edge.llm.continuation import Continuation, Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
@@ -164,3 +165,11 @@ def test_rows_stay_known_while_any_request_has_them() -> None:
     del rows
     with pytest.raises(EngineError, match="send the picture again"):
         embeddings_of(token)
+
+
+def test_a_sampler_sees_the_text_of_a_prompt_without_its_pictures(demo: Engine) -> None:
+    """Their ids are negative: llama.cpp would look for such tokens outside its vocabulary."""
+    picture, sampler = EmbeddingRows(b"a picture", np.zeros((2, 4), np.float32)), Mock()
+    request = Request([5, -7, -8, 6], 1, media=[picture])
+    Continuation(demo.model, request, sampler=sampler)
+    assert [call.args[0] for call in sampler.accept.call_args_list] == [5, 6]
