@@ -34,7 +34,8 @@ def section(page: Path, title: str) -> str:
 # The tables of rooms in the page of the architecture: a room imports only itself and rooms above it in its package.
 ROOM_ROWS = re.findall(r"^\| `([\w/]+)` \| .* \|$", section(ROOT / "docs" / "architecture.md", "Rooms"), re.MULTILINE)
 ORDER = {row.replace("/", "."): place for place, row in enumerate(ROOM_ROWS)}
-MOST_FILES = 20  # in a folder
+MOST_FILES = 25  # in a folder
+MOST_LINES = 500  # in a file
 # What computes on arrays loads numpy; whoever imports it is about to run a model, or to plan how.
 ON_ARRAYS = {"quant.gguf.imatrix", "quant.wire", "transport.collective", "partition.state.parts"} | {
     "partition.state.sequence",
@@ -135,9 +136,9 @@ def test_ctypes_lives_in_nine_files() -> None:
     assert users == ggml | llama | {"devices/processes/limits.py"}
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
+def test_no_file_has_too_many_lines() -> None:
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
-    assert not {name: n for name, n in lines.items() if n > 400 and not name.endswith("_pb2.py")}  # those are generated
+    assert not {name: n for name, n in lines.items() if n > MOST_LINES and not name.endswith("_pb2.py")}  # those are generated
 
 
 @pytest.mark.parametrize("folder", [*PACKAGES, "tools", "tests", "benchmarks"])
