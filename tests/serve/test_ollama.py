@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -358,7 +358,17 @@ def test_it_is_there(server: str) -> None:
 def test_for_how_long_a_model_stays(
     scripted: Client, models: ScriptedModels, keep_alive: str | float, expected: float
 ) -> None:
-    scripted.chat("scripted", HI, keep_alive=keep_alive)
-    assert models.kept_s == expected
-    scripted.chat("scripted", HI)
-    assert models.kept_s is None
+    asks: list[Callable[..., Any]] = [
+        lambda **more: scripted.chat("scripted", HI, **more),
+        lambda **more: scripted.chat("scripted", [], **more),  # loads or unloads the model
+        lambda **more: scripted.generate("scripted", "Hi", **more),
+        lambda **more: scripted.generate("scripted", "", **more),
+        lambda **more: scripted.embed("scripted", "", **more),
+        lambda **more: scripted.embed("scripted", [], **more),
+        lambda **more: scripted.embeddings("scripted", "", **more),
+    ]
+    for ask in asks:
+        ask(keep_alive=keep_alive)
+        assert models.kept_s == expected
+        ask()
+        assert models.kept_s is None

@@ -6,6 +6,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -404,6 +405,27 @@ def test_what_the_engine_drops_can_be_announced_again(engine: Engine) -> None:
     assert (again["id"] != first, again["state"]) == (True, "queued")
     assert its_warmer.poll() is None
     assert its_warmer._computing is not None
+    loop._inputs.close()
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_prefix_deleted_while_it_is_computed_is_not_queued_again(engine: Engine, deleted: bool) -> None:
+    loop = loop_of(engine, 1.0, Replies())
+    its_warmer = loop._warming.warmer
+    announced = {"prompts": None, "text": "What the sea is like.", "tools": (), "namespace": "n", "adapters": None}
+    prefix_id = loop.ask("announce", announced)["id"]
+    its_warmer.poll()
+    prefix = its_warmer._computing
+    assert prefix is not None
+    assert not loop.ask("forget", {"prefix_id": prefix_id, "namespace": "other"})
+    if deleted:
+        assert loop.ask("forget", {"prefix_id": prefix_id, "namespace": "n"})
+    # The engine thread reports that the prefix ended before it was complete, as it does after a cancel.
+    its_warmer.ended(prefix, SimpleNamespace(answer=[], cached_tokens=0))  # type: ignore[arg-type]
+    assert its_warmer._queue == ([] if deleted else [prefix])
+    assert its_warmer._computing is None
+    its_warmer.poll()
+    assert its_warmer._computing is (None if deleted else prefix)
     loop._inputs.close()
 
 

@@ -24,7 +24,7 @@ from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import MtpDraft, drafts, speculation, with_room
 from edge.speculate.mtp import MtpDrafts, Predictor, mtp_bytes, open_predictor
 from edge.speculate.small_model import DraftPace
-from edge.speculate.speculation import Speculation
+from edge.speculate.speculation import FEW, Speculation
 from edge.tasks import SILENT
 from quant.gguf.file import GgufFile
 from tests.conftest import OPTIONS, Synthetic
@@ -431,3 +431,23 @@ def test_answers_with_adapters_are_the_same(folder: Path, tmp_path: Path, where:
         assert one_slot(engine, drafter).run([Request(PROMPT, 24, GREEDY, ends=False, adapters=(1.0,))]) == [expected]
         assert drafted() > 0
         assert 0 < drafter.stats.accepted < drafter.stats.drafted
+
+
+def test_more_sequences_than_places_evict_the_least_recently_used(folder: Path) -> None:
+    with (
+        Engine(with_predictor(folder), replace(ROOM, sequences=FEW + 1)) as engine,
+        open_predictor(engine) as predictor,
+    ):
+
+        def propose(sequence: int) -> None:
+            engine.kv_remove(sequence, 0)
+            engine.decode(PROMPT[:-1], 0, sequence=sequence)
+            assert len(predictor.propose(sequence, text(PROMPT), 0, 2)) == 2
+
+        for sequence in range(FEW):
+            propose(sequence)
+        propose(0)
+        propose(FEW)
+        assert set(predictor._computed) == set(range(FEW + 1)) - {1}
+        propose(1)
+        assert set(predictor._computed) == set(range(FEW + 1)) - {2}

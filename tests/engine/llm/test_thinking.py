@@ -16,7 +16,7 @@ from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.thinking.format import AUTO, thinking_format
-from edge.thinking.tracker import Thinking
+from edge.thinking.tracker import Thinking, ThoughtTracker
 from tests.support.deployments import EXACT, tensor
 from tests.support.drafting import Known, one_slot, speculate
 from tests.support.ranks_here import ranks_here
@@ -212,3 +212,29 @@ def test_earlier_thoughts_leave_the_prompt_which_is_still_cached(engine: Engine,
     other = Chat(engine)
     other.load(tmp_path / "chat.json")
     assert other.messages == chat.messages
+
+
+@pytest.mark.parametrize("budget", [AUTO, 40])
+def test_tokens_of_an_answer_between_two_thoughts_are_not_counted(engine: Engine, budget: int) -> None:
+    form = replace(FORM, again=True)
+    closing = engine.model.tokenize(form.closing(), add_special=False, parse_special=True)
+    tracker = ThoughtTracker(
+        engine.model, Thinking(form, "thought", None if budget == AUTO else budget), constrained=False
+    )
+    words = engine.model.tokenize("Hello there", add_special=False, parse_special=False)
+
+    def add(tokens: Sequence[int]) -> list[int | None]:
+        forced = []
+        for token in tokens:
+            forced.append(tracker.forced())
+            tracker.add(token, engine.model.piece(token, special=True).decode())
+        return forced
+
+    add([*words, CLOSES])
+    assert (tracker.state, tracker.tokens) == ("answer", len(words) + 1)
+    add(words * 20)
+    assert (tracker.state, tracker.tokens) == ("answer", len(words) + 1)
+    forced = add([OPENS, *words])
+    assert (tracker.state, tracker.tokens) == ("thought", 2 * len(words) + 2)
+    assert forced == [None] * len(forced), "the budget of the second thought is spent by the answer before it"
+    assert budget == AUTO or len(closing) + tracker.tokens < budget

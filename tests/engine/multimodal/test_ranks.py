@@ -84,3 +84,17 @@ def test_a_picture_for_more_layers_than_the_first_stage_has_is_refused(lost: str
     assert last[other].finish_reason == "length"
     with refused:
         raise last[number].error or AssertionError(last[number])
+
+
+@pytest.mark.parametrize(
+    ("deepstack_layers", "shares", "fits"), [(1, (1.0, 2.0), True), (2, (2.0, 1.0), True), (2, (1.0, 2.0), False)]
+)
+def test_first_stage_with_exactly_the_deepstack_layers_takes_pictures(
+    deepstack_layers: int, shares: tuple[float, ...], fits: bool, tmp_path: Path
+) -> None:
+    model_file = projectors.text_model("deepstack")
+    model_file.pairs["qwen3vl.n_deepstack_layers"] = ("u32", deepstack_layers)
+    text = model_file.write(tmp_path / "text.gguf")
+    with ranks_here(text, {**TWO_STAGES, "shares": shares}, OPTIONS, tmp_path) as ranks:
+        assert len(ranks.plan.stages[0].layers) == round(shares[0])
+        assert (ranks.media_problem == "") == fits

@@ -1,16 +1,19 @@
 """Files that are whole or not there."""
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from threading import Barrier, Event
+from typing import Any
 
 import pytest
 
 from devices import files
-from devices.files import locked, remove_temporary, removed_at_end, write_whole
+from devices.files import locked, remove_temporary, removed_at_end, write_private, write_whole
 from tests.support.small_disk import small_disk
 
 
@@ -90,3 +93,34 @@ def test_a_lock_that_is_free_soon_is_waited_for(tmp_path: Path, monkeypatch: pyt
             other = pool.submit(lock_too)
             assert tried.wait(60.0)
         other.result(60.0)
+
+
+@pytest.mark.parametrize(
+    ("write", "expected"),
+    [
+        (write_private, ["sync key", "rename key", "sync folder"]),
+        (write_whole, ["sync key", "rename key"]),
+        (partial(write_whole, sync=False), ["rename key"]),
+    ],
+    ids=["private", "whole", "not synced"],
+)
+def test_content_and_name_are_on_the_disk_before_a_private_file_counts_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bytes], None], expected: list[str]
+) -> None:
+    """A power cut loses what was not synced: first the content must be safe, then the name in the folder."""
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        steps.append("sync folder" if os.path.samestat(os.fstat(handle), tmp_path.stat()) else "sync key")
+        fsync(handle)
+
+    def renamed(source: Any, target: Any) -> None:
+        steps.append("rename key")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    write(tmp_path / "key", b"secret")
+    assert (tmp_path / "key").read_bytes() == b"secret"
+    assert steps == expected

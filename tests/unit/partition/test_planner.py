@@ -1,6 +1,7 @@
 """The planner finds what trying everything finds; fronts are fronts; what published work says of plans holds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -333,3 +334,14 @@ def test_a_device_ten_times_as_fast_has_nearly_all_layers() -> None:
                     done[shard.device] += len(stage.layers) * len(shard.ff) / 64
             assert done["b"] > 0.75 * 22
         assert done["c"] <= 2.5 or not tensor
+
+
+@pytest.mark.parametrize(("room", "plans_the_owner"), [(2 * MIB, True), (2 * MIB - 1, False)])
+def test_thin_owner_needs_memory_for_its_own_process(room: int, plans_the_owner: bool) -> None:
+    """The owner has no room for a layer. Its process alone takes 2 MiB, which must fit exactly."""
+    own = replace(device(LOCAL, MS), memory_bytes=room, runtime_bytes=2 * MIB)
+    speeds = [own, device("b", MS), device("c", MS)]
+    links = linked([speed.device for speed in speeds], LinkSpeed(0.1 * MS, 1e9))
+    front, _ = Planner(work(4), speeds, links, "m", "").front(("latency",))
+    assert bool(front) == plans_the_owner
+    assert all(placed.plan.thin_owner for placed in front)

@@ -158,6 +158,21 @@ def test_special_tokens_and_what_is_put_around_a_text(tmp_path: Path) -> None:
     assert read_back("llama")["add_space_prefix"] is True
 
 
+@pytest.mark.parametrize(
+    ("number", "expected"), [(7, 7), ([7, 9], 7), ([9, 7], 9), ([], None), ([10**6], None), (True, None)]
+)
+def test_special_token_that_only_config_json_has_is_its_first_number(
+    tmp_path: Path, number: object, expected: int | None
+) -> None:
+    folder = copy("qwen3", tmp_path)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).exists():
+            edit(folder / name, lambda settings: settings.pop("eos_token", None))
+    edit(folder / "config.json", lambda config: config.update(eos_token_id=number))
+    meta = converted(folder, tmp_path / "model.gguf").metadata
+    assert meta.get("tokenizer.ggml.eos_token_id") == expected
+
+
 @pytest.mark.parametrize("missing", ["tokenizer.model", "tokenizer.json"])
 def test_scores_come_from_either_file(tmp_path: Path, missing: str) -> None:
     folder = copy("gemma", tmp_path)

@@ -510,6 +510,15 @@ def test_what_follows_a_header_is_not_waited_for_as_long_as_a_frame(bench: Bench
 
 
 @STREAM
+def test_rest_of_a_frame_does_not_extend_the_timeout_of_the_caller(bench: Bench, kind: str) -> None:
+    for call in (lambda link: link.receive(0.1, 200), lambda link: link.receive_into(bytearray(100), 0.1)):
+        link, raw = bench.raw(kind, Deadlines(step_timeout_s=2.0))
+        raw.send(frame(bytes(100))[:-1])
+        with pytest.raises(LinkTimeout, match=r"0\.1 s \(the time given\)"):
+            call(link)
+
+
+@STREAM
 @pytest.mark.parametrize(
     ("part", "pause_s"),
     # A header is there before its deadline unless its bytes come slowly.

@@ -97,3 +97,26 @@ def test_others_that_keep_their_memory_are_not_waited_for_for_ever(monkeypatch: 
     else:
         with pytest.raises(NotEnoughMemory, match=r"30 B are needed, 0 B are there: .* did not give back the rest"):
             share.request(30, 100)
+
+
+def test_limit_below_what_is_still_coming_keeps_a_claim_waiting() -> None:
+    share, claimed, compared, granted = MemoryShare(), threading.Event(), threading.Event(), list[int]()
+
+    class Coming(int):
+        """A number of bytes that notes when the waiting claim compares it."""
+
+        def __gt__(self, other: int) -> bool:
+            compared.set()
+            return int(self) > other
+
+    share.join(lambda least, most: claimed.set(), lambda use: None)
+    waiting = threading.Thread(target=lambda: granted.append(share.request(30, 100)))
+    waiting.start()
+    assert claimed.wait(30)
+    share.follow(40, Coming(70), 1, True)
+    assert compared.wait(30), "the claim does not look at what is coming"
+    share.follow(69, Coming(70), 2, False)
+    assert granted == []
+    share.follow(70, 70, 3, False)
+    waiting.join(30)
+    assert granted == [70]
