@@ -1,7 +1,7 @@
 """`edge serve` under load: how much, how evenly, how soon again, and what is left of answers where workers are killed.
 
     python benchmarks/bench_serve.py [--only SECTION] [--model FILE] [--minutes 5] [--json [FILE]] [--tiny]
-        [--llama-server PROGRAM] [--llama-batched-bench PROGRAM] [--llama-cpp-python PYTHON]
+        [--before TREE] [--llama-server PROGRAM] [--llama-batched-bench PROGRAM] [--llama-cpp-python PYTHON]
 
 | section    | question                                                                                          |
 | throughput | how many tokens a second have 1, 8 and 16 streams together?                                       |
@@ -12,11 +12,11 @@
 | soak       | a mixture of requests for --minutes: does memory grow, does everything end as it should?          |
 
 The first three compare servers on the same file, with the same clients: `edge serve`, llama.cpp's llama-server and
-llama-cpp-python's own. All run at once and are asked in turn; who is first changes from round to round. Beside the
-throughput stands the limit: llama.cpp's own decode of so many rows, by its llama-batched-bench, else by our engine
-without a server. What is not installed is left out, and said so. By default on a random file of TinyLlama-1.1B's shape
-at Q4_0; `survive` and `soak` always take the bundled model, whose answers mean something. Without FILE, --json prints
-only JSON.
+llama-cpp-python's own, with --before also `edge serve` of another checkout. All run at once and are asked in turn; who
+is first changes from round to round. Beside the throughput stands the limit: llama.cpp's own decode of so many rows, by
+its llama-batched-bench, else by our engine without a server. What is not installed is left out, and said so. By default
+on a random file of TinyLlama-1.1B's shape at Q4_0; `survive` and `soak` always take the bundled model, whose answers
+mean something. Without FILE, --json prints only JSON.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def main() -> None:
         "--every", type=float, default=20.0, metavar="S", help="of survive: between kills (default: 20)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of prompts and of what soak does (default: 1)")
+    parser.add_argument("--before", type=Path, metavar="TREE", help="checkout of an earlier commit to compare with")
     parser.add_argument("--llama-server", type=Path, metavar="PROGRAM")
     parser.add_argument("--llama-batched-bench", type=Path, metavar="PROGRAM")
     parser.add_argument("--llama-cpp-python", type=Path, metavar="PYTHON", default=Path(sys.executable))
@@ -114,6 +115,8 @@ def servers_here(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Serv
     """(those that are compared, why the others are not)."""
     sizes = {"context": args.context, "requests": args.requests, "threads": args.threads}
     results, left_out = [edge_serve(args.model, folder, **sizes)], {}
+    if args.before is not None:
+        results.append(edge_serve(args.model, folder, **sizes, tree=args.before))
     if args.llama_server is None:
         left_out[LLAMA_SERVER] = "name the program with --llama-server"
     else:

@@ -167,7 +167,8 @@ def bests(result: Rounds) -> dict[str, dict[str, float]]:
 
 
 def compared(result: Rounds, side: str, baseline: str, target: Mapping[str, str] | None = None) -> list[Figures]:
-    """Return how many times as fast `side` is, figure by figure: of medians, and in any round. asked: of the ratio."""
+    """Return how many times as fast `side` is, figure by figure: the ratio of the medians, and the median, the least
+    and the most of the ratios of single rounds. asked: the target of the ratio."""
     rows = []
     for key in result[side][0]:
         a, b = ([item[key] for item in result[name]] for name in (side, baseline))
@@ -180,6 +181,7 @@ def compared(result: Rounds, side: str, baseline: str, target: Mapping[str, str]
                 "beside": baseline,
                 "figure": key,
                 "ratio": statistics.median(a) / statistics.median(b),
+                "median_ratio": statistics.median(ratios),
                 "least": min(ratios),
                 "most": max(ratios),
                 "asked": (target or {}).get(key, ""),

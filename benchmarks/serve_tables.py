@@ -20,11 +20,12 @@ def throughput(r: Mapping[str, Any]) -> str:
                 cells.append(f"{median[key]:.1f} ({best[key]:.1f})")
                 row = baseline.get((side, key))
                 cells.append(ratio_text(row) if row else "")
-            lines.append([*cells, f"{median['first_s']:.2f}"])
+            row = baseline.get((side, "first_s"))
+            lines.append([*cells, f"{median['first_s']:.3f}", ratio_text(row) if row else ""])
     header = ["streams: side", "tokens/s, best", "edge serve beside it", "decoding alone, best", "edge serve beside it"]
     return (
         f"{r['prompt']} tokens of prompt and {r['tokens']} of answer each, {r['rounds']} rounds; the limit by"
-        f" {r['limit_by']}.\n\n" + table([*header, "first token, s"], lines) + _left_out(r)
+        f" {r['limit_by']}.\n\n" + table([*header, "first token, s", "edge serve beside it"], lines) + _left_out(r)
     )
 
 

@@ -19,6 +19,7 @@ from benchmarks.lent_device import end_with_parent
 from benchmarks.serve_clients import get
 
 EDGE_SERVE, LLAMA_SERVER, LLAMA_CPP_PYTHON = "edge serve", "llama-server", "llama-cpp-python's server"
+BEFORE = "edge serve before"  # of another checkout
 START_S = 180.0  # until a server answers
 END_S = 30.0  # until it has ended by itself
 HOST = "127.0.0.1"
@@ -110,14 +111,15 @@ def free_port() -> int:
 
 
 def edge_serve(
-    model: Path, folder: Path, *, context: int, requests: int, threads: int, more: Sequence[str] = ()
+    model: Path, folder: Path, *, context: int, requests: int, threads: int, more: Sequence[str] = (), tree: Path = ROOT
 ) -> Server:
-    """`edge serve`. context: tokens that each of so many requests may have."""
+    """Return `edge serve` of this checkout, or of another one. context: tokens that each request may have."""
     options = ("--context", str(context * requests), "--requests", str(requests), "--threads", str(threads), *more)
+    begin = [*EDGE] if tree == ROOT else ["env", "-C", str(tree), *EDGE]  # Python imports from its current folder first
     return Server(
-        EDGE_SERVE,
-        lambda port: [*EDGE, "serve", str(model), "--host", HOST, "--port", str(port), *options],
-        folder / "edge-serve.log",
+        EDGE_SERVE if tree == ROOT else BEFORE,
+        lambda port: [*begin, "serve", str(model.resolve()), "--host", HOST, "--port", str(port), *options],
+        folder / f"edge-serve{'' if tree == ROOT else '-before'}.log",
     )
 
 
