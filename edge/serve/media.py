@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
 from edge.multimodal.marks import new_mark
-from edge.serve.apis.fields import Fields
+from edge.serve.apis.fields import Fields, Kind
 from edge.serve.apis.other_fields import Refused
 
 TEXTS = ("text", "input_text", "output_text")
@@ -64,6 +64,7 @@ class Part(Fields):
     input_audio: InputAudio | None = None
     source: Source | None = None
 
+    empty_values: ClassVar[Mapping[str, Kind]] = {"text": str}
     refused: ClassVar[Refused] = {"file_id": (), "transformations": ()}
     ignored = frozenset({"annotations", "cache_control", "citations", "detail", "logprobs", "prompt_cache_breakpoint"})
 

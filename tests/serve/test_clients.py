@@ -296,10 +296,10 @@ def test_a_prompt_longer_than_the_context_is_refused_with_need_and_have(openai: 
             "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 5}}}],
             "tool_choice": "required",
         },
-        {"top_p": 2},
-        {"temperature": -1},
+        {"top_p": -1},
+        {"temperature": 1e9},
         {"logit_bias": {"999999": 1}},
-        {"extra_body": {"repeat_penalty": 0}},
+        {"extra_body": {"repeat_penalty": -1}},
     ],
     ids=range(10),
 )

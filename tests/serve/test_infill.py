@@ -208,7 +208,7 @@ def test_what_plug_ins_send_is_taken(url: str) -> None:
         "input_extra": [{"text": "x", "time": 1.5, "filename": "a.py"}],
     }  # fmt: skip
     assert post(url, "/infill", **{**ASK, **sent})["tokens_predicted"] == 6
-    assert post(url, "/infill", **{**ASK, "n_predict": 0})["tokens_predicted"] == 1
+    assert post(url, "/infill", **{**ASK, "n_predict": 0})["tokens_predicted"] == 0
 
 
 def test_a_suffix_whole_and_streamed_by_the_official_client(url: str) -> None:
@@ -243,7 +243,7 @@ def test_a_suffix_whole_and_streamed_by_the_official_client(url: str) -> None:
         ("/infill", {**ASK, "input_extra": [{"text": "a"}] * 1025}, "input_extra: "),
         ("/infill", {**ASK, "prompt": [1, 2]}, "prompt: "),
         ("/infill", {**ASK, "suffix": "x"}, "say input_suffix"),
-        ("/infill", {**ASK, "mirostat": 1}, "mirostat is not done here"),
+        ("/infill", {**ASK, "allowed_token_ids": [1]}, "allowed_token_ids is not done here"),
         ("/v1/completions", {"prompt": [999], "suffix": "x"}, "999 is no token"),
         ("/v1/completions", {"prompt": "a", "suffix": 1}, "suffix: "),
     ],

@@ -65,7 +65,7 @@ def test_what_is_left_out_is_as_llama_server_has_it(url: str, model: Scripted) -
     assert usual.sampling == {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
     assert (usual.max_tokens, usual.logprobs, usual.prompt) == (None, None, "Hi")
     assert request.sampling == {
-        "temperature": 0, "top_p": 0.95, "top_k": 1, "min_p": 0.05, "seed": 5, "logit_bias": {5: native.NEVER, 6: -1.5},
+        "temperature": 0, "top_p": 0.95, "top_k": 1, "min_p": 0.05, "seed": 5, "logit_bias": {5: -1e6, 6: -1.5},
     }  # fmt: skip
     assert request.max_tokens == 3
     post(url, prompt="Hi", seed=2**32 - 1)

@@ -344,7 +344,7 @@ def test_samplers_and_the_switch_for_repetition_reach_the_engine(url: str, model
     }
     assert post(url, path, **fields).status_code == 200
     assert {name: model.requests[-1].sampling.get(name) for name in fields} == fields
-    assert post(url, path, dry_sequence_breakers="x").status_code == 400
+    assert post(url, path, dry_sequence_breakers=5).status_code == 400
     assert post(url, path).status_code == 200
     assert not fields.keys() & model.requests[-1].sampling.keys()
 

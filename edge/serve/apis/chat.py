@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
 from edge.serve.apis.api import Api, Event, ParsedRequest, by_index
 from edge.serve.apis.fields import (
@@ -14,23 +14,33 @@ from edge.serve.apis.fields import (
     Fields,
     FunctionName,
     Items,
-    JsonObject,
     SamplingRequest,
     TemplateVariables,
+    limit,
     template_variables,
     think_tokens,
 )
 from edge.serve.apis.openai_fields import ResponseFormat, chunks, error_event, folded, text_schema, token_logprobs
-from edge.serve.apis.other_fields import CHAT_REFUSED, OPENAI_IGNORED, Refused
-from edge.serve.deltas import Begin, Call, Delta, Deltas, Text, Thought
+from edge.serve.apis.other_fields import CHAT_IGNORED, CHAT_REFUSED, Refused
+from edge.serve.apis.texts import system_text
+from edge.serve.apis.tool_fields import (
+    ChosenTool,
+    FunctionFields,
+    NamedFunction,
+    OtherTool,
+    function_use,
+    tool_tag,
+)
+from edge.serve.deltas import Begin, Call, Delta, Deltas, End, Text, Thought
 from edge.serve.http.errors import BadRequest
 from edge.serve.media import Part, joined, media_in
 from edge.serve.tools.conversation import conversation
-from edge.serve.tools.functions import Function, FunctionUse, Message
+from edge.serve.tools.functions import FunctionUse, Message
 from edge.serve.tools.parser import CallArguments, CallEnd
 from edge.templates.template import CONTINUES
+from edge.thinking.format import AUTO
 
-Choice = Literal["auto", "none", "required"]
+MAX_EFFORT = 40  # characters
 
 
 class CalledFunction(Fields):
@@ -45,80 +55,95 @@ class ToolCall(Fields):
 
 
 class ChatMessage(Fields):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Items[Part] | None = None
     name: str | None = None
     tool_calls: Items[ToolCall] | None = None
+    function_call: CalledFunction | None = Field(None, description="as tool_calls, in the form of older clients")
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None, description="thought before it, for templates that keep it")
 
-    refused: ClassVar[Refused] = {"audio": (), "function_call": (), "refusal": ("",)}
+    refused: ClassVar[Refused] = {"audio": (), "refusal": ("",)}
     ignored = frozenset({"annotations"})
 
 
-class OfFunction(Fields):
-    type: Literal["function"]
-
-
-class FunctionFields(Fields):
-    name: FunctionName
-    description: str | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
-
-    def to_function(self) -> Function:
-        """Return the function, in the form of a conversation."""
-        return Function(self.name, self.description or "", self.parameters or {}, bool(self.strict))
-
-
-class Tool(OfFunction):
+class FunctionTool(Fields):
+    type: str = Field("function", description="function")
     function: FunctionFields
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nest(cls, tool: Any) -> Any:
+        """Take a tool in the form of responses, too."""
+        is_flat = isinstance(tool, dict) and "name" in tool and "function" not in tool
+        return {"function": {key: value for key, value in tool.items() if key != "type"}} if is_flat else tool
 
-class NamedFunction(Fields):
-    name: FunctionName
 
-
-class NamedTool(OfFunction):
-    function: NamedFunction
+Tool = Annotated[Annotated[FunctionTool, Tag("Function")] | Annotated[OtherTool, Tag("Other")], Discriminator(tool_tag)]
 
 
 class ChatRequest(SamplingRequest):
     messages: Annotated[Items[ChatMessage], Field(min_length=1)]
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, description="as max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: Items[Tool] | None = None
-    tool_choice: Choice | NamedTool | None = None
+    tool_choice: str | ChosenTool | None = Field(None, description="auto, none, required, or a function")
+    functions: Items[FunctionFields] | None = Field(None, description="as tools, in the form of older clients")
+    function_call: str | NamedFunction | None = Field(None, description="auto, none, or the function to call")
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most; true: any number")
     response_format: ResponseFormat | None = None
-    reasoning_effort: str | None = Field(None, max_length=40, description="none: do not think")
-    reasoning_budget: int | None = Field(None, ge=-1, description="tokens of thoughts; 0: none, -1: any number")
-    thinking_budget_tokens: int | None = Field(None, ge=-1, description="as reasoning_budget")
+    reasoning_effort: str | None = Field(None, max_length=MAX_EFFORT, description="none: do not think")
+    reasoning_budget: int | None = Field(None, description="tokens of thoughts; 0: none, below 0: any number")
+    thinking_budget_tokens: int | None = Field(None, description="as reasoning_budget")
+    enable_thinking: bool | None = Field(None, description="as the variable of the model's chat template")
+    thinking: JsonValue = Field(None, description='{"type": "enabled" or "disabled"}, as enable_thinking')
+    reasoning: JsonValue = Field(None, description='{"effort": ...}, as reasoning_effort')
     chat_template_kwargs: TemplateVariables | None = Field(None, description="variables of the model's chat template")
     continue_final_message: bool | None = Field(None, description="true: the last message begins the answer")
 
     refused: ClassVar[Refused] = {**SamplingRequest.refused, **CHAT_REFUSED}
-    ignored = SamplingRequest.ignored | OPENAI_IGNORED | {"prediction"}
+    ignored = SamplingRequest.ignored | CHAT_IGNORED
+    budget_field = "reasoning_budget"
 
     @property
     def thought_budget(self) -> int | None:
         """Tokens of thoughts, if the request names a number."""
-        return self.thinking_budget_tokens if self.reasoning_budget is None else self.reasoning_budget
+        budget = self.thinking_budget_tokens if self.reasoning_budget is None else self.reasoning_budget
+        return None if budget is None else max(budget, AUTO)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the model's chat template."""
+        kind = self.thinking.get("type") if isinstance(self.thinking, dict) else None
+        thinks = {"enabled": True, "disabled": False}.get(kind) if isinstance(kind, str) else None
+        enabled = thinks if self.enable_thinking is None else self.enable_thinking
+        own = {} if enabled is None else {"enable_thinking": enabled}
+        return {**own, **(self.chat_template_kwargs or {})}
+
+    @property
+    def effort(self) -> str | None:
+        """Effort of thinking, by any of its names."""
+        effort = self.reasoning.get("effort") if isinstance(self.reasoning, dict) else None
+        return self.reasoning_effort or (effort[:MAX_EFFORT] if isinstance(effort, str) and effort else None)
+
+    @property
+    def has_functions(self) -> bool:
+        """True if the request has functions in the form of older clients, which take one call in that form."""
+        return bool(self.functions) and not self.tools
 
 
 def parse(request: ChatRequest, template: str) -> ParsedRequest:
     """Parse a request: the conversation, once for each of n answers. BadRequest."""
-    if request.top_logprobs is not None and not request.logprobs:
-        raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
+    if request.top_logprobs and not request.logprobs:
+        request.ignore("top_logprobs")
     parsed = conversation(
         [_message(message) for message in request.messages],
         _use(request),
         template,
-        text_schema(request.response_format),
-        template_variables(template, request.chat_template_kwargs, request.reasoning_effort),
-        think_tokens(template, request.chat_template_kwargs, request.reasoning_effort, request.thought_budget),
+        text_schema(request.response_format, request.json_schema),
+        template_variables(template, request.variables, request.effort),
+        think_tokens(request, template, request.variables, request.effort, request.thought_budget),
         continues=bool(request.continue_final_message),
     )
     if request.continue_final_message and CONTINUES not in parsed.messages[-1]:
@@ -127,33 +152,32 @@ def parse(request: ChatRequest, template: str) -> ParsedRequest:
             " response_format or tool that must be called or is strict",
             "continue_final_message",
         )
-    max_tokens = request.max_completion_tokens or request.max_tokens
+    max_tokens = limit(request.max_completion_tokens or request.max_tokens) or None
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     media = media_in(message.content for message in request.messages)
     return ParsedRequest.of_conversation(parsed, request.sampling(), max_tokens, logprobs, request.n or 1, media)
 
 
 def _use(request: ChatRequest) -> FunctionUse:
-    functions = [tool.function.to_function() for tool in request.tools or ()]
-    choice = request.tool_choice
-    named = choice.function if isinstance(choice, NamedTool) else choice
-    return function_use(functions, named, request.parallel_tool_calls)
-
-
-def function_use(
-    functions: Sequence[Function], choice: Choice | NamedFunction | None, parallel: bool | None
-) -> FunctionUse:
-    """Return the functions of a request, and which of them must be called. BadRequest."""
-    if isinstance(choice, NamedFunction):
-        return FunctionUse(functions, name=choice.name)
-    return FunctionUse(functions, choice or "auto", several=parallel)
+    if request.has_functions:
+        call = request.function_call
+        named = ChosenTool(type="function", function=call) if isinstance(call, NamedFunction) else call
+        functions = [function.to_function() for function in request.functions or ()]
+        return function_use(request, functions, named, parallel=False, has_others=False)
+    tools = [tool.function.to_function() for tool in request.tools or () if isinstance(tool, FunctionTool)]
+    has_others = len(tools) < len(request.tools or ())
+    return function_use(request, tools, request.tool_choice, request.parallel_tool_calls, has_others=has_others)
 
 
 def _message(message: ChatMessage) -> Message:
-    values: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": joined(message.content),
-    }
+    role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
+    content = system_text(message.content) if role == "system" else joined(message.content)
+    values: dict[str, Any] = {"role": role, "content": content}
+    if message.function_call and not message.tool_calls:  # a result finds it by its name
+        call = called(message.function_call.name, message.function_call.arguments)
+        values["tool_calls"] = [{"id": f"function_{call['name']}", "type": "function", "function": call}]
+    if message.role == "function":
+        values["tool_call_id"] = f"function_{message.name}"
     if message.tool_calls:
         values["tool_calls"] = [
             {"id": call.id, "type": "function", "function": called(call.function.name, call.function.arguments)}
@@ -180,6 +204,7 @@ def called(name: str, arguments: str) -> dict[str, Any]:
 
 def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
     calls = [0] * (request.n or 1)
+    is_older = request.has_functions
 
     def part(index: int, delta: Delta) -> dict[str, Any] | None:
         if isinstance(delta, Begin):
@@ -191,14 +216,19 @@ def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[E
             return {"delta": {"content": delta.text}, "logprobs": {"content": tokens} if tokens else None}
         if isinstance(delta, Call):
             function = {"name": delta.name, "arguments": ""}
+            if is_older:
+                return {"delta": {"function_call": function}}
             begun = {"index": calls[index], "id": delta.id, "type": "function", "function": function}
             return {"delta": {"tool_calls": [begun]}}
         if isinstance(delta, CallArguments):
+            if is_older:
+                return {"delta": {"function_call": {"arguments": delta.text}}}
             return {"delta": {"tool_calls": [{"index": calls[index], "function": {"arguments": delta.text}}]}}
         if isinstance(delta, CallEnd):
             calls[index] += 1
             return None
-        return {"delta": {}}
+        older = is_older and isinstance(delta, End) and delta.reason == "tool_calls"
+        return {"delta": {}, **({"finish_reason": "function_call"} if older else {})}
 
     return chunks(request, model, deltas, ("chatcmpl-", "chat.completion.chunk"), part)
 
@@ -211,8 +241,8 @@ def fold(events_: Sequence[Event]) -> Event:
         for call in calls:
             del call["index"]
         choice["message"] = {"role": "assistant", "refusal": None, **delta}
-        if calls:
-            choice["message"] |= {"content": delta["content"] or None, "tool_calls": calls}
+        if calls or "function_call" in delta:
+            choice["message"] |= {"content": delta["content"] or None, **({"tool_calls": calls} if calls else {})}
     return response
 
 

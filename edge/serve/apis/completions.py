@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -26,7 +26,7 @@ from edge.serve.apis.openai_fields import (
     text_schema,
     token_text,
 )
-from edge.serve.apis.other_fields import COMPLETIONS_REFUSED, OPENAI_IGNORED, Refused
+from edge.serve.apis.other_fields import COMPLETIONS_IGNORED, COMPLETIONS_REFUSED, Refused
 from edge.serve.deltas import Delta, Deltas, End, Text
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation, Infill, Piece
@@ -40,12 +40,15 @@ Tokens = Annotated[Items[TokenId], Field(min_length=1)]
 class CompletionRequest(SamplingRequest):
     prompt: str | Tokens | Items[str] | Items[Tokens] = Field(description="a text, its tokens, or several of either")
     suffix: str | None = Field(None, description="fill the gap between the prompt and this text")
-    max_tokens: int | None = Field(None, ge=1, description=f"default {DEFAULT_TOKENS}")
+    max_tokens: int | None = Field(
+        None, description=f"default {DEFAULT_TOKENS}; 0: compute the prompt; below 0: no limit"
+    )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
 
     refused: ClassVar[Refused] = {**SamplingRequest.refused, **COMPLETIONS_REFUSED}
-    ignored = SamplingRequest.ignored | OPENAI_IGNORED
+    ignored = SamplingRequest.ignored | COMPLETIONS_IGNORED
+    other_names: ClassVar[Mapping[str, str]] = {**SamplingRequest.other_names, "n_probs": "logprobs"}
 
 
 def prompts_of(
@@ -63,12 +66,11 @@ def prompts_of(
 
 def parse(request: CompletionRequest, _template: str) -> ParsedRequest:
     """Parse a request: each prompt, n times. BadRequest."""
-    schema = text_schema(request.response_format)
+    schema = text_schema(request.response_format, request.json_schema)
     constraints = {} if schema is None else {"json_schema": json_text(schema, "response_format")}
     sampling = constrained(request.sampling(), constraints)
-    generation = Generation(
-        max_tokens=request.max_tokens or DEFAULT_TOKENS, sampling=sampling, logprobs=request.logprobs
-    )
+    max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.limit
+    generation = Generation(max_tokens=max_tokens, sampling=sampling, logprobs=request.logprobs)
     return of_prompts(generation, request, request.n or 1)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, TypeVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, Strict, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
@@ -14,9 +17,11 @@ from edge.adapters.adapter import MAX_SCALE
 from edge.serve.apis.other_fields import (
     LLAMA_IGNORED,
     LLAMA_REFUSED,
+    NEUTRAL,
     VLLM_IGNORED,
     VLLM_REFUSED,
     Refused,
+    is_empty,
     is_neutral,
     refusal,
 )
@@ -33,12 +38,32 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_BIASES = 1024  # as there
 MAX_VARIABLES = 64
+NEVER = -1e6  # a bias that no logit outweighs
+MAX_TOP_K = 2**31 - 1  # as there
+MAX_WHOLE = 2**63  # larger numbers with a point are not taken for integers
 # Defaults of these APIs.
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 T = TypeVar("T")
+Kind = type  # for classes with a field `type`
 Items = Annotated[list[T], Field(fail_fast=True)]
 """List whose first error is the only one: errors of a million items would fill the memory."""
+
+
+def _bias_pairs(value: Any) -> Any:
+    """Return biases in llama.cpp's form, [[ID, bias or false], ...], as an object."""
+    if not isinstance(value, list) or len(value) > MAX_BIASES:
+        return value
+    biases: dict[Any, Any] = {}
+    for pair in value:
+        token, bias = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise PydanticCustomError(
+                "bias", "logit_bias needs [[ID, bias], ...], and {pair} is none: /tokenize tells the ids of a text",
+                {"pair": repr(pair)[:80]},
+            )  # fmt: skip
+        biases[token] = NEVER if bias is False else bias
+    return biases
 
 
 def at_most(n: int) -> BeforeValidator:
@@ -52,19 +77,66 @@ def at_most(n: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Biases = Annotated[dict[Annotated[int, Strict(False)], float], at_most(MAX_BIASES)]  # keys in JSON are strings
-Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+def _without_empty(value: Any) -> Any:
+    return [item for item in value if item not in ("", None)] if isinstance(value, list) else value
+
+
+Biases = Annotated[
+    dict[Annotated[int, Strict(False)], float],  # keys in JSON are strings
+    at_most(MAX_BIASES),
+    BeforeValidator(_bias_pairs),
+]
+Stop = Annotated[str, Field(max_length=1000)]
+Stops = Annotated[Items[Stop], BeforeValidator(_without_empty)]
 JsonObject = dict[str, JsonValue]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
+@cache
+def _required_and_boolean(fields: type[Fields]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the required fields, and those of which false is a value."""
+    known = {field.alias or name: field for name, field in fields.model_fields.items()}
+    required = frozenset(name for name, field in known.items() if field.is_required())
+    return required, frozenset(name for name, field in known.items() if _takes_false(field.annotation))
+
+
+def _takes_false(annotation: Any) -> bool:
+    is_list = get_origin(annotation) in (list, dict)
+    return annotation in (bool, Any) or (not is_list and any(map(_takes_false, get_args(annotation))))
+
+
 class Fields(BaseModel):
-    """A part of a request: types are not converted; unknown fields are ignored."""
+    """A part of a request. Types are not converted, but a whole number may be written as 5.0. A field whose value asks
+    for nothing counts as not given. Unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    refused: ClassVar[Refused] = {}  # known fields that are not supported and would change the answer
-    ignored: ClassVar[frozenset[str]] = frozenset()  # known fields that would not change it
+    refused: ClassVar[Refused] = {}  # known fields that are not supported, without which the answer would be wrong
+    ignored: ClassVar[frozenset[str]] = frozenset()  # other known fields that are not supported
+    other_names: ClassVar[Mapping[str, str]] = {}  # names that other servers have for supported fields
+    empty_values: ClassVar[Mapping[str, Kind]] = {}  # optional fields of which an empty value of this type is a value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalize(cls, values: Any) -> Any:
+        """Drop fields that ask for nothing, use the names of this API, and make integers of whole numbers."""
+        if not isinstance(values, dict):
+            return values
+        required, boolean = _required_and_boolean(cls)
+        own: dict[str, Any] = {}
+        for own_name, value in values.items():
+            name = cls.other_names.get(own_name, own_name)
+            is_set = not is_neutral(value, () if name in cls.model_fields else NEUTRAL.get(name, ()))
+            is_kept = (
+                name in required or (value is False and name in boolean) or type(value) is cls.empty_values.get(name)
+            )
+            if not (is_set or is_kept):
+                continue
+            if name != own_name and not is_empty(values.get(name)):
+                continue  # the name of this API counts
+            is_whole = type(value) is float and value.is_integer() and abs(value) < MAX_WHOLE
+            own[name] = int(value) if is_whole else value
+        return own
 
     @model_validator(mode="after")
     def _refuse(self) -> Self:
@@ -73,6 +145,15 @@ class Fields(BaseModel):
             if name in self.refused and not is_neutral(value, self.refused[name]):
                 raise PydanticCustomError("refused", "{words}", {"words": refusal(name), "field": name})
         return self
+
+    def ignored_names(self) -> Iterator[str]:
+        """Yield the names of the given fields that have no effect, those of parts behind the part's name and a dot."""
+        yield from (name for name in self.model_extra or () if name not in self.refused)
+        for name in filter(self.model_fields_set.__contains__, type(self).model_fields):
+            value = getattr(self, name)
+            for part in value if isinstance(value, list) else (value,):
+                if isinstance(part, Fields):
+                    yield from (f"{name}.{inner}" for inner in part.ignored_names())
 
 
 class AdapterScale(Fields):
@@ -90,7 +171,7 @@ class GeneratingRequest(Fields):
     dry_base: float | None = Field(None, description="growth of that penalty with each token; default 1.75")
     dry_allowed_length: int | None = Field(None, description="tokens of a repetition that cost nothing; default 2")
     dry_penalty_last_n: int | None = Field(None, description="tokens that DRY looks back; default -1: all, 0: off")
-    dry_sequence_breakers: Items[str] | None = Field(None, description='default "\\n", ":", "\\"", "*"')
+    dry_sequence_breakers: Items[str] | str | None = Field(None, description='default "\\n", ":", "\\"", "*"')
     xtc_probability: float | None = Field(None, description="XTC: how often likely tokens are left out; default 0")
     xtc_threshold: float | None = Field(None, description="tokens this likely count as likely; default 0.1")
     allow_repetition: bool | None = Field(None, description="true: do not end an answer that repeats itself")
@@ -99,6 +180,19 @@ class GeneratingRequest(Fields):
 
     refused: ClassVar[Refused] = {**LLAMA_REFUSED, **VLLM_REFUSED}
     ignored = LLAMA_IGNORED | VLLM_IGNORED
+    empty_values: ClassVar[Mapping[str, Kind]] = {"lora": list}  # none of the adapters
+    effort_field: ClassVar[str] = "reasoning_effort"  # name of the field for an effort
+    budget_field: ClassVar[str] = "thinking"  # name of the field for tokens of thoughts
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
+    def ignore(self, name: str) -> None:
+        """Note a field that has no effect with this model, or with the other fields of the request."""
+        self._ignored.append(name)
+
+    def ignored_names(self) -> Iterator[str]:
+        """As Fields.ignored_names."""
+        yield from self._ignored
+        yield from super().ignored_names()
 
     def admitted(self, about: Mapping[str, Any]) -> None:
         """Note that the model is loaded. about: as ServedModel.about."""
@@ -122,41 +216,105 @@ class SamplingFields(GeneratingRequest):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repeat_penalty: float | None = Field(None, description="above 1: tokens of the last 64 become less likely")
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="-1: any")
+    seed: int | None = Field(None, description="-1: any")
+    stop: Stop | Stops | None = Field(None, description=f"at most {MAX_STOPS}")
+
+    other_names: ClassVar[Mapping[str, str]] = {"repetition_penalty": "repeat_penalty"}
 
     def sampling(self) -> dict[str, Any]:
         """Return the given fields in the form of `Generation.sampling`."""
         seed = () if self.seed == -1 else ("seed",)  # any, as other servers have it
-        return given_sampling(self, (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", *seed))
+        names = (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", *seed)
+        return given_sampling(self, names) | ({"stop": stops} if (stops := self.stops()) else {})
+
+    def stops(self) -> list[str]:
+        """Return the stop strings. BadRequest if there are too many."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > MAX_STOPS:
+            raise BadRequest(f"{len(stops)} stop strings are given, {MAX_STOPS} are the most", "stop")
+        return stops
 
 
 class SamplingRequest(SamplingFields):
     """Sampling fields of OpenAI's API, and those that llama.cpp adds."""
 
-    logit_bias: Biases | None = Field(None, description="added to the logits of token ids")
-    stop: Stop | Items[Stop] | None = Field(None, description=f"at most {MAX_STOPS}")
-    n: int | None = Field(None, ge=1, le=MAX_ANSWERS, description="answers to each prompt")
+    max_tokens: int | None = Field(None, description="below 0: until the context is full")
+    logit_bias: Biases | None = Field(None, description="{ID: bias, ...}, or [[ID, bias or false], ...]")
+    n: int | None = Field(None, ge=0, le=MAX_ANSWERS, description="answers to each prompt; 0: 1")
+    include_stop_str_in_output: bool | None = Field(None, description="true: with the stop string that ended it")
     stream_options: StreamOptions | None = None
     grammar: str | None = Field(None, description="GBNF; the answer is what its rule `root` derives")
     regex: str | None = Field(None, description="the answer matches it")
     lark: str | None = Field(None, description="a grammar in llguidance's form of Lark")
+    json_schema: JsonObject | None = Field(None, description="the answer is JSON of it")
+
+    other_names: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.other_names, "n_predict": "max_tokens", "n_cmpl": "n", "guided_regex": "regex",
+    }  # fmt: skip
+
+    @model_validator(mode="before")
+    @classmethod
+    def _map_guided(cls, values: Any) -> Any:
+        """Map the constraints of vLLM."""
+        return with_constraints_of_vllm(values) if isinstance(values, dict) else values
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of an answer; None: as many as there is room for."""
+        return limit(self.max_tokens)
 
     @property
     def include_usage(self) -> bool:
         """True if the stream's last event has the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def stops(self) -> list[str]:
-        """Return the stop strings. BadRequest if there are too many."""
-        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
-        if len(stops) > MAX_STOPS:
-            raise BadRequest(f"{len(stops)} stop strings are given, {MAX_STOPS} are the most", "stop")
-        return stops
-
     def sampling(self) -> dict[str, Any]:
         """Return the given fields in the form of `Generation.sampling`."""
-        sampling = super().sampling() | given_sampling(self, ("logit_bias", *CONSTRAINTS), defaults={})
-        return {**sampling, "stop": stops} if (stops := self.stops()) else sampling
+        return super().sampling() | given_sampling(self, ("logit_bias", *CONSTRAINTS), defaults={})
+
+
+_CHOICES = re.compile(r"([\\.+*?()|\[\]{}^$])")  # characters that mean something in a regular expression
+_HINTS = ("backend", "disable_", "whitespace_pattern")  # begin or end the names of fields about how it is done
+
+
+def with_constraints_of_vllm(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a request with `structured_outputs` and `guided_...`, as vLLM has them, as fields of this API.
+    PydanticCustomError for what cannot be held."""
+    outer = values.get("structured_outputs")
+    if not isinstance(outer, dict):
+        outer = {} if is_empty(outer) else {"structured_outputs": outer}
+    constraints = {name: value for name, value in outer.items() if not is_empty(value)}
+    constraints |= {
+        name[7:]: value for name, value in values.items() if name.startswith("guided_") and not is_empty(value)
+    }
+    if not constraints:
+        return values
+    own = {name: value for name, value in values.items() if not name.startswith(("guided_", "structured_outputs"))}
+    for name, value in constraints.items():
+        if name == "json":
+            own["json_schema"] = _json_of(value)
+        elif name == "json_object":
+            own["response_format"] = {"type": "json_object"}
+        elif name == "regex":
+            own["regex"] = value
+        elif name == "grammar":
+            own["grammar" if "::=" in str(value) else "lark"] = value
+        elif name == "choice" and isinstance(value, list) and all(isinstance(item, str) for item in value):
+            own["regex"] = "|".join(_CHOICES.sub(r"\\\1", item) for item in value)
+        elif any(hint in name for hint in _HINTS):
+            own[f"guided_{name}"] = value
+        else:
+            words = f"{name[:80]} of structured_outputs is not done here; say json, regex, choice or grammar"
+            raise PydanticCustomError("refused", "{words}", {"words": words, "field": "structured_outputs"})
+    return own
+
+
+def _json_of(value: Any) -> Any:
+    """Return the value in JSON text; any other value as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
 
 
 CONSTRAINTS = ("grammar", "regex", "lark")
@@ -167,9 +325,34 @@ SAMPLING = (  # sampling fields of all APIs
 
 
 def given_sampling(request: BaseModel, names: Iterable[str], defaults: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
-    """Return the sampling fields that a request has, and defaults for the others."""
+    """Return the sampling fields that a request has, and defaults for the others. Values beyond what turns a sampler
+    off turn it off."""
     values = {name: value for name in (*names, *SAMPLING) if (value := getattr(request, name, None)) is not None}
+    for name in ("temperature", "top_k", "min_p"):
+        if values.get(name, 0) < 0:
+            values[name] = 0
+    for name in ("top_p", "typical_p"):
+        if values.get(name, 0) > 1:
+            values[name] = 1.0
+    if values.get("top_k", 0) > MAX_TOP_K:
+        values["top_k"] = 0
+    if values.get("repeat_penalty") == 0:
+        del values["repeat_penalty"]
+    for prefix, switch in (("dry_", "dry_multiplier"), ("xtc_", "xtc_probability")):
+        if not values.get(switch):  # the others mean nothing then
+            values = {name: value for name, value in values.items() if not name.startswith(prefix)}
+    if isinstance(breakers := values.get("dry_sequence_breakers"), str):
+        values["dry_sequence_breakers"] = _breakers(breakers)
     return {**defaults, **values}
+
+
+def _breakers(text: str) -> list[str]:
+    """Return the breakers in JSON of a list, or the one that the text is."""
+    try:
+        breakers = json.loads(text)
+    except (ValueError, RecursionError):
+        return [text]
+    return breakers if isinstance(breakers, list) and all(isinstance(item, str) for item in breakers) else [text]
 
 
 def constrained(sampling: Mapping[str, Any], constraints: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,6 +365,11 @@ def constrained(sampling: Mapping[str, Any], constraints: Mapping[str, Any]) -> 
             "grammar, regex, lark"
         )
     return {**sampling, **constraints}
+
+
+def limit(max_tokens: int | None) -> int | None:
+    """Return the tokens that an answer may have; None: as many as there is room for, as a number below 0 says."""
+    return None if max_tokens is None or max_tokens < 0 else max_tokens
 
 
 def repeated(generation: Generation, n: int) -> list[Generation]:
@@ -217,20 +405,27 @@ def template_variables(template: str, extra: Mapping[str, Any] | None, effort: s
 
 
 def think_tokens(
-    template: str, extra: Mapping[str, Any] | None, effort: str | None = None, budget: int | None = None
+    request: GeneratingRequest,
+    template: str,
+    extra: Mapping[str, Any] | None,
+    effort: str | None = None,
+    budget: int | None = None,
 ) -> int | None:
-    """Return the tokens of thoughts that a request asks for, as `AUTO` says; None if it does not say. extra: its
-    variables of the template. budget: tokens, if it names a number. BadRequest if there is thinking to do, and the
-    template of this source knows none."""
+    """Return the tokens of thoughts that a request asks for, as `AUTO` says; None if it does not say. An effort that
+    nobody knows has no effect. Neither has any effort or budget if the template of this source knows no thinking.
+    extra: variables of the template. budget: tokens, if the request names a number."""
+    knows_effort = "reasoning_effort" in template
+    thinks = bool(knows_effort or "enable_thinking" in template or thinking_format(template))
+    if effort is not None and not knows_effort and (effort not in EFFORTS or (EFFORTS[effort] and not thinks)):
+        request.ignore(request.effort_field)
+        effort = None
+    if budget and not thinks:
+        request.ignore(request.budget_field)
+        budget = None
     variable = (extra or {}).get("enable_thinking")
     if budget is None and effort is None:
         return None if not isinstance(variable, bool) else AUTO if variable else 0
-    asks = effort if budget is None else None
-    knows_effort = "reasoning_effort" in template
-    if asks is not None and asks not in EFFORTS and not knows_effort:
-        raise BadRequest(f"reasoning_effort {asks!r} is none of {', '.join(EFFORTS)}", "reasoning_effort")
-    think = EFFORTS.get(asks, AUTO) if asks is not None else budget
-    if think and not (knows_effort or "enable_thinking" in template or thinking_format(template)):
-        name = "reasoning_effort" if asks is not None else "thinking"
-        raise BadRequest(f"this model's chat template knows no {name}; leave it out", name)
-    return AUTO if think and asks is not None and knows_effort else think
+    if budget is not None:
+        return budget
+    think = EFFORTS.get(effort or "", AUTO)
+    return AUTO if think and knows_effort else think

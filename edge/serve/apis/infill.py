@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -11,7 +10,6 @@ from edge.serve.apis.api import Api, ParsedRequest
 from edge.serve.apis.fields import Fields, Items, repeated
 from edge.serve.apis.native import NativeRequest, events, fold, generation_of
 from edge.serve.apis.openai_fields import error_event
-from edge.serve.apis.other_fields import INFILL_IGNORED, Refused
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import ExtraFile, Infill
 
@@ -28,12 +26,6 @@ class InfillRequest(NativeRequest):
     input_suffix: str = Field(description="text behind it")
     input_extra: Items[ExtraContext] = Field([], max_length=MAX_FILES, description="parts of other files")
     prompt: str = Field("", description="follows the prefix: the beginning of the line")
-    n_predict: int | None = Field(None, ge=-1, description="as of /completion; 0 computes the prompt, for later ones")
-
-    refused: ClassVar[Refused] = {
-        name: neutral for name, neutral in NativeRequest.refused.items() if name not in INFILL_IGNORED
-    }
-    ignored = NativeRequest.ignored | INFILL_IGNORED
 
 
 def parse(request: InfillRequest, _template: str) -> ParsedRequest:
@@ -43,8 +35,6 @@ def parse(request: InfillRequest, _template: str) -> ParsedRequest:
     files = [ExtraFile(file.filename, file.text) for file in request.input_extra]
     infill = Infill(request.input_prefix, request.input_suffix, request.prompt, files)
     generation = replace(generation_of(request), infill=infill)
-    if generation.max_tokens == 0:
-        generation = replace(generation, max_tokens=1)
     return ParsedRequest(repeated(generation, request.n_cmpl or request.n or 1))
 
 

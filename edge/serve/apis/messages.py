@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
-from edge.serve.apis.fields import (
-    MAX_STOPS,
-    Items,
-    Stop,
-    given_sampling,
-)
+from edge.serve.apis.fields import MAX_STOPS, SamplingFields, Stops, limit
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of, media_of
 from edge.serve.apis.openai_fields import new_id
 from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
@@ -25,20 +20,22 @@ UNSIGNED = "unsigned"  # signature of all thoughts
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessagesRequest(MessagesInput):
-    max_tokens: int = Field(ge=1)
-    stop_sequences: Items[Stop] | None = Field(None, max_length=MAX_STOPS)
-    temperature: float | None = Field(None, description="0: always the likeliest token; default 1")
-    top_k: int | None = None
-    top_p: float | None = None
+class MessagesRequest(MessagesInput, SamplingFields):
+    max_tokens: int = Field(description="0: compute the prompt; below 0: until the context is full")
+    stop_sequences: Stops | None = Field(None, max_length=MAX_STOPS)
+
+    other_names: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.other_names, **MessagesInput.other_names, "stop": "stop_sequences",
+        "n_predict": "max_tokens", "n_cmpl": "n",
+    }  # fmt: skip
 
 
 def parse(request: MessagesRequest, template: str) -> ParsedRequest:
     parsed = conversation_of(request, template)
-    sampling = given_sampling(request, ("temperature", "top_k", "top_p"))
+    sampling = request.sampling()
     if request.stop_sequences:
         sampling["stop"] = request.stop_sequences
-    return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens, media=media_of(request))
+    return ParsedRequest.of_conversation(parsed, sampling, limit(request.max_tokens), media=media_of(request))
 
 
 class _Blocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +18,10 @@ from edge.serve.apis.fields import (
     template_variables,
     think_tokens,
 )
+from edge.serve.apis.openai_fields import ResponseFormat, text_schema
 from edge.serve.apis.other_fields import MESSAGES_IGNORED, MESSAGES_REFUSED, Refused
+from edge.serve.apis.texts import KNOWN_PARTS, other_text, system_text
+from edge.serve.apis.tool_fields import ChosenTool, OtherTool, function_use
 from edge.serve.http.errors import BadRequest
 from edge.serve.media import Part, joined, media_in
 from edge.serve.tools.conversation import Conversation, conversation
@@ -43,6 +47,16 @@ class ToolResultBlock(Fields):
     ignored = frozenset({"cache_control", "toolset_name"})
 
 
+class OtherBlock(Fields):
+    """A block of a tool that a provider ran, in an earlier message of the model."""
+
+    type: str
+
+    def ignored_names(self) -> Iterator[str]:
+        """Yield none: what the block has is in the prompt."""
+        return iter(())
+
+
 class ThinkingBlock(Fields):
     """A thought before an answer; a redacted one is left out."""
 
@@ -53,64 +67,74 @@ class ThinkingBlock(Fields):
 
 
 def _kind(block: Any) -> str:
-    """Return the kind of a block; an unknown one is read as text, whose type is then refused."""
+    """Return the tag of a block. A part of a type that nobody knows is refused by its type."""
     kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    if not isinstance(kind, str) or kind in KNOWN_PARTS:
+        return "text"
     kinds = {"tool_use": "call", "tool_result": "result", "thinking": "thinking", "redacted_thinking": "thinking"}
-    return kinds.get(kind, "text") if isinstance(kind, str) else "text"
+    return kinds.get(kind, "other")
 
 
 Block = Annotated[
     Annotated[Part, Tag("text")]
     | Annotated[ToolUseBlock, Tag("call")]
     | Annotated[ToolResultBlock, Tag("result")]
-    | Annotated[ThinkingBlock, Tag("thinking")],
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[OtherBlock, Tag("other")],
     Discriminator(_kind),
 ]
 
 
 class InputMessage(Fields):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Items[Block]
 
 
 class AnthropicTool(Fields):
-    type: Literal["custom"] | None = None
+    type: str = Field("custom", description="custom")
     name: FunctionName
     description: str | None = None
     input_schema: JsonObject
     strict: bool | None = None
 
-    refused: ClassVar[Refused] = {"allowed_callers": (["direct"],), "defer_loading": (), "input_examples": ([],)}
-    ignored = frozenset({"cache_control", "eager_input_streaming"})
+    ignored = frozenset(
+        {"allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples"}
+    )
+
+
+def _tool_tag(tool: Any) -> str:
+    """Return the tag of a tool: a provider runs those whose type is not custom."""
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "Other" if isinstance(kind, str) and kind not in ("", "custom") else "Function"
 
 
 class ToolChoice(Fields):
-    type: Literal["auto", "any", "tool", "none"]
-    name: FunctionName | None = None
+    type: str = Field(description="auto, any, tool, or none")
+    name: str | None = None
     disable_parallel_tool_use: bool | None = Field(None, description="true: one call at most; false: any number")
 
 
-class OutputFormat(Fields):
-    type: Literal["json_schema"]
-    json_schema: JsonObject = Field(alias="schema")
+AnyTool = Annotated[
+    Annotated[AnthropicTool, Tag("Function")] | Annotated[OtherTool, Tag("Other")], Discriminator(_tool_tag)
+]
 
 
 class OutputConfig(Fields):
-    format: OutputFormat | None = None
+    format: ResponseFormat | None = None
     effort: str | None = Field(None, max_length=40, description="how much to think")
 
-    refused: ClassVar[Refused] = {"task_budget": ()}
+    ignored = frozenset({"task_budget"})
 
 
 class Thinking(Fields):
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=1, description="tokens of thoughts")
+    type: str = Field(description="enabled, disabled, or adaptive: as the model has it")
+    budget_tokens: int | None = Field(None, description="tokens of thoughts; below 0: any number")
     display: str | None = Field(None, description="omitted: do not send thoughts")
 
     @property
     def tokens(self) -> int:
         """Tokens of thoughts, as in `think_tokens`."""
-        return 0 if self.type == "disabled" else self.budget_tokens or AUTO
+        return 0 if self.type == "disabled" else AUTO if self.budget_tokens is None else max(self.budget_tokens, AUTO)
 
 
 class MessagesInput(GeneratingRequest):
@@ -118,14 +142,16 @@ class MessagesInput(GeneratingRequest):
 
     messages: Annotated[Items[InputMessage], Field(min_length=1)]
     system: str | Items[Part] | None = None
-    tools: Items[AnthropicTool] | None = None
+    tools: Items[AnyTool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: ResponseFormat | None = Field(None, description="as output_config.format")
     thinking: Thinking | None = None
     chat_template_kwargs: TemplateVariables | None = Field(None, description="variables of the model's chat template")
 
     refused: ClassVar[Refused] = {**GeneratingRequest.refused, **MESSAGES_REFUSED}
     ignored = GeneratingRequest.ignored | MESSAGES_IGNORED
+    effort_field = "output_config.effort"
 
 
 def conversation_of(request: MessagesInput, template: str) -> Conversation:
@@ -133,31 +159,30 @@ def conversation_of(request: MessagesInput, template: str) -> Conversation:
     functions = [
         Function(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
         for tool in request.tools or ()
+        if isinstance(tool, AnthropicTool)
     ]
-    system = [{"role": "system", "content": joined(request.system)}] if request.system else []
+    text = system_text(request.system)
+    system = [{"role": "system", "content": text}] if text else []
     messages = _combined([part for message in request.messages for part in _messages(message)])
     output = request.output_config.format if request.output_config else None
-    schema = output.json_schema if output else None
+    schema = text_schema(output or request.output_format)
     budget = request.thinking.tokens if request.thinking else None
-    if budget == AUTO and request.thinking and request.thinking.type == "adaptive":
+    if budget == AUTO and request.thinking and request.thinking.type != "enabled":
         budget = None  # also for models that do not think
     effort = request.output_config.effort if request.output_config else None
     variables = template_variables(template, request.chat_template_kwargs, effort)
-    think = think_tokens(template, request.chat_template_kwargs, effort, budget)
-    use = _use(functions, request.tool_choice)
+    think = think_tokens(request, template, request.chat_template_kwargs, effort, budget)
+    use = _use(request, functions)
     return conversation([*system, *messages], use, template, schema, variables, think, continues=True)
 
 
-def _use(functions: list[Function], choice: ToolChoice | None) -> FunctionUse:
-    if choice is None:
-        return FunctionUse(functions)
-    if choice.type == "tool" and choice.name is None:
-        raise BadRequest("tool_choice: a choice of type tool needs a name")
-    disabled = choice.disable_parallel_tool_use
-    several = None if disabled is None or choice.type == "tool" else not disabled
-    name = choice.name if choice.type == "tool" else None
-    kinds: dict[str, Literal["auto", "none", "required"]] = {"any": "required", "none": "none"}
-    return FunctionUse(functions, kinds.get(choice.type, "auto"), name, several)
+def _use(request: MessagesInput, functions: list[Function]) -> FunctionUse:
+    choice = request.tool_choice
+    disabled = choice.disable_parallel_tool_use if choice else None
+    chosen = ChosenTool(type=choice.type, name=choice.name) if choice else None
+    has_others = len(functions) < len(request.tools or ())
+    several = None if disabled is None else not disabled
+    return function_use(request, functions, chosen, several, has_others=has_others)
 
 
 def media_of(request: MessagesInput) -> dict[str, str]:
@@ -183,7 +208,14 @@ def _messages(message: InputMessage) -> list[Message]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     messages: list[dict[str, Any]] = []
-    texts = [block.content for block in message.content if isinstance(block, Part)]
+    others = [block for block in message.content if isinstance(block, OtherBlock)]
+    if others and message.role == "user":
+        raise BadRequest(f"a user's block of the type {others[0].type!r:.80} is not taken; say it in words", "messages")
+    texts = [
+        other_text(block) if isinstance(block, OtherBlock) else block.content
+        for block in message.content
+        if isinstance(block, OtherBlock | Part)
+    ]
     thought = "".join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
     calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
     for block in message.content:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field, JsonValue, PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from edge.serve.apis.api import Api, Event, ParsedRequest, by_index
 from edge.serve.apis.completions import CompletionRequest, Tokens, of_prompts
@@ -14,12 +14,10 @@ from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
 from edge.serve.apis.fields import (
     MAX_ANSWERS,
     MAX_LOGPROBS,
-    MAX_SEED,
-    Biases,
     Fields,
     Items,
-    JsonObject,
     constrained,
+    limit,
 )
 from edge.serve.apis.openai_fields import error_event, finite, text_schema, token_text
 from edge.serve.apis.other_fields import Refused
@@ -30,32 +28,29 @@ from edge.serve.tools.functions import json_text
 
 # Defaults of llama.cpp's server.
 DEFAULTS = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
-NEVER = -1e6  # a bias that no logit outweighs
 _STOPS = {"stop": "eos", "length": "limit"}
 _ANY_SEED = 2**32 - 1  # beside -1
 _clock = time.monotonic
 
-Bias = Annotated[Items[JsonValue], Field(min_length=2, max_length=2)]
-
 
 class NativeRequest(CompletionRequest):
-    max_tokens: int | None = Field(None, ge=-1, description="as n_predict")
-    n_predict: int | None = Field(None, ge=-1, description="-1, the default: until the context is full")
-    seed: int | None = Field(None, ge=-1, le=MAX_SEED + 1, description="-1: any")
-    logit_bias: Biases | Items[Bias] | None = Field(  # type: ignore[assignment]
-        None, description="[[ID, bias or false], ...]"
+    max_tokens: int | None = Field(None, description="as n_predict")
+    n_predict: int | None = Field(
+        None, description="below 0, the default: until the context is full; 0: compute the prompt"
     )
-    json_schema: JsonObject | None = Field(None, description="the answer is JSON of it")
     n_probs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="tell so many of the likeliest tokens")
-    n_cmpl: int | None = Field(None, ge=1, le=MAX_ANSWERS, description="as n")
+    n_cmpl: int | None = Field(None, ge=0, le=MAX_ANSWERS, description="as n")
     return_tokens: bool | None = Field(None, description="tell the tokens of the answer")
 
+    other_names: ClassVar[Mapping[str, str]] = {
+        old: new for old, new in CompletionRequest.other_names.items() if old not in ("n_predict", "n_cmpl", "n_probs")
+    }
     _arrived: float = PrivateAttr(default_factory=lambda: _clock())
 
     @property
     def limit(self) -> int | None:
-        """Tokens of an answer; None or -1: as many as there is room for."""
-        return self.n_predict if self.n_predict is not None else self.max_tokens
+        """As SamplingRequest.limit."""
+        return limit(self.n_predict if self.n_predict is not None else self.max_tokens)
 
     @property
     def wants_tokens(self) -> bool:
@@ -80,20 +75,16 @@ _SETTINGS = set(NativeRequest.model_fields) - {
 
 def parse(request: NativeRequest, _template: str) -> ParsedRequest:
     """Parse a request: each prompt, as often as requested. BadRequest."""
-    if request.limit == 0:
-        raise BadRequest(
-            "n_predict is 0: an answer has 1 token or more, -1 is as many as there is room for", "n_predict"
-        )
     return of_prompts(generation_of(request), request, request.n_cmpl or request.n or 1)
 
 
 def generation_of(request: NativeRequest) -> Generation:
     """Return the generation of a request, without its prompt. BadRequest."""
-    schema = request.json_schema if request.json_schema is not None else text_schema(request.response_format)
+    schema = text_schema(request.response_format, request.json_schema)
     constraints = {} if schema is None else {"json_schema": json_text(schema, "json_schema")}
     logprobs = request.n_probs if request.n_probs else request.logprobs
     return Generation(
-        max_tokens=None if request.limit in (None, -1) else request.limit,
+        max_tokens=request.limit,
         sampling=constrained(_sampling(request), constraints),
         logprobs=logprobs if logprobs is not None or not request.wants_tokens else 0,
     )
@@ -104,20 +95,10 @@ def _sampling(request: NativeRequest) -> dict[str, Any]:
     fields_of_request = {name: value for name in DEFAULTS if (value := getattr(request, name)) is not None}
     if request.seed == _ANY_SEED:
         del sampling["seed"]
-    if isinstance(request.logit_bias, list):
-        sampling["logit_bias"] = dict(map(_bias, request.logit_bias))
-    return {**sampling, **DEFAULTS, **fields_of_request}
-
-
-def _bias(pair: Sequence[Any]) -> tuple[int, float]:
-    token, bias = pair
-    if isinstance(token, bool) or not isinstance(token, int):
-        raise BadRequest(f"logit_bias: {token!r:.80} is no token id; /tokenize tells the ids of a text", "logit_bias")
-    if bias is False:
-        return token, NEVER
-    if isinstance(bias, bool) or not isinstance(bias, int | float):
-        raise BadRequest(f"logit_bias: {bias!r:.80} is no number, and not false", "logit_bias")
-    return token, float(bias)
+    return {
+        **DEFAULTS,
+        **{name: value for name, value in sampling.items() if name in fields_of_request or name not in DEFAULTS},
+    }
 
 
 async def events(request: NativeRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:

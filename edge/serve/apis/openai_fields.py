@@ -6,47 +6,78 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import Self
 
 from edge.serve.apis.api import Event, by_index
-from edge.serve.apis.fields import Fields, JsonObject, SamplingRequest
-from edge.serve.deltas import Begin, Delta, Deltas, End
-from edge.serve.http.errors import Failure, error_body
+from edge.serve.apis.fields import Fields, JsonObject, Kind, SamplingRequest
+from edge.serve.deltas import Begin, Delta, Deltas, End, Text
+from edge.serve.http.errors import BadRequest, Failure, error_body
 from edge.serve.served import Piece, TokenLogprob
 
 
-class AnyText(Fields):
-    type: Literal["text"]
+class ResponseFormat(Fields):
+    """Text or JSON. A schema is in `json_schema.schema`, as OpenAI has it, or in `schema` or `json_schema` itself, as
+    other servers have it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonObject | None = None
+    own_schema: JsonObject | None = Field(None, alias="schema")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = Field(None, description="an answer always follows the schema")
+
+    empty_values: ClassVar[Mapping[str, Kind]] = {"json_schema": dict, "schema": dict}  # {} allows any JSON
+
+    @model_validator(mode="after")
+    def _is_clear(self) -> Self:
+        """Raise an error if it is not clear which schema is meant."""
+        schemas, wrapped = self._schemas, self.json_schema or {}
+        wrong = ""
+        if not isinstance(wrapped.get("schema"), dict | None):
+            wrong = "a schema must be an object"
+        elif self.type == "json_schema" and not schemas:
+            wrong = "json_schema needs a schema"
+        elif any(schema != schemas[0] for schema in schemas):
+            wrong = "there are two schemas; give one of them"
+        elif self.type == "text" and any(schemas):
+            wrong = "there is a schema; say json_schema in place of text"
+        if wrong:
+            raise PydanticCustomError("format", "{wrong}", {"wrong": wrong})
+        return self
+
+    @property
+    def _schemas(self) -> list[Any]:
+        schemas: list[Any] = [] if self.own_schema is None else [self.own_schema]
+        if self.json_schema is not None:
+            inner = {key: value for key, value in self.json_schema.items() if key not in _BESIDE_SCHEMA}
+            schema = inner.pop("schema", None)
+            schemas.append(inner if schema is None else schema)
+        return schemas
+
+    @property
+    def schema_of_text(self) -> Mapping[str, Any] | None:
+        """JSON schema of the answer; None for any text."""
+        if self.type == "json_object":
+            return next(filter(None, self._schemas), {"type": "object"})
+        return None if self.type == "text" else dict(self._schemas[0])
 
 
-class AnyJson(Fields):
-    type: Literal["json_object"]
+_BESIDE_SCHEMA = ("name", "description", "strict")  # beside `schema`, or keys of a schema that say nothing
 
 
-class JsonSchema(Fields):
-    name: str = "answer"
-    json_schema: JsonObject = Field({}, alias="schema")
-
-    ignored = frozenset({"description", "strict"})  # an answer always follows the schema
-
-
-class JsonOfSchema(Fields):
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-ResponseFormat = Annotated[AnyText | AnyJson | JsonOfSchema, Field(discriminator="type")]
-
-
-def text_schema(response_format: AnyText | AnyJson | JsonOfSchema | JsonSchema | None) -> Mapping[str, Any] | None:
-    """Return the JSON schema of an answer; None for any text."""
-    if isinstance(response_format, JsonOfSchema):
-        response_format = response_format.json_schema
-    if isinstance(response_format, JsonSchema):
-        return response_format.json_schema
-    return {"type": "object"} if isinstance(response_format, AnyJson) else None
+def text_schema(
+    response_format: ResponseFormat | None, json_schema: Mapping[str, Any] | None = None
+) -> Mapping[str, Any] | None:
+    """Return the JSON schema of an answer; None for any text. json_schema: as another field has it. BadRequest for two
+    schemas."""
+    schema = None if response_format is None else response_format.schema_of_text
+    if None not in (schema, json_schema) and schema != json_schema:
+        raise BadRequest("json_schema and response_format differ; give one of the two", "json_schema")
+    return json_schema if schema is None else schema
 
 
 @dataclass
@@ -93,9 +124,13 @@ async def chunks(
     usage = Usage()
     async for index, delta in deltas:
         usage.add(delta, counts_prompt=index % (request.n or 1) == 0)
-        if (own := part(index, delta)) is not None:
+        if request.include_stop_str_in_output and isinstance(delta, End) and delta.stop_string:
+            own = part(index, Text(delta.stop_string)) or {}
+            choice = {"index": index, "logprobs": None, "finish_reason": None, **own}
+            yield {**head, "choices": [choice], **({"usage": None} if has_usage else {})}
+        if (added := part(index, delta)) is not None:
             ended = {"finish_reason": delta.reason, **delta.extra} if isinstance(delta, End) else {}
-            choice = {"index": index, "logprobs": None, "finish_reason": None, **own, **ended}
+            choice = {"index": index, "logprobs": None, "finish_reason": None, **ended, **added}
             yield {**head, "choices": [choice], **({"usage": None} if has_usage else {})}
     if has_usage:
         yield {**head, "choices": [], "usage": usage.to_json()}

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
+from edge.serve.apis.fields import limit
 from edge.serve.apis.openai_fields import Usage, new_id, now, token_logprobs
 from edge.serve.apis.responses_fields import LOGPROBS, ResponsesRequest, conversation_of, media_of
 from edge.serve.deltas import Call, Deltas, End, Text, Thought
@@ -17,7 +18,9 @@ def parse(request: ResponsesRequest, template: str) -> ParsedRequest:
     parsed = conversation_of(request, template)
     logprobs = (request.top_logprobs or 0) if LOGPROBS in (request.include or ()) else None
     media = media_of(request)
-    return ParsedRequest.of_conversation(parsed, request.sampling(), request.max_output_tokens, logprobs, media=media)
+    return ParsedRequest.of_conversation(
+        parsed, request.sampling(), limit(request.max_output_tokens) or None, logprobs, media=media
+    )
 
 
 async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from edge.serve.apis.chat import Choice, FunctionFields, NamedFunction, OfFunction, called, function_use
+from edge.serve.apis.chat import called
 from edge.serve.apis.fields import (
     MAX_LOGPROBS,
     MAX_VARIABLES,
@@ -14,7 +15,6 @@ from edge.serve.apis.fields import (
     FunctionName,
     GeneratingRequest,
     Items,
-    JsonObject,
     SamplingFields,
     StreamOptions,
     TemplateVariables,
@@ -22,8 +22,10 @@ from edge.serve.apis.fields import (
     template_variables,
     think_tokens,
 )
-from edge.serve.apis.openai_fields import AnyJson, AnyText, JsonSchema, text_schema
-from edge.serve.apis.other_fields import OPENAI_IGNORED, RESPONSES_REFUSED, Refused
+from edge.serve.apis.openai_fields import ResponseFormat, text_schema
+from edge.serve.apis.other_fields import RESPONSES_IGNORED, RESPONSES_REFUSED, Refused
+from edge.serve.apis.texts import KNOWN_PARTS, other_text, system_text
+from edge.serve.apis.tool_fields import ChosenTool, FunctionFields, OtherTool, function_use, tool_tag
 from edge.serve.http.errors import BadRequest
 from edge.serve.media import Part, joined, media_in
 from edge.serve.tools.conversation import Conversation, conversation
@@ -46,8 +48,7 @@ class FunctionCallItem(Fields):
     name: FunctionName
     arguments: str = Field(description="JSON of an object")
 
-    refused: ClassVar[Refused] = {"namespace": ()}
-    ignored = frozenset({"async", "caller", "id", "status"})
+    ignored = frozenset({"async", "caller", "id", "namespace", "status"})
 
 
 class FunctionOutputItem(Fields):
@@ -55,12 +56,11 @@ class FunctionOutputItem(Fields):
     call_id: str
     output: str | Items[Part]
 
-    refused: ClassVar[Refused] = {"namespace": ()}
-    ignored = frozenset({"caller", "id", "name", "status"})
+    ignored = frozenset({"caller", "id", "name", "namespace", "status"})
 
 
 class ReasoningText(Fields):
-    type: Literal["reasoning_text", "summary_text"]
+    type: str = Field(description="reasoning_text or summary_text")
     text: str
 
 
@@ -74,46 +74,75 @@ class ReasoningItem(Fields):
     ignored = frozenset({"encrypted_content", "id", "status"})
 
 
-Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
+class OtherItem(Fields):
+    """Anything else of an earlier answer, such as a call of a tool that a provider or the client has."""
+
+    type: str
+
+    def ignored_names(self) -> Iterator[str]:
+        """Yield none: what the item has is in the prompt."""
+        return iter(())
 
 
-class FunctionTool(FunctionFields, OfFunction):
-    refused: ClassVar[Refused] = {"allowed_callers": (["direct"],), "async": (), "defer_loading": ()}
-    ignored = frozenset({"output_schema"})
+_TAGS = {"message": "Message", "function_call": "Call", "function_call_output": "Output", "reasoning": "Reasoning"}
 
 
-class NamedTool(NamedFunction, OfFunction):
-    pass
+def _item_tag(item: Any) -> str:
+    """Return the tag of an item: one without a type is a message. A part of a message is no item."""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    is_part = kind in KNOWN_PARTS or (isinstance(kind, str) and kind.startswith(("input_", "output_")))
+    return _TAGS.get(kind, "Other") if isinstance(kind, str) and kind and not is_part else "Message"
 
 
-class FlatSchema(JsonSchema):
-    type: Literal["json_schema"]
-    json_schema: JsonObject = Field(alias="schema")
+Item = Annotated[
+    Annotated[MessageItem, Tag("Message")]
+    | Annotated[FunctionCallItem, Tag("Call")]
+    | Annotated[FunctionOutputItem, Tag("Output")]
+    | Annotated[ReasoningItem, Tag("Reasoning")]
+    | Annotated[OtherItem, Tag("Other")],
+    Discriminator(_item_tag),
+]
+
+
+class FunctionTool(FunctionFields):
+    type: str = Field("function", description="function")
+
+    ignored = frozenset({"allowed_callers", "async", "defer_loading", "output_schema"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flatten(cls, tool: Any) -> Any:
+        """Take a tool in the form of chats, too."""
+        function = tool.get("function") if isinstance(tool, dict) and "name" not in tool else None
+        return {"type": "function", **function} if isinstance(function, dict) else tool
+
+
+Tool = Annotated[Annotated[FunctionTool, Tag("Function")] | Annotated[OtherTool, Tag("Other")], Discriminator(tool_tag)]
 
 
 class TextFields(Fields):
-    format: Annotated[AnyText | AnyJson | FlatSchema, Field(discriminator="type")] | None = None
+    format: ResponseFormat | None = None
 
-    refused: ClassVar[Refused] = {"verbosity": ("medium",)}
+    ignored = frozenset({"verbosity"})
 
 
 class Reasoning(Fields):
     effort: str | None = Field(None, max_length=40, description="none: do not think")
 
-    refused: ClassVar[Refused] = {"mode": ("standard",)}
-    ignored = frozenset({"context", "generate_summary", "summary"})  # thoughts are sent as they are
+    # Thoughts are sent as they are.
+    ignored = frozenset({"context", "generate_summary", "mode", "summary"})
 
 
 class ResponsesRequest(SamplingFields):
     input: str | Annotated[Items[Item], Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: int | None = Field(None, description="below 0: until the context is full")
     metadata: Annotated[dict[str, str], at_most(MAX_VARIABLES)] | None = None
     include: Items[str] | None = Field(None, description=f"{LOGPROBS}: with probabilities")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     text: TextFields | None = None
-    tools: Items[FunctionTool] | None = None
-    tool_choice: Choice | NamedTool | None = None
+    tools: Items[Tool] | None = None
+    tool_choice: str | ChosenTool | None = Field(None, description="auto, none, required, or a function")
     parallel_tool_calls: bool | None = Field(None, description="as in chats")
 
     reasoning: Reasoning | None = None
@@ -121,17 +150,24 @@ class ResponsesRequest(SamplingFields):
     stream_options: StreamOptions | None = None
 
     refused: ClassVar[Refused] = {**GeneratingRequest.refused, **RESPONSES_REFUSED}
-    # An input that is too long is refused, not cut, so `truncation` has no effect.
-    ignored = GeneratingRequest.ignored | OPENAI_IGNORED | {"background_options", "max_tool_calls", "truncation"}
+    ignored = GeneratingRequest.ignored | RESPONSES_IGNORED
+    other_names: ClassVar[Mapping[str, str]] = {
+        **SamplingFields.other_names,
+        **dict.fromkeys(("max_tokens", "max_completion_tokens", "n_predict"), "max_output_tokens"),
+        "n_cmpl": "n",
+    }
+    effort_field = "reasoning.effort"
 
 
 def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
     """Return the messages, and the functions that may be called. BadRequest."""
-    if request.top_logprobs is not None and LOGPROBS not in (request.include or ()):
-        raise BadRequest(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
-    functions = [tool.to_function() for tool in request.tools or ()]
-    use = function_use(functions, request.tool_choice, request.parallel_tool_calls)
-    messages = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    if request.top_logprobs and LOGPROBS not in (request.include or ()):
+        request.ignore("top_logprobs")
+    functions = [tool.to_function() for tool in request.tools or () if isinstance(tool, FunctionTool)]
+    has_others = len(functions) < len(request.tools or ())
+    use = function_use(request, functions, request.tool_choice, request.parallel_tool_calls, has_others=has_others)
+    instructions = system_text(request.instructions)
+    messages = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(request.input, str):
         conversation_messages: list[Message] = [*messages, {"role": "user", "content": request.input}]
     else:
@@ -139,7 +175,7 @@ def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
     schema = text_schema(request.text.format if request.text else None)
     effort = request.reasoning.effort if request.reasoning else None
     variables = template_variables(template, request.chat_template_kwargs, effort)
-    think = think_tokens(template, request.chat_template_kwargs, effort)
+    think = think_tokens(request, template, request.chat_template_kwargs, effort)
     return conversation(conversation_messages, use, template, schema, variables, think)
 
 
@@ -154,12 +190,16 @@ def _messages(items: list[Item]) -> list[Message]:
             continue
         if isinstance(item, MessageItem):
             role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": joined(item.content)})
+            content = system_text(item.content) if role == "system" else joined(item.content)
+            messages.append({"role": role, "content": content})
         elif isinstance(item, FunctionCallItem):
             if thought or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             call = {"id": item.call_id, "type": "function", "function": called(item.name, item.arguments)}
             messages[-1].setdefault("tool_calls", []).append(call)
+        elif isinstance(item, OtherItem):
+            role = "user" if item.type.endswith("_output") else "assistant"
+            messages.append({"role": role, "content": other_text(item)})
         elif isinstance(item, FunctionOutputItem):
             messages.append({"role": "tool", "content": joined(item.output), "tool_call_id": item.call_id})
         if thought and messages[-1]["role"] == "assistant":

@@ -20,7 +20,7 @@ from edge import log
 from edge.errors import EdgeError
 from edge.serve.apis.adapters import request_scales
 from edge.serve.apis.api import Api, Event, ParsedRequest, R
-from edge.serve.deltas import Delta, begin, merged
+from edge.serve.deltas import Begin, Delta, End, begin, merged
 from edge.serve.http.bodies import Json, to_json, unless_gone
 from edge.serve.http.errors import failure, is_anthropic
 from edge.serve.http.security import namespace_of
@@ -45,7 +45,21 @@ class _Accepted:
     def deltas(self, *, streams: bool) -> AsyncGenerator[tuple[int, Delta], None]:
         """Yield the deltas of all answers. streams: calls are given as they come."""
         deltas = merged(self.answers, self.parsed.parsers(streams=streams))
+        if self.parsed.generations[0].max_tokens == 0:
+            return _without_answers(deltas)
         return deltas if self.chat is None else noted(deltas, self.chat)
+
+
+async def _without_answers(
+    deltas: AsyncGenerator[tuple[int, Delta], None],
+) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Yield the beginnings and ends of answers that are to have no tokens: a request computed its prompt alone."""
+    async with aclosing(deltas):
+        async for index, delta in deltas:
+            if isinstance(delta, Begin):
+                yield index, delta
+            elif isinstance(delta, End):
+                yield index, End("length", None, 0)
 
 
 async def answer(api: Api[R], models: ServedModels, http: Request, request: R, ping_s: float = NEVER_S) -> Response:
@@ -88,6 +102,8 @@ async def _begun(
         replace(generation, namespace=namespace, adapters=scales, background=background)
         for generation in parsed.generations
     ]
+    if generations[0].max_tokens == 0:  # an engine computes one token at least
+        generations = [replace(generation, max_tokens=1) for generation in generations]
     talk = parsed.conversation
     continues = talk is not None and CONTINUES in talk.messages[-1]
     is_one = len(generations) == 1 and not (background or generations[0].media or continues)

@@ -11,9 +11,12 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edge.serve.apis.fields import Fields
 from edge.serve.http.bodies import Json, read
+from edge.serve.http.ignored import IgnoredFields
 from edge.version import version
 
+_ignored = IgnoredFields()
 _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
@@ -34,7 +37,11 @@ class Endpoint:
         """Answer a request. The errors of `read` and `answer`."""
         body = () if self.request is None else (await read(http, self.request),)
         value = await self.answer(http, *body)
-        return value if isinstance(value, Response) else Json(value)
+        response = value if isinstance(value, Response) else Json(value)
+        for request in body:
+            if isinstance(request, Fields):
+                _ignored.tell(http, request, response)
+        return response
 
 
 def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:

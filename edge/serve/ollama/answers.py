@@ -12,6 +12,7 @@ from functools import reduce
 from typing import Any
 
 from edge.serve.apis.api import Api, Event, ParsedRequest, accumulated
+from edge.serve.apis.chat import FunctionTool
 from edge.serve.apis.fields import constrained, template_variables, think_tokens
 from edge.serve.apis.openai_fields import token_logprobs
 from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
@@ -32,7 +33,7 @@ def timestamp() -> str:
 
 
 def parse_chat(request: OllamaChatRequest, template: str) -> ParsedRequest:
-    functions = [tool.function.to_function() for tool in request.tools or ()]
+    functions = [tool.function.to_function() for tool in request.tools or () if isinstance(tool, FunctionTool)]
     media: dict[str, str] = {}
     return _chat(request, _messages(request, media), FunctionUse(functions), template, media)
 
@@ -72,7 +73,7 @@ def _chat(
         template,
         request.text_schema,
         template_variables(template, None, effort),
-        think_tokens(template, None, effort, budget),
+        think_tokens(request, template, None, effort, budget),
         continues=True,
     )
     sampling = request.given_options.sampling()

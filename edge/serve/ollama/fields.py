@@ -23,6 +23,7 @@ from edge.serve.apis.fields import (
     Items,
     JsonObject,
     Stop,
+    Stops,
     given_sampling,
 )
 from edge.serve.apis.other_fields import Refused
@@ -32,6 +33,7 @@ from edge.serve.http.errors import BadRequest
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
 HUBS = ("hf.co/", "huggingface.co/")  # before the names of models on the hub
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")  # of a duration, as Go writes it
+_NUMBER = re.compile(r"-?\d{1,18}(\.\d+)?")  # of seconds
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 _clock = time.monotonic_ns
@@ -49,10 +51,12 @@ ModelName = Annotated[str, AfterValidator(_plain_name)]
 
 def _seconds(value: float | str) -> float:
     """Return the seconds of a number, or of a duration such as "1h30m"; infinity if it is below 0."""
-    if isinstance(value, str):
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)
+    elif isinstance(value, str):
         sign, text = (-1, value[1:]) if value.startswith("-") else (1, value)
-        parts = [("0", "s")] if text == "0" else _PART.findall(text)  # 0 alone needs no unit
-        if text not in ("0", "".join(number + unit for number, unit in parts)) or not parts:
+        parts = _PART.findall(text)
+        if text != "".join(number + unit for number, unit in parts) or not parts:
             raise PydanticCustomError("duration", 'needs seconds, or a duration such as "5m" or "-1s"')
         value = sign * sum(float(number) * _SECONDS[unit] for number, unit in parts)
     return math.inf if value < 0 else value
@@ -78,7 +82,7 @@ class Options(Fields):
 
     model_config = ConfigDict(strict=False)
 
-    num_predict: int | None = Field(None, description="tokens of an answer; below 0: as many as there is room for")
+    num_predict: int | None = Field(None, description="tokens of an answer; 0 or below: as many as there is room for")
     num_ctx: int | None = Field(None, description="the server's context stays; less of it is told in the answer")
     seed: int | None = Field(None, description="below 0: any")
     temperature: float | None = Field(None, description="default 0.8")
@@ -89,19 +93,21 @@ class Options(Fields):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    stop: Items[Stop] | None = Field(None, max_length=MAX_STOPS)
+    stop: Stop | Stops | None = Field(None, description=f"at most {MAX_STOPS}")
 
-    refused: ClassVar[Refused] = {"mirostat": (0,), "repeat_last_n": (64,), "tfs_z": (1,), "vocab_only": ()}
-    # How a model is loaded is up to the server.
+    # Finer points of sampling; how a model is loaded, which is up to the server.
     ignored = frozenset(
-        "draft_num_predict embedding_only f16_kv logits_all low_vram main_gpu mirostat_eta mirostat_tau num_batch"
-        " num_gpu num_keep num_thread numa penalize_newline use_mlock use_mmap".split()
+        "draft_num_predict embedding_only f16_kv logits_all low_vram main_gpu mirostat mirostat_eta mirostat_tau"
+        " num_batch num_gpu num_keep num_thread numa penalize_newline repeat_last_n tfs_z use_mlock use_mmap"
+        " vocab_only".split()
     )
 
     def sampling(self) -> dict[str, Any]:
         """Return the options in the form of `Generation.sampling`."""
         names = (*DEFAULTS, "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop")
         sampling = given_sampling(self, names, DEFAULTS)
+        if isinstance(self.stop, str):
+            sampling["stop"] = [self.stop]
         if self.seed is not None and self.seed >= 0:
             sampling["seed"] = self.seed % (MAX_SEED + 1)
         return sampling
@@ -113,12 +119,13 @@ class AnswerRequest(StayingModel, GeneratingRequest):
     stream: bool | None = Field(True, description="send lines of JSON as the answer comes")
     options: Options | None = None
     format: Literal["", "json"] | JsonObject | None = Field(None, description="json, or a schema of the answer")
-    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    think: bool | str | None = Field(None, description="true, false, or an effort")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     # A conversation that is too long is an error in any case.
     ignored = GeneratingRequest.ignored | {"truncate", "shift"}
+    effort_field = budget_field = "think"
     _arrived: int = PrivateAttr(default_factory=lambda: _clock())
     _loaded: int = PrivateAttr(0)
     _context: int = PrivateAttr(0)  # tokens that a request may have
@@ -137,7 +144,7 @@ class AnswerRequest(StayingModel, GeneratingRequest):
     def max_tokens(self) -> int | None:
         """Tokens of the answer; None: as many as there is room for."""
         n = self.given_options.num_predict
-        return None if n is None or n < 0 else n
+        return n if n and n > 0 else None
 
     @property
     def text_schema(self) -> Mapping[str, Any] | None:
@@ -146,9 +153,9 @@ class AnswerRequest(StayingModel, GeneratingRequest):
 
     @property
     def n_alternatives(self) -> int | None:
-        """Alternatives with each token; None: no probabilities. BadRequest for alternatives without them."""
+        """Alternatives with each token; None: no probabilities."""
         if self.top_logprobs and not self.logprobs:
-            raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
+            self.ignore("top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

@@ -1,0 +1,53 @@
+"""Texts for prompts, of parts of requests that no template knows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel
+
+from edge.serve.media import Part
+
+# Claude Code begins its system text with a line for the provider's accounts, which is another one in each request.
+_METADATA = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?")
+# Fields that say nothing to a model: identifiers, and files that cannot be read as text.
+_NO_TEXT = frozenset(
+    "annotations cache_control call_id caller container_id encrypted_content encrypted_index encrypted_stdout id"
+    " page_age result signature status tool_use_id type".split()
+)
+# Types of what a user says: a message that dropped one of these would be another one.
+KNOWN_PARTS = ("text", "image", "image_url", "input_audio", "document", "file", "input_file", "video", "audio")
+MAX_NESTING = 8  # levels of such a part that are readable
+
+
+def system_text(content: str | Iterable[Part] | None) -> str:
+    """Return the text of a system message, without a first line for the provider's accounts."""
+    if content is None or isinstance(content, str):
+        return _METADATA.sub("", content or "")
+    return "".join(_METADATA.sub("", part.content) if part.text else part.content for part in content)
+
+
+def other_text(part: BaseModel) -> str:
+    """Return a line of text for a part that no template knows, such as a call of a tool that a provider ran."""
+    values = part.model_dump(mode="json")
+    readable = _readable(values, MAX_NESTING)
+    text = readable if isinstance(readable, str) else json.dumps(readable, ensure_ascii=False)
+    return f"[{values.get('type')}{'' if readable in ({}, None) else ': '}{'' if readable in ({}, None) else text}]\n"
+
+
+def _readable(value: Any, depth: int) -> Any:
+    """Return what a model can read of a value; None if that is nothing."""
+    if isinstance(value, str):
+        return None if value.startswith("data:") else value
+    if not isinstance(value, dict | list):
+        return value
+    if depth == 0:
+        return None
+    if isinstance(value, list):
+        return [readable for item in value if (readable := _readable(item, depth - 1)) not in (None, {})]
+    inner = {key: _readable(item, depth - 1) for key, item in value.items() if key not in _NO_TEXT}
+    inner = {key: item for key, item in inner.items() if item not in (None, {}, [])}
+    return next(iter(inner.values())) if len(inner) == 1 else inner

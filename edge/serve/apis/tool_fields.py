@@ -1,0 +1,113 @@
+"""Tools that a model may call, and which of them it must call, in all forms that clients send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, JsonValue
+
+from edge.serve.apis.fields import Fields, FunctionName, GeneratingRequest, Items, JsonObject
+from edge.serve.http.errors import BadRequest
+from edge.serve.tools.functions import Function, FunctionUse
+
+_MODES: dict[str, Literal["auto", "none", "required"]] = {
+    "auto": "auto", "none": "none", "required": "required", "any": "required"
+}  # fmt: skip
+
+
+class OtherTool(Fields):
+    """A tool that a provider runs, or whose input is no JSON. The model does not get to know it."""
+
+    type: str = Field("unknown", description="any but function")
+
+    def ignored_names(self) -> Iterator[str]:
+        """Yield its type alone."""
+        yield self.type
+
+
+def tool_tag(tool: Any) -> str:
+    """Return the tag of a tool: that of a function, if it has the type, or no type."""
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "Other" if isinstance(kind, str) and kind not in ("", "function") else "Function"
+
+
+class FunctionFields(Fields):
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+    def to_function(self) -> Function:
+        """Return the function, in the form of a conversation."""
+        return Function(self.name, self.description or "", self.parameters or {}, bool(self.strict))
+
+
+class NamedFunction(Fields):
+    name: str
+
+
+class ChosenTool(Fields):
+    """The tool that must be called, or tools of which one may or must be called."""
+
+    type: str
+    name: str | None = None
+    function: NamedFunction | None = None
+    mode: str | None = None  # of allowed_tools: auto or required
+    tools: Items[JsonValue] | None = None  # of allowed_tools
+    allowed_tools: JsonObject | None = None
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"custom", "server_label"})
+
+    @property
+    def function_name(self) -> str | None:
+        """Name of the function."""
+        return self.function.name if self.function else self.name
+
+
+def function_use(
+    request: GeneratingRequest,
+    functions: Sequence[Function],
+    choice: str | ChosenTool | None,
+    parallel: bool | None,
+    *,
+    has_others: bool,
+) -> FunctionUse:
+    """Return the functions of a request, and which of them must be called. has_others: whether the request has tools
+    that are not functions: a choice of one of these has no effect. BadRequest."""
+    if isinstance(choice, ChosenTool) and choice.type not in _MODES:
+        if choice.type == "allowed_tools":
+            inner = choice.allowed_tools or {"mode": choice.mode, "tools": choice.tools}
+            allowed = [_name_of(tool) for tool in _list(inner.get("tools"))]
+            functions = [function for function in functions if function.name in allowed]
+            choice = str(inner.get("mode") or "auto")
+        elif choice.type in ("function", "tool"):
+            name = choice.function_name
+            if name is None:
+                raise BadRequest(f"a choice of the type {choice.type} needs the name of a function", "tool_choice")
+            if not has_others or name in [function.name for function in functions]:
+                return FunctionUse(functions, name=name)
+            choice = None
+            request.ignore("tool_choice")
+        else:
+            choice = None
+            request.ignore("tool_choice")
+    mode = choice.type if isinstance(choice, ChosenTool) else choice or "auto"
+    if mode not in _MODES:
+        raise BadRequest(f"tool_choice {mode!r:.80} is none of auto, none, required, and no tool", "tool_choice")
+    if _MODES[mode] == "required" and has_others and not functions:
+        request.ignore("tool_choice")
+        mode = "auto"
+    return FunctionUse(functions, _MODES[mode], several=parallel)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _name_of(tool: Any) -> Any:
+    """Return the name of a function in a list of allowed tools; None for any other tool."""
+    if not isinstance(tool, dict):
+        return None
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else tool.get("name")
