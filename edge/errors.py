@@ -107,5 +107,9 @@ class EngineGone(EdgeError):
     """The process that computes an answer ended before it was complete; the message says how."""
 
 
+class PoisonousRequest(EngineGone):
+    """A request ended the process that was to answer it, and the next one, too; the message says how."""
+
+
 class UnknownModel(EdgeError):
     """A server has no model of this name; the message says which it has."""

@@ -28,6 +28,7 @@ from apps.options import (
 from apps.presets import Preset, read_presets
 from apps.show.progress import say as say_as
 from edge import units
+from edge.errors import EdgeError
 from edge.thinking.format import parse_think
 from partition.predict.drafts import KINDS, SELF
 
@@ -156,7 +157,15 @@ def run(args: argparse.Namespace) -> int:
         models = _models(args.models, devices is None)
         if len(models) > 1:
             refuse(args, ("lora", "mmproj", "encoder"), f"is of one model, and there are {len(models)}; name one")
-        configs = {name: engine_config(path) for name, path in models.items()}
+        for name, path in models.items():
+            try:
+                configs[name] = engine_config(path)
+            except (EdgeError, OSError) as error:  # such as a damaged projector beside it
+                if len(models) == 1:
+                    raise
+                say(f"{path} is left out: {error}")
+        if not configs:
+            raise UsageError("none of these models can be served, as the lines before say")
     if devices is not None:
         refuse(
             args, ("allow_pull",), "adds models to those of this device, and several devices serve one; leave it out"
@@ -239,19 +248,28 @@ def _check_front(path: Path) -> None:
 
 def _models(specs: list[str], several: bool) -> dict[str, Path]:
     """Return the files to serve, by name; without specs the bundled model and, where several may be served, all that
-    were fetched. UsageError for two of a name, and for a folder without any."""
+    were fetched. UsageError for two of a name; ModelFileError for a folder without any."""
+    from edge.models.file_kinds import model_name
+
     if not specs:
         from edge.models.paths import fetched_models
 
         bundled = model_path(None)
         return {bundled.stem: bundled, **(fetched_models() if several else {})}
-    files: list[Path] = []
+    files: dict[str, Path] = {}
     for spec in specs:
-        inside = sorted(Path(spec).glob("*.gguf")) if Path(spec).is_dir() else [model_path(spec)]
-        if not inside:
-            raise UsageError(f"{spec} has no .gguf files; name a folder that has some, or a file")
-        files += inside
-    names = [path.stem for path in files]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"two models are called {twice[0]}; rename one, or leave it out")
-    return dict(zip(names, files, strict=True))
+        is_folder = Path(spec).is_dir()
+        for path in _models_in(Path(spec)) if is_folder else [model_path(spec)]:
+            if (name := model_name(path)) not in files:
+                files[name] = path
+            elif is_folder:
+                say(f"{path} is left out: another model is called {name}, too; rename one")
+            else:
+                raise UsageError(f"two models are called {name}; rename one, or leave it out")
+    return files
+
+
+def _models_in(folder: Path) -> list[Path]:
+    from edge.models.folder import models_in
+
+    return models_in(folder, say)

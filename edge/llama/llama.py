@@ -159,9 +159,7 @@ class Model(Vocabulary):
         self.vocab = L.llama_model_get_vocab(self._handle)
         self.n_vocab: int = L.llama_vocab_n_tokens(self.vocab)
         self.n_bytes: int = L.llama_model_size(self._handle)
-        name = C.create_string_buffer(64)
-        L.llama_model_meta_val_str(self._handle, b"general.architecture", name, len(name))
-        self.architecture = name.value.decode(errors="replace")
+        self.architecture, self.pre_tokenizer = map(self._text_value, (b"general.architecture", b"tokenizer.ggml.pre"))
         self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
         # Recurrent layers hold what all tokens so far made, and nothing of each.
         self.has_attention: bool = not L.llama_model_is_recurrent(self._handle)
@@ -174,6 +172,12 @@ class Model(Vocabulary):
         self.rotates: bool = rope != L.LLAMA_ROPE_TYPE_NONE
         self.has_sections: bool = rope in (L.LLAMA_ROPE_TYPE_MROPE, L.LLAMA_ROPE_TYPE_IMROPE)  # of positions
         self.n_embd_inp: int = L.llama_model_n_embd_inp(self._handle)  # of a row of embeddings
+
+    def _text_value(self, key: bytes) -> str:
+        """Return a short text of the file's metadata; empty if the file has none."""
+        value = C.create_string_buffer(64)
+        L.llama_model_meta_val_str(self._handle, key, value, len(value))
+        return value.value.decode(errors="replace")
 
     def first_in_window(self, position: int) -> int:
         """Return the first position that every layer attends to at this one."""

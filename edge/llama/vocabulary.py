@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError
 from edge.llama import ggml, library
+from edge.llama.deep_stack import SHORT, check_unbroken, with_deep_stack, without_rows_of_spaces
 from edge.llama.library import llama_cpp as L
 from partition.slices.rules import scales_input
 from quant.gguf.file import GgufFile
@@ -21,6 +22,7 @@ class Vocabulary:
     """The vocabulary of an open model."""
 
     vocab = cached_property(library.no_vocabulary)  # of a closed model: an open one has its own in this place
+    pre_tokenizer = ""  # name of what cuts texts into words, as `tokenizer.ggml.pre` says it
     _bytes = cached_property(lambda self: lru_cache(1 << 13)(partial(_token_bytes, self.vocab)))
 
     def forget_vocabulary(self) -> None:
@@ -29,12 +31,24 @@ class Vocabulary:
             vars(self).pop(name, None)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of `text`. add_special: put in what the vocabulary wants around a text (BOS)."""
+        """Token ids of `text`. add_special: put in what the vocabulary wants around a text (BOS).
+
+        ContextFull for a text with a word that is too long for llama.cpp to find its end.
+        """
+        vocab = self.vocab
+        if self.pre_tokenizer == "whitespace":
+            text = without_rows_of_spaces(text)
+        if len(text) <= SHORT or L.llama_vocab_type(vocab) != L.LLAMA_VOCAB_TYPE_BPE:
+            return self._tokenized(vocab, text, add_special, parse_special)
+        check_unbroken(text, self.pre_tokenizer)
+        return with_deep_stack(lambda: self._tokenized(vocab, text, add_special, parse_special), len(text))
+
+    def _tokenized(self, vocab: Any, text: str, add_special: bool, parse_special: bool) -> list[int]:
         data = text.encode(errors="replace")
         size = len(data) + 16
         while True:
             tokens = (L.llama_token * size)()
-            n = L.llama_tokenize(self.vocab, data, len(data), tokens, size, add_special, parse_special)
+            n = L.llama_tokenize(vocab, data, len(data), tokens, size, add_special, parse_special)
             if n >= 0:
                 return list(tokens[:n])
             if n == -(2**31) or -n <= size:

@@ -1,8 +1,9 @@
 """Models from the Hugging Face hub, through its own library: its cache, its login, its environment variables.
 
-A model there is written OWNER/NAME:FILE. FILE is a file name, a pattern ("*q4_k_m*") or a part of one ("q4_k_m"), and
-may be left out where there is only one model. The library starts a broken download from the beginning, so the bytes are
-fetched here, into a partial file that the next attempt continues, and then handed to the library's cache.
+A model there is written OWNER/NAME:FILE, or as `edge.models.addresses` says. FILE is a file name, a pattern
+("*q4_k_m*") or a part of one ("q4_k_m"), and may be left out where there is only one model. The library starts a broken
+download from the beginning, so the bytes are fetched here, into a partial file that the next attempt continues, and
+then handed to the library's cache.
 """
 
 import errno
@@ -10,72 +11,111 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
+from edge import log
 from edge.errors import HubError
+from edge.models.addresses import NEWEST, Address, checked_digest, checked_repo, checked_revision, is_inside
+from edge.models.file_kinds import is_gguf, kind_by_name, models_among, parts, use_of
 from edge.models.wheels import Progress
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
-_SPEC = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*?)(:(?P<file>.*))?")
-_SPLIT = re.compile(r"(?P<start>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
+T = TypeVar("T")
+
 _LISTED = 20  # file names an error message shows
 _TIMEOUT_S = 10.0  # for an answer of the hub
 _HTTP_LIMIT_BYTES = 50_000_000_000  # the hub has larger files only through a protocol of its own
 
 
-def parse(spec: str) -> tuple[str, str]:
-    """The repository and the file of "OWNER/NAME:FILE"; the file may be empty. HubError for anything else."""
-    match = _SPEC.fullmatch(spec)
-    if not match:
-        raise HubError(f"{spec!r} is not of the form OWNER/NAME:FILE.gguf")
-    return match["repo"], match["file"] or ""
-
-
-def is_spec(text: str) -> bool:
-    """Return whether `text` can name a model on the hub, and is not the path of a file."""
-    return bool(_SPEC.fullmatch(text)) and (not text.endswith(".gguf") or ":" in text)
-
-
-def cached(repo: str, file: str) -> Path:
+def cached(address: Address) -> Path:
     """The model that `pull` would fetch, where the cache has all of it; HubError otherwise."""
-    return _cached(repo, _chosen(repo, file, _cached_names(repo, _cache())), _cache())
+    cache = _cache()
+    names = _chosen(address, _cached_names(address.repo, cache, address.revision))
+    return _cached(address, names, cache)
 
 
-def pull(
-    repo: str, file: str = "", cache_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None
-) -> Path:
-    """Fetch a model (all parts of a split one) unless the newest version is in the cache; its path (of part 1).
+def pull(address: Address, cache_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
+    """Fetch a model (all parts of a split one) unless the newest version is in the cache; its path (of part 1). A
+    projector or importance matrix is fetched if its whole name is given.
 
     Without a network the cached version is good enough. `cache_dir` is the library's own cache where not given.
     HubError, one line: no such repository or file, no access, no network and not cached, no room. ModelFileError when
     what came is not a usable GGUF.
     """
-    cache = Path(cache_dir) if cache_dir else _cache()
-    if file.endswith(".gguf") and not _is_pattern(file):
-        names = parts(file)
+    cache, access = Path(cache_dir) if cache_dir else _cache(), _Access(address.repo)
+    if is_gguf(address.file) and not _is_pattern(address.file):
+        names = parts(address.file)
     else:
-        names = _chosen(repo, file, _names(repo, cache))
-    paths = _download(repo, names, cache, progress)
+        names = _chosen(address, _names(address, cache, access))
+    paths = _download(address, names, cache, access, progress)
     GgufFile.open(paths[0])
     return paths[0]
 
 
-def _download(repo: str, names: list[str], cache: Path, progress: Progress | None) -> list[Path]:
+class _Access:
+    """Requests to the hub about one repository: with the saved token, and without it if the hub refuses the token. A
+    token that has expired makes the hub refuse public files, too."""
+
+    def __init__(self, repo: str) -> None:
+        self._repo = repo
+        self.token: bool | None = None  # as the library's functions take it; False: none
+
+    def ask(self, request: Callable[[bool | None], T]) -> T:
+        """Return what a request returns, which is given the token."""
+        from huggingface_hub import get_token
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            return request(self.token)
+        except HfHubHTTPError as refused:
+            status = None if refused.response is None else refused.response.status_code
+            if self.token is False or status not in (401, 403) or not get_token():
+                raise
+            try:
+                answer = request(False)
+            except Exception:
+                raise refused from None
+        self.token = False
+        _say_token_is_refused(self._repo)
+        return answer
+
+
+@cache
+def _say_token_is_refused(repo: str) -> None:
+    log.warning(
+        f"the hub refuses the saved token for {repo}, which is public: it is fetched without the token; renew it with"
+        " `hf auth login`, or remove it with `hf auth logout` or from HF_TOKEN"
+    )
+
+
+def _download(
+    address: Address, names: list[str], cache: Path, access: _Access, progress: Progress | None
+) -> list[Path]:
     """The local paths of the files, fetched where they are not there."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
+    repo, revision = address.repo, address.revision
+    entries = []
     try:
-        entries = [get_hf_file_metadata(hf_hub_url(repo, name), timeout=_TIMEOUT_S) for name in names]
+        for name in names:
+            url = hf_hub_url(repo, name, revision=revision)
+            entries.append(
+                access.ask(lambda token, url=url: get_hf_file_metadata(url, token=token, timeout=_TIMEOUT_S))
+            )
     except EntryNotFoundError as exc:
-        raise HubError(f"{repo} has no file {names[0]}; it has {_listing(_names(repo, cache))}") from exc
+        missing, there = names[len(entries)], _names(address, cache, access)
+        if set(names) & set(there):
+            raise HubError(f"{repo} lacks {missing}, a part of a split model of {len(names)} files") from exc
+        raise HubError(f"{repo} has no file {missing}; it has {_listing(there)}") from exc
     except Exception as exc:  # what a network raises differs between versions of the library
         try:
-            return [_cached(repo, [name], cache) for name in names]
+            return [_cached(address, [name], cache) for name in names]
         except HubError:
             raise _explained(repo, exc) from exc
     total = sum(metadata.size or 0 for metadata in entries)
@@ -87,26 +127,32 @@ def _download(repo: str, names: list[str], cache: Path, progress: Progress | Non
 
     try:
         for name, metadata in zip(names, entries, strict=True):
-            _fetch(repo, name, metadata, cache, report)
+            _fetch(repo, name, metadata, cache, report, access.token)
             done += metadata.size or 0
         with _quiet_bars():
-            return [Path(hf_hub_download(repo, name, cache_dir=cache)) for name in names]
+            return [
+                Path(hf_hub_download(repo, name, cache_dir=cache, revision=revision, token=access.token))
+                for name in names
+            ]
     except Exception as exc:
         raise _explained(repo, exc, "the download broke off; the same command continues it") from exc
 
 
-def _fetch(repo: str, name: str, metadata: Any, cache: Path, report: Callable[[int], None]) -> None:
+def _fetch(
+    repo: str, name: str, metadata: Any, cache: Path, report: Callable[[int], None], token: bool | None = None
+) -> None:
     """Put the file among the cache's blobs, continuing what an earlier attempt left."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
-    blob = _folder(repo, cache) / "blobs" / metadata.etag
+    etag = checked_digest(metadata.etag)
+    blob = _folder(repo, cache) / "blobs" / etag
     if blob.exists() or not metadata.size:
         return
     blob.parent.mkdir(parents=True, exist_ok=True)
-    partial = blob.with_name(f"{metadata.etag}.partial")
-    lock = cache / ".locks" / _folder(repo, cache).name / f"{metadata.etag}.lock"  # the library's own
+    partial = blob.with_name(f"{etag}.partial")
+    lock = cache / ".locks" / _folder(repo, cache).name / f"{etag}.lock"  # the library's own
     lock.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
         if blob.exists():  # another process was fetching it
@@ -123,12 +169,12 @@ def _fetch(repo: str, name: str, metadata: Any, cache: Path, report: Callable[[i
                 ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if metadata.size > _HTTP_LIMIT_BYTES:
                 return  # left to the library
-            url = hf_hub_url(repo, name, revision=metadata.commit_hash)
+            url = hf_hub_url(repo, name, revision=checked_digest(metadata.commit_hash))
             counted = _Counted(out, report)
             with _quiet_bars():
                 while here < metadata.size:
                     try:
-                        headers = build_hf_headers()
+                        headers = build_hf_headers(token=token)
                         http_get(url, counted, resume_size=here, headers=headers, expected_size=metadata.size)
                     except Exception:
                         if out.tell() <= here:  # try again for as long as something arrives
@@ -154,41 +200,38 @@ class _Counted:
         return getattr(self._file, name)
 
 
-def _names(repo: str, cache: Path) -> list[str]:
+def _names(address: Address, cache: Path, access: _Access) -> list[str]:
     """The files of a repository: the hub's list, or what is cached of it without a network."""
     from huggingface_hub import HfApi
 
+    repo, revision = address.repo, address.revision
     try:
-        siblings = HfApi().model_info(repo, timeout=_TIMEOUT_S).siblings
-        return [sibling.rfilename for sibling in siblings or ()]
+        info = access.ask(lambda token: HfApi().model_info(repo, revision=revision, timeout=_TIMEOUT_S, token=token))
+        return [sibling.rfilename for sibling in info.siblings or () if is_inside(sibling.rfilename)]
     except Exception as exc:
-        cached = _cached_names(repo, cache)
+        cached = _cached_names(repo, cache, revision)
         if not cached:
             raise _explained(repo, exc) from exc
         return cached
 
 
-def _chosen(repo: str, part: str, names: list[str]) -> list[str]:
-    """The parts of the one model of a repository that `part` means; HubError, with the list, if not just one."""
-    models = sorted({parts(name)[0] for name in names if name.endswith(".gguf")})
+def _chosen(address: Address, names: list[str]) -> list[str]:
+    """The parts of the one model of a repository that an address means; HubError, with the list, if not just one."""
+    repo, part, models = address.repo, address.file, models_among(names)
+    if part in names and (kind := kind_by_name(part)):
+        raise HubError(f"{repo}: {use_of(kind, part)}")
     if not models:
-        raise HubError(f"{repo} has no .gguf files; look for a repository that has GGUF in its name")
+        raise HubError(f"{repo} has no .gguf files of models; look for a repository that has GGUF in its name")
+    if part in names and is_gguf(part):
+        return parts(part)
     pattern = part.lower() if _is_pattern(part) else f"*{part.lower()}*"
     fitting = [name for name in models if fnmatch(name.lower(), pattern)]
-    exact = [name for name in fitting if part.lower() in re.split(r"[.-]", name.lower())]
+    exact = [name for name in fitting if part.lower() in re.split(r"[./-]", name.lower())]
     for matches in (fitting, exact):
         if len(matches) == 1:
             return parts(matches[0])
     like = f" like {part!r}" if part else ""
-    raise HubError(f"{repo} has {len(fitting) or 'no'} files{like}; say which: {_listing(fitting or models)}")
-
-
-def parts(name: str) -> list[str]:
-    """Return all parts of a split model, the first one first; any other file alone."""
-    match = _SPLIT.fullmatch(name)
-    if not match:
-        return [name]
-    return [f"{match['start']}-{i:05d}-of-{match['count']}.gguf" for i in range(1, int(match["count"]) + 1)]
+    raise HubError(f"{repo} has {len(fitting) or 'no'} files{like}; say which: {_listing(fitting or names)}")
 
 
 def _is_pattern(text: str) -> bool:
@@ -196,9 +239,10 @@ def _is_pattern(text: str) -> bool:
 
 
 def _listing(names: list[str]) -> str:
-    models = sorted(name for name in names if name.endswith(".gguf"))
+    models = models_among(names)
+    others = {kind: use_of(kind, name) for name in sorted(names) if is_gguf(name) and (kind := kind_by_name(name))}
     more = f" and {len(models) - _LISTED} more" if len(models) > _LISTED else ""
-    return (", ".join(models[:_LISTED]) or "no .gguf files") + more
+    return "; ".join([(", ".join(models[:_LISTED]) or "no .gguf files of models") + more, *others.values()])
 
 
 def _cache() -> Path:
@@ -214,8 +258,11 @@ def _folder(repo: str, cache: Path) -> Path:
 
 def cached_repositories() -> list[tuple[str, Path]]:
     """(OWNER/NAME, folder) of all models in the library's cache."""
-    folders = sorted(_cache().glob("models--*--*"))
-    return [("/".join(path.name.split("--", 2)[1:]), path) for path in folders]
+    repositories = []
+    for path in sorted(_cache().glob("models--*--*")):
+        with suppress(HubError):
+            repositories.append((checked_repo("/".join(path.name.split("--", 2)[1:])), path))
+    return repositories
 
 
 def cached_models() -> dict[str, Path]:
@@ -224,35 +271,46 @@ def cached_models() -> dict[str, Path]:
     cache, models = _cache(), dict[str, Path]()
     for repo, _ in cached_repositories():
         names = _cached_names(repo, cache)
-        for name in sorted(names):
-            if name == parts(name)[0] and set(parts(name)) <= set(names):
+        for name in models_among(names):
+            if set(parts(name)) <= set(names):
                 models[f"{repo}:{name}"] = _snapshot(repo, cache) / name
     return models
 
 
-def _snapshot(repo: str, cache: Path) -> Path:
-    """The folder of a repository's version that was last seen. OSError if there is none."""
+def _snapshot(repo: str, cache: Path, revision: str = NEWEST) -> Path:
+    """The folder of a repository's version that was last seen. OSError if there is none; HubError for a damaged
+    cache."""
     folder = _folder(repo, cache)
-    return folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+    try:
+        commit = (folder / "refs" / checked_revision(revision)).read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        commit = revision  # a commit has no name there
+    except UnicodeDecodeError:
+        commit = ""
+    return folder / "snapshots" / checked_digest(commit)
 
 
-def _cached_names(repo: str, cache: Path) -> list[str]:
+def _cached_names(repo: str, cache: Path, revision: str = NEWEST) -> list[str]:
     """The files of a repository that are in the cache, of the version last seen."""
     try:
-        snapshot = _snapshot(repo, cache)
-    except OSError:
+        snapshot = _snapshot(repo, cache, revision)
+    except (OSError, HubError):
         return []
-    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.exists()]
+    return [
+        path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if is_gguf(path.name) and path.exists()
+    ]
 
 
-def _cached(repo: str, names: list[str], cache: Path) -> Path:
+def _cached(address: Address, names: list[str], cache: Path) -> Path:
     """The first of the files, all of which are in the cache; HubError otherwise."""
-    from huggingface_hub import try_to_load_from_cache
-
-    paths = [try_to_load_from_cache(repo, name, cache_dir=cache) for name in names]
-    if not all(isinstance(path, str) for path in paths):
-        raise HubError(f"{repo}:{names[0]} is not in the cache {cache}")
-    return Path(str(paths[0]))
+    try:
+        snapshot = _snapshot(address.repo, cache, address.revision)
+    except OSError:
+        snapshot = cache / "none"
+    for name in names:
+        if not (snapshot / name).exists():
+            raise HubError(f"{address.repo}:{name} is not in the cache {cache}")
+    return snapshot / names[0]
 
 
 @contextmanager
@@ -287,7 +345,8 @@ def _explained(repo: str, error: Exception, otherwise: str = "") -> HubError:
         return HubError(f"{repo} is not a repository name; it should be OWNER/NAME")
     if isinstance(error, HfHubHTTPError) and error.response is not None:
         status = error.response.status_code
-        hint = "; log in with `hf auth login` or HF_TOKEN" if status in (401, 403) else "; try again later"
+        refused = "; log in with `hf auth login` or HF_TOKEN: a saved token may have expired"
+        hint = refused if status in (401, 403) else "; try again later"
         return HubError(f"the hub answered {status} for {repo}{hint}")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return HubError(f"the disk is full; free some for {repo}, or set HF_HOME to a larger disk")

@@ -12,7 +12,8 @@ from typing import Any
 from devices.paths import cache_folder
 from edge.errors import HubError
 from edge.models.catalog import known_model, known_models
-from edge.models.hub import cached_repositories, parts
+from edge.models.file_kinds import is_gguf, parts
+from edge.models.hub import cached_repositories
 from edge.models.wheels import models_folder
 from edge.slices.store import SliceStore
 
@@ -67,8 +68,8 @@ def _fetched() -> Iterator[CacheEntry]:
     """Models in the hub's cache. Other files there are not ours to show."""
     for repo, folder in cached_repositories():
         versions: dict[str, list[Path]] = {}
-        for path in sorted(folder.glob("snapshots/*/**/*.gguf")):
-            if path.exists():
+        for path in sorted(folder.glob("snapshots/*/**/*")):
+            if is_gguf(path.name) and path.exists():
                 versions.setdefault("/".join(path.relative_to(folder / "snapshots").parts[1:]), []).append(path)
         for file in sorted(versions):
             names = parts(file)

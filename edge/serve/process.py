@@ -1,7 +1,7 @@
 """Life of a model's engine process: it is started, watched, moved to other devices, and started again when it ends.
 
 Requests that were running when a process ended are sent to the next one, each with the tokens it had: the client sees a
-pause. A request during which two processes in a row ended may be the cause, and fails. Moving the model to other
+pause. Those that the process handled when it ended may be the cause (`edge.serve.suspects`). Moving the model to other
 devices works in the same way, and counts as no end. One process is started at a time, under a lock.
 """
 
@@ -16,14 +16,15 @@ from typing import Any
 from edge.api.config import EngineConfig
 from edge.errors import EdgeError, EngineGone
 from edge.serve.answer import Answers, ProcessAnswer
-from edge.serve.engine_child import EngineChild, NewShare, NoAnswer
+from edge.serve.engine_child import EngineChild, NewShare
 from edge.serve.messages import generation_json
 from edge.serve.served import Generation
+from edge.serve.suspects import ENDS_IN_A_ROW, Case
 from edge.serve.watch import DEADLINES, RESTARTING, Deadlines, Watch
 
 LOAD_S = 3600.0  # for a model to be loaded: on several devices parts of it may have to be sent
-ENDS_IN_A_ROW = 2  # ends of processes that computed a request, after which it fails
-RESTARTS_IN_A_ROW = 3  # without a token in between, after which the model counts as broken
+RESTARTS_IN_A_ROW = 3  # without an answer in between, after which the model counts as broken
+_STATES = ("heartbeat", "status")  # requests about the process itself
 
 
 class _Moved(Exception):
@@ -46,7 +47,7 @@ class EngineProcess:
         self.name, self.config, self.restarts, self._say = name, config, 0, say
         self.about: Mapping[str, Any] = {}  # the key `model` of its status, as of the last time the model was loaded
         self.failed: Exception | None = None  # why it takes no more requests
-        self.answers = Answers()
+        self.answers = Answers(name)
         self._share = share
         self._numbers = itertools.count(1)
         self._starting = asyncio.Lock()  # held while the process is replaced
@@ -119,40 +120,56 @@ class EngineProcess:
         return answer
 
     async def _begin(self, answer: ProcessAnswer) -> None:
-        """Send a request for an answer, from where it is; raise its errors. After a process ends, ask the next."""
+        """Send a request for an answer, from where it is; raise its errors."""
         try:
-            while True:
-                try:
-                    await self.ask("generate", generation_json(answer.generation, answer.tokens), answer.number)
-                    break
-                except NoAnswer:
-                    raise
-                except EngineGone:
-                    answer.ends += 1
-                    if answer.ends >= ENDS_IN_A_ROW or self.failed is not None:
-                        raise
+            values = generation_json(answer.generation, answer.tokens)
+            await self.ask("generate", values, answer.number, answer.case)
         except BaseException:
             self.answers.pop(answer.number, None)
+            self.answers.suspects.abandon(answer.number, answer.case)
             self._cancel(answer.number)
             raise
         if answer.cancelled:  # while it was requested again
             self._cancel(answer.number)
 
-    async def ask(self, what: str, arguments: Mapping[str, Any], number: int | None = None) -> Any:
-        """Return the process's answer to a request; if the model is moved meanwhile, the next process's."""
+    async def ask(
+        self, what: str, arguments: Mapping[str, Any], number: int | None = None, case: Case | None = None
+    ) -> Any:
+        """Return the process's answer to a request; if the process ends or the model is moved meanwhile, the next
+        process's. PoisonousRequest for a request that ends the processes.
+
+        case: of a request whose answer is only its beginning, from its acceptance on; None: this answer is all.
+        """
         number = next(self._numbers) if number is None else number
-        counts = what not in ("heartbeat", "status")
+        own, suspects = Case(what, lambda: arguments) if case is None else case, self.answers.suspects
+        counts = what not in _STATES
         self.answers.n_other += counts
         try:
             while True:
+                if counts:
+                    await suspects.turn(own)
                 await self.until_ready()
+                if self._child is None or (counts and suspects.waits(own)):  # a process has just ended
+                    continue
+                if counts:  # until it is answered, also if its client leaves: the process handles it nevertheless
+                    suspects.handled[number], own.ended_by = own, None
                 try:
-                    if self._child is not None:  # else it has just ended
-                        return await self._child.ask(number, what, arguments)
+                    answer = await self._child.ask(number, what, arguments)
                 except _Moved:
                     continue
+                except Exception:
+                    if own.ended_by is None:
+                        raise
+                    if own.is_cause:
+                        raise suspects.error(own.ended_by) from own.ended_by
+                    continue
+                if counts and case is None:
+                    self._ended_in_a_row = 0
+                return answer
         finally:
             self.answers.n_other -= counts
+            if case is None:
+                suspects.abandon(number, own)
 
     async def until_ready(self) -> None:
         """Wait until the model is loaded. Raises why it cannot be."""
@@ -179,11 +196,14 @@ class EngineProcess:
 
     async def _go_on(self, answers: Sequence[ProcessAnswer]) -> None:
         """Send these requests again; if that fails, their answers do."""
-        for answer in answers:
+
+        async def go_on(answer: ProcessAnswer) -> None:
             try:
                 await self._begin(answer)
             except (EdgeError, OSError) as error:
                 answer.pieces.put_nowait(error)
+
+        await asyncio.gather(*map(go_on, answers))  # each waits for its own turn
 
     # --- the process ---
 
@@ -213,8 +233,12 @@ class EngineProcess:
         if child is None or not child.loaded.done():
             return  # `_load` raises the reason
         self._ready.clear()
-        running = self.answers.take_accepted(reason, ENDS_IN_A_ROW)
+        cause = self.answers.process_ended(reason)
+        running = self.answers.take_accepted()
         self._ended_in_a_row, self.restarts = self._ended_in_a_row + 1, self.restarts + 1
+        if cause is not None:
+            self._ended_in_a_row = max(0, self._ended_in_a_row - ENDS_IN_A_ROW)  # the model is not at fault
+            self._say(f"{reason}, again during one request, which fails and is refused")
         task = asyncio.create_task(self._restart(reason, running))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -238,6 +262,7 @@ class EngineProcess:
         self._ready.clear()
         self._watch.leave(None)
         child, self._child = self._child, None
+        self.answers.suspects.forget_handled()
         if child is not None:
             await child.end(reason)
 

@@ -24,6 +24,8 @@ from edge.serve.http.connections import bounded_connections
 from edge.serve.lifetimes import Lifetimes
 from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router
+from partition.model.check import check_loadable
+from quant.gguf.file import GgufFile
 
 _STREAMS_END_S = 5  # for streams to report the server's end to their clients
 _LOOK_S = 1.0  # between looks for idle models
@@ -72,6 +74,7 @@ async def _serve(
     listener: socket.socket,
     fetch: Callable[[str, Progress], EngineConfig] | None,
 ) -> None:
+    configs = _usable(configs, say) if len(configs) > 1 else configs
     lifetimes = Lifetimes(options.idle_unload_s, options.pinned)
     router = Router(configs, queue=queue, say=say, lifetimes=lifetimes, fetch=fetch, memory=options.memory)
     loop = asyncio.get_running_loop()
@@ -89,7 +92,12 @@ async def _serve(
     server = _Server(uvicorn_config(app, options), router, batches)
     tasks: list[asyncio.Task[None]] = []
     try:
-        await router.model(None)
+        try:
+            await router.model(None)
+        except (EdgeError, OSError) as error:
+            if len(configs) == 1:
+                raise
+            say(f"{next(iter(configs))}: {error}")  # others answer
         for name in options.pinned:
             try:
                 await router.model(name)
@@ -109,6 +117,21 @@ async def _serve(
             task.cancel()
         await batches.close()
         await router.close()
+
+
+def _usable(configs: Mapping[str, EngineConfig], say: Callable[[str], None]) -> Mapping[str, EngineConfig]:
+    """Return the models from the first one on whose file can be used; those before it are reported. The error of the
+    last one if none can be."""
+    names = list(configs)
+    for i, name in enumerate(names):
+        try:
+            check_loadable(GgufFile.open(configs[name].path))
+            return {name: configs[name] for name in names[i:]}
+        except (EdgeError, OSError) as error:
+            if name == names[-1]:
+                raise
+            say(f"{name}: {error}")
+    return configs
 
 
 async def _unload_idle(router: Router) -> None:

@@ -37,7 +37,10 @@ def check_loadable(file: GgufFile) -> None:
     if not file.tensors:
         raise meta.error("it has no tensors, only metadata; get the file with the weights")
     if meta.architecture == "clip":
-        raise meta.error("this is the image part of a model (mmproj); give the language model's file")
+        raise meta.error(
+            "this is a projector of pictures or sounds (mmproj): use it with --mmproj, and give the language model's"
+            " file"
+        )
     shape = ModelShape.from_gguf(file)
     _check_layers(meta)
     _check_experts(meta, shape)

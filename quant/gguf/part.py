@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quant.errors import ModelFileError, UnknownTypeError
-from quant.gguf.header import HeaderReader, Pair
+from quant.gguf.header import HeaderReader, Pair, Value
 from quant.types import TensorType, type_by_id
 
 _MAX_DIMS = 4
@@ -69,6 +69,22 @@ def read_part(path: Path) -> Part:
     alignment = _alignment(reader, pairs)
     tensors = _read_tensors(reader, path, n_tensors, alignment)
     return Part(path, reader.data, version, pairs, alignment, tensors, changed_ns)
+
+
+def leading_values(path: Path) -> dict[str, Value]:
+    """Return the metadata before those of the tokenizer, which are long: enough to see what kind of file this is.
+    ModelFileError as `read_part`."""
+    data, _ = _map(path)
+    reader = HeaderReader(data, path.name)
+    _check_magic(reader)
+    reader.u64("the header")
+    values: dict[str, Value] = {}
+    for i in range(min(reader.u64("the header"), _MAX_COUNT)):
+        pair = reader.pair(f"pair {i}")
+        if pair.key.startswith("tokenizer."):
+            break
+        values[pair.key] = pair.value
+    return values
 
 
 def _map(path: Path) -> tuple[mmap.mmap, int]:

@@ -1,6 +1,7 @@
 """`edge serve` with many models: presets, idle ones, and folders of hundreds."""
 
 import shutil
+import struct
 import urllib.error
 from dataclasses import replace
 from pathlib import Path
@@ -163,10 +164,11 @@ def test_an_idle_model_is_unloaded_by_a_running_server() -> None:
 
 
 def test_five_hundred_models_in_one_folder(tmp_path: Path) -> None:
-    """No header is read before somebody asks for it: all but the first are none."""
+    """Only the first lines of a header are read before somebody asks for it: all but the first are damaged behind."""
     shutil.copy(MODEL_PATH, tmp_path / "000.gguf")
     for n in range(1, 500):
-        (tmp_path / f"{n:03}.gguf").write_bytes(b"no model")
+        (tmp_path / f"{n:03}.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0))
+    (tmp_path / "bad.gguf").write_bytes(b"no model")
     with served(str(tmp_path), "--prefix-cache", "0") as server:
         names = [model["id"] for model in server.get("/v1/models")["data"]]
         assert names == [f"{n:03}" for n in range(500)]
@@ -175,3 +177,15 @@ def test_five_hundred_models_in_one_folder(tmp_path: Path) -> None:
             server.answer(model="123")
         assert error.value.code == 400
         assert server.answer() == "3 plus 4 is 7."
+        server.errors.seek(0)
+        assert "bad.gguf is left out" in server.errors.read()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_server_to_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "first.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0))
+    shutil.copy(MODEL_PATH, tmp_path / "second.gguf")
+    with served(str(tmp_path), "--prefix-cache", "0") as server:
+        assert [model["id"] for model in server.get("/v1/models")["data"]] == ["second"]
+        assert server.answer() == "3 plus 4 is 7."
+        server.errors.seek(0)
+        assert "edge serve: first: first.gguf" in server.errors.read()

@@ -12,6 +12,7 @@ import pytest
 
 from edge.errors import HubError
 from edge.models import hub, synth
+from edge.models.addresses import Address
 from edge.models.paths import model_path
 from quant.errors import ModelFileError
 from tests.support import ROOT
@@ -217,10 +218,101 @@ def test_a_file_that_is_no_model(stand_in: Hub, client: Client) -> None:
     assert "tiny.gguf" in client.refused(f"{REPO}:tiny.gguf", code=3)
 
 
-@pytest.mark.parametrize("spec", ["", "model", "a/b/c:x.gguf", ":x.gguf", "a b/c"])
-def test_what_is_no_spec(spec: str) -> None:
-    with pytest.raises(HubError, match="OWNER/NAME:FILE"):
-        hub.parse(spec)
+def test_a_token_that_has_expired_does_not_keep_from_public_files(stand_in: Hub, client: Client, model: bytes) -> None:
+    stand_in.repos[REPO] = {"tiny.gguf": model}
+    client.env["HF_TOKEN"] = "hf_expired"
+    for spec in (f"{REPO}:tiny.gguf", REPO):
+        done = client.run("pull", spec)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("refuses the saved token") == 1
+    assert set(stand_in.tokens) == {"Bearer hf_expired", ""}
+    stand_in.repos["someone/gated"] = {"tiny.gguf": model}
+    stand_in.gated.add("someone/gated")
+    assert "token may have expired" in client.refused("someone/gated:tiny.gguf")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"https://huggingface.co/{REPO}",
+        f"https://huggingface.co/{REPO}/blob/main/tiny-Q8_0.gguf",
+        f"https://huggingface.co/{REPO}/resolve/main/tiny-Q8_0.gguf?download=true",
+        f"http://www.huggingface.co/{REPO}/tree/main/",
+        f"hf.co/{REPO}:Q8_0",
+        f"huggingface.co/{REPO}:latest",
+        f"hf://{REPO}/tiny-Q8_0.gguf",
+    ],
+)
+def test_addresses_of_a_browser_name_the_same_model(stand_in: Hub, client: Client, model: bytes, address: str) -> None:
+    stand_in.repos[REPO] = {"tiny-Q8_0.gguf": model, "mmproj-tiny-F16.gguf": b"", "imatrix.gguf": b""}
+    done = client.run("info", address, "--json")
+    assert json.loads(done.stdout)["architecture"] == "llama", done.stderr
+
+
+def test_projectors_and_importance_matrices_are_not_the_model(stand_in: Hub, client: Client, model: bytes) -> None:
+    others = ["mmproj-tiny-F16.gguf", "tiny.mmproj-q8_0.gguf", "imatrix_unsloth.gguf", "tiny.imatrix.gguf"]
+    stand_in.repos[REPO] = {**dict.fromkeys(others, model), "tiny-IQ4_XS-imatrix.gguf": model}
+    assert client.pulled(REPO).name == "tiny-IQ4_XS-imatrix.gguf"
+    assert client.pulled(f"{REPO}:mmproj-tiny-F16.gguf").name == "mmproj-tiny-F16.gguf"  # somebody wants just this
+    for name in others:
+        done = client.run("info", f"{REPO}:{name}")
+        assert (done.returncode, "--mmproj" in done.stderr or "--imatrix" in done.stderr) == (6, True), done.stderr
+    del stand_in.repos[REPO]["tiny-IQ4_XS-imatrix.gguf"]
+    assert "tiny.mmproj-q8_0.gguf is a projector" in client.refused(f"{REPO}:tiny.gguf")
+    assert "has no .gguf files of models" in client.refused("someone/tiny-GGUF:q4")
+
+
+def test_a_missing_part_is_named(stand_in: Hub, client: Client, tmp_path: Path) -> None:
+    parts = _split_model(tmp_path)
+    for name in sorted(parts):
+        stand_in.repos[REPO] = {other: data for other, data in parts.items() if other != name}
+        for spec in (REPO, *(f"{REPO}:{part}" for part in parts)):
+            assert f"lacks {name}, a part of a split model of 2 files" in client.refused(spec)
+
+
+def test_a_model_in_letters_of_another_case_is_a_model(stand_in: Hub, client: Client, model: bytes) -> None:
+    stand_in.repos[REPO] = {"Tiny-Q8_0.GGUF": model}
+    assert client.pulled(f"{REPO}:q8_0").name == "Tiny-Q8_0.GGUF"
+    assert client.pulled(f"{REPO}:Tiny-Q8_0.GGUF").name == "Tiny-Q8_0.GGUF"
+    assert REPO in client.run("list").stdout
+
+
+def test_another_revision_is_fetched_and_found_again(stand_in: Hub, client: Client, model: bytes) -> None:
+    stand_in.repos[REPO] = {"tiny.gguf": model}
+    address = f"https://huggingface.co/{REPO}/blob/v1.0/tiny.gguf"
+    assert client.pulled(address).read_bytes() == model
+    client.env["HF_HUB_OFFLINE"] = "1"
+    assert client.run("info", address).returncode == 0
+    assert client.run("info", f"{REPO}:tiny.gguf").returncode == 6  # this version was not fetched
+
+
+def test_a_hub_that_names_files_outside_of_the_cache_writes_nothing(
+    stand_in: Hub, client: Client, model: bytes
+) -> None:
+    stand_in.repos[REPO] = {"tiny.gguf": model}
+    stand_in.etag = "../../../../written"
+    assert "is no digest; nothing is written" in client.refused(f"{REPO}:tiny.gguf")
+    stand_in.etag = None
+    stand_in.repos[REPO] = {"../../tiny.gguf": model}
+    assert "has no .gguf files of models" in client.refused(REPO)
+    assert not [path for path in client.cache.parent.rglob("*") if path.is_file() and path.suffix not in (".lock", "")]
+
+
+@pytest.mark.parametrize("ref", ["..", "../../../..", "/etc", "", "a\nb", "\xff"])
+def test_a_cache_that_points_out_of_itself_has_no_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str
+) -> None:
+    folder = tmp_path / "hub" / "models--someone--tiny"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "snapshots" / "v1").mkdir(parents=True)
+    (tmp_path / "outside.gguf").touch()
+    (tmp_path / "hub" / "models--..--..").mkdir()
+    (folder / "refs" / "main").write_bytes(ref.encode("latin-1"))
+    monkeypatch.setattr("edge.models.hub._cache", lambda: tmp_path / "hub")
+    assert hub.cached_models() == {}
+    assert [repo for repo, _ in hub.cached_repositories()] == ["someone/tiny"]
+    with pytest.raises(HubError):
+        hub.cached(Address("someone/tiny", "outside.gguf"))
 
 
 def test_resolve_prefers_local_files(tmp_path: Path) -> None:

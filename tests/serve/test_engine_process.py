@@ -25,15 +25,16 @@ from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.serve import engine_child
-from edge.serve.answer import Answers, ProcessAnswer
+from edge.serve.answer import ProcessAnswer
 from edge.serve.client import EngineClient
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine_child import EngineChild, spawn
 from edge.serve.http import generating
 from edge.serve.messages import generation_json
-from edge.serve.process import ENDS_IN_A_ROW, EngineProcess
+from edge.serve.process import EngineProcess
 from edge.serve.router import Router
 from edge.serve.served import Generation, Piece
+from edge.serve.suspects import ENDS_IN_A_ROW, Case, Suspects
 from edge.templates.template import CONTINUES, ChatTemplate
 from partition.errors import PlanError
 from quant.errors import ModelFileError
@@ -280,15 +281,27 @@ def test_a_request_that_ends_the_process_each_time_fails_and_the_next_is_answere
     assert with_router(work) == "3 plus 2 is 5."
 
 
-def test_a_request_that_only_waited_is_not_blamed_for_the_end_of_processes() -> None:
-    answers, ended = Answers(), EngineGone("killed")
-    begun, waiting = (ProcessAnswer(number, ENDLESS, lambda number: None) for number in (1, 2))
-    answers.update({1: begun, 2: waiting})
-    for left in ([begun, waiting], [waiting]):
-        begun.accepted = waiting.accepted = begun.begun = True
-        assert answers.take_accepted(ended, ENDS_IN_A_ROW) == left
-    assert begun.pieces.get_nowait() is ended
-    assert waiting.pieces.empty()
+def test_a_request_that_only_waited_is_not_blamed_for_the_end_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    blamed: list[list[object]] = []
+    ended = Suspects.ended
+
+    def noted(suspects: Suspects, cases: Sequence[Case], reason: Exception) -> Case | None:
+        blamed.append(list(cases))
+        return ended(suspects, cases, reason)
+
+    monkeypatch.setattr(Suspects, "ended", noted)
+
+    async def work(router: Router) -> str:
+        model = await router.model(None)
+        endless, waiting = await model.generate(ENDLESS), await model.generate(question(3))
+        await endless.pieces.get()
+        await kill(model)
+        assert blamed == [[endless.case]]
+        await endless.pieces.get()
+        endless.cancel()
+        return await text(waiting)
+
+    assert with_router(work, replace(CONFIG, options={**CONFIG.options, "sequences": 1})) == "3 plus 2 is 5."
 
 
 def test_a_message_that_is_too_long_ends_the_process_and_the_next_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
 
         async def ask_it(i: int) -> str:
             answers.append(await model.generate(question(i)))
-            ends.append(answers[-1].ends)  # before its first token
+            ends.append(answers[-1].case.ends)  # before its first token
             return await text(answers[-1])
 
         response = []

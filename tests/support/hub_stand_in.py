@@ -20,6 +20,8 @@ class Hub:
         self.announced: dict[str, int] = {}  # file to a size that is not its own
         self.cut_after: int | None = None  # break the next download off after so many bytes
         self.stall_after: int | None = None  # send no more after so many bytes of the next download
+        self.etag: str | None = None  # of every file, in place of its digest
+        self.tokens: list[str] = []  # Authorization header of every request, "" without
         self.ranges: list[str] = []  # Range header of every download, "" without
         self.url = ""
         self.closing = threading.Event()
@@ -60,6 +62,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         path = self.path.split("?")[0].strip("/").split("/")
         api = path[:2] == ["api", "models"]
+        token = self.headers.get("Authorization", "")
+        self.hub_.tokens.append(token)
+        if token not in ("", f"Bearer {TOKEN}"):  # as the hub does, also for public files
+            return self._refuse(401, "")
         repo = "/".join(path[2:4] if api else path[:2])
         if repo not in self.hub_.repos:
             return self._refuse(401, "RepoNotFound")
@@ -77,7 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_file(self, name: str, files: dict[str, bytes], body: bool) -> None:
         data = files[name]
         commit = _digest(b"".join(files.values()))[:40]
-        headers = {"ETag": f'"{_digest(data)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        etag = self.hub_.etag or _digest(data)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if not body:
             size = self.hub_.announced.get(name, len(data))
             return self._send(200, b"", headers | {"Content-Length": str(size)}, body)

@@ -114,6 +114,23 @@ def vocabulary() -> dict[str, tuple[str, Any]]:
     }
 
 
+def byte_level_vocabulary(pre: str) -> dict[str, tuple[str, Any]]:
+    """A byte-level BPE vocabulary of VOCAB tokens, whose texts are cut into words as `pre` says."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2 writes as they are
+    letters = [chr(byte) for byte in plain] + [chr(256 + i) for i in range(256 - len(plain))]
+    merges = ["a a", "aa aa", "\u0120 a", "b a"]
+    tokens = [*letters, *(merge.replace(" ", "") for merge in merges), *(f"<{i}>" for i in range(VOCAB - 260))]
+    return {
+        "tokenizer.ggml.model": ("str", "gpt2"),
+        "tokenizer.ggml.pre": ("str", pre),
+        "tokenizer.ggml.tokens": ("arr[str]", tokens),
+        "tokenizer.ggml.token_type": ("arr[i32]", [1] * 260 + [3] * (VOCAB - 260)),
+        "tokenizer.ggml.merges": ("arr[str]", merges),
+        "tokenizer.ggml.bos_token_id": ("u32", 260),
+        "tokenizer.ggml.eos_token_id": ("u32", 261),
+    }
+
+
 def model(arch: str = "llama", weights: str = "f32", layers: int = LAYERS, experts: int = 0) -> Gguf:
     """A tiny model of `arch` that llama.cpp loads and runs; `experts` makes its FFN a mixture."""
     pairs: dict[str, tuple[str, Any]] = {"general.architecture": ("str", arch), "general.name": ("str", "tiny")}

@@ -19,6 +19,7 @@ from edge.errors import (
     NotAllowed,
     NotEnoughMemory,
     Overloaded,
+    PoisonousRequest,
     SamplingError,
     TemplateError,
     UnknownModel,
@@ -67,6 +68,7 @@ _KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
     (NotAllowed, 403, None, None),
     (HubError, 404, None, None),
     (Overloaded, 429, "overloaded", RETRY_S),
+    (PoisonousRequest, 400, "request_ends_engine", None),  # no 5xx: clients repeat those by themselves
     (EngineGone, 503, "engine_gone", RESTART_S),
     (WorkerError, 503, "worker_failed", RESTART_S),
     (NotEnoughMemory, 503, "not_enough_memory", None),

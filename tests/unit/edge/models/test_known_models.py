@@ -17,6 +17,7 @@ from apps.commands import serve
 from edge.demo import MODEL_PATH
 from edge.errors import HubError
 from edge.models import catalog, paths, wheels
+from edge.models.addresses import is_address
 from edge.models.catalog import KnownModel, known_model, known_models, nearest_name
 from edge.models.wheels import Wheel
 from partition.architectures.table import ARCHITECTURES
@@ -99,7 +100,7 @@ def test_the_list_is_complete_and_in_order_of_size() -> None:
         assert model.licence
         assert model.name == model.name.lower()
         assert model.wheel or (model.repo.count("/") == 1 and model.file.endswith(".gguf"))
-        assert paths.hub.is_spec(model.source) is not bool(model.wheel)  # type: ignore[attr-defined]
+        assert is_address(model.source) is not bool(model.wheel)
     assert {"llama", "qwen3", "qwen3moe", "qwen35", "gemma3", "lfm2", "granite", "gpt-oss"} <= set(ARCHITECTURES)
 
 
@@ -284,5 +285,5 @@ def test_the_server_takes_names_and_prefers_a_folder_of_files(index: Index, name
     assert serve._models([], True)["tiny-7m"] == path  # once it is fetched, it is served without being asked for
     assert list(serve._models([], False)) == [MODEL_PATH.stem]
     (home / "tiny-7m").mkdir()
-    (home / "tiny-7m" / "mine.gguf").write_bytes(b"mine")
+    (home / "tiny-7m" / "mine.gguf").symlink_to(MODEL_PATH)
     assert list(serve._models(["tiny-7m"], True)) == ["mine"]
