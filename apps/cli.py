@@ -11,7 +11,9 @@ from typing import NoReturn
 
 from apps.errors import EXIT_BUG, EXIT_INTERRUPTED, REMEDIES, exit_code
 from apps.options import Parser
+from devices.streams import OUTPUT, give_up_output, protect_streams
 from edge.ending import end_by_signals, signalled, terminated
+from quant.text import printable
 
 COMMANDS = (
     "advise", "buy", "chat", "serve", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
@@ -44,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv is not None:
         return _run(argv)
     try:
+        protect_streams()
         end_by_signals()
         code = _run(None)
         return EXIT_TERMINATED if terminated() and code == EXIT_INTERRUPTED else code
@@ -66,19 +69,22 @@ def _run(argv: list[str] | None) -> int:
     command = "edge"
     quiet_grpc()
     try:
-        words = sys.argv[1:] if argv is None else argv
-        args = build_parser(*words[:1]).parse_args(words)
-        command = args.parser.prog
-        code: int = args.run(args)
-        sys.stdout.flush()
+        try:
+            words = sys.argv[1:] if argv is None else argv
+            args = build_parser(*words[:1]).parse_args(words)
+            command = args.parser.prog
+            code: int = args.run(args)
+        finally:  # also after --help, and before an error
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone. Let the interpreter's last flush write to a harmless place.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has gone
+        give_up_output()
         return EXIT_CLOSED_PIPE
     except Exception as error:
+        if isinstance(error, OSError) and error.filename == OUTPUT:
+            give_up_output()
         if os.environ.get("EDGE_DEBUG"):
             raise
         code = exit_code(error)
@@ -90,11 +96,12 @@ def _run(argv: list[str] | None) -> int:
 
 
 def _one_line(error: Exception, code: int) -> str:
-    text = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split()) or type(error).__name__
+    text = " ".join(printable(str(error)).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         if error.filename is None:
             return error.strerror
-        return "; ".join(filter(None, (f"{error.filename}: {error.strerror}", REMEDIES.get(error.errno or 0))))
+        name = printable(os.fsdecode(error.filename))
+        return "; ".join(filter(None, (f"{name}: {error.strerror}", REMEDIES.get(error.errno or 0))))
     if code == EXIT_BUG:
         return f"unexpected {type(error).__name__}: {text} (EDGE_DEBUG=1 shows where; please report it)"
     return text

@@ -12,6 +12,7 @@ from apps.errors import UsageError
 from devices.errors import TrustError
 from edge import units
 from partition.predict.drafts import KINDS, SELF
+from quant.text import printable
 
 # Copies of names in quant.types and edge.llm.engine, so that --help stays quick; a test compares them.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -39,7 +40,7 @@ class Parser(argparse.ArgumentParser):
     """argparse, with one line for a mistake instead of the whole usage, in the words of who parses a value."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {printable(message)} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, but report an unknown argument as a mistake of the subcommand, and not of `edge`."""

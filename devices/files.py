@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
 import hashlib
@@ -15,9 +16,11 @@ from functools import cache
 from pathlib import Path
 
 from devices.paths import state_folder
+from devices.streams import note_once
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk that has no room
 DIRECT = getattr(os, "O_DIRECT", 0)  # flag of reads past the page cache; 0 where the system has none
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
 LOCK_S = 60.0  # to wait for a lock, which whoever has it holds for moments
 _LOOK_S = 0.02  # between two tries
 
@@ -54,7 +57,7 @@ def _write_whole(path: Path, content: bytes | bytearray | memoryview, sync: bool
 
 def write_private(path: Path, content: bytes) -> None:
     """The same for what must survive a loss of power, in a folder that is made where it is missing."""
-    _make(path.parent)
+    make_private(path.parent)
     write_whole(path, content)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -106,7 +109,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     The system frees the lock when its holder ends, however it ends.
     """
-    _make(folder)
+    make_private(folder)
     handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         wait_for_lock(handle, folder)
@@ -118,17 +121,26 @@ def locked(folder: Path) -> Iterator[None]:
 def wait_for_lock(handle: int, folder: Path) -> None:
     """Lock an open file of a folder for oneself alone. TimeoutError where somebody has it for LOCK_S."""
     deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"another process holds the lock of {folder} for {LOCK_S:g} s by now, and may be stopped;"
-                    f" `fuser {folder}/.lock` names it: end it, or let it go on"
-                ) from None
+    while not try_lock(handle):
+        if time.monotonic() >= deadline:
+            raise TimeoutError(
+                f"another process holds the lock of {folder} for {LOCK_S:g} s by now, and may be stopped;"
+                f" `fuser {folder}/.lock` names it: end it, or let it go on"
+            )
         time.sleep(_LOOK_S)
+
+
+def try_lock(handle: int, *, shared: bool = False) -> bool:
+    """Lock an open file, for oneself alone or `shared`; return False if somebody else has it. A file system without
+    locks counts as locked: no harm comes of that unless two processes write at the same time."""
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
 
 
 def claim(path: Path) -> bool:
@@ -138,8 +150,13 @@ def claim(path: Path) -> bool:
     """
     place = int.from_bytes(hashlib.sha256(os.fsencode(path.resolve())).digest()[:7], "big")
     try:
-        fcntl.lockf(_claims(state_folder()), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-    except OSError as error:  # or this user has no place for the claims, and whoever comes last wins
+        claims = _claims(state_folder())
+    except OSError as error:  # this user has no place for the claims, and the last writer wins
+        note_unkept(state_folder(), error)
+        return True
+    try:
+        fcntl.lockf(claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+    except OSError as error:  # or the file system has no locks
         return error.errno not in (errno.EACCES, errno.EAGAIN)
     return True
 
@@ -148,9 +165,57 @@ def claim(path: Path) -> bool:
 def _claims(folder: Path) -> int:
     """Open the lock file of outputs. Never close it: closing any descriptor of a file gives up all locks of the
     process."""
-    _make(folder)
+    make_private(folder)
     return os.open(folder / "outputs.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _make(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user may use, and the folders above it that are missing. OSError."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError:  # it is there; or the disk cannot be written, which hides that it is there
+        if not folder.is_dir():
+            raise
+
+
+def usable(folder: Path) -> Path:
+    """Return this folder of files that can be computed again, made if it is missing; if it cannot be written, a folder
+    that is removed at the end of this process."""
+    return folder if is_usable(folder) else _passing() / folder.name
+
+
+def is_usable(folder: Path) -> bool:
+    """Return whether this user can write to a folder, which is made if it is missing. People are told if not."""
+    try:
+        make_private(folder)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"!")
+    except OSError as error:
+        note_unkept(folder, error)
+        return False
+    return True
+
+
+@cache
+def _passing() -> Path:
+    folder = tempfile.mkdtemp(prefix="edge-")
+    _temporary.add(folder)
+    atexit.register(_remove_of, os.getpid(), folder)
+    return Path(folder)
+
+
+def _remove_of(process: int, folder: str) -> None:
+    """Remove a folder if this is the process that made it, and no fork of it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def note_unkept(path: Path, error: OSError) -> None:
+    """Tell people, once in a process, that this user's files cannot be written, and that all else works."""
+    why = str(error.strerror or error)
+    note_once("unkept", f"{path} cannot be used ({why}): nothing is kept there, and what is measured is measured again")

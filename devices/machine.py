@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from devices import probe
+from devices.files import make_private
 from devices.machine_cores import core_kinds, instruction_sets
 from devices.machine_disk import disk_read_rate
 from devices.paths import cache_folder
@@ -135,7 +136,7 @@ def _memory_rate(threads: int) -> tuple[float, str]:
 
 
 def _disk_rate(folder: Path) -> tuple[float, str]:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(folder)
     return disk_read_rate(folder)
 
 

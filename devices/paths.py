@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
+
+_NOWHERE = Path("/nonexistent")  # as Debian calls the home of users who have none
 
 
 def config_folder() -> Path:
@@ -31,7 +34,23 @@ def credentials_folder() -> Path:
     return config_folder() / "credentials"
 
 
+def home_folder() -> Path:
+    """Return this user's home; a folder that does not exist if the user has none, as in a container with any user."""
+    home = os.environ.get("HOME", "")
+    if not os.path.isabs(home):
+        try:
+            home = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            home = ""
+    return Path(home) if os.path.isabs(home) else _NOWHERE
+
+
+def expanded(path: str) -> Path:
+    """Return a path that a person typed, whose ~ is their home."""
+    return home_folder() / path[2:] if path[:2] == "~/" else Path(os.path.expanduser(path))
+
+
 def _folder(variable: str, usual: str) -> Path:
     named = os.environ.get(variable, "")
     # The XDG rules say to ignore a relative path: what it means would change with the working folder.
-    return (Path(named) if os.path.isabs(named) else Path.home() / usual) / "edge"
+    return (Path(named) if os.path.isabs(named) else home_folder() / usual) / "edge"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from devices.files import locked, write_whole
+from devices.files import locked, note_unkept, write_whole
 from devices.paths import state_folder
 from devices.profile import DeviceProfile
 
@@ -41,11 +41,14 @@ class Remembered:
 
         Where it cannot be written, as on a full disk, it is not remembered: what was measured is worth more than that.
         """
-        with suppress(OSError), locked(self._path.parent):
-            entries = self._read()
-            entries.pop(key, None)
-            entries[key] = {"measured_at": time.time(), "value": value}
-            write_whole(self._path, json.dumps(dict(list(entries.items())[-_MOST:])).encode())
+        try:
+            with locked(self._path.parent):
+                entries = self._read()
+                entries.pop(key, None)
+                entries[key] = {"measured_at": time.time(), "value": value}
+                write_whole(self._path, json.dumps(dict(list(entries.items())[-_MOST:])).encode())
+        except OSError as error:
+            note_unkept(self._path.parent, error)
 
     def forget(self, key: str) -> None:
         """Remove the entry of a key."""

@@ -26,6 +26,10 @@ def reading_toml(path: Path, fault: type[Exception]) -> Iterator[dict[str, Any]]
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # of TOML or UTF-8, or a number of thousands of digits
         raise fault(f"{path} is no TOML: {error}") from error
+    except RecursionError:
+        raise fault(
+            f"{path} cannot be read: its tables or lists are nested too deep; write it with fewer levels"
+        ) from None
     try:
         yield data
     except fault as error:

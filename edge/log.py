@@ -8,17 +8,27 @@ import re
 import sys
 from typing import Any
 
+from quant.text import printable
+
 _PLAIN = re.compile(r"[\w.:/@+,\[\]-]+")
 _logger = logging.getLogger("edge")
 
 
-def set_up() -> None:
-    """Send log lines to standard error. Without it they go nowhere."""
+def set_up(*, events: bool = True) -> None:
+    """Send log lines to standard error: warnings and errors of all libraries, and `events` of this project. Without
+    this call they go nowhere."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
-    _logger.addHandler(handler)
-    _logger.setLevel(logging.INFO)
-    _logger.propagate = False
+    handler.setFormatter(_PrintableLines("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
+    logging.getLogger().addHandler(handler)
+    if events:
+        _logger.setLevel(logging.INFO)
+
+
+class _PrintableLines(logging.Formatter):
+    """Formatter whose lines, also those of tracebacks, have no control characters: some of it is text of a client."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), lines=True)
 
 
 def info(event: str, **fields: Any) -> None:

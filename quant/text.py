@@ -1,6 +1,7 @@
 """Formatting of numbers, names and errors for people, and how texts overlap."""
 
 import math
+import unicodedata
 from collections.abc import Sequence
 
 
@@ -70,6 +71,22 @@ def age_text(seconds: float) -> str:
     return "now" if seconds < 1 else f"{seconds:.0f} s ago"
 
 
-def printable(text: str) -> str:
-    """Remove characters that would move the cursor or end the line."""
-    return "".join(c if c.isprintable() else " " for c in text)
+def printable(text: str, *, lines: bool = False) -> str:
+    """Return text of a stranger so that a terminal shows it and obeys nothing in it.
+
+    Control characters become spaces, and bytes that are no text a mark. Characters that are invisible and change
+    what others look like, as those that turn the direction of writing, are left out.
+    lines: keep newlines and tabs, and what several lines are written with: wide spaces and joiners of letters.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else _shown(c, lines) for c in text)
+
+
+def _shown(char: str, lines: bool) -> str:
+    if lines and (char in _LAYOUT or unicodedata.category(char) in _HARMLESS):
+        return char
+    category = unicodedata.category(char)
+    return "\ufffd" if category == "Cs" else "" if category == "Cf" or (lines and char == "\r") else " "
+
+
+_LAYOUT = "\n\t\u200c\u200d"  # with the joiners of Persian, of Indian scripts and of emoji
+_HARMLESS = ("Zs", "Cn", "Co")  # wide spaces, and characters that are newer than this Python or are of a font

@@ -11,7 +11,7 @@ from apps import planning
 from apps.errors import UsageError
 from apps.options import add, check_output, option
 from apps.show.progress import ShownSteps
-from apps.show.table import print_columns, print_json, print_notes
+from apps.show.table import print_columns, print_json, print_note, print_notes
 from edge.units import items, positive
 from quant.text import bytes_text, count_text, number_text
 
@@ -116,7 +116,7 @@ def _show(result: dict[str, Any], every: bool) -> None:
     worthwhile = [row for row in result["rows"] if row["on_front"]]
     soon = [row for row in worthwhile if row["answer_s"] <= _MOST_S] or worthwhile[:1]
     rows = result["rows"] if every else soon
-    print(
+    print_note(
         f"an answer of {result['answer_tokens']} tokens to a prompt of {result['prompt_tokens']}, on"
         f" {', '.join(result['devices'])}; larger is usually better, by size alone"
     )

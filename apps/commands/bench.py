@@ -125,7 +125,7 @@ def _show(
     else:
         print(result.bandwidth_text())
     for name, figures in paging:
-        print(f"{name}: {figures}")
+        print(printable(f"{name}: {figures}"))
     if result.scattered:
         print(result.scatter_text())
     return 0
@@ -140,7 +140,7 @@ def _print_speeds(args: argparse.Namespace, engine: TextEngine, r: BenchResult) 
     if r.throughput:
         tests.append((f"{args.requests} requests", r.throughput))
     for test, rate in tests:
-        print(f"{row} {test} | {rate.mean:.2f} ± {rate.deviation:.2f} | {rate.median:.2f} |")
+        print(printable(f"{row} {test} | {rate.mean:.2f} ± {rate.deviation:.2f} | {rate.median:.2f} |"))
     print()
 
 

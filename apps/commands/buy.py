@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from apps.errors import UsageError
 from apps.options import add, in_flight, is_onnx, option, seed
 from apps.show.progress import ShownSteps
-from apps.show.table import print_columns, print_json, print_notes
+from apps.show.table import print_columns, print_json, print_note, print_notes
 from edge.units import between, items, positive, positive_int, whole
 from quant.text import number_text, seconds_text
 
@@ -197,7 +197,7 @@ def _show(result: dict[str, Any], served: Served) -> None:
 
     weights = f"{result['model']} {result['type'] or ''}".strip()
     watts = number_text(served.watts)
-    print(f"{served.describe()}: {money(served.price)}, {watts} W while all compute, for {weights}")
+    print_note(f"{served.describe()}: {money(served.price)}, {watts} W while all compute, for {weights}")
     print()
     kinds = {kind.name: kind for kind in served.kinds}
     rows = [

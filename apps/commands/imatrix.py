@@ -10,8 +10,9 @@ from pathlib import Path
 from apps.engine_options import add_engine_arguments, options_of_chunks
 from apps.options import add, check_output, model_path, option
 from apps.show.progress import progress
-from apps.show.table import print_json
+from apps.show.table import print_json, print_note
 from edge.units import positive_int
+from quant.text import printable
 
 HELP = "Run a model over a text and note how large the inputs of its weights are, for quantizing."
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         )
     size = matrix.write(output)
     if matrix.unseen:
-        print(matrix.unseen_text(), file=sys.stderr)
+        print(printable(matrix.unseen_text()), file=sys.stderr)
     if args.json:
         values = {
             "output": str(output),
@@ -63,5 +64,5 @@ def run(args: argparse.Namespace) -> int:
             "duration_s": time.monotonic() - began,
         }
         return print_json(values)
-    print(f"{output}: {len(matrix.entries)} tensors, {matrix.chunk_count} chunks of {matrix.chunk_size} tokens")
+    print_note(f"{output}: {len(matrix.entries)} tensors, {matrix.chunk_count} chunks of {matrix.chunk_size} tokens")
     return 0

@@ -136,7 +136,7 @@ def _synth(args: argparse.Namespace) -> int:
         }
         return print_json(result)
     what = f"{count_text(shape.parameters)} parameters, {bytes_text(n_bytes)}"
-    print(f"{args.out}: {shape.arch}, {what}, {duration_s:.1f} s")
+    print(printable(f"{args.out}: {shape.arch}, {what}, {duration_s:.1f} s"))
     return 0
 
 
@@ -149,8 +149,8 @@ def _pull(args: argparse.Namespace) -> int:
     size_bytes = GgufFile.open(path).size_bytes
     if args.json:
         return print_json({"path": str(path), "size_bytes": size_bytes})
-    print(f"{args.spec}: {bytes_text(size_bytes)}", file=sys.stderr)
-    print(path)
+    print(printable(f"{args.spec}: {bytes_text(size_bytes)}"), file=sys.stderr)
+    print(printable(str(path)) if sys.stdout.isatty() else path)
     return 0
 
 

@@ -17,6 +17,7 @@ from apps.show.progress import ShownSteps, say
 from apps.show.table import print_columns, print_json
 from edge.units import items, natural
 from partition.predict.objectives import AXES, default_axes
+from quant.text import printable
 
 if TYPE_CHECKING:
     from edge.cluster.fleet import Fleet
@@ -154,13 +155,13 @@ def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> Non
         return
     picked = f"picked {chosen['id']}: {chosen['label']}"
     if args.save is None:
-        print(f"{picked}; --save FILE writes the plan")
+        print(printable(f"{picked}; --save FILE writes the plan"))
         return
     command = "chat" if result["kind"] == "llm" else "run"
     draft = ["--draft", str(args.draft)] if chosen["predicted"]["draft"] else []
     draft += ["--draft-worker", args.draft_worker] if draft and args.draft_worker else []
     words = shlex.join(["edge", command, chosen["model"], "--plan", str(args.save), *draft])
-    print(f"{picked}; saved. Next: {words}")
+    print(printable(f"{picked}; saved. Next: {words}"))
 
 
 def _axes(text: str) -> tuple[str, ...]:

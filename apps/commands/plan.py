@@ -109,7 +109,7 @@ def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, ch
     print_notes(notes(space))
     if args.save is not None:
         words = shlex.join(["edge", "chat", str(space.path), "--plan", str(args.save)])
-        print(f"saved: {args.save}{f'. Next: {words}' if space.type else ''}")
+        print(printable(f"saved: {args.save}{f'. Next: {words}' if space.type else ''}"))
 
 
 def _show_spare(spare: SpareCost, plan: Plan, names: Mapping[str, str]) -> None:

@@ -173,6 +173,10 @@ def run(args: argparse.Namespace) -> int:
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices serve one model, {len(configs)} were given")
 
+    from devices.files import is_usable
+    from devices.paths import cache_folder, state_folder
+    from devices.streams import output_as_log
+    from edge import log
     from edge.ending import signals_are_for_the_program
     from edge.models.paths import pull
     from edge.serve.options import ServeOptions
@@ -198,6 +202,10 @@ def run(args: argparse.Namespace) -> int:
     def fetch(name: str, progress: Progress) -> EngineConfig:
         return engine_config(pull(name, progress))
 
+    output_as_log()
+    log.set_up(events=False)
+    for folder in (state_folder(), cache_folder()):  # the engine processes say nothing of it
+        is_usable(folder)
     say_where = partial(print, "listening on", flush=True)
     with signals_are_for_the_program():
         serve(

@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
+    from devices.files import is_usable, usable
     from devices.names import host_name
     from devices.paths import cache_folder, credentials_folder, state_folder
     from devices.probe import default_threads
@@ -85,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     # Who listens for this machine alone needs no credentials, and shows none.
     secure = membership is not None and not is_loopback(host)
     log.set_up()
+    is_usable(state_folder())
     if membership is not None and not secure:
         why = "it listens for this machine alone, so it shows no certificate; with --listen 0.0.0.0:7070 it does"
         log.info("in-the-clear", name=membership.holder.name, role=membership.holder.role, why=why)
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
                 port=port,
                 insecure=args.insecure,
                 announce=args.announce,
-                cache=cache_folder() / "slices",
+                cache=usable(cache_folder() / "slices"),
                 cache_bytes=args.cache_size,
                 state=state_folder(),
             )

@@ -38,7 +38,7 @@ def dropped_line(usage: Usage) -> str:
 
 class PlainAnswer:
     """Writes an answer on standard output as it comes. Its thought is shown only where standard error is a terminal,
-    dim."""
+    dim. A terminal gets what can be printed, a file or a pipe the answer as it is."""
 
     def __init__(self) -> None:
         self._shows_thought = False
@@ -47,14 +47,14 @@ class PlainAnswer:
         """Write more of it."""
         if thought and sys.stderr.isatty():
             self._shows_thought = True
-            sys.stderr.write("\x1b[2m" + "\n".join(map(printable, thought.split("\n"))) + "\x1b[22m")
+            sys.stderr.write(f"\x1b[2m{printable(thought, lines=True)}\x1b[22m")
             sys.stderr.flush()
         if text and self._shows_thought:
             self._shows_thought = False
             sys.stderr.write("\n\n")
             sys.stderr.flush()
         if text:
-            sys.stdout.write(text)
+            sys.stdout.write(printable(text, lines=True) if sys.stdout.isatty() else text)
             sys.stdout.flush()
 
 

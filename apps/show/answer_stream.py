@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from apps.show.markdown import REDRAW_EVERY_S, MarkdownStream
+from quant.text import printable
 
 LINES = 6  # of a thought, the last ones, that are shown while it comes
 
@@ -29,6 +30,7 @@ class AnswerStream:
 
     def push(self, text: str, thought: str = "") -> None:
         """Show more."""
+        text, thought = printable(text, lines=True), printable(thought, lines=True)
         if thought:
             self._think(thought)
         if text:

@@ -60,7 +60,7 @@ class _Bar:
         self._rich = Progress(*columns, console=Console(stderr=True), transient=True)
         self._unit = unit
         self._total = total
-        self._task = self._rich.add_task(label, total=total, text="")
+        self._task = self._rich.add_task(printable(label), total=total, text="")
         self._starter = threading.Timer(SHOW_AFTER_S, self._rich.start)
 
     def __enter__(self) -> "_Bar":
@@ -75,7 +75,8 @@ class _Bar:
     def update(self, n: float, total: float | None = None, what: str = "") -> None:
         """Report `n` units done, of `total` if that has changed. what: the item in progress."""
         self._total = total or self._total
-        self._rich.update(self._task, completed=n, total=self._total, text=_text(n, self._total, self._unit, what))
+        text = printable(_text(n, self._total, self._unit, what))
+        self._rich.update(self._task, completed=n, total=self._total, text=text)
 
 
 class Lines:

@@ -11,6 +11,7 @@ from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
+from devices.files import make_private
 from devices.paths import state_folder
 
 KEYS = "Enter sends, Alt+Enter or Ctrl-J starts a new line, Ctrl-C stops an answer, Ctrl-D leaves"
@@ -60,7 +61,7 @@ def _history() -> History:
     """Return the history, in a file only its owner may read; in memory if that file cannot be created."""
     file = state_folder() / "chat_history"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(file.parent)
         file.touch(mode=0o600)
         return FileHistory(file)
     except OSError:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from apps.show.answer import PlainAnswer
 from apps.show.progress import say
 from apps.show.table import print_json
+from devices.paths import expanded
 
 if TYPE_CHECKING:
     from edge.net.chat_client import ServerChat
@@ -81,7 +82,7 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
             if line == "/clear":
                 chat.messages, chat.attached = list(system), []
             elif command in ("/image", "/audio"):
-                chat.attached.append(media_part(Path(rest.strip()).expanduser()))
+                chat.attached.append(media_part(expanded(rest.strip())))
             elif line:
                 waits = True
                 with AnswerStream(console) as shown:
@@ -89,7 +90,7 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
                         waits = False
                         shown.push(*piece)
                 if words := end_line(chat):
-                    console.print(f"[dim]{words}[/]", soft_wrap=True)
+                    console.print(f"[dim]{escape(printable(words))}[/]", soft_wrap=True)
             console.print()
         except KeyboardInterrupt:
             if waits:

@@ -12,9 +12,22 @@ from quant.text import printable
 
 
 def print_json(values: Mapping[str, Any], *, escaped: bool = True) -> int:
-    """Print the object of a command's --json on one line, in ASCII if `escaped`; return the exit code of success."""
-    print(json.dumps(values, ensure_ascii=escaped))
+    """Print the object of a command's --json on one line, in ASCII if `escaped` or if standard output
+    cannot show it otherwise; return the exit code of success."""
+    text = json.dumps(values, ensure_ascii=escaped)
+    if not escaped and not _can_show(text):
+        text = json.dumps(values)
+    print(text)
     return 0
+
+
+def _can_show(text: str) -> bool:
+    """Return whether standard output has all of these characters and, if it is a terminal, obeys none of them."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return text.isprintable() or not sys.stdout.isatty()
 
 
 def print_table(title: str, rows: Sequence[tuple[str, str]], notes: Iterable[str] = ()) -> None:

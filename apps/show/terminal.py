@@ -16,6 +16,7 @@ from apps.show.answer import STOPPED, LoadedChat, answer, dropped_line, end_line
 from apps.show.answer_stream import AnswerStream
 from apps.show.prompt_line import KEYS, PromptLine
 from apps.show.table import print_columns
+from devices.paths import expanded
 from edge.adapters.adapter import parse_scale
 from edge.ending import signals_are_for_the_program
 from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
@@ -87,7 +88,8 @@ class _Talk:
         engine = self._chat.engine
         name = engine.file.metadata.get("general.name") or engine.path.name
         self._console.print(
-            f"[bold]{escape(str(name))}[/]  {engine.file.architecture}, {count_text(engine.shape.n_params)} parameters,"
+            f"[bold]{escape(printable(str(name)))}[/]  {engine.file.architecture},"
+            f" {count_text(engine.shape.n_params)} parameters,"
             f" context {engine.context}, {counted(engine.threads, 'thread')}"
         )
         if engine.states.attention.times:
@@ -189,7 +191,7 @@ class _Talk:
     def _run_command(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word not in self._commands:
-            self._console.print(f"[red]{escape(word)} is not a command; /help lists them[/]")
+            self._console.print(f"[red]{escape(printable(word))} is not a command; /help lists them[/]")
             return
         if word in ("/save", "/load") and not rest.strip():
             self._console.print(f"[red]{word} needs a file name[/]")
@@ -242,15 +244,15 @@ class _Talk:
     def _system(self, text: str) -> None:
         if text:
             self._chat.system = None if text == "-" else text
-        self._console.print(f"[dim]system: {escape(self._chat.system or '(none)')}[/]")
+        self._dim(f"system: {self._chat.system or '(none)'}")
 
     def _save(self, path: str) -> None:
-        target = Path(path).expanduser()
+        target = expanded(path)
         self._chat.save(target)
         self._dim(f"saved {len(self._chat.messages)} messages to {target}")
 
     def _load(self, path: str) -> None:
-        self._chat.load(Path(path).expanduser())
+        self._chat.load(expanded(path))
         self._changed(f"{len(self._chat.messages)} messages loaded")
 
     def _stats(self, _: str) -> None:
@@ -299,7 +301,7 @@ def _attach(chat: Chat, path: str) -> None:
     if not path:
         chat.detach()
         return
-    n_tokens = chat.attach(Path(path).expanduser().read_bytes())
+    n_tokens = chat.attach(expanded(path).read_bytes())
     print_columns(("before the next question", "tokens"), [(Path(path).name, str(n_tokens))])
 
 

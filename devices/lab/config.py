@@ -173,8 +173,8 @@ def _profile(table: Table, folder: Path, preset: str | None) -> str:
         path = folder / str(name)
         if path.stat().st_size > _MOST_PROFILE:
             table.refuse("profile", f"needs a file of at most {_MOST_PROFILE >> 20} MiB")
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise LabFileError(f"{table.where}.profile: {folder / str(name)} cannot be read: {error}") from None
     return json.dumps(values)
 

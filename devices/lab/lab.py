@@ -9,7 +9,6 @@ what they left.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -24,6 +23,7 @@ from typing import IO, Any
 import psutil
 
 from devices.errors import LabError
+from devices.files import make_private, try_lock
 from devices.lab.cleaner import LAB_FILE, LASTING, clean, lock_file
 from devices.lab.config import LabConfig
 from devices.lab.network import in_namespace
@@ -100,7 +100,7 @@ def status() -> LabState | None:
         return None
     try:
         return LabState(folder, json.loads((folder / STATE_FILE).read_text()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -182,7 +182,7 @@ class Running:
 def start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str], None]) -> Running:
     """Start a lab, whose files lie in a folder of this name, and wait for its workers. progress: called with the number
     of workers that answer, and the name of the last. LabError if one does not start."""
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(base)
     _sweep(base)
     lock = _try_lock(base, name)
     if lock is None:
@@ -227,9 +227,7 @@ def _sweep(base: Path) -> None:
 def _try_lock(base: Path, name: str) -> int | None:
     """A descriptor that holds the lock of a lab; None if its supervisor or cleaner holds it."""
     handle = os.open(lock_file(base / name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(handle):
         os.close(handle)
         return None
     return handle

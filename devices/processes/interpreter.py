@@ -15,6 +15,8 @@ sys.path[: sys.path[0] == ""] = [{_ROOT!r}]
 import apps, devices, edge, partition, quant, transport
 sys.path += {{sys.path.pop(0)}}.difference(sys.path)
 del sys.argv[0]
+from devices.streams import protect_streams
+protect_streams(is_command=False)
 import runpy
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """

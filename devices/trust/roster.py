@@ -98,7 +98,7 @@ class Roster:
             roster = cls({member.name: member for member in members}, revoked, int(content["crl_number"]))
             if [member.role for member in members].count(OWNER) != 1:
                 raise ValueError("there must be one owner")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TrustError(f"{path} is damaged ({error}); restore it, for it says who may take part") from error
         return roster
 

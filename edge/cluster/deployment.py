@@ -27,7 +27,7 @@ from edge.parallel.engine import DistributedEngine
 from edge.parallel.grouped import GroupedEngine
 from edge.parallel.shard import Shard, load_shards
 from edge.parallel.topology import place
-from edge.prefixes.keys import owner_key
+from edge.prefixes.keys import cache_key
 from edge.slices.local import OwnSlices
 from edge.tasks import AggregateProgress, Progress, results, unwaited_pool
 from edge.worker.messages import options_message
@@ -108,7 +108,9 @@ class Deployment(RankGroup):
         )
         self.plan = plan
         self._file, self._exchange, self._vocabulary = file, exchange, vocabulary
-        self._prefix_key = owner_key(options.prefixes.key_folder) if options.prefixes else b""
+        key = cache_key(options.prefixes.key_folder) if options.prefixes else None
+        options = options if key else replace(options, prefixes=None)
+        self._prefix_key = key or b""
         self.memory_bytes: dict[str, int] = {}  # of the other devices: what their ranks were granted
         self._own_slices, self._reserved, self._adapters = OwnSlices(), reserved, adapters
         try:

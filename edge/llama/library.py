@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import EngineError
+from quant.text import printable
 
 PINNED_VERSION = "0.3.36"  # of llama-cpp-python
 # What that one is made for. Builds from between two releases say "-dev" behind it.
@@ -151,7 +152,7 @@ _AbortHandler = C.CFUNCTYPE(None, C.c_char_p)
 @_AbortHandler  # type: ignore[untyped-decorator]
 def _on_abort(message: bytes | None) -> None:
     # ggml calls abort() after this returns. Say it in one line and leave with a documented code instead.
-    reason = (message or b"unknown").decode(errors="replace").strip().replace("\n", " ")
+    reason = printable((message or b"unknown").decode(errors="replace").strip())
     sys.stderr.write(f"edge: llama.cpp stopped the process: {reason}\n")
     sys.stderr.flush()
     os._exit(EXIT_NATIVE_ABORT)

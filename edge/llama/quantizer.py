@@ -6,6 +6,7 @@ It ends the process where it meets what it does not expect, and cannot be stoppe
 from __future__ import annotations
 
 import ctypes as C
+import os
 import re
 from collections.abc import Callable, Mapping
 
@@ -61,6 +62,6 @@ def quantize_model(
         on_log(line)
 
     with llama.forwarded_log(listen):
-        failed = L.llama_model_quantize(source.encode(), target.encode(), C.byref(params))
+        failed = L.llama_model_quantize(os.fsencode(source), os.fsencode(target), C.byref(params))
     if failed:
         raise EngineError(lines[-1].split("failed to quantize: ")[-1] if lines else "llama.cpp gave no reason")

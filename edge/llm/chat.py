@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from devices.files import write_whole
+from devices.files import make_private, write_whole
 from devices.paths import state_folder
 from edge.adapters.adapter import scales_by_name
 from edge.errors import ChatFileError, EngineError
@@ -333,7 +333,7 @@ def conversation_path(name: str) -> Path:
             " them a letter or a digit"
         )
     folder = state_folder() / "conversations"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     return folder / f"{name}.json"
 
 

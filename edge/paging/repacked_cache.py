@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from devices.files import write_whole
+from devices.files import make_private, write_whole
 from devices.paths import cache_folder
 from edge.errors import WeightsError
 from edge.llama import llama
@@ -44,7 +44,7 @@ def laid_out(pieces: Sequence[Piece], reader: Reader, *, make: bool) -> Sequence
         return pieces
     space = AddressSpace(max(piece.n_bytes for piece in changed) + PAGE, huge=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(folder)
         os.utime(folder)  # used now
         missing = [piece for piece in changed if not _open(folder, piece, space, moved)]
         if make and missing and _make_room(folder, sum(piece.n_bytes for piece in missing)):

@@ -6,6 +6,7 @@ that the reader thinks of.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import os
@@ -15,7 +16,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from devices.files import locked, write_private
+from devices.files import locked, note_unkept, write_private
 from devices.paths import state_folder
 from edge.errors import PrefixError
 
@@ -44,6 +45,18 @@ def owner_key(folder: Path | None = None) -> bytes:
             f"the key of the prefix cache, {path}, cannot be used: {exc.strerror or exc}; make that possible, delete"
             " it, so that prompts are computed again, or use no such cache: --prefix-cache 0"
         ) from exc
+
+
+def cache_key(folder: Path | None = None) -> bytes | None:
+    """Return `owner_key`; None if its file cannot be read or made, and then nothing can be kept. PrefixError if the
+    file is damaged, or others could know what is in it."""
+    try:
+        return owner_key(folder)
+    except PrefixError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        note_unkept(folder or state_folder(), error.__cause__)
+        return None
 
 
 def derived(key: bytes, *parts: bytes) -> bytes:
@@ -75,6 +88,8 @@ def _checked(path: Path) -> bytes:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
+        if stat.S_ISREG(status.st_mode) and status.st_uid != os.geteuid():  # HOME may be that of another user
+            raise PermissionError(errno.EACCES, f"it has another owner (user {status.st_uid})")
         problem = _problem(status)
         key = b"" if problem else file.read(KEY_BYTES + 1)
     if problem is None and (len(key) != KEY_BYTES or not any(key)):
@@ -91,8 +106,6 @@ def _problem(status: os.stat_result) -> str | None:
     """Why others could know, or could have chosen, what is in a file."""
     if not stat.S_ISREG(status.st_mode):
         return "no content: it is no regular file"
-    if status.st_uid != os.geteuid():
-        return f"another owner (user {status.st_uid})"
     if mode := status.st_mode & 0o077:
         return f"access for others (mode {0o600 | mode:04o})"
     return None

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from devices.files import DIRECT, FULL, write_whole
+from devices.files import DIRECT, FULL, make_private, write_whole
 from devices.paths import cache_folder
 from edge.errors import PrefixError
 from quant.text import bytes_text
@@ -84,7 +84,7 @@ class PrefixStore:
                     errno.EFBIG,
                     f"{len(data):,} bytes needed for a part of it, {most:,} allowed; allow more",
                 )
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.folder)
             self._write(path, data)
         except OSError as exc:
             if self.problem is None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from devices.files import removed_at_end, temporary_beside, write_whole
+from devices.files import make_private, removed_at_end, temporary_beside, write_whole
 from devices.paths import cache_folder
 from devices.probe import default_threads
 from edge.errors import SizeTooSmall
@@ -196,7 +196,7 @@ def _folder(file: GgufFile, text: str, imatrix: Path | None) -> Iterator[Path]:
     key = json.dumps([PINNED_VERSION, stamps, digests])
     folder = cache_folder() / "quantize" / hashlib.sha256(key.encode()).hexdigest()[:32]
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(folder)
     if os.access(folder, os.W_OK):
         yield folder
         return
@@ -255,7 +255,7 @@ class _Fitting:
         threads = self.options.threads or default_threads()
         rows = {name: TensorRows(self.file, name, importance.get(name)) for name in candidates}
         known: Sensitivity | None = None
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             known = Sensitivity.from_json(json.loads((folder / _KEPT).read_bytes()))
             if not known.left_s and self.options.within_s > _MORE * known.spent_s:
                 known = None

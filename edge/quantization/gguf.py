@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
-from devices.files import temporary_beside
+from devices.files import temporary_beside, usable
 from devices.paths import cache_folder
 from devices.probe import default_threads
 from devices.processes.interpreter import module_command
@@ -235,8 +235,7 @@ def model_in_type(path: Path, type_: str, steps: Steps = SILENT) -> Path:
     """Return the path of the model quantized to a type, in this user's cache; quantize it if it is not there."""
     file, mix = GgufFile.open(path), mix_by_name(type_)
     digest = OwnSlices().model_digest(path)
-    folder = cache_folder() / "types"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = usable(cache_folder() / "types")
     target = folder / f"{path.stem}-{digest[:12]}-{mix.name}.gguf"
     if not target.exists():
         with steps.step(f"Quantizing {path.name} to {type_}", file.size_bytes) as show:

@@ -148,6 +148,7 @@ def uvicorn_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
         app,
         http=bounded_connections(),
         ssl_context_factory=None if tls is None else lambda _config, _default: tls,
+        log_config=None,  # its lines go where ours do
         log_level="error",
         access_log=False,
         lifespan="off",

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from devices.files import write_whole
+from devices.files import make_private, write_whole
 from edge.errors import SliceError
 from edge.slices.cutting import CHUNK_BYTES, Progress, digest_of
 from partition.fields import is_digest
@@ -125,7 +125,7 @@ class Digests:
             for old in list(entries)[:-_REMEMBERED]:
                 del entries[old]
         with suppress(OSError):  # a full disk, a folder of someone else's
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(self._path.parent)
             write_whole(self._path, json.dumps(tables, indent=1).encode())
 
 

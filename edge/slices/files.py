@@ -4,10 +4,10 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from devices.files import FULL
+from devices.files import FULL, try_lock
 from edge.errors import NoRoom, SliceBusy, SliceError
 
 
@@ -34,16 +34,13 @@ def open_alone(path: Path, digest: str) -> int:
 
 def lock(handle: int) -> bool:
     """Lock an open file for oneself alone; False if somebody has it."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return try_lock(handle)
 
 
 def release(handle: int) -> None:
     """Unlock and close: closing alone would leave the lock to a child process that has inherited the file."""
-    fcntl.flock(handle, fcntl.LOCK_UN)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(handle, fcntl.LOCK_UN)
     os.close(handle)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from devices.files import usable
 from devices.paths import cache_folder, state_folder
 from devices.sleeping import sleep_profile
 from edge.errors import SliceBusy
@@ -46,7 +47,7 @@ class OwnSlices(Digests):
 
         Where another command is cutting it, that is waited for, with progress of what is there.
         """
-        store = SliceStore(self._folder, max(CACHE_BYTES, recipe.n_bytes), _REMEDY)
+        store = SliceStore(usable(self._folder), max(CACHE_BYTES, recipe.n_bytes), _REMEDY)
         while True:
             try:
                 store.put_cut(recipe, model, digest, progress)

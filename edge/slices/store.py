@@ -9,7 +9,6 @@ them. Access times say what was used last, and so outlive a restart. Modificatio
 file whose time changes for another one.
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from devices.files import wait_for_lock
+from devices.files import make_private, try_lock, wait_for_lock
 from edge.errors import NoRoom, SliceBusy, SliceError
 from edge.slices.cutting import Progress, chunks
 from edge.slices.files import explained, lock, open_alone, release, size
@@ -53,7 +52,7 @@ class SliceStore:
         self.max_bytes = max_bytes
         self._remedy = remedy
         with explained(folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
             self._last_ns = max((file.used_ns for file in self.files()), default=0)
 
     def find(self, digest: str) -> Path | None:
@@ -79,7 +78,7 @@ class SliceStore:
                 with explained(self.folder):
                     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                     stack.callback(release, handle)
-                    fcntl.flock(handle, fcntl.LOCK_SH)
+                    try_lock(handle, shared=True)
             yield path
             self.find(digest)  # used until now
 

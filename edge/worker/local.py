@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import grpc
 
+from devices.files import usable
 from devices.names import host_name, join_address
 from devices.paths import cache_folder, state_folder
 from devices.probe import default_threads
@@ -32,7 +33,9 @@ def local_worker() -> Iterator[str]:
     threads = max(1, default_threads() // 2)
     options = WorkerOptions(host_name(), _HOST, threads, None, None, None, prefix_bytes=0)
     limiter = ConnectionLimiter(_CONNECTIONS)
-    worker = Worker(options, SliceStore(cache_folder() / "slices", CACHE_BYTES), Digests(state_folder()), limiter)
+    worker = Worker(
+        options, SliceStore(usable(cache_folder() / "slices"), CACHE_BYTES), Digests(state_folder()), limiter
+    )
     pool = ThreadPoolExecutor(_THREADS, "worker here")
     server = grpc.server(pool, interceptors=[rpc.Admission(worker.admit)], options=[*CHANNEL_OPTIONS])
     try:

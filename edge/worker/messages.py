@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # describing a device needs neither llama.cpp nor numpy
     from edge.onnx.wire import Boundary, Tensor
     from partition.plan.onnx_plan import OnnxStage
 
+_MOST_DEADLINE_S = 86_400.0
 _MOST_TEXT = 300  # characters of what a peer sent, in an error
 _OF_ONE_DEVICE = frozenset(  # engine options that each device has of its own, and those of the owner alone
     {"prefixes", "most_gpu_layers", "gpu_memory", "least_memory", "prefer"}
@@ -39,12 +40,14 @@ def profile_from(message: pb.DeviceProfile) -> DeviceProfile:
 
 
 def deadlines_of(request: pb.Open) -> Deadlines:
-    """Return the deadlines of a session's links."""
-    return Deadlines(
-        request.connect_timeout_s or Deadlines.connect_timeout_s,
-        request.step_timeout_s or Deadlines.step_timeout_s,
-        request.send_timeout_s or Deadlines.send_timeout_s,
-    )
+    """Return the deadlines of a session's links. EdgeError for a time that never passes, such as NaN."""
+    seconds = {}
+    for name, usual in dataclasses.asdict(Deadlines()).items():
+        value = getattr(request, name) or usual
+        if not 0 < value <= _MOST_DEADLINE_S:
+            raise EdgeError(f"{name} is {value:g}; needed are seconds above 0, up to {_MOST_DEADLINE_S:g}")
+        seconds[name] = value
+    return Deadlines(**seconds)
 
 
 def options_message(options: EngineOptions) -> pb.EngineOptions:

@@ -173,7 +173,7 @@ class Rank:
     def _measure(self, request: pb.Measure) -> pb.Event:
         link = self._link(request.rank)
         try:
-            measured = measure(link, min(max(request.seconds, _LEAST_MEASURED_S), _MOST_MEASURED_S))
+            measured = measure(link, min(max(_LEAST_MEASURED_S, request.seconds), _MOST_MEASURED_S))
         except Exception as error:
             link.refuse(str(error))  # the rank that answers fails, too, and does not wait
             raise

@@ -159,7 +159,10 @@ def test_an_output_that_has_no_room_is_said_in_words() -> None:
         done = subprocess.run(
             [*EDGE, "model", "info"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
         )
-    assert (done.returncode, done.stderr) == (4, "edge model: No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        4,
+        "edge model: standard output: No space left on device; remove files there, or name another disk\n",
+    )
 
 
 @pytest.mark.parametrize("command", apps.cli.COMMANDS)

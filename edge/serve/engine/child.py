@@ -10,13 +10,13 @@ import argparse
 import json
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from devices.files import remove_temporary
 from devices.processes.limits import give_back_memory
 from edge.api.config import EngineConfig, media_encoder
 from edge.elastic.signals import ignore_memory_signals
@@ -147,5 +147,5 @@ def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
+    remove_temporary()
     os._exit(code)  # threads may wait for messages that never come

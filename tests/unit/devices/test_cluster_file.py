@@ -288,3 +288,11 @@ def test_whatever_is_given_is_a_cluster_or_a_clear_error(
         cluster = parsed(text)
         assert all(device.address or device.preset in CATALOG for device in cluster.devices)
         assert all(link.latency_s is not None or link.bytes_per_s is not None for link in cluster.links.values())
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 3000 + "]" * 3000, "a = " + "{b=" * 3000 + "1" + "}" * 3000])
+def test_a_file_that_is_nested_deep_is_an_error_of_that_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ClusterFileError, match=r"cluster\.toml.*nested too deep"):
+        read_cluster(path)

@@ -1,5 +1,6 @@
 """Files that are whole or not there."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from devices import files
+from devices import files, paths
 from devices.files import locked, remove_temporary, removed_at_end, write_private, write_whole
 from tests.support.small_disk import small_disk
 
@@ -124,3 +125,74 @@ def test_content_and_name_are_on_the_disk_before_a_private_file_counts_as_writte
     write(tmp_path / "key", b"secret")
     assert (tmp_path / "key").read_bytes() == b"secret"
     assert steps == expected
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_used_without_them(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with locked(tmp_path / "state"):
+        pass
+    assert files.claim(tmp_path / "out")
+
+
+def test_another_error_of_a_lock_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(OSError, match="broken"), locked(tmp_path):
+        pass
+
+
+def test_an_unwritable_state_folder_is_no_other_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(files, "make_private", refuse)
+    assert files.claim(tmp_path / "out")
+
+
+def test_all_folders_that_are_made_are_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        files.make_private(tmp_path / "a" / "b" / "c")
+        files.make_private(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/c")] == [0o700] * 3
+
+
+def test_a_file_in_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(OSError, match=r"File exists|Not a directory"):
+            files.make_private(path)
+        other = files.usable(path)
+        assert other != path
+        assert not other.is_relative_to(tmp_path)
+        assert other.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_who_has_no_home_has_folders_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, "relative")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for home in ("", "relative", None):
+        if home is None:
+            monkeypatch.delenv("HOME")
+        else:
+            monkeypatch.setenv("HOME", home)
+        assert not paths.state_folder().exists()
+        assert paths.state_folder().is_absolute()
+        assert paths.expanded("~/a").is_absolute()

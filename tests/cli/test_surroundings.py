@@ -1,0 +1,122 @@
+"""Commands in the surroundings that real machines have: no home, no disk, no reader, another encoding."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.small_disk import small_disk
+
+_LIMIT_S = 120  # only against a hang
+_NO_HOME = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "TMPDIR")
+# A user whose number has no name. The tests' interpreter may lie in root's home, which this user may still read.
+_NOBODY = (
+    "setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", "--bounding-set=-all,+dac_read_search",
+    "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search",
+)  # fmt: skip
+
+
+def environment(**values: str) -> dict[str, str]:
+    """This process's environment without what says where files are."""
+    usual = {name: value for name, value in os.environ.items() if name not in _NO_HOME}
+    return {**usual, "PYTHONDONTWRITEBYTECODE": "1", **values}
+
+
+def edge(
+    *words: str | bytes | Path, env: Mapping[str, str], around: str = "", under: tuple[str, ...] = ()
+) -> "subprocess.CompletedProcess[bytes]":
+    """Run a command. around: redirections of a shell. under: a program that starts it."""
+    command = [*under, "sh", "-c", f'exec "$0" -m apps.cli "$@" {around}', sys.executable, *words]
+    return subprocess.run(
+        command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=False
+    )
+
+
+ANSWERS = ("chat", "-p", "hi", "--max-tokens", "3")
+
+
+def notes(done: "subprocess.CompletedProcess[bytes]") -> list[str]:
+    """The warnings of a command."""
+    return [line for line in done.stderr.decode().splitlines() if line.startswith("edge: ")]
+
+
+@pytest.mark.parametrize("home", [{}, {"HOME": "relative"}, {"HOME": "/proc/nonexistent"}])
+def test_a_command_without_a_home_works_with_one_warning(home: dict[str, str]) -> None:
+    done = edge(*ANSWERS, env=environment(XDG_STATE_HOME="relative", XDG_CACHE_HOME="", **home), under=_NOBODY)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 3
+    assert len(notes(done)) == 1
+    assert "nothing is kept there" in notes(done)[0]
+
+
+def test_the_home_of_another_user_is_not_used(tmp_path: Path) -> None:
+    """As with sudo, which may leave HOME as it was."""
+    edge(*ANSWERS, env=environment(HOME=str(tmp_path)))
+    assert list(tmp_path.rglob("prefix.key"))
+    done = edge(*ANSWERS, env=environment(HOME=str(tmp_path)), under=_NOBODY)
+    assert done.returncode == 0, done.stderr
+    assert len(notes(done)) == 1
+
+
+@pytest.mark.parametrize("options", ["size=8k", "size=1m,ro"], ids=["full", "read-only"])
+def test_a_command_works_on_a_disk_that_takes_nothing(options: str, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", options) as disk:
+        done = edge(*ANSWERS, env=environment(HOME=str(disk)))
+    assert done.returncode == 0, done.stderr
+    assert len(notes(done)) == 1
+
+
+def test_without_a_folder_for_temporary_files_a_command_works(tmp_path: Path) -> None:
+    done = edge(*ANSWERS, env=environment(HOME=str(tmp_path), TMPDIR="/nonexistent"))
+    assert (done.returncode, notes(done)) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_model_whose_name_is_no_text_is_used_in_any_encoding(encoding: str, tmp_path: Path) -> None:
+    from edge.demo import MODEL_PATH
+
+    name = os.fsencode(tmp_path) + b"/caf\xe9-\xe4\xb8\xad\xff.gguf"
+    os.symlink(MODEL_PATH, name)
+    env = environment(HOME=str(tmp_path), PYTHONIOENCODING=encoding, LC_ALL="C")
+    for words in (("model", "info", name), ("model", "info", name, "--json"), ("chat", name, *ANSWERS[1:])):
+        done = edge(*words, env=env)
+        assert done.returncode == 0, done.stderr
+    missing = edge("chat", b"\xff\xe9.gguf", "-p", b"\xff \xe4\xb8\xad", env=env)
+    assert b"Error" not in missing.stderr
+    assert len(missing.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_prompt_that_is_no_text_is_answered(encoding: str, tmp_path: Path) -> None:
+    env = environment(HOME=str(tmp_path), PYTHONIOENCODING=encoding)
+    options = ("--system", b"\xff", "--stop", b"\xfe\xff", "--resume", "talk")
+    for more in ((), ("--json",)):
+        done = edge("chat", "-p", b"caf\xe9 \xff \xe4\xb8\xad", "--max-tokens", "3", *options, *more, env=env)
+        assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["text"]
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("model", "info"), ("model", "info", "--json")])
+def test_standard_output_that_cannot_be_written_is_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
+    env = environment(HOME=str(tmp_path))
+    for around, code, why in ((">/dev/full", 4, b"No space left"), (">&-", 3, b"Bad file descriptor")):
+        done = edge(*words, env=env, around=around)
+        assert done.returncode == code
+        assert len(done.stderr.splitlines()) == 1
+        assert b"standard output: " + why in done.stderr
+
+
+def test_a_reader_that_leaves_ends_a_command_silently(tmp_path: Path) -> None:
+    done = edge("--help", env=environment(HOME=str(tmp_path)), around="| true")
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("around", ["<&-", "2>&-", "2>/dev/full", "<&- 2>&-"])
+def test_closed_and_full_streams_do_not_change_the_answer(around: str, tmp_path: Path) -> None:
+    env = environment(HOME=str(tmp_path))
+    assert edge(*ANSWERS, env=env, around=around).stdout == edge(*ANSWERS, env=env).stdout
