@@ -2,14 +2,19 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, helpers
 from tests.support.small_disk import small_disk
 
 _LIMIT_S = 120  # only against a hang
@@ -63,9 +68,11 @@ def test_the_home_of_another_user_is_not_used(tmp_path: Path) -> None:
     assert len(notes(done)) == 1
 
 
-@pytest.mark.parametrize("options", ["size=8k", "size=1m,ro"], ids=["full", "read-only"])
+@pytest.mark.parametrize("options", ["size=8k", "size=8k,ro"], ids=["full", "read-only"])
 def test_a_command_works_on_a_disk_that_takes_nothing(options: str, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", options) as disk:
+        with suppress(OSError):
+            (disk / "all that there is room for").write_bytes(bytes(1 << 20))
         done = edge(*ANSWERS, env=environment(HOME=str(disk)))
     assert done.returncode == 0, done.stderr
     assert len(notes(done)) == 1
@@ -120,3 +127,85 @@ def test_a_reader_that_leaves_ends_a_command_silently(tmp_path: Path) -> None:
 def test_closed_and_full_streams_do_not_change_the_answer(around: str, tmp_path: Path) -> None:
     env = environment(HOME=str(tmp_path))
     assert edge(*ANSWERS, env=env, around=around).stdout == edge(*ANSWERS, env=env).stdout
+
+
+@contextmanager
+def full_pipe() -> Iterator[int]:
+    """Yield the end of a pipe that takes nothing more, and is not read."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)  # as its other writers have it
+    yield writer
+    os.close(reader)
+    os.close(writer)
+
+
+@contextmanager
+def unheard(kind: str) -> Iterator[int]:
+    """Yield a standard error that nobody reads."""
+    if kind == "full pipe":
+        with full_pipe() as writer:
+            yield writer
+    else:
+        with open("/dev/full", "wb") as full:
+            yield full.fileno()
+
+
+@contextmanager
+def running(words: Sequence[str], stderr: int, env: Mapping[str, str]) -> "Iterator[subprocess.Popen[bytes]]":
+    command = [sys.executable, "-m", "apps.cli", *words]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(_LIMIT_S)
+
+
+def listens(port: int) -> bool:
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def ask(url: str) -> str:
+    body = json.dumps(
+        {"model": "edge-demo-q8_0", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    ).encode()
+    request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=_LIMIT_S) as response:
+        return str(json.loads(response.read())["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize("kind", ["full pipe", "full disk"])
+def test_a_server_whose_log_nobody_reads_restarts_its_engine(kind: str, tmp_path: Path) -> None:
+    env = environment(HOME=str(tmp_path), EDGE_API_KEY="")
+    with unheard(kind) as stderr, running(("serve", "--port", "0"), stderr, env) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().decode().split()[-1]
+        before = ask(url)
+        for _ in range(2):
+            children = psutil.Process(process.pid).children()
+            engine = next(child for child in children if "edge.serve.engine.child" in child.cmdline())
+            engine.kill()
+            assert ask(url) == before
+            process.send_signal(signal.SIGUSR1)
+        assert ask(url) == before
+
+
+def test_a_worker_whose_log_nobody_reads_serves_and_ends(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    env = environment(HOME=str(tmp_path))
+    words = ("worker", "--listen", f"127.0.0.1:{port}", "--threads", "1")
+    with full_pipe() as stderr, running(words, stderr, env) as process:
+        helpers.until(lambda: listens(port), "the worker listens")
+        done = helpers.run_edge(*ANSWERS, "--workers", f"127.0.0.1:{port}", env=env, only_env=True)
+        assert done.returncode == 0, done.stderr
+        process.terminate()
+        assert process.wait(_LIMIT_S) == 0

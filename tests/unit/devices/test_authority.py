@@ -383,7 +383,7 @@ def test_credentials_of_another_cluster_are_not_replaced(cluster: Cluster, tmp_p
         Authority.open(cluster.authority.folder, other.at("desk"), NOW)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 2}', "null", "\x00"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 2}', "null", "\x00", "[" * 100_000])
 def test_a_damaged_list_of_members_is_an_error(cluster: Cluster, content: str) -> None:
     (cluster.authority.folder / "members.json").write_text(content)
     with pytest.raises(TrustError, match=r"members\.json is damaged"):
