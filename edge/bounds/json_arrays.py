@@ -23,6 +23,13 @@ def bounded(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return _bounded(schema, "#", False, pointers), pointers
 
 
+def with_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema with a bound for each array that has none, without their pointers: these may be far longer
+    than the schema."""
+    limited: dict[str, Any] = _bounded(schema, None, False, [])
+    return limited
+
+
 def bounds_line(pointers: Sequence[str]) -> str:
     """Return the line that names arrays which were bounded."""
     named = ", ".join(pointers[:3]) + (f" and {len(pointers) - 3} more" if len(pointers) > 3 else "")
@@ -30,9 +37,9 @@ def bounds_line(pointers: Sequence[str]) -> str:
     return f"{named} {arrays} without maxItems: {MAX_ITEMS} items at most; set maxItems for another bound"
 
 
-def _bounded(schema: Any, pointer: str, is_bounded: bool, pointers: list[str]) -> Any:
-    """Return the schema with bounds, and append the pointers of new ones. is_bounded: a schema around this one bounds
-    the same value."""
+def _bounded(schema: Any, pointer: str | None, is_bounded: bool, pointers: list[str]) -> Any:
+    """Return the schema with bounds, and append the pointers of new ones. pointer: of this schema; None: no pointers
+    are needed. is_bounded: a schema around this one bounds the same value."""
     if not isinstance(schema, Mapping):
         return schema
     is_bounded = is_bounded or "maxItems" in schema or _branch_bounds(schema)
@@ -41,19 +48,18 @@ def _bounded(schema: Any, pointer: str, is_bounded: bool, pointers: list[str]) -
     result = dict(schema)
     for key, value in schema.items():
         inside = is_bounded and key in _SAME_VALUE
-        here = f"{pointer}/{_escaped(key)}"
+        here = _below(pointer, key)
         if key in _NAMED and isinstance(value, Mapping):
-            result[key] = {
-                name: _bounded(inner, f"{here}/{_escaped(name)}", False, pointers) for name, inner in value.items()
-            }
+            result[key] = {name: _bounded(inner, _below(here, name), False, pointers) for name, inner in value.items()}
         elif key in _SEVERAL and isinstance(value, list):
-            result[key] = [_bounded(inner, f"{here}/{i}", inside, pointers) for i, inner in enumerate(value)]
+            result[key] = [_bounded(inner, _below(here, str(i)), inside, pointers) for i, inner in enumerate(value)]
         elif key in _ONE:
             result[key] = _bounded(value, here, False, pointers)
     if adds_bound:
         least = schema.get("minItems")
         result["maxItems"] = max(MAX_ITEMS, least) if isinstance(least, int) else MAX_ITEMS
-        pointers.append(pointer)
+        if pointer is not None:
+            pointers.append(pointer)
     return result
 
 
@@ -72,5 +78,5 @@ def _is_open_array(schema: Mapping[str, Any]) -> bool:
     return is_array and schema.get("items") is not False
 
 
-def _escaped(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")
+def _below(pointer: str | None, key: str) -> str | None:
+    return None if pointer is None else f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"

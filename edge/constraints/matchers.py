@@ -7,14 +7,17 @@ GBNF grammars are llama.cpp's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from edge.bounds.json_arrays import bounded
+from edge.bounds.json_arrays import with_bounds
 from edge.constraints.constraint import KINDS, Mask
+from edge.constraints.schemas import PLACE, Reason, culprit, normal_schema
 from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
@@ -28,6 +31,8 @@ _PLAIN = {  # plain text for the error codes of llguidance
     "LexerTooComplex": "it is too complex; make it smaller",
     "ParserTooComplex": "it is too complex; make it smaller",
 }
+_LINES = re.compile(r"^ +\d+ \|.*$|^ *\^+$|^at \d+\(\d+\): ", re.MULTILINE)  # of a grammar, in an error
+_AT_LINE = re.compile(r"at (\d+)\(")
 _MARK = b"\x02"  # a character that no text has
 
 
@@ -78,11 +83,21 @@ class GbnfMatcher:
 class GuidanceMatcher:
     """Matcher of a grammar that llguidance compiles."""
 
-    def __init__(self, tokenizer: Any, n_vocab: int, grammar: str, kind: str) -> None:
-        """kind: the source it was made from, for messages. SamplingError if it cannot be compiled."""
+    def __init__(self, tokenizer: Any, n_vocab: int, grammar: str, kind: str, source: str = "") -> None:
+        """kind: a key of KINDS. source: it was made from. SamplingError if it cannot be compiled."""
+        self._tokenizer = tokenizer
         self._matcher = _guidance().LLMatcher(tokenizer, grammar, log_level=0)
-        self._kind, self._n_vocab = kind, n_vocab
+        self._kind, self._n_vocab = KINDS[kind], n_vocab
+        error = str(self._matcher.get_error()) if self._matcher.is_error() else ""
+        if error and (found := _place(kind, source, error, self._reason_of)):
+            raise SamplingError(f"this {self._kind} cannot be used: {found}")
         self._check()
+
+    def _reason_of(self, schema: Mapping[str, Any]) -> str:
+        """Return why a schema cannot be compiled by itself; empty if it can."""
+        compiler = _guidance().LLMatcher
+        matcher = compiler(self._tokenizer, compiler.grammar_from_json_schema(json.dumps(schema)), log_level=0)
+        return _reason(str(matcher.get_error()).rpartition("error: ")[2]) if matcher.is_error() else ""
 
     def allows(self, token: int) -> bool:
         return bool(self._matcher.validate_tokens([token]) == 1)
@@ -111,8 +126,37 @@ class GuidanceMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = " ".join(str(self._matcher.get_error()).partition("<state>")[0].split())[:_LONGEST_REASON]
-            raise SamplingError(f"this {self._kind} cannot be used: {_PLAIN.get(reason, reason)}")
+            raise SamplingError(f"this {self._kind} cannot be used: {_reason(str(self._matcher.get_error()))}")
+
+
+def _reason(error: str) -> str:
+    """Return the reason in an error of llguidance, without lines of the grammar."""
+    reason = " ".join(_LINES.sub("", error.partition("<state>")[0]).split())[:_LONGEST_REASON]
+    return _PLAIN.get(reason, reason)
+
+
+def _normal(schema: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return normal_schema(schema)
+    except SamplingError as error:
+        raise SamplingError(f"this JSON schema cannot be used: {error}") from None
+
+
+def _place(kind: str, source: str, error: str, reason_of: Reason) -> str:
+    """Return the place of an error in a schema, or in a grammar whose rules say their places, and the reason; empty if
+    it is unknown. source: JSON of the schema, or the grammar."""
+    place = ""
+    if kind == "lark":
+        lines, found = source.split("\n"), _AT_LINE.match(error)
+        n_line = int(found[1]) if found else 0
+        if not 1 < n_line <= len(lines) or not lines[n_line - 2].startswith(PLACE):
+            return ""
+        place = lines[n_line - 2].removeprefix(PLACE)
+        _, _, source = lines[n_line - 1].partition(": %json ")
+    with suppress(ValueError, RecursionError):
+        if inner := culprit(json.loads(source), reason_of):
+            return inner
+    return f"{place}: {_reason(error)}" if place else ""
 
 
 def _checked(mask: Mask | None, kind: str) -> Mask:
@@ -137,14 +181,15 @@ class Matchers:
                 values = json.loads(source)
                 if not isinstance(values, dict):
                     raise SamplingError("a JSON schema must be a JSON object")
-                grammar = compiler.grammar_from_json_schema(json.dumps(bounded(values)[0]), overrides=_JSON_OPTIONS)
+                source = json.dumps(with_bounds(_normal(values)))
+                grammar = compiler.grammar_from_json_schema(source, overrides=_JSON_OPTIONS)
             except (ValueError, RecursionError) as error:
                 raise SamplingError(f"the JSON schema is not valid JSON: {error}") from error
         elif kind == "regex":
             grammar = compiler.grammar_from_regex(source)
         else:
             grammar = compiler.grammar_from_lark(source)
-        return GuidanceMatcher(self.tokenizer, self.n_vocab, grammar, KINDS[kind])
+        return GuidanceMatcher(self.tokenizer, self.n_vocab, grammar, kind, source)
 
     @cached_property
     def tokenizer(self) -> Any:

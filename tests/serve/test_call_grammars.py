@@ -205,10 +205,12 @@ def test_a_reference_that_leads_nowhere_is_refused(reference: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "key"), [("gemma", "x:y"), ("lfm2", "x=y"), ("qwen-xml", "x>y"), ("glm", " x")])
-def test_a_property_that_a_format_cannot_write_is_refused(name: str, key: str) -> None:
-    function = Function("f", "", {"properties": {key: {}}})
-    with pytest.raises(BadRequest, match="cannot be written"):
-        constraint(BY_NAME[name], FunctionUse([function], "required"))
+def test_a_required_property_that_a_format_cannot_write_is_refused_and_others_left_out(name: str, key: str) -> None:
+    schema = {"properties": {key: {}, "a": {"const": 1}}}
+    with pytest.raises(BadRequest, match=r"the tool .f.: the required property .* cannot be written"):
+        constraint(BY_NAME[name], FunctionUse([Function("f", "", {**schema, "required": [key]})], "required"))
+    grammar = constraint(BY_NAME[name], FunctionUse([Function("f", "", schema)], "required"))
+    assert accepts(grammar, written_calls(BY_NAME[name], [("f", {"a": 1})]))
 
 
 def test_alternatives_keep_what_stands_beside_them() -> None:
@@ -218,8 +220,8 @@ def test_alternatives_keep_what_stands_beside_them() -> None:
         grammar = constraint(BY_NAME[name], FunctionUse([Function("f", "", {"properties": {"o": inner}})], "required"))
         assert accepts(grammar, written_calls(BY_NAME[name], [("f", {"o": {"x": "a"}})])), name
         assert not accepts(grammar, written_calls(BY_NAME[name], [("f", {"o": {"x": "b"}})])), name
-        twice = Function("f", "", {"properties": {"o": {**inner, "anyOf": [{"properties": {}}]}}})
-        with pytest.raises(BadRequest, match="properties beside"):
+        twice = Function("f", "", {"properties": {"o": {**inner, "anyOf": [{"properties": {"y": {}}}]}}})
+        with pytest.raises(BadRequest, match="the tool 'f', property o: properties beside"):
             constraint(BY_NAME[name], FunctionUse([twice], "required"))
 
 

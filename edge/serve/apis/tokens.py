@@ -13,6 +13,7 @@ from edge.serve.apis.completions import TokenId
 from edge.serve.apis.fields import Fields, Items
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of, media_of
 from edge.serve.http.errors import BadRequest
+from edge.serve.parsing import parsed as in_thread
 from edge.serve.served import ServedModel
 
 # Limits for texts to tokenize or count, which need not fit into a context. A million tokens take about a second.
@@ -57,7 +58,7 @@ async def detokenize(request: DetokenizeRequest, model: ServedModel) -> dict[str
 
 async def apply_template(request: ChatRequest, model: ServedModel) -> dict[str, Any]:
     """Return the prompt of a chat."""
-    [generation, *_] = parse_chat(request, await template_of(model)).generations
+    [generation, *_] = (await in_thread(parse_chat, request, await template_of(model))).generations
     prompt = await model.render(generation.messages or (), generation.tools, generation.variables, generation.think)
     return {"prompt": _short(prompt)}
 
@@ -66,7 +67,7 @@ async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, 
     """Return the number of tokens of a conversation's prompt. BadRequest where it has pictures."""
     if media_of(request):
         raise BadRequest("the tokens of a picture are known once it is encoded; count the text alone", "messages")
-    parsed = conversation_of(request, await template_of(model))
+    parsed = await in_thread(conversation_of, request, await template_of(model))
     prompt = _short(await model.render(parsed.messages, parsed.tools, parsed.variables, parsed.think))
     plain = await model.tokenize(prompt, add_special=False, parse_special=True)
     full = await model.tokenize(prompt, add_special=True, parse_special=True)

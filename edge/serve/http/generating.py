@@ -24,6 +24,7 @@ from edge.serve.deltas import Begin, Delta, End, begin, merged
 from edge.serve.http.bodies import Json, to_json, unless_gone
 from edge.serve.http.errors import failure, is_anthropic
 from edge.serve.http.security import namespace_of
+from edge.serve.parsing import parsed as in_thread
 from edge.serve.served import Answer, ServedModels
 from edge.serve.warming.turns import Chat, noted
 from edge.templates.template import CONTINUES
@@ -96,7 +97,7 @@ async def _begun(
     model = await models.model(request.model)
     about = await model.about()
     request.admitted(about)
-    parsed = api.parse(request, str(about["chat_template"] or ""))
+    parsed = await in_thread(api.parse, request, str(about["chat_template"] or ""))
     scales = request_scales(request, models)
     generations = [
         replace(generation, namespace=namespace, adapters=scales, background=background)

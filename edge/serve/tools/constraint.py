@@ -7,14 +7,15 @@ put control tokens in place of marks (edge/serve/engine/grammars.py): which mark
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge.serve.http.errors import BadRequest
+from edge.constraints.schemas import AT, PLACE, place_below
+from edge.serve.tools.alternatives import NotHeldError, constants, types
 from edge.serve.tools.formats import JSON, CallFormat
 from edge.serve.tools.functions import Function, FunctionUse
-from edge.serve.tools.grammar import ANYTHING, Grammar, json_schema, unwritable
-from edge.serve.tools.schemas import is_text, types
+from edge.serve.tools.grammar import ANYTHING, JSON_LIKE, Grammar, json_schema, normal, root_of
 from edge.serve.tools.styles import MAX_HEADER
 
 
@@ -27,17 +28,15 @@ def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any
     if not functions or not (use.must_call or text_schema is not None or strict):
         return None
     grammar = Grammar(form.notation)
-    try:
-        either = grammar.rule(" | ".join(_call(grammar, form, function) for function in functions))
-    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-        raise BadRequest("the parameters of a tool are no JSON schema, or nested too deep", "tools") from None
+    either = grammar.rule(" | ".join(_held_call(grammar, form, function) for function in functions))
     several = not use.must_call if use.several is None else use.several
     mark, rest = _calls(grammar, form, either, several=several)
     calls = f"{grammar.literal(mark)} {rest}"
     if use.must_call:
         start = [f"start: {calls}"]
     elif text_schema is not None:
-        start = [f"start: {calls} | text", f"text: %json {json_schema(text_schema, 'response_format')}"]
+        text = json_schema(normal(text_schema, "response_format", "the schema of the answer"), "response_format")
+        start = [f"start: {calls} | text", f"{PLACE}the schema of the answer", f"text: %json {text}"]
     elif form.bare:
         start = [f"start: {calls} | TEXT?", rf"TEXT: /[^\s{{\[]{ANYTHING}/"]
     else:
@@ -67,25 +66,49 @@ def _calls(grammar: Grammar, form: CallFormat, call: str, *, several: bool) -> t
     return mark, f"{grammar.literal(inside)} {closed} {more(mark + inside, closed)}"
 
 
-def _call(grammar: Grammar, form: CallFormat, function: Function) -> str:
-    """Return the rule of a call, between `begins` and what follows its `ends`."""
-    schema, name = {"type": "object", **function.parameters}, function.name
+def _held_call(grammar: Grammar, form: CallFormat, function: Function) -> str:
+    """Return the rule of a call. BadRequest for parameters that no grammar holds."""
+    schema = grammar.begin(function)
+    try:
+        rule = grammar.rule(" ".join(_call(grammar, form, function.name, schema)))
+        grammar.end()
+    except NotHeldError as error:
+        raise grammar.error("", f"{error} in the call format of this model") from None
+    except RecursionError:
+        raise grammar.error("", "the schema is nested too deep") from None
+    return rule
+
+
+def _call(grammar: Grammar, form: CallFormat, name: str, schema: Mapping[str, Any]) -> list[str]:
+    """Return the rules of a call, between `begins` and what follows its `ends`."""
     if form.style == "json":
         begin = f'{form.space}{{"{form.name_key}": {json.dumps(name)}, "{form.arguments_key}": '
-        parts = [grammar.literal(begin), grammar.json(schema), grammar.literal("}" + form.space)]
-    elif form.style == "named":
+        return [grammar.literal(begin), grammar.json(schema), grammar.literal("}" + form.space)]
+    if form.style == "named":
         before, _, behind = form.header.format(name=name, index="\0").partition("\0")
         index = "/[0-9]{1,4}/" if "{index}" in form.header else ""
-        arguments = grammar.json(schema) if form.notation == JSON else grammar.value(grammar.begin(schema))
-        parts = [grammar.literal(before), index, grammar.literal(behind + form.before), arguments]
-        parts.append(grammar.literal(form.ends))
-    elif form.style == "pythonic":
-        arguments = grammar.members(grammar.begin(schema), "=", bare=True)
-        parts = [grammar.literal(name + "("), arguments, grammar.literal(")")]
-    else:
-        parts = [grammar.literal(name + form.name_end + form.space), *_parameters(grammar, form, grammar.begin(schema))]
-        parts.append(grammar.literal(form.ends))
-    return grammar.rule(" ".join(parts))
+        arguments = grammar.json(schema) if form.notation == JSON else grammar.value(schema)
+        if not arguments:
+            raise grammar.no_value("")
+        ends = grammar.literal(form.ends)
+        return [grammar.literal(before), index, grammar.literal(behind + form.before), arguments, ends]
+    ways = grammar.alternatives(schema)
+    if not ways:
+        raise grammar.no_value("")
+    if form.style == "pythonic":
+        bodies = [grammar.members(way, "=", bare=True) for way in ways]
+        return [grammar.literal(name + "("), _any_of(bodies), grammar.literal(")")]
+    bodies = [" ".join(_parameters(grammar, form, root_of(way))) for way in ways]
+    begin = grammar.literal(name + form.name_end + form.space)
+    return [begin, _any_of(bodies), grammar.literal(form.ends)]
+
+
+def _any_of(bodies: Sequence[str]) -> str:
+    """Return an expression for any of the bodies, some of which may be empty."""
+    said = [body for body in bodies if body]
+    if len(bodies) == 1 or not said:
+        return "".join(said)
+    return f"({' | '.join(said)}){'' if len(said) == len(bodies) else '?'}"
 
 
 def _parameters(grammar: Grammar, form: CallFormat, root: Mapping[str, Any]) -> list[str]:
@@ -93,30 +116,58 @@ def _parameters(grammar: Grammar, form: CallFormat, root: Mapping[str, Any]) -> 
     rules, ends = [], [end for end in (form.key_end, form.other_key_end) if end]
     properties, required = root["properties"], root["required"]
     for key, schema in properties.items():
-        if key != key.strip() or not 0 < len(key) < MAX_HEADER or any((key + end).find(end) < len(key) for end in ends):
-            raise unwritable(key)
-        rule = _parameter(grammar, form, grammar.literal(key), schema)
-        rules.append(rule if key in required else f"({rule})?")
-    if (more := root["additionalProperties"]) is not False:
-        rules.append(f"({_parameter(grammar, form, grammar.other_key(root), more)})*")
+        is_written = key == key.strip() and 0 < len(key) < MAX_HEADER
+        is_written = is_written and not any((key + end).find(end) < len(key) for end in ends)
+        at = place_below("", key)
+        if is_written and (rule := _parameter(grammar, form, grammar.literal(key), schema, at)):
+            rules.append(rule if key in required else f"({rule})?")
+        elif key in required:
+            raise grammar.no_value(at) if is_written else grammar.unwritable(key)
+    more = root["additionalProperties"]
+    if more is not False and (rule := _parameter(grammar, form, grammar.other_key(root), more, "")):
+        rules.append(f"({rule})*")
     return rules
 
 
-def _parameter(grammar: Grammar, form: CallFormat, key: str, schema: Any) -> str:
-    known = grammar.resolved(schema)
-    allowed, end = types(known, grammar.document), form.padding + form.value_end
+def _parameter(grammar: Grammar, form: CallFormat, key: str, schema: Any, at: str) -> str:
+    """Return the rule of a parameter; "" if it has no value."""
+    ways = grammar.alternatives(schema, at)
     between = (form.space + form.value if form.value else "") + form.padding
-    values = [known["const"]] if "const" in known else known.get("enum")
-    ways = []
-    if not allowed or "string" in allowed:
+    texts = [way for way in ways if "string" in types(way)]
+    others = [{**way, "type": kinds} for way in ways if (kinds := [kind for kind in types(way) if kind != "string"])]
+    is_held = any(way.keys() - {"type", AT, "format"} for way in (*texts, *others))
+    bodies = []
+    if texts:
         begin = grammar.literal(form.key_end + between)
-        if values is None:
-            ways.append(f"{begin} {grammar.up_to(form.value_end, 'raw')}")
-        else:
-            raw = [value for value in values if isinstance(value, str) or not form.other_key_end]
-            texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in raw]
-            ways.append(f"{begin} ({' | '.join(grammar.literal(text + end) for text in texts)})")
-    if not ways or (form.other_key_end and not is_text(allowed)):
+        bodies += [f"{begin} {text}" for text in _texts(grammar, form, texts, at, bool(others), is_held=is_held)]
+    if others and (not texts or form.other_key_end or is_held):
         begin = grammar.literal((form.other_key_end or form.key_end) + between)
-        ways.append(f"{begin} {grammar.json_part(known)} {grammar.literal(end)}")
-    return grammar.rule(f"{grammar.literal(form.key)} {key} ({' | '.join(ways)}) {grammar.literal(form.space)}")
+        values = [grammar.value(way, at) for way in others] if texts else [grammar.value(schema, at)]
+        end = grammar.literal(form.padding + form.value_end)
+        bodies += [f"{begin} {value} {end}" for value in dict.fromkeys(values) if value]
+    if not bodies:
+        return ""
+    return grammar.rule(f"{grammar.literal(form.key)} {key} ({' | '.join(bodies)}) {grammar.literal(form.space)}")
+
+
+def _texts(
+    grammar: Grammar, form: CallFormat, ways: Sequence[Mapping[str, Any]], at: str, is_mixed: bool, *, is_held: bool
+) -> list[str]:
+    """Return rules for texts as they are, and the mark behind them. is_mixed: there are values of other types, so that
+    a text that looks like one would be read as one, unless its key says that it is text."""
+    no_json, rules = is_mixed and not form.other_key_end, []
+    for way in ways:
+        try:
+            values = constants(way)
+        except NotHeldError as error:
+            raise grammar.error(at, str(error)) from None
+        if values is not None:
+            texts = [value for value in values if isinstance(value, str)]
+            texts = [text for text in texts if not (no_json and re.fullmatch(JSON_LIKE, text))]
+            rules += [grammar.literal(text + form.padding + form.value_end) for text in texts]
+        elif way.keys() & {"minLength", "maxLength", "pattern"} or (no_json and is_held):
+            end = form.padding + form.value_end
+            rules.append(grammar.text_up_to(end, way, at, no_json=no_json and is_held))
+        else:
+            rules.append(grammar.up_to(form.value_end, "raw"))
+    return rules

@@ -11,6 +11,7 @@ from edge.serve.tools.constraint import constraint
 from edge.serve.tools.formats import CallFormat, format_of
 from edge.serve.tools.functions import FunctionUse, Message, json_text
 from edge.serve.tools.parser import CallParser
+from edge.serve.tools.sizes import JsonSize
 from edge.serve.tools.writing import introduced, plain, with_calls_as_text
 from edge.templates.template import CONTINUES
 
@@ -72,8 +73,9 @@ def conversation(
     no call. think: tokens of thoughts. continues: where the last message is text of the model alone, and nothing
     constrains the answer, it is the beginning of the answer. BadRequest for a request that cannot be put to a model."""
     functions = use.functions if use.choice != "none" else ()
+    size = JsonSize("tools")
     for function in functions:
-        json_text(function.to_json(), "tools")
+        size.add(function.to_json(), f"the tool {function.name!r}")
     if use.must_call and text_schema is not None:
         raise BadRequest(
             "a tool must be called, and the answer must follow a schema; ask for one of the two", "tool_choice"

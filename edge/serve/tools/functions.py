@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edge.serve.http.errors import BadRequest
+from edge.serve.tools.sizes import JsonSize
 
 MAX_FUNCTIONS = 128
 
@@ -66,12 +67,13 @@ class FunctionUse:
 
 
 def json_text(value: Any, param: str) -> str:
-    """Return JSON of a part of a request. BadRequest if it has numbers that JSON does not have, or is nested too
-    deep."""
+    """Return JSON of a part of a request. BadRequest if it is larger than sizes.py allows, or has numbers that JSON
+    does not have."""
+    JsonSize(param).add(value)
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):
-        raise BadRequest("it has a number that is not finite, or is nested too deep", param) from None
+    except ValueError:  # a whole number of thousands of digits
+        raise BadRequest(f"{param} has a number that is too large", param) from None
 
 
 Message = Mapping[str, Any]

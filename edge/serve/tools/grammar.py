@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edge.bounds.json_arrays import MAX_ITEMS, bounded
+from edge.bounds.json_arrays import MAX_ITEMS, with_bounds
+from edge.constraints.schemas import AT, LEAVES, PLACE, normal_schema, place_below
+from edge.errors import SamplingError
 from edge.serve.http.errors import BadRequest
-from edge.serve.tools.formats import Notation
-from edge.serve.tools.functions import json_text
-from edge.serve.tools.schemas import references, resolved, types
+from edge.serve.tools.alternatives import ALL_TYPES, Flattener, NotHeldError, constants, text_expressions, types
+from edge.serve.tools.formats import JSON, Notation
+from edge.serve.tools.functions import Function
 from edge.serve.tools.values import is_bare_key
 from edge.serve.tools.writing import written
 
@@ -22,40 +24,32 @@ _NUMBERS = {
     "integer": "/-?(0|[1-9][0-9]{0,17})/",
     "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
 }
-_ALL_TYPES = ("string", "number", "boolean", "null", "array", "object")
-_NOT_HELD = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "dependentSchemas", "propertyNames")
-_DEFINITIONS = ("$defs", "definitions")
-_ANNOTATIONS = {"description", "title", "default", "examples", *_DEFINITIONS}
+_LIMITS = {"string": {"minLength", "maxLength", "pattern", "format"}}  # keywords of texts; those of numbers:
+_LIMITS |= {kind: {*LEAVES} - _LIMITS["string"] for kind in ("integer", "number")}
 _KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"
 _MAX_RULES = 20_000
+_MAX_CHARACTERS = 4 << 20
+_MAX_WORK = 100_000  # parts of schemas that are looked at: under a second of a slow processor
+# A text that begins like JSON of another type. By its first character, because the lexer looks at no more.
+JSON_LIKE = r"[ \t\n]*([{\[0-9-]|true|false|null|True|False|None)(?s:.*)"
 
 
 def json_schema(schema: Mapping[str, Any], param: str = "tools") -> str:
-    """Return a schema in its grammar's form. BadRequest as `json_text`."""
+    """Return a schema in its grammar's form. BadRequest if it has numbers that JSON does not have."""
     try:
-        limited, _ = bounded(schema)
+        return json.dumps({**with_bounds(schema), **_STYLE}, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise BadRequest("a schema has a number that is too large, or is nested too deep", param) from None
+
+
+def normal(schema: Mapping[str, Any], param: str, whose: str = "") -> dict[str, Any]:
+    """Return a schema in its one form. BadRequest for one that no grammar holds."""
+    try:
+        return normal_schema(schema, whose)
+    except SamplingError as error:
+        raise BadRequest(str(error), param) from None
     except RecursionError:
-        raise BadRequest("the schema is nested too deep", param) from None
-    return json_text({**limited, **_STYLE}, param)
-
-
-def root_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of an object with its `properties`, `required` and `additionalProperties` filled in. BadRequest
-    if it says more than these."""
-    if keyword := next((keyword for keyword in _NOT_HELD if keyword in schema), None):
-        raise BadRequest(
-            f"{keyword} in the parameters of a tool cannot be held in the call format of this model", "tools"
-        )
-    required = [str(key) for key in schema.get("required", ())]
-    properties = schema.get("properties", {})
-    properties = {**properties, **{key: {} for key in required if key not in properties}}
-    more = schema.get("additionalProperties", not properties)
-    return {**schema, "properties": properties, "required": required, "additionalProperties": more}
-
-
-def unwritable(key: str) -> BadRequest:
-    """Return the error for a property whose name would not be read again."""
-    return BadRequest(f"the property {key!r:.80} of a tool cannot be written in the call format of this model", "tools")
+        raise BadRequest(f"{whose or 'the schema'} is nested too deep", param) from None
 
 
 class Grammar:
@@ -64,36 +58,72 @@ class Grammar:
     def __init__(self, notation: Notation) -> None:
         self.lines: list[str] = []
         self._notation = notation
-        self.document: Mapping[str, Any] = {}  # that references point into
+        self._whose = ""  # schema is now written
+        self._definitions: Mapping[str, Any] = {}
+        self._flattener = Flattener({}, self.spend)
         self._rules: dict[str, str] = {}  # by what follows their name
-        self._count = 0
-        self._references: dict[str, str] = {}  # rules of the document, by reference
+        self._count = self._n_characters = self._work = 0
+        self._references: dict[str, str] = {}  # rules of definitions, by reference
+        self._waiting: list[tuple[str, str, str]] = []  # those without a body: name, reference and place
 
-    def begin(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin with a function's parameters, into which references now point. Return them as `root_of` does."""
-        self.document, self._references = schema, {}
-        return root_of({"type": "object", **self.resolved(schema)})
+    def begin(self, function: Function) -> dict[str, Any]:
+        """Begin with a function's parameters, and return them in their one form. BadRequest."""
+        self._whose = f"the tool {function.name!r}"
+        schema = normal({"type": "object", **function.parameters}, "tools", self._whose)
+        self._definitions, self._references = schema.get("$defs", {}), {}
+        self._flattener = Flattener(self._definitions, self.spend)
+        return schema
 
-    def resolved(self, schema: Any) -> Mapping[str, Any]:
-        """Return a schema, or what its reference stands for. BadRequest if that is nothing."""
-        target = resolved(schema, self.document)
-        if target is None and schema is not None:
-            raise BadRequest(f"the reference {schema['$ref']!r:.80} in the parameters of a tool leads nowhere", "tools")
-        return target if isinstance(target, Mapping) else {}
+    def end(self) -> None:
+        """Write the rules of definitions that were referred to. No recursion: there may be a long chain of them."""
+        while self._waiting:
+            name, reference, at = self._waiting.pop()
+            schema = self._definitions[reference.removeprefix("#/$defs/")]
+            if not (body := self.value(schema, at)):
+                raise self.no_value(at)
+            self._add(f"{name}: {body}")
 
-    def rule(self, body: str, name: str = "rule") -> str:
-        """Return the name of a rule with this body."""
+    def error(self, at: str, what: str) -> BadRequest:
+        """Return the error for a place of the schema."""
+        return BadRequest(", ".join(filter(None, (self._whose, at and f"property {at}"))) + f": {what}", "tools")
+
+    def spend(self, work: int) -> None:
+        """Count work. BadRequest if it is too much."""
+        self._work += work
+        if self._work > _MAX_WORK:
+            raise self._too_large()
+
+    def _too_large(self) -> BadRequest:
+        return BadRequest(
+            f"{self._whose or 'a tool'}: the parameters make a grammar of more than {_MAX_RULES} rules, or"
+            f" {_MAX_CHARACTERS} characters; let the model be free to call, or make the schema smaller",
+            "tools",
+        )
+
+    def alternatives(self, schema: Any, at: str = "") -> list[dict[str, Any]]:
+        """Return the alternatives of a schema. BadRequest for one that no rules hold."""
+        try:
+            return self._flattener.flat(schema)
+        except NotHeldError as error:
+            raise self.error(at, str(error)) from None
+
+    def rule(self, body: str, name: str = "rule", at: str = "") -> str:
+        """Return the name of a rule with this body. at: place of a schema, for errors of its compiler."""
         key = f"{name}: {body}"
-        if not body.strip("() ?|"):
-            raise ValueError("a schema allows no value")
         if key not in self._rules:
             self._rules[key] = self._named(name)
-            self.lines.append(f"{self._rules[key]}: {body}")
+            self._add(f"{PLACE}{at}\n{self._rules[key]}: {body}" if at else f"{self._rules[key]}: {body}")
         return self._rules[key]
 
+    def _add(self, line: str) -> None:
+        self._n_characters += len(line)
+        if self._n_characters > _MAX_CHARACTERS:
+            raise self._too_large()
+        self.lines.append(line)
+
     def _named(self, name: str) -> str:
-        if len(self.lines) > _MAX_RULES:
-            raise BadRequest("the parameters of the tools make too large a grammar", "tools")
+        if self._count > _MAX_RULES:
+            raise self._too_large()
         self._count += 1
         return f"{name}_{self._count}"
 
@@ -106,57 +136,83 @@ class Grammar:
         key = f"{name}: {mark}"
         if key not in self._rules:
             self._rules[key] = self._named(name)
-            self.lines.append(f"{self._rules[key]}[lazy]: /{ANYTHING}/ {_quoted(mark)}")
+            self._add(f"{self._rules[key]}[lazy]: /{ANYTHING}/ {_quoted(mark)}")
         return self._rules[key]
 
-    def json(self, schema: Mapping[str, Any]) -> str:
-        """Return a rule for JSON of a schema, in a grammar of its own, so that references in it work."""
-        return self.rule(f"%json {json_schema(schema)}", "json")
+    def text_up_to(self, mark: str, way: Mapping[str, Any], at: str, *, no_json: bool = False) -> str:
+        """Return a rule for a text of an alternative, and the mark behind it. no_json: the text does not look like
+        JSON of another type. BadRequest if rules cannot hold the text."""
+        try:
+            expressions = [f"/{expression}/" for expression in text_expressions(way)]
+        except NotHeldError as error:
+            raise self.error(at, str(error)) from None
+        if no_json:
+            expressions.append(f"~/{JSON_LIKE}/")
+        if not expressions:
+            return self.up_to(mark, "raw")
+        text = self.rule(" & ".join([f"/{ANYTHING}/", *expressions]), "TEXT", at=self._place(at))
+        key = f"raw: {text} {mark}"
+        if key not in self._rules:
+            self._rules[key] = self._named("raw")
+            self._add(f"{self._rules[key]}[lazy]: {text} {_quoted(mark)}")
+        return self._rules[key]
 
-    def json_part(self, schema: Mapping[str, Any]) -> str:
-        """Return a rule for JSON of a part of the parameters. BadRequest if it refers to more than definitions."""
-        part = {**schema, **{name: self.document[name] for name in _DEFINITIONS if name in self.document}}
-        for reference in references(part):
-            if not reference.startswith(tuple(f"#/{name}/" for name in _DEFINITIONS)):
-                raise BadRequest(f"the reference {reference!r:.80} in a tool is to no definition of it", "tools")
-            self.resolved({"$ref": reference})
-        return self.json(part)
+    def _place(self, at: str) -> str:
+        return ", ".join(filter(None, (self._whose, at and f"property {at}")))
+
+    def json(self, schema: Mapping[str, Any], at: str = "") -> str:
+        """Return a rule for JSON of a schema, in a grammar of its own, with the definitions that it needs."""
+        needed: dict[str, Any] = {}
+        waiting: list[Any] = [{key: value for key, value in schema.items() if key != "$defs"}]
+        while waiting:
+            for reference in references(waiting.pop(), self.spend):
+                if (name := reference.removeprefix("#/$defs/")) not in needed:
+                    needed[name] = self._definitions[name]
+                    waiting.append(needed[name])
+        part = {**schema, "$defs": needed} if needed else {key: own for key, own in schema.items() if key != "$defs"}
+        return self.rule(f"%json {json_schema(part)}", "json", at=self._place(at))
 
     def other_key(self, root: Mapping[str, Any], before: str = "", behind: str = "") -> str:
         """Return a rule for a key that is none of the properties, between two texts."""
-        names = "|".join(re.escape(name) for name in root["properties"] if re.fullmatch(_KEY, name))
+        names = "|".join(re.escape(name) for name in root.get("properties", ()) if re.fullmatch(_KEY, name))
         others = f" & ~/{before}({names}){behind}/" if names else ""
         return self.rule(f"/{before}{_KEY}{behind}/{others}", "KEY")
 
-    def value(self, schema: Any) -> str:
-        """Return a rule for a value of a schema in the notation."""
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if isinstance(reference, str):
+    def value(self, schema: Any, at: str = "") -> str:
+        """Return a rule for a value of a schema in the notation; "" if there is no value."""
+        if isinstance(schema, bool):
+            return self._any() if schema else ""
+        self.spend(1 + len(schema))
+        said = schema.keys() - {AT}
+        if said == {"$ref"}:
+            reference = schema["$ref"]
             if reference not in self._references:
-                name = self._references[reference] = self._named("reference")
-                self.lines.append(f"{name}: {self.value(self.resolved(schema))}")
+                self._references[reference] = self._named("reference")
+                self._waiting.append((self._references[reference], reference, at))
             return self._references[reference]
-        schema = schema if isinstance(schema, Mapping) else {}
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if values is not None:
-            return self.rule(" | ".join(self._constant(value) for value in values))
-        for keyword in ("anyOf", "oneOf"):
-            if alternatives := schema.get(keyword):
-                rest = {key: value for key, value in schema.items() if key not in (keyword, *_ANNOTATIONS)}
-                return self.rule(" | ".join(self.value(self._with(rest, own)) for own in alternatives))
-        allowed = [kind for kind in (*_ALL_TYPES, "integer") if kind in (types(schema, {}) or _ALL_TYPES)]
-        if allowed == list(_ALL_TYPES) and not schema.keys() - _ANNOTATIONS:
-            return self._any()
-        return self.rule(" | ".join(self._of_type(kind, schema) for kind in allowed))
+        if self._notation == JSON and not references(schema, self.spend):
+            return self.json(schema, at)
+        if said == {"anyOf"}:
+            return self._either([self.value(part, at) for part in schema["anyOf"]])
+        try:
+            ways = self._flattener.flat(schema)
+            return self._either([own for way in ways for own in self._of_types(way, at)])
+        except NotHeldError as error:
+            if self._notation == JSON:
+                return self.json(schema, at)
+            raise self.error(at, f"{error} in the call format of this model") from None
 
-    def _with(self, rest: Mapping[str, Any], alternative: Any) -> Any:
-        """Return an alternative with what its schema says beside it. BadRequest where both have one keyword."""
-        if not rest:
-            return alternative
-        own = self.resolved(alternative)
-        if keyword := next((key for key in rest if own.get(key, rest[key]) != rest[key]), None):
-            raise BadRequest(f"{keyword} beside and in an anyOf of a tool cannot be held in this call format", "tools")
-        return {**rest, **own}
+    def _either(self, bodies: Sequence[str]) -> str:
+        bodies = list(dict.fromkeys(body for body in bodies if body))
+        return self.rule(" | ".join(bodies)) if bodies else ""
+
+    def _of_types(self, way: Mapping[str, Any], at: str) -> list[str]:
+        """Return rules for a value of an alternative, for each of its types. NotHeldError."""
+        if (values := constants(way)) is not None:
+            return [self._constant(value) for value in values]
+        if not way.keys() - {AT}:
+            return [self._any()]
+        return [self._of_type(kind, way, at) for kind in types(way)]
 
     def _constant(self, value: Any) -> str:
         return self.literal(written(value, self._notation))
@@ -164,47 +220,68 @@ class Grammar:
     def _any(self) -> str:
         if "any" not in self._rules:
             name = self._rules["any"] = self._named("any")
-            self.lines.append(f"{name}: {' | '.join(self._of_type(kind, {}) for kind in _ALL_TYPES)}")
+            self._add(f"{name}: {' | '.join(self._of_type(kind, {}, '') for kind in ALL_TYPES)}")
         return self._rules["any"]
 
-    def _of_type(self, kind: str, schema: Mapping[str, Any]) -> str:
-        notation = self._notation
+    def _of_type(self, kind: str, way: Mapping[str, Any], at: str) -> str:
+        if kind in ("boolean", "null"):
+            values = (True, False) if kind == "boolean" else (None,)
+            return " | ".join(self._constant(value) for value in values)
+        if kind == "array":
+            return self._array(way, at)
+        if kind == "object":
+            inner = self.members(way, self._notation.key, at, bare=self._notation.bare_keys)
+            return f"{self.literal('{')} {inner} {self.literal('}')}"
+        limits = {key: way[key] for key in _LIMITS[kind] if key in way}
+        if limits and (kind in _NUMBERS or '"' in self._notation.quotes):
+            return self.json({"type": kind, **limits, AT: self._place(at)}, at)
         if kind in _NUMBERS:
             return _NUMBERS[kind]
-        if kind == "boolean":
-            return f"{self._constant(True)} | {self._constant(False)}"
-        if kind == "null":
-            return self._constant(None)
-        if kind == "string":
-            return self._string(notation.quotes[0])
-        if kind == "array":
-            item, least = self.value(schema.get("items")), int(schema.get("minItems", 0))
-            most = int(schema.get("maxItems", max(MAX_ITEMS, least)))
-            more = f"({self.literal(notation.item)} {item}){{{max(least - 1, 0)},{max(most - 1, 0)}}}"
-            items = f"({item} {more})" if most else ""
-            return f"{self.literal('[')} {items}{'' if least or not most else '?'} {self.literal(']')}"
-        inner = self.members(root_of(schema), notation.key, bare=notation.bare_keys)
-        return f"{self.literal('{')} {inner} {self.literal('}')}"
-
-    def _string(self, quote: str) -> str:
+        quote = self._notation.quotes[0]
         if self._notation.escapes:
             return rf"/{quote}([^{quote}\\\x00-\x1f]|\\[\\{quote}nrt])*{quote}/"
-        return f"{self.literal(quote)} {self.up_to(quote, 'raw')}"
+        return f"{self.literal(quote)} {self.text_up_to(quote, way, at)}"
 
-    def members(self, root: Mapping[str, Any], separator: str, *, bare: bool) -> str:
-        """Return a rule for the members of an object, in the order of its properties. root: as `root_of` returns it.
-        bare: keys have no quotes."""
-        for key in root["properties"] if bare else ():
-            if not is_bare_key(key, separator):
-                raise unwritable(key)
+    def _array(self, way: Mapping[str, Any], at: str) -> str:
+        """Return the rule of an array. One whose first items have schemas of their own has all of these."""
+        first = way.get("prefixItems") or (way["items"] if isinstance(way.get("items"), list) else [])
+        more = way.get("additionalItems" if first and "prefixItems" not in way else "items", True)
+        least = max(way.get("minItems", 0), 0)
+        most = way.get("maxItems", max(MAX_ITEMS, least))
+        if first:
+            most = least = max(min(len(first), most), least)
+        if most < least:
+            return ""
+        items = [self.value(part, at) for part in first[:most]]
+        rest = self.value(more, at) if most > len(items) else ""
+        if not rest and (least > len(items) or not all(items)):
+            return ""
+        comma, body = self.literal(self._notation.item), f" {self.literal(self._notation.item)} ".join(items)
+        if rest and items:
+            body += f" ({comma} {rest}){{{least - len(items)},{most - len(items)}}}"
+        elif rest:
+            repeated = f"({comma} {rest}){{{max(least - 1, 0)},{most - 1}}}"
+            body = f"({rest} {repeated}){'' if least else '?'}"
+        return f"{self.literal('[')} {body} {self.literal(']')}"
+
+    def members(self, way: Mapping[str, Any], separator: str, at: str = "", *, bare: bool) -> str:
+        """Return a rule for the members of an object, in the order of its properties. bare: keys have no quotes.
+        NotHeldError."""
+        root = root_of(way)
         quote = "" if bare else self._notation.quotes[0]
-        items = [
-            (f"{self.literal(f'{quote}{key}{quote}{separator}')} {self.value(schema)}", key in root["required"])
-            for key, schema in root["properties"].items()
-        ]
+        items = []
+        for key, schema in root["properties"].items():
+            is_required, below = key in root["required"], place_below(at, key)
+            is_written = not bare or is_bare_key(key, separator)
+            if is_written and (value := self.value(schema, below)):
+                name = key if bare else written(key, self._notation)
+                items.append((f"{self.literal(name + separator)} {value}", is_required))
+            elif is_required:
+                raise self.no_value(below) if is_written else self.unwritable(key)
         comma, rest = self.literal(self._notation.item), ("", "")  # of members behind none, and behind some
-        if (more := root["additionalProperties"]) is not False:
-            item = f"{self.other_key(root, quote, quote + separator)} {self.value(more)}"
+        more = root["additionalProperties"]
+        if more is not False and (value := self.value(more, at)):
+            item = f"{self.other_key(root, quote, quote + separator)} {value}"
             rest = (self.rule(f"({item} ({comma} {item})*)?"), self.rule(f"({comma} {item})*"))
         for item, is_required in reversed(items):
             first, behind = f"{item} {rest[1]}", f"{comma} {item} {rest[1]}"
@@ -212,6 +289,51 @@ class Grammar:
                 first, behind = f"({first})? | {rest[0]}".rstrip("| "), f"({behind})? | {rest[1]}".rstrip("| ")
             rest = self.rule(first), self.rule(behind)
         return rest[0]
+
+    def no_value(self, at: str) -> BadRequest:
+        """Return the error for a schema that no value fits."""
+        return self.error(at, "the schema allows no value")
+
+    def unwritable(self, key: str) -> BadRequest:
+        """Return the error for a required property whose name would not be read again."""
+        return self.error("", f"the required property {key!r:.80} cannot be written in the call format of this model")
+
+
+def root_of(way: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an alternative with its `properties`, a set of `required`, and `additionalProperties`. NotHeldError if it
+    says more of objects than these."""
+    required = set(way.get("required", ()))
+    properties = way.get("properties", {})
+    more = way.get("additionalProperties", not properties)
+    if way.get("additionalProperties") is False and (missing := sorted(required - properties.keys())):
+        raise NotHeldError(f"the required property {missing[0]!r:.80} is no property: it cannot be held")
+    further = {key: True if more is False else more for key in way.get("required", ()) if key not in properties}
+    properties = {**properties, **further}
+    if "patternProperties" in way:
+        raise NotHeldError("the keyword patternProperties cannot be held")
+    if way.get("minProperties", 0) > len(required):
+        raise NotHeldError("the keyword minProperties cannot be held beside fewer required properties")
+    if way.get("maxProperties", len(properties)) < len(properties) or ("maxProperties" in way and more is not False):
+        raise NotHeldError("the keyword maxProperties cannot be held")
+    return {"properties": properties, "required": required, "additionalProperties": more}
+
+
+def references(schema: Any, spend: Callable[[int], None]) -> set[str]:
+    """Return the references in a schema in its one form, however deep; not those in its definitions."""
+    names: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            spend(1)
+            for key, value in part.items():
+                if key == "$ref":
+                    names.add(value)
+                elif key in ("properties", "patternProperties"):
+                    waiting += value.values()
+                elif key not in ("enum", "const", "$defs"):
+                    waiting += value if isinstance(value, list) else [value]
+    return names
 
 
 def _quoted(text: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
+
+from edge.constraints.schemas import target
 
 Schema = Mapping[str, Any]
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
@@ -22,34 +23,8 @@ def resolved(schema: Any, root: Schema) -> Any:
         if reference in followed:
             return None
         followed.add(reference)
-        schema = _target(reference, root)
+        schema = target(reference, root)
     return schema
-
-
-def _target(reference: str, root: Schema) -> Any:
-    pointer = unquote(reference)
-    if pointer != "#" and not pointer.startswith("#/"):
-        return None
-    target: Any = root
-    for part in pointer.split("/")[1:]:
-        values = {str(n): item for n, item in enumerate(target)} if isinstance(target, list) else target
-        key = part.replace("~1", "/").replace("~0", "~")
-        target = values.get(key) if isinstance(values, Mapping) else None
-    return target
-
-
-def references(schema: Any) -> set[str]:
-    """Return the references in a schema, however deep."""
-    names, waiting = set(), [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Mapping):
-            waiting += part.values()
-            if isinstance(reference := part.get("$ref"), str):
-                names.add(reference)
-        elif isinstance(part, list):
-            waiting += part
-    return names
 
 
 def types(schema: Any, root: Schema) -> frozenset[str]:
@@ -61,19 +36,21 @@ def types(schema: Any, root: Schema) -> frozenset[str]:
         schema = waiting.pop()
         if not isinstance(schema, Mapping):
             return frozenset()
+        if schema.get("nullable") is True:
+            names.add("null")
         alternatives = schema.get("anyOf", schema.get("oneOf"))
         if isinstance(reference := schema.get("$ref"), str):
             if reference not in followed:
                 followed.add(reference)
-                waiting.append(_target(reference, root))
+                waiting.append(target(reference, root))
         elif "const" in schema:
             names.add(type_of(schema["const"]))
         elif isinstance(values := schema.get("enum"), Sequence) and not isinstance(values, str):
             names.update(map(type_of, values))
         elif isinstance(own := schema.get("type"), str):
-            names.add(own)
+            names.add(own.lower())
         elif isinstance(own, Sequence):
-            names.update(name for name in own if isinstance(name, str))
+            names.update(name.lower() for name in own if isinstance(name, str))
         elif isinstance(alternatives, Sequence):
             waiting += alternatives
         else:

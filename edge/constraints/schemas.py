@@ -1,0 +1,249 @@
+"""JSON schemas in one form: the keywords that a compiler holds, and each reference as a definition of its own.
+
+A keyword that means nothing is left out, and so is an annotation. Old and foreign ways to write a constraint become the
+current ones. A schema never becomes looser, except that an unknown `format` is a hint, as JSON Schema has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from edge.errors import SamplingError
+
+AT = "x-at"  # keyword that compilers ignore: the place of a schema, for errors
+PLACE = "// of "  # begins a line of a grammar that says the place of the rule below it
+MOST_PARTS = 50_000  # schemas that a schema has, those behind references included
+MOST_PLACE = 120  # characters of a place in an error
+_MOST_NUMBER = 10**17  # the compiler knows no larger bounds of numbers
+FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())  # that are held
+_TYPES = {name: name for name in ("string", "number", "integer", "boolean", "null", "array", "object")} | {
+    "str": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean", "list": "array",
+    "dict": "object",
+}  # fmt: skip
+_ALL = frozenset(("string", "number", "boolean", "null", "array", "object"))
+_ONE = ("additionalProperties", "additionalItems")
+_SEVERAL = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NAMED = ("properties", "patternProperties")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+LEAVES = frozenset(("minLength", "maxLength", "pattern", "format", *_NUMBERS))  # keywords of texts and numbers
+# Keywords that no compiler holds, with values that constrain nothing.
+_NOT_HELD: Mapping[str, tuple[Any, ...]] = {
+    "not": (False,), "if": (), "contains": (), "uniqueItems": (False,), "dependentSchemas": ({},),
+    "dependentRequired": ({},), "dependencies": ({},), "propertyNames": (True, {}, {"type": "string"}),
+    "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}), "$dynamicRef": (), "$recursiveRef": (),
+}  # fmt: skip
+
+
+def target(reference: str, root: Any) -> Any:
+    """Return the part of a document that a reference into it stands for; None for one that leads nowhere."""
+    pointer = unquote(reference)
+    if pointer != "#" and not pointer.startswith("#/"):
+        return None
+    part = root
+    for step in pointer.split("/")[1:]:
+        if isinstance(part, list):
+            part = part[int(step)] if step.isdecimal() and len(step) < 10 and int(step) < len(part) else None
+        else:
+            key = step.replace("~1", "/").replace("~0", "~")
+            part = part.get(key) if isinstance(part, Mapping) else None
+    return part
+
+
+def normal_schema(schema: Mapping[str, Any], whose: str = "") -> dict[str, Any]:
+    """Return the schema in the one form. whose: begins errors, "the tool 'f'". SamplingError, which names the place,
+    for a schema that no compiler holds, or that is none."""
+    return _Normal(schema, whose).whole()
+
+
+class _Normal:
+    """Brings one document into the one form."""
+
+    def __init__(self, document: Mapping[str, Any], whose: str) -> None:
+        self._document, self._whose = document, whose
+        self._names: dict[str, str] = {}  # of definitions, by reference
+        self._waiting: list[tuple[str, Any, str]] = []  # definitions: name, schema and place
+        self._n_parts = 0
+
+    def whole(self) -> dict[str, Any]:
+        """Return the document."""
+        root = self._schema(self._document, "")
+        whole: dict[str, Any] = {AT: self._whose, **root} if isinstance(root, dict) else {"enum": [], AT: self._whose}
+        definitions: dict[str, Any] = {}
+        while self._waiting:  # no recursion: references may follow each other in a long chain
+            name, schema, at = self._waiting.pop()
+            definitions[name] = self._schema(schema, at)
+        self._refuse_circles(definitions)
+        return {**whole, "$defs": definitions} if definitions else whole
+
+    def _error(self, at: str, what: str) -> SamplingError:
+        place = ", ".join(filter(None, (self._whose, at and f"property {at}")))
+        return SamplingError(f"{place}: {what}" if place else what)
+
+    def _schema(self, schema: Any, at: str) -> Any:
+        """Return a schema in the one form. at: names of the properties around it."""
+        self._n_parts += 1
+        if self._n_parts > MOST_PARTS:
+            raise self._error("", f"the schema has more than {MOST_PARTS} parts; make it smaller")
+        if isinstance(schema, bool):
+            return schema
+        if schema is None:
+            return {}
+        if not isinstance(schema, Mapping):
+            raise self._error(at, f"a JSON schema is needed in place of {schema!r:.40}")
+        said: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            if value is not None or keyword == "const":
+                self._keyword(keyword, value, schema, said, at)
+        if LEAVES & said.keys():
+            said[AT] = ", ".join(filter(None, (self._whose, at and f"property {at}")))
+        return self._with_null(said) if schema.get("nullable") is True else said
+
+    def _keyword(self, keyword: str, value: Any, schema: Mapping[str, Any], said: dict[str, Any], at: str) -> None:
+        """Put a keyword into what a schema says, if it says something."""
+        if keyword in _NAMED:
+            own = self._checked(value, dict, keyword, at)
+            if own or keyword == "properties":
+                said[keyword] = {name: self._schema(part, place_below(at, name)) for name, part in own.items()}
+        elif keyword in _SEVERAL or (keyword == "items" and isinstance(value, list)):
+            if parts := [self._schema(part, at) for part in self._checked(value, list, keyword, at)]:
+                said[keyword] = parts
+        elif keyword in _ONE or keyword == "items":
+            said[keyword] = self._schema(value, at)
+        elif keyword == "$ref":
+            said[keyword] = self._reference(self._checked(value, str, keyword, at), at)
+        elif keyword in _COUNTS:
+            self._count(keyword, value, said, at)
+        elif keyword in _NUMBERS:
+            self._number(keyword, value, schema, said, at)
+        elif keyword == "type":
+            self._type(value, said, at)
+        elif keyword == "required":
+            if not isinstance(value, bool):  # of an early draft: it belongs to the property, and is no constraint of it
+                names = self._checked(value, list, keyword, at)
+                said[keyword] = list(dict.fromkeys(self._checked(name, str, keyword, at) for name in names))
+        elif keyword == "enum":
+            said[keyword] = self._checked(value, list, keyword, at)
+            if not value:
+                raise self._error(at, "an enum without values allows no value")
+        elif keyword == "pattern":
+            said[keyword] = self._checked(value, str, keyword, at)
+        elif keyword == "const" or (keyword == "format" and isinstance(value, str) and value in FORMATS):
+            said[keyword] = value
+        elif keyword in _NOT_HELD and not self._says_nothing(keyword, value, schema, said):
+            raise self._error(at, f"the keyword {keyword} cannot be held; leave it out, or let the model be free")
+
+    def _says_nothing(self, keyword: str, value: Any, schema: Mapping[str, Any], said: dict[str, Any]) -> bool:
+        if keyword == "unevaluatedProperties" and not schema.keys() & {"$ref", "anyOf", "oneOf", "allOf", "if"}:
+            said.setdefault("additionalProperties", self._schema(value, ""))  # nothing else evaluates properties
+            return True
+        if keyword == "uniqueItems" and schema.get("maxItems") in (0, 1):
+            return True
+        if keyword == "if" and not schema.keys() & {"then", "else"}:
+            return True
+        neutral = _NOT_HELD[keyword]
+        return any(value is one if isinstance(one, bool) else value == one for one in neutral)
+
+    def _checked(self, value: Any, kind: type, keyword: str, at: str) -> Any:
+        if not isinstance(value, kind):
+            names: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
+            raise self._error(at, f"{keyword} must be {names[kind]}, not {value!r:.40}")
+        return value
+
+    def _reference(self, reference: str, at: str) -> str:
+        own = str(self._document.get("$id") or "")
+        pointer = reference.removeprefix(own) if own else reference
+        if pointer not in self._names:
+            found = target(pointer, self._document)
+            if not isinstance(found, (Mapping, bool)):
+                raise self._error(at, f"the reference {reference!r:.80} leads nowhere in the schema")
+            self._names[pointer] = str(len(self._names))
+            self._waiting.append((self._names[pointer], found, at))
+        return f"#/$defs/{self._names[pointer]}"
+
+    def _refuse_circles(self, definitions: Mapping[str, Any]) -> None:
+        """Raise SamplingError for references that lead to themselves alone."""
+        ends: set[str] = set()
+        for name in definitions:
+            chain: dict[str, None] = {}
+            while name not in ends:
+                if name in chain:
+                    raise self._error("", "a reference in the schema leads nowhere: it leads to itself")
+                chain[name] = None
+                own = definitions[name]
+                if not isinstance(own, dict) or "$ref" not in own:
+                    break
+                name = own["$ref"].removeprefix("#/$defs/")
+            ends.update(chain)
+
+    def _count(self, keyword: str, value: Any, said: dict[str, Any], at: str) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or value != value // 1:
+            raise self._error(at, f"{keyword} must be a whole number from 0, not {value!r:.40}")
+        if value or keyword.startswith("max"):
+            said[keyword] = int(value)
+
+    def _number(self, keyword: str, value: Any, schema: Mapping[str, Any], said: dict[str, Any], at: str) -> None:
+        if isinstance(value, bool) and keyword.startswith("exclusive"):  # of draft 4, beside the bound
+            if value and isinstance(bound := schema.get(keyword.removeprefix("exclusive").lower()), (int, float)):
+                self._number(keyword, bound, {}, said, at)
+            return
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self._error(at, f"{keyword} must be a number, not {value!r:.40}")
+        is_lower = keyword.endswith("inimum")
+        if keyword == "multipleOf":
+            if not 0 < value < _MOST_NUMBER:
+                raise self._error(at, f"multipleOf must be above 0 and at most {_MOST_NUMBER}, not {value!r:.40}")
+        elif value > _MOST_NUMBER if is_lower else value < -_MOST_NUMBER:
+            raise self._error(at, f"{keyword} is beyond {_MOST_NUMBER}, the most that can be held: {value!r:.40}")
+        else:
+            value = max(value, -_MOST_NUMBER) if is_lower else min(value, _MOST_NUMBER)
+        said[keyword] = value
+
+    def _type(self, value: Any, said: dict[str, Any], at: str) -> None:
+        names = [value] if isinstance(value, str) else self._checked(value, list, "type", at)
+        known = [_TYPES.get(str("null" if name is None else name).lower()) for name in names]
+        if any(isinstance(name, str) and name.lower() == "any" for name in names):
+            return
+        if not names or None in known:
+            raise self._error(at, f"type must be one of {', '.join(sorted(_ALL))}, integer, not {value!r:.40}")
+        said["type"] = known[0] if isinstance(value, str) else list(dict.fromkeys(known))
+
+    def _with_null(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Return a schema that allows null, too, as `nullable` says."""
+        if said.keys() - {"type", "enum", AT} - LEAVES and set(said) & {"$ref", "anyOf", "oneOf", "allOf", "const"}:
+            return {"anyOf": [said, {"type": "null"}]}
+        if "enum" in said and None not in said["enum"]:
+            said["enum"] = [*said["enum"], None]
+        if "type" in said:
+            names = [said["type"]] if isinstance(said["type"], str) else said["type"]
+            said["type"] = list(dict.fromkeys([*names, "null"]))
+        return said
+
+
+def place_below(at: str, name: str) -> str:
+    """Return the place of a property: the beginning, if it is long."""
+    shown = name if name.isidentifier() else repr(name)
+    return at if len(at) > MOST_PLACE else f"{at}.{shown:.40}" if at else f"{shown:.40}"
+
+
+Reason = Callable[[Mapping[str, Any]], str]
+"""Returns why a schema cannot be compiled; empty if it can."""
+
+
+def culprit(schema: Any, reason: Reason) -> str:
+    """Return the place and the reason of the first text or number of a schema that cannot be compiled by itself; empty
+    if there is none."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += reversed(part)
+        elif isinstance(part, Mapping):
+            waiting += reversed(list(part.values()))
+            leaf = {key: part[key] for key in (*LEAVES, "type") if key in part}
+            if AT in part and LEAVES & part.keys() and (why := reason(leaf)):
+                pattern = f"the pattern {part['pattern']!r:.60}: " if isinstance(part.get("pattern"), str) else ""
+                return f"{part[AT]}: {pattern}{why}".removeprefix(": ")
+    return ""
