@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--input", default=[])
     option(parser, "--output FILE", "write the outputs here, as a .npz file")
     add(parser, "--force", help="overwrite it")
+    option(parser, "--outputs NAME,...", "compute these outputs of the model only (default: all)", items, default=[])
     option(parser, "--labels FILE", "names of the classes, one a line: print the likeliest")
     option(parser, "--top N", "how many of them (default: 5)", positive_int, default=5)
     add(parser, "--dim", default=[])
@@ -82,7 +83,7 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
     from edge.onnx.engine import OnnxEngine
     from edge.onnx.inputs import read
 
-    with OnnxEngine(Path(args.model), args.threads, args.provider, dims=dict(args.dim)) as engine:
+    with OnnxEngine(Path(args.model), args.threads, args.provider, dims=dict(args.dim), outputs=args.outputs) as engine:
         if args.output is not None:
             check_output(Path(args.output), engine.files, args.force)  # weights beside the model, too
         inputs = read(engine.inputs, args.input, scaling)
@@ -104,13 +105,14 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distribut
     """On several devices, as a pipeline."""
     from edge.deployment.deployed_network import stage_rows
     from edge.llama.interrupt import interrupt_stops
-    from edge.onnx.file import load
+    from edge.onnx.file import keep_outputs, load
     from edge.onnx.inputs import path_of, read
     from edge.onnx.model import OnnxSource, declared_inputs
     from edge.onnx.signature import with_dims
     from edge.quantization.onnx_compare import errors
 
     file = load(Path(args.model))
+    keep_outputs(file.model.graph, args.outputs)
     read_files = [file.path, *file.data_files]
     if args.output is not None:
         check_output(Path(args.output), read_files, args.force)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from edge.closing import Closing
 from edge.errors import EngineError, Interrupted
 from edge.onnx.file import load, parsed
 from edge.onnx.runtime import open_session, refusals, runtime
-from edge.onnx.samples import Array, Feeds, Input, Output, declared_shape, inputs_of, outputs_of
+from edge.onnx.samples import TYPES, Array, Feeds, Input, Output, as_array, declared_shape, inputs_of, outputs_of
 from edge.onnx.signature import fit, open_sizes, shape_of, with_dims
 from quant.errors import ModelFileError
 
@@ -40,6 +40,7 @@ class OnnxEngine(Closing):
         *,
         dims: Mapping[str, int] | None = None,
         buffers: int = 0,
+        outputs: Collection[str] = (),
     ) -> None:
         """Load the file `model`, or the bytes of such a file, with all its weights.
 
@@ -47,11 +48,11 @@ class OnnxEngine(Closing):
         takes the model. What it lacks runs on the CPU. dims: sizes for dimensions that the model leaves open, by name
         or as "input[axis]", which are fixed from then on. buffers: sets of memory for outputs, used in turn: what `run`
         gives is valid until the run that comes so many later begins, and at most so many run at once. 0: every run
-        makes new arrays, which the caller may keep.
+        makes new arrays, which the caller may keep. outputs: names of those to compute; empty: all that can be read.
 
-        OSError where the file cannot be read; ModelFileError for what is no valid ONNX model, or has inputs or outputs
-        that are no tensors of numbers; EngineError for a provider that is not there and for an operator that ONNX
-        Runtime does not know, with its node.
+        OSError where the file cannot be read; ModelFileError for what is no valid ONNX model, has inputs that are no
+        tensors of numbers, or no output that can be read as an array; EngineError for a provider that is not there and
+        for an operator that ONNX Runtime does not know, with its node.
         """
         self.path = model if isinstance(model, Path) else None
         self.threads = threads or default_threads()
@@ -72,8 +73,9 @@ class OnnxEngine(Closing):
         # ONNX Runtime has no override for these.
         unnamed = {key: size for key, size in sizes.items() if key not in named}
         self.inputs: tuple[Input, ...] = with_dims(inputs_of(session, shapeless), unnamed)
-        self.outputs: tuple[Output, ...] = outputs_of(session, shapeless)
+        self.outputs: tuple[Output, ...] = outputs_of(session, shapeless, outputs)
         self._names = [tensor.name for tensor in self.outputs]
+        self._only_numbers = all(tensor.type in TYPES for tensor in self.outputs)
         self._session: Any = session
         self._options = self._new_options()
         self._buffers = _Buffers(self.outputs, buffers)
@@ -91,6 +93,8 @@ class OnnxEngine(Closing):
         if session is None:
             raise EngineError("this engine is closed; open the model again to run it")
         dims = fit(self.inputs, feeds)
+        if not self._only_numbers:
+            return self._compute_any(session, options, dict(feeds))
         arrays = {tensor.name: np.require(feeds[tensor.name], requirements=("C", "A")) for tensor in self.inputs}
         shapes = tuple(shape_of(tensor, dims) if self._shapes_hold else None for tensor in self.outputs)
         try:
@@ -122,6 +126,17 @@ class OnnxEngine(Closing):
         # The default, no CUDA graph to replay. Unset, looking for it takes longer than a small model.
         options.add_run_config_entry("gpu_graph_id", "-1")
         return options
+
+    def _compute_any(self, session: Any, options: Any, feeds: Feeds) -> Feeds:
+        """Run a model with outputs of text or of maps, which ONNX Runtime puts into no memory of ours."""
+        with refusals(f"run {self.path.name if self.path else 'the model'}"):
+            try:
+                values = session.run(self._names, feeds, options)
+            except Exception as exc:  # of no class that says why
+                if options.terminate:
+                    raise Interrupted("the run was stopped") from exc
+                raise
+        return {name: as_array(value) for name, value in zip(self._names, values, strict=True)}
 
     def _compute(self, session: Any, options: Any, arrays: Feeds, shapes: _Shapes) -> Feeds:
         """Run, with outputs in our own memory if their shapes are known before."""
@@ -156,7 +171,7 @@ class _Buffers:
     """Memory for outputs: sets of arrays used in turn, or new arrays for each run."""
 
     def __init__(self, outputs: tuple[Output, ...], sets: int) -> None:
-        self._types, self._sets = [output.dtype for output in outputs], sets
+        self._types, self._sets = [output.dtype for output in outputs if output.type in TYPES], sets
         self._shapes: _Shapes = ()
         self._sets_in_turn: deque[tuple[Array | None, ...]] = deque()
         self._lock = threading.Lock()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from partition.model.onnx_graph import uses
 from quant.errors import ModelFileError
 from quant.text import first_line
 
 _PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one file; what is larger keeps its weights in a file beside it
 _INLINE_LIMIT = 1_900_000_000  # bytes of weights that go into one file: names, nodes and shapes need room, too
 _NO_SHAPE = "Field 'shape' of 'type' is required"
+_MOST_DIMS = 64  # of a tensor, as numpy has it
+_MOST_VALUES = 1 << 48  # of a tensor
+_LONGEST_NAME = 200  # characters of a tensor's name in an error
+_UNCHECKED = "edge.unchecked"  # domain of operators while a model is checked that the onnx package does not know
 _KEEP_INLINE = 1024  # bytes: smaller tensors, such as shapes, stay in the model where shape inference sees them
 
 
@@ -48,10 +55,13 @@ def load(path: Path) -> OnnxFile:
         raise ModelFileError(f"{path} is not an ONNX model: it names no version, no operator set or no outputs")
     data_files: set[Path] = set()
     for tensor in tensors(model):
+        what = f"{path}: tensor {tensor.name[:_LONGEST_NAME]!r}"
+        _check_dims(tensor, what)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            data_files.add(_data_file(path, tensor))
+            data_files.add(_data_file(path, tensor, what))
     _read_weights(path, model)
     _constants_not_inputs(model.graph)
+    sort_nodes(model.graph)
     model.ir_version = max(model.ir_version, 4)  # before, every initializer had to be an input
     weights = sum(len(tensor.raw_data) or int(tensor.ByteSize()) for tensor in tensors(model))
     size += sum(data_file.stat().st_size for data_file in data_files)
@@ -68,8 +78,10 @@ def parsed(content: bytes) -> Any:
 
     model = _message(content, f"these {len(content)} bytes are no ONNX model", ", or are cut off")
     for tensor in tensors(model):
+        _check_dims(tensor, f"tensor {tensor.name[:_LONGEST_NAME]!r}")
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ModelFileError(f"tensor {tensor.name!r} has its data in a file; give the model as a file, too")
+    sort_nodes(model.graph)
     _check(model, "the model")
     return model
 
@@ -90,14 +102,105 @@ def _message(content: bytes, refused: str, or_cut_off: str) -> Any:
 
 
 def _check(model: Any, name: str) -> None:
-    """Raise ModelFileError for a model that breaks the rules of ONNX."""
+    """Raise ModelFileError for a model that breaks the rules of ONNX.
+
+    ONNX Runtime has operators of its own under the standard's name, which its optimizer writes. They are left to ONNX
+    Runtime, which refuses the operators that it does not know.
+    """
     import onnx
 
+    unknown = [node for node in _all_nodes(model.graph) if _is_unknown(node)]
+    n_domains = len(model.opset_import)
+    if unknown:
+        model.opset_import.add(domain=_UNCHECKED, version=1)
+    domains = [node.domain for node in unknown]
+    for node in unknown:
+        node.domain = _UNCHECKED
     try:
         onnx.checker.check_model(model)
     except Exception as exc:  # ValidationError, and others for what cannot be encoded
         if _NO_SHAPE not in str(exc):  # of an output: ONNX Runtime, which checks too, finds it out
             raise ModelFileError(f"{name} is not a valid ONNX model: {first_line(exc)}") from exc
+    finally:
+        for node, domain in zip(unknown, domains, strict=True):
+            node.domain = domain
+        del model.opset_import[n_domains:]
+
+
+def _is_unknown(node: Any) -> bool:
+    """Return whether the onnx package knows no operator of this name, in any version of the standard."""
+    import onnx
+
+    return node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type)
+
+
+def sort_nodes(graph: Any) -> bool:
+    """Put the nodes of a graph, and of its branches, into topological order; return whether any moved.
+
+    Nodes that are in order keep their places. What no node makes, and circles, are left for the check of the model.
+    """
+    moved = [sort_nodes(branch) for node in graph.node for branch in branches(node)]
+    makers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    needs = [{makers[name] for name in uses(node) if name in makers} - {i} for i, node in enumerate(graph.node)]
+    if all(place < i for i, places in enumerate(needs) for place in places):
+        return any(moved)
+    users: list[list[int]] = [[] for _ in needs]
+    for i, places in enumerate(needs):
+        for place in places:
+            users[place].append(i)
+    left = [len(places) for places in needs]
+    ready = [i for i, n in enumerate(left) if not n]  # a heap: of the nodes that can come next, the first one comes
+    order = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for user in users[order[-1]]:
+            left[user] -= 1
+            if not left[user]:
+                heapq.heappush(ready, user)
+    if len(order) < len(needs):
+        return any(moved)  # a circle
+    nodes = [graph.node[i] for i in order]
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+    return True
+
+
+def keep_outputs(graph: Any, names: Collection[str] = ()) -> None:
+    """Leave only these outputs in a graph; without names, the tensors of numbers, which alone pass between devices.
+    ModelFileError for a name that the graph does not have, and where nothing is left."""
+    outputs = {value.name: value for value in graph.output}
+    if unknown := sorted(set(names) - outputs.keys()):
+        raise ModelFileError(f"the model has no output {unknown[0]!r}; it has {', '.join(map(repr, outputs))}")
+    chosen = [value for name, value in outputs.items() if (name in names if names else _is_numbers(value.type))]
+    kept = [type(value).FromString(value.SerializeToString()) for value in chosen]
+    if not kept:
+        raise ModelFileError(f"no output of the model is a tensor of numbers: {', '.join(map(repr, outputs))}")
+    del graph.output[:]
+    graph.output.extend(kept)
+
+
+def _is_numbers(type_: Any) -> bool:
+    """Return whether a type is a tensor of numbers, or not declared."""
+    import onnx
+
+    kind = type_.WhichOneof("value")
+    return kind is None or (kind == "tensor_type" and type_.tensor_type.elem_type != onnx.TensorProto.STRING)
+
+
+def branches(node: Any) -> Iterator[Any]:
+    """Yield the graphs inside a node: branches of an If, bodies of a Loop or a Scan."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _all_nodes(graph: Any) -> Iterator[Any]:
+    for node in graph.node:
+        yield node
+        for branch in branches(node):
+            yield from _all_nodes(branch)
 
 
 def _is_text(message: Any) -> bool:
@@ -160,11 +263,10 @@ def _node_tensors(nodes: Any) -> Iterator[Any]:
                 yield from _graph_tensors(graph)
 
 
-def _data_file(path: Path, tensor: Any) -> Path:
+def _data_file(path: Path, tensor: Any, what: str) -> Path:
     """Return the file that holds an external tensor, after checking that all of it is there."""
     fields = {entry.key: entry.value for entry in tensor.external_data}
     location = str(fields.get("location", ""))
-    what = f"{path}: tensor {tensor.name!r}"
     parts = (*PurePosixPath(location).parts, *PureWindowsPath(location).parts)
     absolute = PurePosixPath(location).is_absolute() or PureWindowsPath(location).anchor
     if not location or "\0" in location or absolute or ".." in parts:
@@ -190,25 +292,32 @@ def _data_file(path: Path, tensor: Any) -> Path:
     return data_file
 
 
+def _check_dims(tensor: Any, what: str) -> None:
+    """Raise ModelFileError for more dimensions than arrays have, a negative one, and more values than memory holds."""
+    if len(tensor.dims) > _MOST_DIMS:
+        raise ModelFileError(f"{what} has {len(tensor.dims)} dimensions; at most {_MOST_DIMS} are possible")
+    if least := next((dim for dim in tensor.dims if dim < 0), None):
+        raise ModelFileError(f"{what} has a dimension of {least}")
+    if 0 not in tensor.dims and prod(tensor.dims) > _MOST_VALUES:
+        dims = " x ".join(map(str, tensor.dims[:8])) + (" x ..." if len(tensor.dims) > 8 else "")
+        raise ModelFileError(f"{what} has {dims} values, more than any memory holds")
+
+
 def _dense_bytes(tensor: Any, what: str) -> int:
     """Return the bytes that a tensor's values take."""
     import onnx
 
-    values = 1
-    for dim in tensor.dims:
-        if dim < 0:
-            raise ModelFileError(f"{what} has a dimension of {dim}")
-        values *= dim
+    values = prod(tensor.dims)
     halves = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4, getattr(onnx.TensorProto, "FLOAT4E2M1", -1))
     if tensor.data_type in halves:
-        return (values + 1) // 2
+        return int(values + 1) // 2
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     except (KeyError, ValueError, TypeError) as exc:
         raise ModelFileError(f"{what} has an unknown type, {tensor.data_type}") from exc
     if dtype.kind == "O" or tensor.data_type == onnx.TensorProto.STRING:
         raise ModelFileError(f"{what} has strings outside the model, which ONNX does not allow")
-    return values * int(dtype.itemsize)
+    return int(values) * int(dtype.itemsize)
 
 
 def _read_weights(path: Path, model: Any) -> None:

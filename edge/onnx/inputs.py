@@ -70,9 +70,9 @@ def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | Non
 
 
 def path_of(text: str) -> Path:
-    """Return the file in "FILE" or "NAME=FILE", as far as that can be seen without the model."""
-    path = Path(text)
-    return path if path.exists() or "=" not in text else Path(text.partition("=")[2])
+    """Return the file in "FILE" or "NAME=FILE", as far as that can be seen without the model. A name may have a "="."""
+    files = [text, *(text[i + 1 :] for i, character in enumerate(text) if character == "=")]
+    return Path(next((file for file in files if file and Path(file).exists()), files[min(1, len(files) - 1)]))
 
 
 def is_arrays(path: Path) -> bool:
@@ -84,13 +84,13 @@ def is_arrays(path: Path) -> bool:
 
 
 def _split(text: str, inputs: dict[str, Input]) -> tuple[str | None, Path]:
-    """Return the name of an input, if there is one before a "=", and the file."""
-    name, equals, rest = text.partition("=")
-    if not equals or (name not in inputs and Path(text).exists()):
+    """Return the name of an input, if there is one before a "=", and the file. Names and files may have a "=", too."""
+    name = max((name for name in inputs if text.startswith(f"{name}=")), key=len, default=None)
+    if name is not None:
+        return name, Path(text[len(name) + 1 :])
+    if "=" not in text or Path(text).exists():
         return None, Path(text)
-    if name not in inputs:
-        raise SamplesError(f"the model has no input {name!r}; it takes {listed(inputs)}")
-    return name, Path(rest)
+    raise SamplesError(f"the model has no input {text.partition('=')[0]!r}; it takes {listed(inputs)}")
 
 
 def _arrays(path: Path, name: str | None, inputs: dict[str, Input]) -> Feeds:

@@ -74,7 +74,7 @@ def top_classes(outputs: Feeds, labels: Sequence[str], n: int) -> TopClasses:
     """
     for name, array in outputs.items():
         rows = _rows(array, len(labels))
-        if rows is not None:
+        if rows is not None and array.dtype.kind in "biuf":
             best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :n]  # what is not a number comes last
             return TopClasses(
                 name,
@@ -99,6 +99,8 @@ def write(path: Path, outputs: Feeds) -> None:
 
 
 def _summary(name: str, array: Array) -> OutputSummary:
+    if array.dtype.kind not in "biuf":  # text
+        return OutputSummary(name, array.shape, "str", None, None, None, 0)
     finite = np.isfinite(array)
     count = int(finite.sum())
     values = array if count == array.size else array[finite]

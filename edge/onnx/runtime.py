@@ -25,7 +25,9 @@ _NOTHING, _WARNINGS = 4, 2  # severities of ONNX Runtime's log
 # Best first, as ONNX Runtime names them without "ExecutionProvider". Others are used only if named by hand.
 ORDER = ("CUDA", "CoreML", "Xnnpack", "Nnapi", "OpenVINO", "CPU")
 _SUFFIX = "ExecutionProvider"
-_UNKNOWN = re.compile(r"Fatal error: (\S+?)\(-?\d+\) is not a registered function/op")
+_UNKNOWN = re.compile(
+    r"Fatal error: (\S+?)\(-?\d+\) is not a registered function/op|No Op registered for (\S+) with domain_version"
+)
 
 
 def runtime() -> Any:
@@ -161,9 +163,10 @@ def _session(
                 return ort.InferenceSession(model, options, providers, settings, enable_fallback=0)
             except Exception as exc:
                 if unknown := _UNKNOWN.search(str(exc)):
-                    node = nodes.get(unknown[1], "?")
+                    operator = unknown[1] or unknown[2]
+                    node = nodes.get(unknown[1] or f":{operator}", "?")
                     raise EngineError(
-                        f"ONNX Runtime cannot load {name}: it has no operator {unknown[1]}, which node {node!r} is"
+                        f"ONNX Runtime cannot load {name}: it has no operator {operator}, which node {node!r} is"
                     ) from exc
                 raise
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ Feeds = dict[str, Array]  # by name of the input
 TYPES = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16", "tensor(bool)": "bool"}
 TYPES |= {f"tensor({u}int{bits})": f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}
 _DTYPES = {name: np.dtype(numpy_name) for name, numpy_name in TYPES.items()}
+
+_READ_BY_RUN = re.compile(r"tensor\(string\)|seq\(map\((string|int64),tensor\(float\)\)\)")  # types of other outputs
 
 ANY_SHAPE = ("...",)  # of a tensor that a model declares without a shape
 
@@ -71,16 +74,32 @@ def inputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Input, ...
     return inputs
 
 
-def outputs_of(session: Any, shapeless: Collection[str]) -> tuple[Output, ...]:
-    """Return the outputs of a session. shapeless: as of `inputs_of`; of these, a session infers the shape of some.
-    ModelFileError, with its name, for an output that is no tensor of numbers."""
+def outputs_of(session: Any, shapeless: Collection[str], names: Collection[str] = ()) -> tuple[Output, ...]:
+    """Return the outputs of a session that can be read as arrays: tensors, also of text, and sequences of maps.
+
+    shapeless: as of `inputs_of`; of these, a session infers the shape of some. names: of the outputs to return; empty:
+    all that can be read. ModelFileError for a name that the model does not have, and where no output can be read.
+    """
     outputs = _declared(Output, session.get_outputs(), shapeless)
-    for output in outputs:
-        if output.type not in TYPES:
-            raise ModelFileError(
-                f"output {output.name!r}: values of type {output.type} cannot be used; a model needs tensors of numbers"
-            )
-    return outputs
+    if unknown := sorted(set(names) - {output.name for output in outputs}):
+        there = ", ".join(repr(output.name) for output in outputs)
+        raise ModelFileError(f"the model has no output {unknown[0]!r}; it has {there}")
+    chosen = [output for output in outputs if not names or output.name in names]
+    readable = tuple(output for output in chosen if output.type in TYPES or _READ_BY_RUN.match(output.type))
+    if not readable or (names and len(readable) < len(chosen)):
+        bad = next(output for output in chosen if output not in readable)
+        raise ModelFileError(f"output {bad.name!r} is a {bad.type}, which cannot be read as an array")
+    return readable
+
+
+def as_array(value: Any) -> Array:
+    """Return a value that ONNX Runtime gives as an array: text as numpy's text; the maps of a ZipMap, one a row, as a
+    matrix whose columns are the keys of the first map, in its order."""
+    if isinstance(value, list):
+        keys = list(value[0]) if value else []
+        return np.array([[row.get(key, 0.0) for key in keys] for row in value], np.float32).reshape(len(value), -1)
+    array = np.asarray(value)
+    return array.astype(np.str_) if array.dtype == object else array
 
 
 def _declared(kind: type[_Kind], values: Iterable[Any], shapeless: Collection[str]) -> tuple[_Kind, ...]:

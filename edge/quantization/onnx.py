@@ -171,6 +171,7 @@ def quantize(
             else:
                 method = "static"
                 onnx_tools.static(prepared, new_file, file.external, samples)
+            onnx_tools.put_in_order(new_file)
             quantized, left = onnx_tools.count_weights(prepared, new_file)
         done(3, _STEPS)
         if not quantized:

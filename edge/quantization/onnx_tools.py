@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from edge.errors import EngineError
+from edge.onnx.file import branches, sort_nodes
 from edge.onnx.samples import Feeds
+from edge.quantization.onnx_float32 import has_halves, to_float32
 
 _PER_CHANNEL_OPSET = 13  # the first one with scales for each channel
 _LEAST_OPSET = 11  # the tools convert older models to this version, and fail at its Upsample
@@ -26,8 +27,8 @@ def prepare(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path
     """Write the model with constants folded and shapes inferred, as the tools need it, to a new file in its folder;
     return its path.
 
-    eight_bits: quantize to 8 bits, not 4; fixed: with fixed ranges of activations. EngineError for 16-bit weights that
-    should become 8-bit.
+    eight_bits: quantize to 8 bits, not 4: 16-bit floats become 32-bit ones first. fixed: with fixed ranges of
+    activations.
     """
     import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -39,11 +40,12 @@ def prepare(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path
 
         model = version_converter.convert_version(onnx.load(staged), _PER_CHANNEL_OPSET)
         onnx.save_model(model, str(staged := staged.with_name("newer.onnx")))
-    halves = any(t.data_type == onnx.TensorProto.FLOAT16 and len(t.dims) > 1 for t in model.graph.initializer)
-    if halves and eight_bits:
-        raise EngineError(
-            "8 bits are made of floats of 32 bits, and its weights have 16; export it in float32, or use int4"
-        )
+    halves = has_halves(model)
+    if halves and eight_bits:  # the tools make 8 bits of floats of 32 bits alone
+        to_float32(model := onnx.load(staged))
+        staged = staged.with_name("float32.onnx")
+        onnx.save_model(model, str(staged), save_as_external_data=external, location=f"{staged.name}.data")
+    del model
     if eight_bits and not fixed:
         staged = _changed(staged, external, "branches.onnx", _move_into_branches)
     # Symbolic shapes would need another package (sympy); the tools use only known ones.
@@ -51,7 +53,7 @@ def prepare(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path
         str(staged),
         str(path := staged.with_name("prepared.onnx")),
         skip_symbolic_shape=True,
-        skip_optimization=halves,  # it would put casts after 16-bit weights, through which the tools do not look
+        skip_optimization=halves and not eight_bits,  # it casts 16-bit weights, and the tools do not look behind casts
         save_as_external_data=external,
         all_tensors_to_one_file=True,
         external_data_location="prepared.onnx.data",
@@ -144,6 +146,15 @@ def int4(prepared: Path, target: Path, external: bool, block_size: int) -> None:
     tool.model.save_model_to_file(str(target), external)
 
 
+def put_in_order(path: Path) -> None:
+    """Put the nodes of a model into topological order, which the tools leave in branches, and ONNX asks for."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    if sort_nodes(model.graph):
+        onnx.save_model(model, str(path))
+
+
 def _transpose_once(graph: Any) -> bool:
     """Store constants that a Gemm reads transposed transposed, under other names; return whether there are any.
 
@@ -165,7 +176,7 @@ def _transpose_once(graph: Any) -> bool:
         graph.initializer.append(
             numpy_helper.from_array(numpy_helper.to_array(initializers[name]).T.copy(), name + _TURNED)
         )
-        if name not in used and not any(True for node in graph.node for _ in _branches(node)):  # subgraphs may use it
+        if name not in used and not any(True for node in graph.node for _ in branches(node)):  # subgraphs may use it
             graph.initializer.remove(initializers[name])
     return bool(turned)
 
@@ -173,24 +184,17 @@ def _transpose_once(graph: Any) -> bool:
 def _move_into_branches(graph: Any) -> bool:
     """Move weights into the one branch (of an If, a Loop) that uses them, or further in, where the tool looks for them;
     return whether any was moved."""
-    branches = [branch for node in graph.node for branch in _branches(node)]
+    inside = [branch for node in graph.node for branch in branches(node)]
     used = _names_used(graph) | {value.name for value in graph.output}
     moved = False
     for tensor in list(graph.initializer):
-        users = [branch for branch in branches if tensor.name in _all_names_used(branch)]
+        users = [branch for branch in inside if tensor.name in _all_names_used(branch)]
         if len(users) == 1 and tensor.name not in used and len(tensor.dims) > 1:
             users[0].initializer.append(tensor)
             graph.initializer.remove(tensor)
             moved = True
-    further = [_move_into_branches(branch) for branch in branches]  # a list: any() would stop at the first
+    further = [_move_into_branches(branch) for branch in inside]  # a list: any() would stop at the first
     return moved or any(further)
-
-
-def _branches(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _names_used(graph: Any) -> set[str]:
@@ -200,7 +204,7 @@ def _names_used(graph: Any) -> set[str]:
 
 def _all_names_used(graph: Any) -> set[str]:
     """Return the inputs of a graph, its branches and their outputs included."""
-    inside = [_all_names_used(branch) for node in graph.node for branch in _branches(node)]
+    inside = [_all_names_used(branch) for node in graph.node for branch in branches(node)]
     return _names_used(graph).union({value.name for value in graph.output}, *inside)
 
 
@@ -227,12 +231,12 @@ def has_branches(path: Path) -> bool:
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
-    return any(_matrix_products(branch) for node in graph.node for branch in _branches(node))
+    return any(_matrix_products(branch) for node in graph.node for branch in branches(node))
 
 
 def _matrix_products(graph: Any) -> bool:
     return any(
-        node.op_type in _PRODUCTS or any(_matrix_products(branch) for branch in _branches(node)) for node in graph.node
+        node.op_type in _PRODUCTS or any(_matrix_products(branch) for branch in branches(node)) for node in graph.node
     )
 
 
@@ -262,7 +266,7 @@ def _initializers(graph: Any) -> Iterator[Any]:
     """Yield the initializers of a graph and of all its branches."""
     yield from graph.initializer
     for node in graph.node:
-        for branch in _branches(node):
+        for branch in branches(node):
             yield from _initializers(branch)
 
 

@@ -174,7 +174,7 @@ def test_shapes_that_nobody_knows_before() -> None:
 @pytest.mark.parametrize(
     ("operator", "kind", "words"),
     [
-        (("Foo", F32, {}), ModelFileError, "No Op registered for Foo .*node 'my_foo', Foo"),
+        (("Foo", F32, {}), EngineError, "no operator .*Foo, which node 'my_foo' is"),
         (("Bar", F32, {"domain": "my.ops"}), EngineError, "no operator my.ops:Bar, which node 'my_bar' is"),
         (("Acosh", F64, {}), EngineError, r"an implementation for Acosh\(9\) node with name 'my_acosh'"),
     ],
@@ -212,8 +212,69 @@ def test_what_is_no_model() -> None:
         OnnxEngine(text)
     listed = onnx.load_from_string(graph([node("SequenceConstruct", ["x"], ["y"])], [("x", F32, (1,))], []))
     listed.graph.output.append(helper.make_tensor_sequence_value_info("y", F32, (1,)))
-    with pytest.raises(ModelFileError, match=r"output 'y': values of type seq\(tensor\(float\)\) cannot be used"):
+    with pytest.raises(ModelFileError, match=r"output 'y' is a seq\(tensor\(float\)\), which cannot be read"):
         OnnxEngine(listed.SerializeToString())
+
+
+def classifier(labels: dict[str, Any]) -> bytes:
+    """A linear classifier as scikit-learn exports it: a label, maps of probabilities, and a tensor beside them."""
+    kind = TensorProto.STRING if "classlabels_strings" in labels else I64
+    ml = {"domain": "ai.onnx.ml"}
+    nodes = [
+        node(
+            "LinearClassifier",
+            ["x"],
+            ["label", "scores"],
+            coefficients=[1.0, 0, 0, 1.0],
+            intercepts=[0.0, 0],
+            **labels,
+            **ml,
+        ),
+        node("ZipMap", ["scores"], ["probabilities"], **labels_of_maps(labels), **ml),
+    ]
+    model = onnx.load_from_string(
+        graph(nodes, [("x", F32, ("n", 2))], [("label", kind, ("n",)), ("scores", F32, ("n", 2))])
+    )
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    maps = model.graph.output.add(name="probabilities").type.sequence_type.elem_type.map_type
+    maps.key_type = kind
+    maps.value_type.tensor_type.elem_type = F32
+    return model.SerializeToString()
+
+
+def labels_of_maps(labels: dict[str, Any]) -> dict[str, Any]:
+    """The labels under the names that ZipMap has for them."""
+    return {name.replace("ints", "int64s"): value for name, value in labels.items()}
+
+
+@pytest.mark.parametrize("labels", [{"classlabels_ints": [3, 7]}, {"classlabels_strings": ["cat", "dog"]}], ids=str)
+def test_outputs_of_text_and_of_maps_become_arrays(labels: dict[str, Any]) -> None:
+    [names] = labels.values()
+    x = np.array([[2.0, 1.0], [0.5, 3.0], [1.0, 0.0]], np.float32)
+    with OnnxEngine(classifier(labels), 1) as engine:
+        outputs = engine.run({"x": x})
+    assert list(outputs) == ["label", "scores", "probabilities"]
+    assert outputs["label"].tolist() == [names[0], names[1], names[0]]
+    assert np.array_equal(outputs["probabilities"], outputs["scores"])
+    with OnnxEngine(classifier(labels), 1, outputs=["scores"]) as engine:
+        assert list(engine.run({"x": x})) == ["scores"]
+    with pytest.raises(ModelFileError, match=r"no output 'score'; it has 'label', 'scores', 'probabilities'"):
+        OnnxEngine(classifier(labels), 1, outputs=["score"])
+
+
+def test_operator_that_onnx_runtime_alone_knows_is_run() -> None:
+    """ONNX Runtime's optimizer writes it under the name of the standard, in which there is no such operator."""
+    model = onnx.load_from_string(
+        graph(
+            [node("SimplifiedLayerNormalization", ["x", "scale"], ["y"], axis=-1, epsilon=1e-5)],
+            [("x", F32, (2, 4)), ("scale", F32, (4,))],
+            [("y", F32, (2, 4))],
+        )
+    )
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    with OnnxEngine(model.SerializeToString(), 1) as engine:
+        y = engine.run({"x": x, "scale": np.ones(4, np.float32)})["y"]
+    assert np.allclose(y, x / np.sqrt(np.square(x).mean(1, keepdims=True) + 1e-5), atol=1e-5)
 
 
 def test_a_node_that_fails_and_memory_that_runs_out() -> None:

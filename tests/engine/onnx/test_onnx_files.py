@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
-from edge.errors import EngineError
+from edge.errors import EdgeError, EngineError
 from edge.onnx import file
+from edge.onnx.engine import OnnxEngine
 from edge.quantization import onnx
 from edge.quantization.onnx import quantize
 from quant.errors import ModelFileError
@@ -111,6 +112,55 @@ def test_external_data_in_a_subgraph_is_checked(tmp_path: Path) -> None:
         quantize(source, tmp_path / "out.onnx", "int8")
 
 
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        ([1 << 62] * 65, "has 65 dimensions; at most 64"),
+        ([1 << 40] * 64, "1099511627776 x 1099511627776 x .* values, more than any memory"),
+        ([2] * 500_000, "has 500000 dimensions"),
+        ([3, -1], "has a dimension of -1"),
+        ([0, 1 << 62, 1 << 62], None),
+    ],
+    ids=["huge and too many", "huge", "too many", "negative", "empty"],
+)
+@pytest.mark.parametrize("outside", [True, False])
+def test_tensor_of_impossible_dimensions_is_refused_at_once(
+    tmp_path: Path, dims: list[int], message: str | None, outside: bool
+) -> None:
+    source = tmp_path / "mlp.onnx"
+    model = external(source) if outside else mlp()
+    (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == "w0")
+    del tensor.dims[:]
+    tensor.dims.extend(dims)
+    source.write_bytes(model.SerializeToString())
+    with pytest.raises(EdgeError, match=message) as caught:
+        OnnxEngine(source)
+    assert "'w0'" in str(caught.value) or message is None
+    assert len(str(caught.value)) < 1000
+
+
+def test_nodes_in_any_order_are_put_in_order(tmp_path: Path) -> None:
+    model = mlp((64, 64, 64, 10))
+    nodes = list(model.graph.node)
+    [expected] = run(model, vectors())
+    for seed in range(4):
+        shuffled = ModelProto.FromString(model.SerializeToString())
+        del shuffled.graph.node[:]
+        shuffled.graph.node.extend(nodes[i] for i in np.random.default_rng(seed).permutation(len(nodes)))
+        source = saved(shuffled, tmp_path / "shuffled.onnx")
+        assert [node.name for node in file.load(source).model.graph.node] == [node.name for node in nodes]
+        with OnnxEngine(source, 1) as engine:
+            assert np.array_equal(engine.run({"x": vectors()})["y"], expected)
+
+
+def test_nodes_in_a_circle_are_refused(tmp_path: Path) -> None:
+    model = mlp()
+    model.graph.node[0].input[0] = model.graph.node[-1].output[0]
+    source = saved(model, tmp_path / "circle.onnx")
+    with pytest.raises(ModelFileError, match="not a valid ONNX model"):
+        OnnxEngine(source)
+
+
 def _other(change: str) -> bytes:
     """A damaged model."""
     model = mlp()
@@ -147,7 +197,7 @@ def _other(change: str) -> bytes:
         ("truncated", ModelFileError, "is not an ONNX model, or is cut off"),
         ("noise", ModelFileError, "is not an ONNX model"),
         ("empty", ModelFileError, "is not an ONNX model"),
-        ("operator", ModelFileError, "not a valid ONNX model: No Op registered for Nonsense"),
+        ("operator", EngineError, "ONNX Runtime cannot load .*No Op registered for Nonsense"),
         ("domain", EngineError, r"ONNX Runtime cannot load .*bad.onnx: .*own:Nonsense.*not a registered"),
         ("opset", EngineError, "ONNX Runtime cannot load .*Opset 99"),
         ("ir", ModelFileError, "ir_version 99 is higher"),

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from edge.errors import EngineError
+from edge.onnx.engine import OnnxEngine
 from edge.quantization import onnx as onnx_quantize
 from edge.quantization import onnx_tools
 from edge.quantization.onnx import BLOCK_SIZES, quantize
@@ -203,16 +204,33 @@ def test_old_operator_sets(tmp_path: Path) -> None:
     assert cosine(quantize(source, tmp_path / "static.onnx", "int8", calibration)) > 0.999
 
 
-def test_halves_become_four_bits_and_not_eight(tmp_path: Path) -> None:
-    model = mlp()
+@pytest.mark.parametrize("conv", [False, True])
+def test_model_of_16_bit_floats_becomes_8_bits(tmp_path: Path, conv: bool) -> None:
+    model = conv_net() if conv else mlp()
+    _halve(model)
+    source = saved(model, tmp_path / "half.onnx")
+    assert cosine(quantize(source, tmp_path / "int8.onnx", "int8")) > 0.98
+    shape = (6, 3, 16, 16) if conv else (6, 64)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
+    assert cosine(quantize(source, tmp_path / "static.onnx", "int8", samples(tmp_path / "x.npz", x=x))) > 0.98
+    for name in ("int8.onnx", "static.onnx"):
+        result = onnx.load(tmp_path / name)
+        kinds = {value.type.tensor_type.elem_type for value in (*result.graph.input, *result.graph.output)}
+        assert kinds == {TensorProto.FLOAT16}, "callers give and take what they did before"
+    if conv:
+        with pytest.raises(EngineError, match="use int8"):
+            quantize(source, tmp_path / "int4.onnx", "int4")
+    else:
+        assert cosine(quantize(source, tmp_path / "int4.onnx", "int4")) > 0.98
+
+
+def _halve(model: ModelProto) -> None:
+    """Make all floats of a model, its inputs and outputs among them, floats of 16 bits."""
     for tensor in model.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    source = saved(model, tmp_path / "half.onnx")
-    assert cosine(quantize(source, tmp_path / "int4.onnx", "int4")) > 0.98
-    with pytest.raises(EngineError, match="float32, or use int4"):
-        quantize(source, tmp_path / "int8.onnx", "int8")
+    del model.graph.value_info[:]
 
 
 def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:
@@ -276,8 +294,11 @@ def test_weights_in_branches(tmp_path: Path) -> None:
     assert not onnx.load(moved).graph.initializer
     built = quantize(source, tmp_path / "int8.onnx", "int8")
     assert (built.weights_quantized, built.weights_left) == (2, 0)
+    onnx.checker.check_model(onnx.load(tmp_path / "int8.onnx"))  # nodes of branches are in order, too
     x = vectors()
     for first in (True, False):
+        with OnnxEngine(tmp_path / "int8.onnx", 1) as engine:
+            assert engine.run({"x": x, "first": np.array(first)})["y"].shape == (6, 64)
         expected, result = (run(path, x, np.array(first))[0] for path in (source, tmp_path / "int8.onnx"))
         assert 0 < np.linalg.norm(result - expected) < 0.03 * np.linalg.norm(expected)
     calibration = samples(tmp_path / "x.npz", x=x[:, None], first=np.ones(6, np.bool_))

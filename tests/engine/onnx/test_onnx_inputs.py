@@ -1,0 +1,32 @@
+"""Inputs from files: names and file names with an equals sign are told apart by what the model takes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.onnx.inputs import path_of, read
+from edge.onnx.samples import Input, SamplesError
+
+X, SCALED, OTHER = (Input(name, "tensor(float)", (2,)) for name in ("x", "x=scaled", "other"))
+
+
+def test_longest_name_before_an_equals_sign_is_the_input(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones(2, np.float32))
+    np.save(tmp_path / "b=c.npy", np.zeros(2, np.float32))
+    files = [f"x={tmp_path}/a.npy", f"x=scaled={tmp_path}/b=c.npy"]
+    feeds = read((X, SCALED), files, None).feeds
+    assert (feeds["x"].tolist(), feeds["x=scaled"].tolist()) == ([1, 1], [0, 0])
+    assert [path_of(file) for file in files] == [tmp_path / "a.npy", tmp_path / "b=c.npy"]
+
+
+def test_file_with_an_equals_sign_needs_no_name(tmp_path: Path) -> None:
+    np.save(tmp_path / "b=c.npy", np.zeros(2, np.float32))
+    assert read((X,), [f"{tmp_path}/b=c.npy"], None).feeds["x"].tolist() == [0, 0]
+    assert path_of(f"{tmp_path}/b=c.npy") == tmp_path / "b=c.npy"
+
+
+def test_name_that_no_input_has_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(2, np.float32))
+    with pytest.raises(SamplesError, match=r"no input 'y'; it takes 'x', 'other'"):
+        read((X, OTHER), [f"y={tmp_path}/a.npy"], None)
