@@ -458,3 +458,35 @@ def test_names_of_clients_are_bounded_and_logged_once(
         lines = [record for record in caplog.records if "plain_hint" in record.getMessage()]
     assert len(lines) == 1
     assert "\n" not in lines[0].getMessage()
+
+
+def test_functions_in_a_namespace_are_called_by_their_own_names() -> None:
+    models = ScriptedModels()
+    models.scripted.template = "{{ tools }} {{ tool_calls }} <tool_call>"
+    models.scripted.says = '<tool_call>\n{"name": "mcp__x__f", "arguments": {"a": "b"}}\n</tool_call>'
+    earlier = {"type": "function_call", "call_id": "1", "name": "f", "namespace": "mcp__x", "arguments": "{}"}
+    space = {"type": "namespace", "name": "mcp__x", "tools": [{"type": "function", **FUNCTION}, {"type": "custom"}]}
+    result = {"type": "function_call_output", "call_id": "1", "output": "c"}
+    with serving(create_app(models, ServeOptions())) as url:
+        body = {"input": [*HI, earlier, result], "tools": [space]}
+        response = httpx.post(f"{url}/v1/responses", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    [item] = response.json()["output"]
+    assert (item["name"], item["namespace"], item["arguments"]) == ("f", "mcp__x", '{"a": "b"}')
+    assert response.headers["X-Edge-Ignored"] == "tools.tools.custom"
+    generation = models.scripted.requests[0]
+    assert [tool["function"]["name"] for tool in generation.tools] == ["mcp__x__f"]
+    assert (generation.messages or [])[1]["tool_calls"][0]["function"]["name"] == "mcp__x__f"
+
+
+def test_forms_of_thinking_of_other_servers() -> None:
+    template = "{{ enable_thinking }}"
+    for more, think in (
+        ({"enable_thinking": False}, 0),
+        ({"thinking": {"type": "disabled"}}, 0),
+        ({"thinking": {"type": "enabled"}}, -1),
+        ({"reasoning": {"effort": "low"}}, 1024),
+        ({"reasoning": {"effort": ""}}, None),
+        ({"thinking": True, "reasoning": "a lot"}, None),
+    ):
+        assert generations(CHAT, {"messages": HI, **more}, template)[0].think == think, more

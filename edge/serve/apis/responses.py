@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
@@ -26,7 +26,7 @@ def parse(request: ResponsesRequest, template: str) -> ParsedRequest:
 async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
     """Yield the created response, its items as they come, and the complete response."""
     response = _response(request, model)
-    stream = _Stream(response)
+    stream = _Stream(response, {name: (space, tool.name) for name, (space, tool) in request.in_namespaces.items()})
     yield stream.event("response.created", response=dict(response))
     yield stream.event("response.in_progress", response=dict(response))
     usage = Usage()
@@ -102,7 +102,9 @@ def _usage(usage: Usage) -> dict[str, Any]:
 class _Stream:
     """Numbers events, and adds the items that they report to the response."""
 
-    def __init__(self, response: dict[str, Any]) -> None:
+    def __init__(self, response: dict[str, Any], namespaces: Mapping[str, tuple[str, str]]) -> None:
+        """namespaces: namespace and name of functions, by their names in the prompt."""
+        self._namespaces = namespaces
         self._output: list[dict[str, Any]] = response["output"]
         self._count = 0
         self._text: list[str] | None = None  # of the current item
@@ -155,7 +157,10 @@ class _Stream:
     def call(self, call: Call) -> Event:
         self._item = new_id("fc_")
         self._arguments = []
-        self._call = {"id": self._item, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""}
+        namespace, name = self._namespaces.get(call.name, (None, call.name))
+        self._call = {"id": self._item, "type": "function_call", "call_id": call.id, "name": name, "arguments": ""}
+        if namespace is not None:
+            self._call["namespace"] = namespace
         return self._item_event("response.output_item.added", item={**self._call, "status": "in_progress"})
 
     def arguments(self, text: str) -> Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -47,8 +48,9 @@ class FunctionCallItem(Fields):
     call_id: str
     name: FunctionName
     arguments: str = Field(description="JSON of an object")
+    namespace: str | None = None
 
-    ignored = frozenset({"async", "caller", "id", "namespace", "status"})
+    ignored = frozenset({"async", "caller", "id", "status"})
 
 
 class FunctionOutputItem(Fields):
@@ -117,7 +119,36 @@ class FunctionTool(FunctionFields):
         return {"type": "function", **function} if isinstance(function, dict) else tool
 
 
-Tool = Annotated[Annotated[FunctionTool, Tag("Function")] | Annotated[OtherTool, Tag("Other")], Discriminator(tool_tag)]
+class NamespaceTool(Fields):
+    """Functions with a common name, such as those of one MCP server in Codex."""
+
+    type: Literal["namespace"]
+    name: str
+    tools: Items[
+        Annotated[
+            Annotated[FunctionTool, Tag("Function")] | Annotated[OtherTool, Tag("Other")], Discriminator(tool_tag)
+        ]
+    ] = Field(default_factory=list)
+
+    ignored = frozenset({"description"})
+
+
+def _tool_tag(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "Namespace" if kind == "namespace" else tool_tag(tool)
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("Function")]
+    | Annotated[NamespaceTool, Tag("Namespace")]
+    | Annotated[OtherTool, Tag("Other")],
+    Discriminator(_tool_tag),
+]
+
+
+def name_in_prompt(namespace: str | None, name: str) -> str:
+    """Return the name by which a model knows a function."""
+    return f"{namespace}{'' if namespace.endswith('_') else '__'}{name}" if namespace else name
 
 
 class TextFields(Fields):
@@ -158,13 +189,22 @@ class ResponsesRequest(SamplingFields):
     }
     effort_field = "reasoning.effort"
 
+    @property
+    def in_namespaces(self) -> dict[str, tuple[str, FunctionTool]]:
+        """Functions in namespaces, with these, by the names in the prompt."""
+        spaces = [tool for tool in self.tools or () if isinstance(tool, NamespaceTool)]
+        inner = [(space.name, tool) for space in spaces for tool in space.tools if isinstance(tool, FunctionTool)]
+        return {name_in_prompt(space, tool.name): (space, tool) for space, tool in inner}
+
 
 def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
     """Return the messages, and the functions that may be called. BadRequest."""
     if request.top_logprobs and LOGPROBS not in (request.include or ()):
         request.ignore("top_logprobs")
     functions = [tool.to_function() for tool in request.tools or () if isinstance(tool, FunctionTool)]
-    has_others = len(functions) < len(request.tools or ())
+    for name, (_, tool) in request.in_namespaces.items():
+        functions.append(replace(tool.to_function(), name=name))
+    has_others = any(not isinstance(tool, FunctionTool) for tool in request.tools or ())
     use = function_use(request, functions, request.tool_choice, request.parallel_tool_calls, has_others=has_others)
     instructions = system_text(request.instructions)
     messages = [{"role": "system", "content": instructions}] if instructions else []
@@ -195,7 +235,8 @@ def _messages(items: list[Item]) -> list[Message]:
         elif isinstance(item, FunctionCallItem):
             if thought or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            call = {"id": item.call_id, "type": "function", "function": called(item.name, item.arguments)}
+            name = name_in_prompt(item.namespace, item.name)
+            call = {"id": item.call_id, "type": "function", "function": called(name, item.arguments)}
             messages[-1].setdefault("tool_calls", []).append(call)
         elif isinstance(item, OtherItem):
             role = "user" if item.type.endswith("_output") else "assistant"
