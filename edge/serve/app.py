@@ -48,6 +48,7 @@ def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
             Exception: _failed,
         },
     )
+    app.router.redirect_slashes = False  # each path has one form already
     app.state.batches = batches
     return app
 

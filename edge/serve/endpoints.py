@@ -67,6 +67,9 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
     async def plan(http: Request, request: state.PlanRequest) -> dict[str, Any]:
         return await unless_gone(http, state.use_plan(request, models))
 
+    async def props(http: Request) -> dict[str, Any]:
+        return await state.props(models, http.query_params.get("model"))
+
     async def one_model(http: Request) -> dict[str, Any]:
         return await model_json(models, http.path_params["name"])
 
@@ -92,7 +95,7 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
         """Return an endpoint whose request may name a model, which then answers it."""
 
         async def work(parsed: R) -> Any:
-            name = getattr(parsed, "model", None)
+            name = models.resolve(getattr(parsed, "model", None))
             if request in (EmbeddingsRequest, NativeEmbeddingsRequest, RerankRequest):
                 check_no_adapter(name, models)
             return await answer(parsed, await models.model(name))
@@ -123,7 +126,7 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
         Endpoint("GET", "/v1/models/{name:path}", "Tell of one model.", one_model),
         get("/v1/cluster", "Tell what the loaded models do, and on which devices.", lambda: state.cluster(models)),
         get("/v1/front", "Tell the plans that there are to choose from.", lambda: state.front(options.front)),
-        get("/props", "Tell of the default model.", lambda: state.props(models)),
+        Endpoint("GET", "/props", "Tell of a model; by default the first.", props),
         get("/lora-adapters", adapters, lambda: adapter_list(models)),
         Endpoint("POST", "/lora-adapters", "Change those scales.", lora, AdapterScales),
         get("/slots", "Tell which answers are in the making.", lambda: state.slots(models)),

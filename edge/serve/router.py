@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from devices.probe import available_memory
 from edge.api.config import EngineConfig
 from edge.errors import EngineGone, NotAllowed, UnknownModel
 from edge.models.wheels import Progress
@@ -20,6 +19,7 @@ from edge.serve.client import EngineClient
 from edge.serve.lifetimes import Lifetimes
 from edge.serve.memory import ModelMemory
 from edge.serve.model_files import ModelFile, model_file
+from edge.serve.model_names import is_empty, matching
 from partition.plan.plan import Plan
 
 _BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file, its projector and its adapters
@@ -68,6 +68,20 @@ class Router:
     def names(self) -> Sequence[str]:
         """Names of the models, the default one first."""
         return list(self._configs)
+
+    def resolve(self, name: str | None) -> str:
+        if name is None or is_empty(name):
+            return self.names[0]
+        every = [*self._configs, *(own for adapters in self._adapters.values() for own in adapters.names)]
+        found = matching(name, every)
+        if len(found) == 1:
+            return found[0]
+        if not found and len(every) == 1 and self._fetch is None:
+            return self.names[0]
+        named = ", ".join((found or every)[:_MOST_NAMED])
+        if found:
+            raise UnknownModel(f"the name {name[:200]!r} may stand for several models; write one of {named}")
+        raise UnknownModel(f"there is no model {name[:200]!r} here; there are {named}")
 
     def adapters(self, name: str | None) -> ServedAdapters:
         return self._adapters[self._known(name)]
@@ -232,14 +246,9 @@ class Router:
         return model
 
     def _known(self, name: str | None) -> str:
-        if name is None:
-            return self.names[0]
-        name = next((model for model, adapters in self._adapters.items() if name in adapters.names), name)
-        if name not in self._configs:
-            every = [*self._configs, *(own for adapters in self._adapters.values() for own in adapters.names)]
-            named = ", ".join(every[:_MOST_NAMED])
-            raise UnknownModel(f"there is no model {name[:200]!r} here; there are {named}")
-        return name
+        """Return the model that a name in a request stands for, which may be that of an adapter. UnknownModel."""
+        served = self.resolve(name)
+        return next((model for model, adapters in self._adapters.items() if served in adapters.names), served)
 
     async def _unload_longest_idle(self, needs: str) -> bool:
         """Unload the model, another than `needs`, that nobody has used for longest; False if none may be."""
@@ -276,5 +285,5 @@ def _needs_room(config: EngineConfig, adapters: ServedAdapters, memory: ModelMem
     OSError without its file."""
     files = [Path(path) for path in (config.path, config.mmproj) if path is not None]
     n_bytes = sum(path.stat().st_size for path in files) + adapters.file_bytes
-    fits = n_bytes * _BESIDE_WEIGHTS <= psutil.virtual_memory().available
+    fits = n_bytes * _BESIDE_WEIGHTS <= available_memory()
     return memory.n_bytes is None and (bool(config.options.get("memory")) or not fits)

@@ -182,6 +182,11 @@ class ServedModels(Protocol):
     def names(self) -> Sequence[str]:
         """Names of the models, the default one first."""
 
+    def resolve(self, name: str | None) -> str:
+        """Return the served name that a name in a request stands for: that of a model, or of an adapter. None, and an
+        empty name: the default model. Any name stands for the only model of a server. UnknownModel, with the names that
+        there are."""
+
     def adapters(self, name: str | None) -> ServedAdapters:
         """Return the adapters of a model, or of the one that an adapter of this name belongs to. UnknownModel."""
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import uvicorn
@@ -21,6 +20,7 @@ from edge.net.channel import check_own
 from edge.serve.app import create_app
 from edge.serve.batches.runner import BatchRunner
 from edge.serve.http.connections import bounded_connections
+from edge.serve.http.listeners import BOTH, listeners
 from edge.serve.lifetimes import Lifetimes
 from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router
@@ -29,11 +29,6 @@ from quant.gguf.file import GgufFile
 
 _STREAMS_END_S = 5  # for streams to report the server's end to their clients
 _LOOK_S = 1.0  # between looks for idle models
-_BACKLOG = 512  # connections that wait to be accepted
-_REMEDIES = {
-    errno.EADDRINUSE: "give another port, or end the program that has this one",
-    errno.EACCES: "give a port of 1024 or more",
-}
 
 
 def serve(
@@ -51,18 +46,13 @@ def serve(
 
     TrustError as `check`, OSError if the address is not available, the errors of loading the first model.
     """
-    check_own(options.host)
+    if options.host not in BOTH:
+        check_own(options.host)
     check(options)
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        listener = socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno in _REMEDIES else error.strerror or str(error)
-        remedy = f"; {_REMEDIES[error.errno]}" if error.errno in _REMEDIES else ""
-        raise OSError(f"{options.host}:{options.port} cannot be listened on: {why}{remedy}") from error
-    with listener:
-        port = listener.getsockname()[1]
-        asyncio.run(_serve(configs, replace(options, port=port), queue, say, listening, listener, fetch))
+    with ExitStack() as opened:
+        sockets = [opened.enter_context(listener) for listener in listeners(options.host, options.port)]
+        port = sockets[0].getsockname()[1]
+        asyncio.run(_serve(configs, replace(options, port=port), queue, say, listening, sockets, fetch))
 
 
 async def _serve(
@@ -71,7 +61,7 @@ async def _serve(
     queue: int,
     say: Callable[[str], None],
     listening: Callable[[str], None],
-    listener: socket.socket,
+    sockets: Sequence[socket.socket],
     fetch: Callable[[str, Progress], EngineConfig] | None,
 ) -> None:
     configs = _usable(configs, say) if len(configs) > 1 else configs
@@ -111,7 +101,7 @@ async def _serve(
         host = f"[{options.host}]" if ":" in options.host else options.host
         scheme = "http" if options.tls_cert is None else "https"
         listening(f"{scheme}://{host}:{options.port}")
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=list(sockets))
     finally:
         for task in tasks:
             task.cancel()

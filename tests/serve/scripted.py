@@ -156,6 +156,11 @@ class ScriptedModels:
     def names(self) -> Sequence[str]:
         return [self.scripted.name]
 
+    def resolve(self, name: str | None) -> str:
+        if name not in (None, self.scripted.name):
+            raise UnknownModel(f"there is no model {name!r}")
+        return self.scripted.name
+
     def adapters(self, name: str | None) -> ServedAdapters:
         return ServedAdapters()
 

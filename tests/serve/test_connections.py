@@ -2,12 +2,13 @@
 
 import asyncio
 import datetime
+import errno
 import ipaddress
 import select
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,8 @@ from uvicorn.server import ServerState
 from devices.errors import TrustError
 from edge.serve.app import create_app
 from edge.serve.http import bodies, connections
+from edge.serve.http.listeners import listeners
+from edge.serve.http.own_names import OwnNames
 from edge.serve.options import ServeOptions, check
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
@@ -124,7 +127,8 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder, key = tmp_path_factory.mktemp("pem"), ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edge")])
     day, today = datetime.timedelta(days=1), datetime.datetime.now(datetime.timezone.utc)
-    addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    names = [x509.DNSName("box.local"), x509.DNSName("*.home.example")]
+    addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), *names])
     built = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), today - day, today + day)
     cert = built.add_extension(addresses, critical=False).sign(key, hashes.SHA256())
     (folder / "cert.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
@@ -135,6 +139,66 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
         (folder / file).write_bytes(key.private_bytes(*form))
     return folder / "cert.pem", folder / "key.pem"
+
+
+def test_names_in_the_certificate_are_the_servers(pem: tuple[Path, Path]) -> None:
+    names = OwnNames(ServeOptions(tls_cert=pem[0], tls_key=pem[1]))
+    assert all(host in names for host in ("box.local:8080", "a.home.example", "BOX.local."))
+    assert not any(host in names for host in ("home.example", "a.b.home.example", "other.local"))
+
+
+@pytest.mark.parametrize("host", ["::", "localhost"])
+def test_both_families_are_listened_on_at_one_port(host: str) -> None:
+    with ExitStack() as opened:
+        sockets = [opened.enter_context(listener) for listener in listeners(host, 0)]
+        port = sockets[0].getsockname()[1]
+        for address in ("127.0.0.1", "::1"):
+            with socket.create_connection((address, port), WAIT_S):
+                pass
+        assert {listener.getsockname()[1] for listener in sockets} == {port}
+
+
+def test_taken_port_of_one_family_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    create, ports, taken = socket.create_server, [], []
+
+    def once_taken(address: tuple[str, int], **options: Any) -> socket.socket:
+        if address[1] and not taken:  # the second family, at the port of the first
+            taken.append(create(address, **options))
+        listener = create(address, **options)
+        ports.append(listener.getsockname()[1])
+        return listener
+
+    monkeypatch.setattr(socket, "create_server", once_taken)
+    with ExitStack() as opened:
+        sockets = [opened.enter_context(listener) for listener in listeners("localhost", 0)]
+        assert len(sockets) == 2
+        assert [listener.getsockname()[1] for listener in sockets] == ports[-2:] == [ports[-1]] * 2
+        opened.enter_context(taken[0])
+
+
+@pytest.mark.parametrize("missing", [socket.AF_INET, socket.AF_INET6])
+@pytest.mark.parametrize("host", ["::", "localhost"])
+def test_missing_family_is_left_out(host: str, missing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = socket.create_server
+
+    def without(address: tuple[str, int], **options: Any) -> socket.socket:
+        if options["family"] == missing:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return create(address, **options)
+
+    monkeypatch.setattr(socket, "create_server", without)
+    [only] = listeners(host, 0)
+    with only:
+        assert only.family != missing
+
+
+def test_port_that_another_program_has_in_one_family_is_an_error() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OSError, match=f"localhost:{port} cannot be listened on: Address already in use; give"):
+            listeners("localhost", port)
+    for listener in listeners("localhost", port):  # nothing of the first try is left
+        listener.close()
 
 
 def test_tls(pem: tuple[Path, Path]) -> None:

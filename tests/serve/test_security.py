@@ -32,20 +32,82 @@ def url() -> Iterator[str]:
         yield address
 
 
+MACHINE = socket.gethostname().partition(".")[0]
+
+
+OF_MACHINE = (socket.gethostname(), MACHINE.upper(), f"{MACHINE}.local", f"{MACHINE}.LOCAL.:8080")
+OF_LOOPBACK = ("localhost:1", "LOCALHOST", "localhost.", "edge.localhost", "a.b.localhost:8080")
+OF_CONTAINERS = ("host.docker.internal", "gateway.docker.internal:8080", "Host.Containers.Internal.")
+NEARLY = (
+    "evillocalhost",
+    "other.local",
+    f"{MACHINE}.local.evil.example",
+    "evil.docker.internal",
+    "edge.example..",
+    ".",
+)
+
+
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "localhost:1", "[::1]:8080", "10.1.2.3", "edge.example", socket.gethostname()]
+    "host", ["127.0.0.1", "[::1]:8080", "10.1.2.3", "edge.example", *OF_MACHINE, *OF_LOOPBACK, *OF_CONTAINERS]
 )
 def test_names_of_this_server(url: str, host: str) -> None:
     assert httpx.get(url + MODELS, headers={**BEARER, "Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "[", ""]
+    "host",
+    ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "[", "", *NEARLY],
 )
 def test_a_name_that_is_not_its_own_is_refused_also_for_the_page(url: str, host: str) -> None:
     for path in (MODELS, "/health"):
         refused = httpx.get(url + path, headers={**BEARER, "Host": host})
         assert refused.status_code in (400, 403)
+
+
+def test_browser_under_a_foreign_name_gets_a_page_with_the_option(url: str) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
+    refused = httpx.get(url, headers={**browser, "Host": "box.example:8080"})
+    assert (refused.status_code, refused.headers["content-type"]) == (403, "text/html; charset=utf-8")
+    assert "edge serve ... --allow-host box.example<" in refused.text
+    assert refused.headers["x-content-type-options"] == "nosniff"
+    for odd in ("<script>alert(1)</script>", "a;reboot", "$(reboot)", "-x", "a`b"):
+        refused = httpx.get(url, headers={**browser, "Host": odd})
+        assert refused.status_code == 403
+        assert "<script" not in refused.text
+        assert "--allow-host NAME<" in refused.text
+    linked = httpx.get(url + MODELS, headers={**BEARER, **browser, "Origin": "https://evil.example"})
+    assert "--allow-origin https://evil.example<" in linked.text
+    assert httpx.get(url, headers={"Host": "box.example"}).json()["error"]["type"] == "permission_error"
+
+
+@pytest.mark.parametrize("prefix", ["/", "//", "/v1", "/v1/v1", "//v1//"])
+@pytest.mark.parametrize("end", ["", "/", "//"])
+def test_odd_slashes_reach_every_endpoint_without_a_redirect(url: str, prefix: str, end: str) -> None:
+    for path in ("/v1/chat/completions", "/api/chat"):
+        answered = httpx.post(f"{url}{prefix}{path}{end}", json={**ASK, "stream": False}, headers=BEARER)
+        assert (answered.status_code, answered.json()["model"]) == (200, "scripted")
+    for path in (MODELS, "/api/tags", "/v1/models/scripted"):
+        answered = httpx.get(f"{url}{prefix}{path}{end}", headers=BEARER)
+        assert answered.status_code == 200
+    assert httpx.get(f"{url}//health{end}").json()["status"] == "ok"
+
+
+def test_odd_slashes_do_not_get_past_the_key(url: str) -> None:
+    at = urlsplit(url)
+    paths = [
+        *(f"{a}{MODELS}{b}" for a in ("", "/", "/v1", "/health/..", "/index.html/..", "/%2f") for b in ("", "/", "//"))
+    ]
+    for path in [
+        *paths,
+        "/health%2f..%2fv1/models",
+        "/v1/models%3f/health",
+        "/v1/models/health",
+        "//v1/models;/health",
+    ]:
+        with socket.create_connection((at.hostname, at.port), 30) as sock:
+            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            assert sock.recv(100).startswith(b"HTTP/1.1 401 "), path
 
 
 def test_pages_of_other_origins_may_not_ask(url: str) -> None:

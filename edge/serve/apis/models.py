@@ -6,7 +6,6 @@ import asyncio
 import datetime
 from typing import Any
 
-from edge.errors import UnknownModel
 from edge.serve.served import ServedModels
 
 
@@ -18,11 +17,9 @@ async def model_list(models: ServedModels) -> dict[str, Any]:
 
 async def model_json(models: ServedModels, name: str) -> dict[str, Any]:
     """Return one model, or an adapter as one. UnknownModel."""
-    for model in models.names:
-        if name == model or name in models.adapters(model).names:
-            return next(entry for entry in await _entries(models, model) if entry["id"] == name)
-    every = ", ".join(own for model in models.names for own in (model, *models.adapters(model).names))
-    raise UnknownModel(f"there is no model {name!r:.200}; there are {every}")
+    served = models.resolve(name)
+    model = next(model for model in models.names if served in (model, *models.adapters(model).names))
+    return next(entry for entry in await _entries(models, model) if entry["id"] == served)
 
 
 async def _entries(models: ServedModels, name: str) -> list[dict[str, Any]]:

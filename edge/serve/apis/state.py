@@ -41,8 +41,9 @@ def health(models: ServedModels) -> dict[str, Any]:
     )
 
 
-async def props(models: ServedModels) -> dict[str, Any]:
-    served = await models.model(None)
+async def props(models: ServedModels, name: str | None = None) -> dict[str, Any]:
+    """Return the properties of a model; None: the default one. UnknownModel."""
+    served = await models.model(name)
     model = await served.about()
     longest = min(model["context"], model["trained_context"] or model["context"])  # tokens of one request
     settings = {"n_ctx": longest, "params": dict(DEFAULTS)}

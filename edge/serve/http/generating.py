@@ -94,6 +94,7 @@ async def _begun(
 ) -> _Accepted:
     """Accept a request. Its errors are raised here, before anything is sent of its answers."""
     at = time.time()
+    request.model = models.resolve(request.model)
     model = await models.model(request.model)
     about = await model.about()
     request.admitted(about)
@@ -109,7 +110,7 @@ async def _begun(
     continues = talk is not None and CONTINUES in talk.messages[-1]
     is_one = len(generations) == 1 and not (background or generations[0].media or continues)
     chat = Chat(model, talk, generations[0], at) if talk is not None and is_one else None
-    return _Accepted(request.model or model.name, parsed, await begin(model, generations), chat)
+    return _Accepted(request.model, parsed, await begin(model, generations), chat)
 
 
 async def _known(beginning: asyncio.Future[_Accepted], limit_s: float | None) -> None:

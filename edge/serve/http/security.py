@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
-import socket
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.serve.http.bodies import BodyRoom, IncomingBody
 from edge.serve.http.errors import error_body, failure
+from edge.serve.http.own_names import OwnNames, name_of, refusal_page
 from edge.serve.options import ServeOptions
 
 # The page may load only its own files, not be shown in other pages, and send nothing elsewhere.
@@ -39,7 +39,7 @@ class Security:
         self.app = app
         self._owners = {key.encode(): _digest(key) for key in options.api_keys}
         self._shares_prefixes = options.shared_prefixes
-        self._hosts = {name.lower() for name in ("localhost", options.host, socket.gethostname(), *options.allow_hosts)}
+        self._own_names = OwnNames(options)
         self._origins = frozenset(options.allow_origins)
         self._max_body = options.max_body_bytes
         self._room = BodyRoom(max(options.max_bodies_bytes, options.max_body_bytes))
@@ -49,6 +49,7 @@ class Security:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope["path"] = usual_path(scope["path"])
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         body = IncomingBody(receive, headers, self._max_body, self._room)
@@ -85,26 +86,24 @@ class Security:
         except HTTPException as error:
             if begun:
                 raise
-            failed = failure(error)
-            content = error_body(failed, scope["path"])
-            await JSONResponse(content, failed.status, dict(failed.headers))(scope, receive, answer)
+            await _refusal(error, scope, headers)(scope, receive, answer)
         finally:
             body.close()
 
     def _checked(self, path: str, headers: Headers, method: str) -> str:
         """Return the digest of the client's key. HTTPException if it must not be answered."""
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._is_own_name(hosts[0]):
-            raise HTTPException(
-                403, f"this server is not known as {', '.join(hosts) or 'nothing'!r:.200}; --allow-host adds a name"
-            )
+        if len(hosts) != 1 or hosts[0] not in self._own_names:
+            message = f"this server is not known as {', '.join(hosts) or 'nothing'!r:.200}; --allow-host adds a name"
+            raise _Refused(message, "--allow-host", name_of(hosts[0]) if len(hosts) == 1 else "")
         origins = headers.getlist("origin")
         if len(origins) > 1 or any(not self._may_ask(origin, hosts[0]) for origin in origins):
-            raise HTTPException(
-                403, f"pages of {', '.join(origins)!r:.200} may not ask this server; --allow-origin allows one"
-            )
+            message = f"pages of {', '.join(origins)!r:.200} may not ask this server; --allow-origin allows one"
+            raise _Refused(message, "--allow-origin", origins[0])
         if not origins and headers.get("sec-fetch-site") in _ELSEWHERE and not self._is_link(path, headers, method):
-            raise HTTPException(403, "pages of other origins may not ask this server; --allow-origin allows one")
+            raise _Refused(
+                "pages of other origins may not ask this server; --allow-origin allows one", "--allow-origin"
+            )
         if method == "OPTIONS" and origins and "access-control-request-method" in headers:
             return ""  # a browser asks without the key whether it may ask
         owner = self._owner_of(headers)
@@ -115,18 +114,6 @@ class Security:
                 {"WWW-Authenticate": "Bearer"},
             )
         return owner or ""
-
-    def _is_own_name(self, host: str) -> bool:
-        """Return whether a Host header names this server. A foreign DNS name that leads here does not."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return name in self._hosts
-        return True
 
     def _may_ask(self, origin: str, host: str) -> bool:
         try:
@@ -154,6 +141,30 @@ class Security:
             if hmac.compare_digest(given_key.encode(), key)
         ]
         return equal[0] if equal else None if self._owners else ""
+
+
+class _Refused(HTTPException):
+    """A request under a name, or from a page, that an option of the server would allow."""
+
+    def __init__(self, message: str, option: str, value: str = "") -> None:
+        super().__init__(403, message)
+        self.option, self.value = option, value
+
+
+def _refusal(error: HTTPException, scope: Scope, headers: Headers) -> Response:
+    """Return the response to a request that was refused: a browser that opens a page gets a page."""
+    if isinstance(error, _Refused) and "text/html" in headers.get("accept", ""):
+        return HTMLResponse(refusal_page(error.detail, error.option, error.value), error.status_code)
+    failed = failure(error)
+    return JSONResponse(error_body(failed, scope["path"]), failed.status, dict(failed.headers))
+
+
+def usual_path(path: str) -> str:
+    """Return a path without what people leave in the address of a server: several slashes, one at the end, and a `/v1`
+    before the `/v1` or `/api` of the API. Keys are checked for the path that is then answered."""
+    path = re.sub(r"//+", "/", path)
+    path = re.sub(r"^(/v1)+(?=/(v1|api)(/|$))", "", path)
+    return path.rstrip("/") or "/"
 
 
 def _digest(key: str) -> str:

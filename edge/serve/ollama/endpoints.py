@@ -49,6 +49,7 @@ def ollama_endpoints(models: ServedModels) -> list[Endpoint]:
 
     def generating(api: Api[Any]) -> Endpoint:
         async def handle(http: Request, request: AnswerRequest) -> Any:
+            request.model = models.resolve(request.model)
             models.keep(request.model, request.keep_s)
             if _is_empty(request):
                 return await unless_gone(http, _load(request, models))
@@ -114,7 +115,7 @@ async def _load(request: AnswerRequest, models: ServedModels) -> dict[str, Any]:
         await models.model(request.model)
     is_chat = isinstance(request, OllamaChatRequest)
     return {
-        "model": request.model or models.names[0],
+        "model": request.model,
         "created_at": timestamp(),
         **({"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}),
         "done": True,
@@ -127,6 +128,7 @@ async def _embed(
 ) -> dict[str, Any]:
     """Return the embedding of each text. The errors of `embeddings`."""
     began = time.monotonic_ns()
+    request.model = models.resolve(request.model)
     check_no_adapter(request.model, models)
     models.keep(request.model, request.keep_s)
     model = await models.model(request.model)
@@ -138,7 +140,7 @@ async def _embed(
         result = await embeddings(EmbeddingsRequest.model_validate(fields), model)
         vectors, tokens = [item["embedding"] for item in result["data"]], result["usage"]["prompt_tokens"]
     return {
-        "model": request.model or model.name,
+        "model": model.name,
         "embeddings": vectors,
         "total_duration": time.monotonic_ns() - began,
         "load_duration": loaded - began,

@@ -40,6 +40,7 @@ async def running(models: ServedModels) -> dict[str, Any]:
 
 async def show(models: ServedModels, name: str) -> dict[str, Any]:
     """Return what is known of one model. UnknownModel."""
+    name = models.resolve(name)
     file = await asyncio.to_thread(models.file, name)
     template = str(file.metadata.get(_TEMPLATE, ""))
     # Some programs' JSON has no infinity.

@@ -1,0 +1,65 @@
+"""Listening sockets of the server, on each family of addresses that its host has."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import ExitStack
+
+BACKLOG = 512  # connections that wait to be accepted
+_TRIES = 20  # to find a free port that both families have
+_NO_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.ENOPROTOOPT)
+BOTH = {"::": ("::", "0.0.0.0"), "localhost": ("127.0.0.1", "::1")}  # where a resolver may know one alone
+_REMEDIES = {
+    errno.EADDRINUSE: "give another port, or end the program that has this one",
+    errno.EACCES: "give a port of 1024 or more",
+}
+
+
+def listeners(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that listen at all addresses of a host, all at one port; port 0 means any free one. `::` is every
+    address of this machine, of both families. A family that the machine does not have is left out. OSError if no
+    address can be listened on, or another program has one of them."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return _listening(_addresses(host), port)
+        except OSError as error:
+            if port == 0 and error.errno == errno.EADDRINUSE and tries_left:
+                continue  # the free port of one family is taken in the other
+            why = os.strerror(error.errno) if error.errno in _REMEDIES else error.strerror or str(error)
+            remedy = f"; {_REMEDIES[error.errno]}" if error.errno in _REMEDIES else ""
+            raise OSError(f"{host}:{port} cannot be listened on: {why}{remedy}") from error
+    raise AssertionError("the last try returns or raises")
+
+
+def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
+    """Return the family and the numeric form of each address of a host."""
+    names = BOTH.get(host.lower().rstrip("."), (host,))
+    found = [
+        (info[0], str(info[4][0]))
+        for name in names
+        for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        if info[0] in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _listening(addresses: list[tuple[socket.AddressFamily, str]], port: int) -> list[socket.socket]:
+    missing: OSError | None = None
+    with ExitStack() as opened:
+        sockets: list[socket.socket] = []
+        for family, address in addresses:
+            try:
+                listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
+            except OSError as error:
+                if error.errno not in _NO_FAMILY:
+                    raise
+                missing = error
+                continue
+            sockets.append(opened.enter_context(listener))
+            port = listener.getsockname()[1]
+        if not sockets:
+            raise missing or OSError("it has no address")
+        opened.pop_all()
+    return sockets

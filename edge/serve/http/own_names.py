@@ -1,0 +1,92 @@
+"""Names of this server in the `Host` header, and the page for a browser that used another one."""
+
+from __future__ import annotations
+
+import html
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from edge.serve.options import ServeOptions
+
+# Containers and virtual machines know their host by these names. No public name can end in `.internal`.
+_OF_CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
+_PLAIN = re.compile(r"(https?://)?[a-z0-9_][a-z0-9_.-]{0,252}(:[0-9]{1,5})?")  # nothing that a shell would read
+
+
+class OwnNames:
+    """Names of this server. A foreign DNS name that leads here is none of them, so that no page of others gets in."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        machine = socket.gethostname().lower().rstrip(".")
+        short = machine.partition(".")[0]
+        names = (
+            "localhost",
+            options.host,
+            *(machine, short, f"{short}.local"),
+            *_full_names(short),
+            *_OF_CONTAINERS,
+            *options.allow_hosts,
+            *_certificate_names(options.tls_cert),
+        )
+        self._names = frozenset(name.lower().rstrip(".") for name in names)
+
+    def __contains__(self, host: object) -> bool:
+        """Return whether a Host header names this server; an address always does."""
+        name = name_of(str(host))
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            parent = name.partition(".")[2]
+            return bool(name) and (name in self._names or f"*.{parent}" in self._names or name.endswith(".localhost"))
+        return True
+
+
+def name_of(host: str) -> str:
+    """Return the name in a Host header, without its port and the dot of the root; empty if there is none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
+
+
+def _full_names(short: str) -> Iterator[str]:
+    """Yield the full names of this machine, as files say them: no DNS server is asked."""
+    with suppress(OSError, UnicodeDecodeError):
+        for line in Path("/etc/hosts").read_text(encoding="utf-8").splitlines():
+            names = line.partition("#")[0].lower().split()[1:]
+            yield from (name for name in names if name.partition(".")[0] == short)
+    with suppress(OSError, UnicodeDecodeError):
+        for line in Path("/etc/resolv.conf").read_text(encoding="utf-8").splitlines():
+            kind, *domains = line.split() or [""]
+            if kind in ("search", "domain"):
+                yield from (f"{short}.{domain}" for domain in domains if domain.strip("."))
+
+
+def _certificate_names(certificate: Path | None) -> Iterable[str]:
+    """Return the DNS names in the server's certificate, where a star may stand for the first part."""
+    if certificate is None:
+        return ()
+    from cryptography import x509
+
+    try:
+        first = x509.load_pem_x509_certificates(certificate.read_bytes())[0]
+        names = first.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return ()
+    return names.get_values_for_type(x509.DNSName)
+
+
+def refusal_page(message: str, option: str, value: str) -> str:
+    """Return a page for a browser that is refused, with the option that lets it in. value: of the option, as the
+    request has it; it is shown only if it is a name that a command line can have as it is."""
+    command = f"edge serve ... {option} {value if _PLAIN.fullmatch(value.lower()) else 'NAME'}"
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Not answered</title>'
+        f"<h1>This server does not answer here</h1><p>{html.escape(message)}</p>"
+        f"<p>If that is your server, start it with</p><pre>{html.escape(command)}</pre></html>"
+    )

@@ -1,0 +1,57 @@
+"""Names of models as clients write them, and the served names that they stand for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+_MOST_CHARACTERS = 500  # of a name that is looked at closely
+_HUB = re.compile(r"(https?:/+)?(www\.)?(hf\.co|huggingface\.co)/+|hf:/+|ollama:/+", re.IGNORECASE)
+_ENDINGS = (":latest", ".gguf")  # that say nothing about which model it is
+
+
+def is_empty(name: str) -> bool:
+    """Return whether a name says nothing, so that the default model is meant."""
+    return not _plain(name)
+
+
+def matching(wanted: str, names: Collection[str]) -> list[str]:
+    """Return the served names that a client may mean; several if the name does not tell them apart.
+
+    The exact name comes first. Without it, these do not count: spaces around the name, the endings `.gguf` and
+    `:latest`, the address of the hub, and folders or providers before the name; last of all, upper and lower case.
+    """
+    if wanted in names:
+        return [wanted]
+    if len(wanted) > _MOST_CHARACTERS:
+        return []
+    keys = {name: {_plain(name), *_parts_of_hub_name(name)} for name in names}
+    for tail in _tails(wanted):
+        for fold in (str, str.casefold):
+            found = [name for name in names if fold(tail) in map(fold, keys[name])]
+            if found:
+                return found
+    return []
+
+
+def _plain(name: str) -> str:
+    plain = _HUB.sub("", name[: 2 * _MOST_CHARACTERS].strip(), count=1).strip("/\\ ")
+    while ending := next((end for end in _ENDINGS if plain.lower().endswith(end)), None):
+        plain = plain[: -len(ending)].rstrip()
+    return plain
+
+
+def _parts_of_hub_name(name: str) -> list[str]:
+    """Return the repository and the file of a served OWNER/NAME:FILE, each of which may stand for it."""
+    repository, colon, file = name.partition(":")
+    return [repository, _plain(file)] if colon and "/" in repository and file.lower().endswith(".gguf") else []
+
+
+def _tails(wanted: str) -> Iterator[str]:
+    """Yield the name, then without the folders or providers before it, the longest first."""
+    parts = re.split(r"[/\\]+", _plain(wanted))
+    for first in range(len(parts)):
+        if tail := "/".join(parts[first:]):
+            yield tail
+    if wanted.strip().lower().endswith(".gguf") and ":" in parts[-1]:
+        yield parts[-1].rpartition(":")[2]
