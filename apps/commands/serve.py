@@ -44,7 +44,7 @@ MOST_TARGET_MS = 600_000
 MOST_IDLE_MINUTES = 525_600
 WARMING_S = 360.0  # of an hour
 TARGETS = ("target_itl", "target_ttft")
-KEY_VARIABLE = "EDGE_API_KEY"
+KEY_VARIABLE, ADMIN_VARIABLE = "EDGE_API_KEY", "EDGE_ADMIN_KEY"
 DRAFTS = (*KINDS, SELF)
 say = partial(say_as, command="serve")
 
@@ -66,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = f"that requests need, repeatable; {KEY_VARIABLE} in the environment is one, which others cannot see"
     option(group, "--api-key KEY", words, action="append", default=[])
     option(group, "--api-key-file FILE", "that has keys, one in each line", Path)
+    words = f"that may change what concerns all keys, repeatable; also {ADMIN_VARIABLE} (default: an only key may)"
+    option(group, "--admin-key KEY", words, action="append", default=[])
+    option(group, "--admin-key-file FILE", "that has keys of administrators, one in each line", Path)
     words = "let who has one key notice, by the speed of an answer, what was asked with another (default: it cannot)"
     option(group, "--shared-prefixes", words)
     words = "scripts of pages from there may ask, such as https://example.org; repeatable"
@@ -182,7 +185,8 @@ def run(args: argparse.Namespace) -> int:
     from edge.serve.options import ServeOptions
     from edge.serve.server import serve
 
-    keys = (*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)]), *_keys_in(args.api_key_file))
+    keys = _keys(args.api_key, KEY_VARIABLE, args.api_key_file, "--api-key-file")
+    admin_keys = _keys(args.admin_key, ADMIN_VARIABLE, args.admin_key_file, "--admin-key-file")
     options = ServeOptions(
         args.host,
         args.port,
@@ -192,6 +196,7 @@ def run(args: argparse.Namespace) -> int:
         tuple(args.allow_host),
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
+        admin_keys=admin_keys,
         shared_prefixes=args.shared_prefixes,
         front=args.front,
         memory=args.memory if devices is None else None,
@@ -231,17 +236,19 @@ def _warming_seconds(text: str) -> float:
         raise ValueError(f"needs on, off, or seconds from 1 to 3600, got {text!r}") from None
 
 
-def _keys_in(path: Path | None) -> list[str]:
-    """The lines of a file of keys. OSError, UsageError for a file without any, or of no text."""
+def _keys(given: list[str], variable: str, path: Path | None, option: str) -> tuple[str, ...]:
+    """The keys of options, of the environment, and in the lines of a file. OSError, UsageError for a file without any,
+    or of no text."""
+    several = (*given, *filter(None, [os.environ.get(variable)]))
     if path is None:
-        return []
+        return several
     try:
         keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError:
         keys = []
     if not keys:
-        raise UsageError(f"--api-key-file {path} has no keys; write one in each line")
-    return keys
+        raise UsageError(f"{option} {path} has no keys; write one in each line")
+    return (*several, *keys)
 
 
 def _check_front(path: Path) -> None:

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from edge.serve.messages import error_of, generation_json, piece_of
+from edge.serve.caller import CALLER
+from edge.serve.messages import error_of, piece_of
 from edge.serve.served import Generation, Piece
 from edge.serve.suspects import Case, Suspects
 
@@ -16,7 +18,7 @@ class ProcessAnswer:
 
     def __init__(self, number: int, generation: Generation, cancel: Callable[[int], None]) -> None:
         """number: its id in the messages of the process. cancel: asks the process to end it."""
-        self.number, self.generation = number, generation
+        self.number, self.generation, self.client = number, generation, CALLER.get().client
         self.prompt_tokens = self.cached_tokens = 0
         self.tokens: list[int] = []  # received so far
         self.accepted = False  # by its process; until then a task waits for the acceptance
@@ -54,6 +56,10 @@ class Answers(dict[int, ProcessAnswer]):
     def n_foreground(self) -> int:
         """Number of those that somebody waits for: all but those in the background."""
         return sum(not answer.generation.background for answer in self.values())
+
+    def n_of(self, client: str) -> int:
+        """Return the number of those that a client waits for."""
+        return sum(answer.client == client and not answer.generation.background for answer in self.values())
 
     def receive(self, message: Mapping[str, Any]) -> bool:
         """Handle a message about a request. Return whether it brings a token."""

@@ -34,7 +34,7 @@ def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
     TrustError if other machines would be answered without a key."""
     check(options)
     page = _page()
-    batches = BatchRunner(BatchStore(batch_folder(options), has_keys=len(options.api_keys) > 1), models)
+    batches = BatchRunner(BatchStore(batch_folder(options), has_keys=len(options.keys) > 1), models)
     all_endpoints = endpoints(models, options, batches)
     routes = [Route(endpoint.path, endpoint.handle, methods=[endpoint.method]) for endpoint in all_endpoints]
     app = Starlette(

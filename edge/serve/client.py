@@ -10,6 +10,9 @@ from typing import Any
 
 from edge.errors import EngineGone, Overloaded
 from edge.serve.answer import ProcessAnswer
+from edge.serve.caller import CALLER
+from edge.serve.engine.threads import FETCHING, FETCHING_FOR_ONE, READING, is_url
+from edge.serve.places import Places
 from edge.serve.process import EngineProcess
 from edge.serve.served import Generation
 
@@ -20,23 +23,47 @@ class EngineClient:
     def __init__(self, process: EngineProcess, queue: int) -> None:
         """queue: requests that may wait beside the running ones."""
         self.name, self.process, self._queue = process.name, process, queue
+        # One purpose never waits for another: the engine process has threads for each.
+        waiting = queue + (process.config.options.get("sequences") or 1)
+        self._fetching = Places("pictures and sounds by URL", FETCHING, waiting, FETCHING_FOR_ONE)
+        self._reading = Places("tokens and templates", READING, waiting)
+        self._pooling = Places("embeddings and ranks", 1, waiting)
 
     @property
     def busy(self) -> bool:
         return self.process.busy
 
     async def generate(self, generation: Generation) -> ProcessAnswer:
-        sequences = self.process.about.get("sequences", 1)
-        if not generation.background and self.process.answers.n_foreground >= sequences + self._queue:
-            raise Overloaded(f"{sequences} requests are answered and {self._queue} wait: no more may; ask again later")
+        self._check_queue(generation)
+        if any(map(is_url, generation.media.values())):
+            async with self._fetching.one():
+                return await self.process.generate(generation)
         return await self.process.generate(generation)
+
+    def _check_queue(self, generation: Generation) -> None:
+        """Raise Overloaded if no more requests may wait. Where there are several keys, none takes more than half of
+        what is left to wait."""
+        if generation.background:
+            return
+        sequences, answers, caller = self.process.about.get("sequences", 1), self.process.answers, CALLER.get()
+        left = sequences + self._queue - answers.n_foreground
+        own = answers.n_of(caller.client) - sequences
+        if left <= 0 or (caller.among_several and own >= 0 and own >= left):
+            raise Overloaded(f"{sequences} requests are answered and {self._queue} wait: no more may; ask again later")
+
+    async def _read(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        return await self._reading.whole(lambda: self.process.ask(what, arguments))
+
+    async def _pool(self, what: str, arguments: Mapping[str, Any]) -> Any:
+        async with self._pooling.one():
+            return await self.process.ask(what, arguments)
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         options = {"add_special": add_special, "parse_special": parse_special}
-        return list(await self.process.ask("tokenize", {"text": text, **options}))
+        return list(await self._read("tokenize", {"text": text, **options}))
 
     async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        return [piece.encode("latin-1") for piece in await self.process.ask("pieces", {"tokens": list(tokens)})]
+        return [piece.encode("latin-1") for piece in await self._read("pieces", {"tokens": list(tokens)})]
 
     async def render(
         self,
@@ -46,15 +73,15 @@ class EngineClient:
         think: int | None = None,
     ) -> str:
         lists = {"messages": [dict(m) for m in messages], "tools": [dict(t) for t in tools]}
-        return str(await self.process.ask("render", {**lists, "variables": dict(variables), "think": think}))
+        return str(await self._read("render", {**lists, "variables": dict(variables), "think": think}))
 
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
-        embedded = await self.process.ask("embed", {"texts": [t if isinstance(t, str) else list(t) for t in texts]})
+        embedded = await self._pool("embed", {"texts": [t if isinstance(t, str) else list(t) for t in texts]})
         vectors = [array("f", b64decode(vector)).tolist() for vector in embedded["embeddings"]]
         return vectors, embedded["tokens"]
 
     async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
-        ranked = await self.process.ask("rerank", {"query": query, "documents": list(documents)})
+        ranked = await self._pool("rerank", {"query": query, "documents": list(documents)})
         return ranked["scores"], ranked["tokens"]
 
     async def turn(self, turn: Mapping[str, Any]) -> None:
@@ -62,7 +89,7 @@ class EngineClient:
             await self.process.ask("turn", turn)
 
     async def prefixes(self, do: str, arguments: Mapping[str, Any]) -> Any:
-        return await self.process.ask(do, arguments) if self.process.config.prefix_warming else None
+        return await self._read(do, arguments) if self.process.config.prefix_warming else None
 
     async def status(self) -> dict[str, Any]:
         if not self.process.is_ready:  # a list of all models does not wait for one

@@ -28,6 +28,7 @@ from edge.serve.apis.rerank import RerankRequest, rerank
 from edge.serve.apis.responses import RESPONSES
 from edge.serve.batches.endpoints import batch_endpoints
 from edge.serve.batches.runner import BatchRunner
+from edge.serve.caller import check_administrator
 from edge.serve.http.bodies import Json, unless_gone
 from edge.serve.http.generating import answer
 from edge.serve.http.openapi import Endpoint, openapi
@@ -65,7 +66,8 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
         return openapi(served)
 
     async def plan(http: Request, request: state.PlanRequest) -> dict[str, Any]:
-        return await unless_gone(http, state.use_plan(request, models))
+        check_administrator("run a model by another plan")
+        return await unless_gone(http, state.use_plan(request, models, options.front))
 
     async def props(http: Request) -> dict[str, Any]:
         return await state.props(models, http.query_params.get("model"))
@@ -74,6 +76,7 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
         return await model_json(models, http.path_params["name"])
 
     async def ask_memory(_http: Request, request: state.MemoryRequest) -> dict[str, Any]:
+        check_administrator("change the memory of the models")
         return await state.ask_memory(request, models)
 
     async def lora(_http: Request, request: AdapterScales) -> dict[str, Any]:

@@ -21,29 +21,42 @@ class Lifetimes:
         """idle_unload_s: seconds that an idle model stays; infinity: until another needs its memory. pinned: models
         that always stay."""
         self._idle_unload_s, self._pinned, self._clock = idle_unload_s, frozenset(pinned), clock
-        self._keep_s: dict[str, float] = {}  # seconds of the models that requests said it of
+        self._keep_s: dict[str, dict[str, float]] = {}  # seconds that the keys which use each model want it to stay
+        self._for_all: dict[str, float] = {}  # seconds that an administrator said, by model
         self._used: dict[str, float] = {}  # when each was last in use, by the clock
 
-    def use(self, name: str) -> None:
-        """Note that a model is in use now."""
+    def use(self, name: str, owner: str | None = None) -> None:
+        """Note that a model is in use now. owner: of the request that uses it; None: those who used it already do."""
         self._used[name] = self._clock()
+        if owner is not None:
+            self._keep_s.setdefault(name, {}).setdefault(owner, self._idle_unload_s)
 
     def idle_s(self, name: str) -> float:
         """Return the seconds since a model was last in use."""
         now = self._clock()
         return now - self._used.get(name, now)
 
-    def keep(self, name: str, idle_s: float | None) -> None:
-        """Let a model stay for so many seconds when idle; None: as the options say."""
+    def keep(self, name: str, idle_s: float | None, owner: str | None = None) -> None:
+        """Let a model stay for so many seconds when idle; None: as the options say. owner: who says so for itself; the
+        model stays for as long as the longest of those who use it. None: an administrator says so for all."""
+        if owner is not None:
+            self._keep_s.setdefault(name, {})[owner] = self._idle_unload_s if idle_s is None else idle_s
+        elif idle_s is None:
+            self._for_all.pop(name, None)
+        else:
+            self._for_all[name] = idle_s
+
+    def forget_users(self, name: str) -> None:
+        """Note that a model was unloaded: who used it before does not count for the next time."""
         self._keep_s.pop(name, None)
-        if idle_s is not None:
-            self._keep_s[name] = idle_s
 
     def stays(self, name: str) -> bool:
         """Return whether a model stays also where another needs its memory."""
-        return name in self._pinned or self._keep_s.get(name) == math.inf
+        return name in self._pinned or self._for_all.get(name) == math.inf
 
     def left_s(self, name: str) -> float:
         """Return the seconds that a model stays if nobody uses it; infinity: it is not unloaded for being idle."""
-        limit = math.inf if name in self._pinned else self._keep_s.get(name, self._idle_unload_s)
+        users = self._keep_s.get(name, {}).values()
+        limit = self._for_all.get(name, max(users, default=self._idle_unload_s))
+        limit = math.inf if name in self._pinned else limit
         return max(limit, LEAST_S) - self.idle_s(name)

@@ -23,7 +23,7 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    api_keys: tuple[str, ...] = ()  # a request needs one of them; empty: it needs none
+    api_keys: tuple[str, ...] = ()  # a request needs one of them or of admin_keys; none at all: it needs none
     insecure: bool = False  # whether other machines are answered without a key
     allow_origins: tuple[
         str, ...
@@ -40,6 +40,17 @@ class ServeOptions:
     pinned: tuple[str, ...] = ()  # models that are loaded at the start, and stay
     memory: int | None = None  # bytes that all models share; None: each has what its options say
     shared_prefixes: bool = False  # share the prefix cache between keys: timing may show one the prompts of another
+    admin_keys: tuple[str, ...] = ()  # may change what concerns all keys; none: an only key may
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys, each once."""
+        return tuple(dict.fromkeys((*self.api_keys, *self.admin_keys)))
+
+    @property
+    def administrators(self) -> tuple[str, ...]:
+        """The keys of administrators. An only key is one; of several keys those that are named."""
+        return self.admin_keys or (self.keys if len(self.keys) == 1 else ())
 
 
 def batch_folder(options: ServeOptions) -> Path:
@@ -51,11 +62,11 @@ def check(options: ServeOptions) -> None:
     """Raise TrustError if other machines would be answered without a key, or a key is invalid; also as
     `tls_context`."""
     tls_context(options)
-    if any(not key.strip() or not key.isascii() or not key.isprintable() for key in options.api_keys):
+    if any(not key.strip() or not key.isascii() or not key.isprintable() for key in options.keys):
         raise TrustError(
             "a key of the API is empty, or has characters that no HTTP header can have; use letters and digits"
         )
-    if not (options.api_keys or options.insecure or is_loopback(options.host)):
+    if not (options.keys or options.insecure or is_loopback(options.host)):
         raise TrustError(
             f"{options.host} is reached by other machines, and there is no key; "
             "give one with --api-key or EDGE_API_KEY, or --insecure to answer everybody"

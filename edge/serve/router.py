@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from devices.names import parse_address
 from devices.probe import available_memory
 from edge.api.config import EngineConfig
 from edge.errors import EngineGone, NotAllowed, UnknownModel
 from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
+from edge.serve.caller import CALLER, check_administrator
 from edge.serve.client import EngineClient
-from edge.serve.lifetimes import Lifetimes
+from edge.serve.fetches import Fetches
+from edge.serve.lifetimes import LEAST_S, Lifetimes
 from edge.serve.memory import ModelMemory
 from edge.serve.model_files import ModelFile, model_file
 from edge.serve.model_names import is_empty, matching
-from partition.plan.plan import Plan
+from partition.plan.plan import LOCAL, Plan
 
 _BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file, its projector and its adapters
 _MOST_NAMED = 20  # models listed in an error message
@@ -48,6 +51,9 @@ class Router:
         None: each has what its configuration says. EngineError for adapters that cannot be named."""
         self._configs = dict(configs)
         names = list(configs)
+        plans = [Plan.from_json(dict(config.plan)) for config in configs.values() if config.plan is not None]
+        self._devices = {LOCAL, *(worker for config in configs.values() for worker in config.workers)}
+        self._devices.update(device for plan in plans for device in plan.all_devices)
         self._adapters = {
             name: ServedAdapters(lora, names) if (lora := config.options.get("lora")) else ServedAdapters()
             for name, config in configs.items()
@@ -60,9 +66,10 @@ class Router:
         self.memory = ModelMemory(memory, self._unload_longest_idle, several=several)
         self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
         self._awaited: Counter[str] = Counter()  # requests that wait until each is loaded
+        self._held: Counter[str] = Counter()  # requests that have asked for each, until they end
         self._loads: _Loads = {}
         self._moves: set[asyncio.Task[None]] = set()  # to other plans; references, so that they are not collected
-        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._fetches = Fetches()
 
     @property
     def names(self) -> Sequence[str]:
@@ -88,6 +95,7 @@ class Router:
 
     async def model(self, name: str | None) -> EngineClient:
         name = self._known(name)
+        CALLER.get().hold(self._held, name)
         model = self._running(name)
         if model is not None:  # without waiting for models that are being loaded
             return model
@@ -111,7 +119,7 @@ class Router:
                         await model.process.close()
                         raise
                     self._models[name] = model
-                    self._lifetimes.use(name)
+                    self._lifetimes.use(name, CALLER.get().owner)
                 return model
 
         if (loading := self._loads.get(name)) is None or loading.done():
@@ -141,10 +149,15 @@ class Router:
     def health(self) -> Sequence[Mapping[str, Any]]:
         return [model.process.health for model in self._models.values()]
 
-    async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
+    async def use_plan(self, name: str | None, plan: Mapping[str, Any], devices: Collection[str] = ()) -> None:
         """As ServedModels.use_plan. A move that has begun goes on if its client has gone."""
         name = self._known(name)
-        Plan.from_json(dict(plan))  # PlanError
+        known = {_address(device) for device in (*devices, *self._devices)}
+        if foreign := [d for d in Plan.from_json(dict(plan)).all_devices if _address(d) not in known]:  # PlanError
+            raise NotAllowed(
+                f"the plan has the device {foreign[0]}, and only workers of this server are asked: those of --workers,"
+                " of --plan and of the plans in --front; start the server with it"
+            )
         config = replace(self._configs[name], plan=dict(plan), plan_name="the plan", workers=())
         move = asyncio.create_task(self._use(name, config))
         self._moves.add(move)
@@ -166,7 +179,8 @@ class Router:
     # --- idle models ---
 
     def keep(self, name: str | None, idle_s: float | None) -> None:
-        self._lifetimes.keep(self._known(name), idle_s)
+        caller = CALLER.get()
+        self._lifetimes.keep(self._known(name), idle_s, None if caller.is_administrator else caller.owner)
 
     def expires_s(self, name: str) -> float:
         return self._lifetimes.left_s(name)
@@ -174,13 +188,14 @@ class Router:
     async def unload(self, name: str | None) -> bool:
         name = self._known(name)
         async with self._loading:
-            if can := name in self._idle():
+            may = CALLER.get().is_administrator or self.expires_s(name) <= LEAST_S  # nobody else wants it to stay
+            if can := may and name in self._idle():
                 await self._unload(name)
             return can
 
     def busy_beside(self, name: str | None) -> bool:
         name = self._known(name)
-        busy = {other for other, model in self._models.items() if model.process.busy}
+        busy = {other for other, model in self._models.items() if self._in_use(other, model)}
         busy |= {other for other, n in self._awaited.items() if n}
         is_new = name not in self._models and not self._awaited[name]
         if is_new and _needs_room(self._configs[name], self._adapters[name], self.memory):
@@ -191,7 +206,7 @@ class Router:
         """Unload the models that were idle for long enough."""
         async with self._loading:
             for name, model in list(self._models.items()):
-                if model.process.busy or model.process.answers:
+                if self._in_use(name, model) or model.process.answers:
                     self._lifetimes.use(name)
                 elif self.expires_s(name) <= 0:
                     self._say(f"{name}: let go, nobody uses it")
@@ -200,49 +215,46 @@ class Router:
     def _idle(self) -> list[str]:
         """Return the loaded models that nobody waits for, and that may be unloaded."""
         return [
-            name for name, model in self._models.items() if not self._lifetimes.stays(name) and not model.process.busy
+            name
+            for name, model in self._models.items()
+            if not self._lifetimes.stays(name) and not self._in_use(name, model)
         ]
+
+    def _in_use(self, name: str, model: EngineClient) -> bool:
+        """Return whether a request has the model, be it that it waits for an answer or is about to ask for one."""
+        return model.process.busy or self._held[name] > 0
 
     async def fetch(self, name: str, progress: Progress) -> None:
         """As ServedModels.fetch. A fetch that has begun goes on if its client has gone."""
         if name in self._configs:
             return
+        check_administrator("have models fetched")
         if self._fetch is None:
             raise NotAllowed("this server fetches no models; start it with --allow-pull, or fetch it: edge model pull")
         fetch = self._fetch
 
-        def unless_ended(done: int, total: int) -> None:
-            if self._fetch is None:
-                raise NotAllowed("the server ends")
-            progress(done, total)
+        def use(config: EngineConfig) -> None:
+            self._configs[name], self._adapters[name] = config, ServedAdapters()
 
-        async def fetched() -> None:
-            try:
-                self._configs[name] = await asyncio.to_thread(fetch, name, unless_ended)
-                self._adapters[name] = ServedAdapters()
-            finally:
-                del self._fetching[name]
-
-        if name not in self._fetching:
-            self._fetching[name] = asyncio.create_task(fetched())
-        await asyncio.shield(self._fetching[name])
+        await self._fetches.have(name, lambda report: fetch(name, report), progress, use)
 
     async def close(self) -> None:
         """End all engine processes."""
-        self._fetch = None  # ends what is being fetched
+        self._fetch = None
+        await self._fetches.close()
         for load in (loads := list(self._loads.values())):
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
         for name in list(self._models):
             await self._unload(name, "the server ends")
-        await asyncio.gather(*self._moves, *self._fetching.values(), return_exceptions=True)
+        await asyncio.gather(*self._moves, return_exceptions=True)
 
     def _running(self, name: str) -> EngineClient | None:
         """Return a loaded model, and mark it as used."""
         model = self._models.get(name)
         if model is None or model.process.failed is not None:
             return None
-        self._lifetimes.use(name)
+        self._lifetimes.use(name, CALLER.get().owner)
         return model
 
     def _known(self, name: str | None) -> str:
@@ -262,7 +274,16 @@ class Router:
     async def _unload(self, name: str, why: str = "the model was just unloaded; ask again to load it") -> None:
         """Unload a model, unless somebody does so already. why: for requests that had found it loaded."""
         if (model := self._models.pop(name, None)) is not None:
+            self._lifetimes.forget_users(name)
             await model.process.close(why)
+
+
+def _address(device: str) -> tuple[str, int]:
+    """Return a device's host and port, however its address is written."""
+    try:
+        return parse_address(device)
+    except ValueError:
+        return device, 0
 
 
 def _cancel_abandoned(loads: _Loads, awaited: Counter[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -225,5 +225,6 @@ class ServedModels(Protocol):
         """Fetch a model by its name, and serve it. progress: gets bytes here and in all, in any thread. NotAllowed,
         HubError."""
 
-    async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
-        """Run a model with another plan from now on; running answers go on there. PlanError."""
+    async def use_plan(self, name: str | None, plan: Mapping[str, Any], devices: Collection[str] = ()) -> None:
+        """Run a model with another plan from now on; running answers go on there. devices: addresses that it may have
+        beside those that the server was started with. PlanError; NotAllowed for another device, which is not asked."""

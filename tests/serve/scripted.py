@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -199,5 +199,5 @@ class ScriptedModels:
         progress(5, 10)
         self.fetched.append(name)
 
-    async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
+    async def use_plan(self, name: str | None, plan: Mapping[str, Any], devices: Collection[str] = ()) -> None:
         self.plans.append(plan)

@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 
 from edge.serve.app import create_app
 from edge.serve.http import bodies
-from edge.serve.http.bodies import SHORT_BYTES, BodyRoom, IncomingBody
+from edge.serve.http.bodies import MOST_ITEMS, MOST_STRINGS, SHORT_BYTES, BodyRoom, IncomingBody, check_values
+from edge.serve.http.errors import BadRequest
 from edge.serve.options import ServeOptions
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
@@ -144,3 +145,50 @@ def test_an_answered_body_gives_its_room_back_once() -> None:
         await room.take(100_000)
 
     asyncio.run(scenario())
+
+
+def many(value: bytes, n: int) -> bytes:
+    return b"[" + b",".join([value] * n) + b"]"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":' + many(b'{"role":"user","content":""}', 900_000) + b"}",
+        b'{"messages":' + many(b'{"content":"\\\\\\""}', 30_000) + b"}",
+        b'{"prompt":' + many(b"1", MOST_ITEMS + 2) + b"}",
+        b'{"messages":' + many(b"{}", MOST_ITEMS + 2) + b"}",
+        many(b'""', MOST_STRINGS + 1),
+    ],
+    ids=["messages", "escapes", "numbers", "objects", "strings"],
+)
+def test_more_values_than_any_request_needs_are_refused_before_they_are_objects(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="are the most"):
+        check_values(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        many(b'""', MOST_STRINGS),
+        many(b"1", MOST_ITEMS + 1),
+        json.dumps({"text": '{"a": ["b\\\\", "c", 1]}\n' * 200_000}).encode(),
+        b'{"text": "' + b"\\\\" * 2_000_000 + b'"}',
+        b'"' + b'\\"' * 1_000_000,
+    ],
+    ids=["strings", "numbers", "text", "backslashes", "open"],
+)
+def test_what_texts_contain_does_not_count(body: bytes) -> None:
+    check_values(body)
+
+
+def test_large_body_is_answered_like_a_small_one() -> None:
+    text = "word, " * 20_000
+    with serving(create_app(ScriptedModels(), ServeOptions())) as url:
+        answered = httpx.post(f"{url}/tokenize", json={"content": text}, timeout=60)
+        assert len(answered.json()["tokens"]) == len(text)
+        wrong = httpx.post(f"{url}/tokenize", json={"content": 5, "more": text}, timeout=60)
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "content")
+        hostile = b'{"messages":' + many(b'{"role":"user","content":""}', 30_000) + b"}"
+        refused = httpx.post(f"{url}/v1/chat/completions", content=hostile, timeout=60)
+        assert (refused.status_code, "50000 are the most" in refused.text) == (400, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,14 @@ def _read(path: Path) -> Any:
         raise NotThere(f"{path.name} cannot be read: {error}") from error
 
 
+def _devices(values: Any) -> Iterator[str]:
+    """Yield the devices in the plans of a front."""
+    for value in values if isinstance(values, list) else values.values() if isinstance(values, dict) else ():
+        yield from _devices(value)
+    if isinstance(values, dict) and isinstance(device := values.get("device"), str):
+        yield device
+
+
 async def memory(models: ServedModels) -> dict[str, Any]:
     """Return the memory that the models share, and the share of each that is loaded."""
     shares = {name: asdict(share) for name, share in models.memory.shares().items()}
@@ -121,7 +130,7 @@ async def ask_memory(request: MemoryRequest, models: ServedModels) -> dict[str, 
     return await memory(models)
 
 
-async def use_plan(request: PlanRequest, models: ServedModels) -> dict[str, Any]:
-    """Run a model as a plan says. PlanError."""
-    await models.use_plan(request.model, request.plan)
+async def use_plan(request: PlanRequest, models: ServedModels, path: Path | None) -> dict[str, Any]:
+    """Run a model as a plan says. path: of the front whose devices the plan may have. PlanError, NotAllowed."""
+    await models.use_plan(request.model, request.plan, set(_devices(await front(path))))
     return {"status": "ok"}

@@ -12,7 +12,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -22,16 +21,12 @@ from edge.api.config import EngineConfig, media_encoder
 from edge.elastic.signals import ignore_memory_signals
 from edge.serve.engine.loop import ServingLoop
 from edge.serve.engine.memory import follow_share
+from edge.serve.engine.threads import POOLED, Threads
 from edge.serve.messages import MOST_LINE_BYTES, error_json
 from edge.speculate.factory import speculation
 from edge.tasks import ShowStep, Steps
 
-_PREPARING = 4  # threads
-_ENCODING = 4  # threads: one file is encoded at a time, but those that are held wait for no other, nor for URLs
 _LARGE_BYTES = 1 << 20  # of a request: memory for preparing a larger one is given back to the system
-_CONSTRAINING = 2  # threads for constrained requests: compiling may take a second of a processor
-_POOLED = ("embed", "rerank")  # in a thread of their own, one at a time: each waits for the engine with every text
-_CONSTRAINTS = ("grammar", "json_schema", "regex", "lark")
 
 
 class Control:
@@ -104,29 +99,17 @@ def main() -> int:
 
 def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Control) -> None:
     """Pass on the server's messages; in threads if that takes time."""
-    with (
-        ThreadPoolExecutor(_PREPARING, thread_name_prefix="prepare") as pool,
-        ThreadPoolExecutor(_CONSTRAINING, thread_name_prefix="constrain") as constraining,
-        ThreadPoolExecutor(1, thread_name_prefix="pool texts") as pooling,
-        ThreadPoolExecutor(_ENCODING, thread_name_prefix="encode") as encoding,  # no text waits for it
-    ):
+    with Threads() as threads:
         for message in messages:
             if message["do"] == "cancel":
                 loop.cancel(message["id"])
             elif message["do"] == "heartbeat":  # answered here, whatever other threads do
                 control.send({"id": message["id"], "result": loop.heartbeat()})
             else:
-                if message["do"] in ("generate", *_POOLED):
+                if message["do"] in ("generate", *POOLED):
                     loop.expect(message["id"], background=message.get("with", {}).get("background", False))
-                threads = pooling if message["do"] in _POOLED else constraining if _is_constrained(message) else pool
-                threads = encoding if message.get("with", {}).get("media") else threads
-                threads.submit(_answer, message, loop, control.send)
+                threads.submit(message, _answer, message, loop, control.send)
     loop.end()
-
-
-def _is_constrained(message: Mapping[str, Any]) -> bool:
-    sampling = message.get("with", {}).get("sampling", {})
-    return any(sampling.get(name) is not None for name in _CONSTRAINTS)
 
 
 def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None]) -> None:
@@ -135,7 +118,7 @@ def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None
         if what == "generate":
             loop.generate(number, **arguments)  # reports the acceptance itself, before the first piece
         else:
-            result = loop.pool(number, what, arguments) if what in _POOLED else loop.ask(what, arguments)
+            result = loop.pool(number, what, arguments) if what in POOLED else loop.ask(what, arguments)
             send({"id": number, "result": result})
     except Exception as error:
         send({"id": number, "error": error_json(error)})

@@ -12,16 +12,18 @@ import ssl
 import string
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import SplitResult, quote, urljoin, urlsplit, urlunsplit
 
 from edge.api.config import MediaUrls
 from edge.errors import MediaError
 from edge.multimodal.decoding import MOST_BYTES
+from edge.serve.engine.threads import is_url
 
 TOTAL_S = 20.0  # for all files of a request
 MOST_REDIRECTS = 5
+_LOOK_S = 0.25  # between looks whether somebody still waits for a file
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HEADERS = {"User-Agent": "edge", "Accept": "image/*, audio/*", "Connection": "close"}
 
@@ -29,8 +31,9 @@ _HEADERS = {"User-Agent": "edge", "Accept": "image/*, audio/*", "Connection": "c
 class Downloads:
     """Fetches the files of one request."""
 
-    def __init__(self, urls: MediaUrls) -> None:
-        self._urls, self._left_s = urls, TOTAL_S
+    def __init__(self, urls: MediaUrls, given_up: Callable[[], bool] = lambda: False) -> None:
+        """given_up: whether nobody waits for the request any more."""
+        self._urls, self._left_s, self._given_up = urls, TOTAL_S, given_up
 
     def get(self, url: str) -> bytes:
         """Return the bytes at a URL. MediaError where it may not be fetched, or cannot be in the time that is left."""
@@ -72,7 +75,8 @@ class Downloads:
 
     @contextmanager
     def _connected(self, parts: SplitResult, until: float) -> Iterator[http.client.HTTPConnection]:
-        """A connection that is shut down when the time is over, however little comes at a time."""
+        """A connection that is shut down when the time is over, however little comes at a time, and once nobody waits
+        for its file."""
         is_tls, host = parts.scheme == "https", parts.hostname or ""
         connection = (http.client.HTTPSConnection if is_tls else http.client.HTTPConnection)(host, parts.port)
         plain = self._socket(host, connection.port, until)
@@ -81,17 +85,22 @@ class Downloads:
             if is_tls:
                 context = ssl.create_default_context()
                 connection.sock = context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
-            end = threading.Timer(max(0.0, until - time.monotonic()), _shut_down, (connection.sock,))
-            end.daemon = True
-            end.start()
+            done = threading.Event()
+            threading.Thread(target=self._watch, args=(connection.sock, done, until), daemon=True).start()
             try:
                 if isinstance(connection.sock, ssl.SSLSocket):
                     connection.sock.do_handshake()
                 yield connection
             finally:
-                end.cancel()
+                done.set()
         finally:
             connection.close()
+
+    def _watch(self, connected: socket.socket, done: threading.Event, until: float) -> None:
+        while (left_s := until - time.monotonic()) > 0 and not self._given_up():
+            if done.wait(min(left_s, _LOOK_S)):
+                return
+        _shut_down(connected)
 
     def _socket(self, host: str, port: int, until: float) -> socket.socket:
         """Connect to an address of a host that is allowed. It is the address that is checked, as a name of anybody's
@@ -131,16 +140,18 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # beside it are addresses of sites, and old forms of IPv4's
 
 
-def files_of(sources: Mapping[str, str], urls: MediaUrls) -> Iterator[tuple[str, bytes]]:
+def files_of(
+    sources: Mapping[str, str], urls: MediaUrls, given_up: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[str, bytes]]:
     """Yield files with their marks, one at a time. sources: base64 or a URL, by mark. MediaError where one is neither,
     or is not fetched."""
-    downloads = Downloads(urls)
+    downloads = Downloads(urls, given_up)
     for mark, source in sources.items():
         yield mark, _file_of(source, downloads)
 
 
 def _file_of(source: str, downloads: Downloads) -> bytes:
-    if source.startswith(("http://", "https://")):
+    if is_url(source):
         return downloads.get(source)
     if ":" in source:
         raise MediaError(f"{source[:40]!r} is no picture: send it as data:image/png;base64,...")

@@ -142,7 +142,7 @@ class InputProcessor:
             add_special = is_first and adds_bos
             return self._tokenizer.tokenize(part, self._most_tokens, add_special=add_special, parse_special=True)
 
-        files = files_of(media, self._config.media_urls)
+        files = files_of(media, self._config.media_urls, given_up)
         own = encoded(self._encoder, files, len(media), self._most_tokens, given_up, namespace)
         return text, *tokens_with(text, own, tokenize)
 

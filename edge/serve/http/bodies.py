@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 from collections import deque
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import anyio
@@ -17,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from devices.processes.limits import give_back_memory
+from edge.serve.http.errors import BadRequest
 
 BODY_S = 60.0  # for a whole request to arrive
 R = TypeVar("R", bound=BaseModel)
@@ -50,8 +53,37 @@ async def read_body(request: Request) -> bytes:
 
 
 async def read(request: Request, model: type[R]) -> R:
-    """Return the validated body. ValidationError for errors in it, HTTPException if it does not arrive."""
-    return model.model_validate_json(await read_body(request))
+    """Return the validated body. ValidationError for errors in it, BadRequest for too many values, HTTPException if it
+    does not arrive. Large ones are looked at in a thread, one at a time, so that other requests go on."""
+    body = await read_body(request)
+    if len(body) <= SHORT_BYTES:
+        return model.model_validate_json(body)
+
+    def validated() -> R:
+        check_values(body)
+        return model.model_validate_json(body)
+
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, context.run, validated)
+
+
+_LARGE = ThreadPoolExecutor(1, thread_name_prefix="large bodies")
+MOST_STRINGS = 50_000  # in one body, with the names of fields: each message has four or more
+MOST_ITEMS = 1_100_000  # separated by commas, such as token ids
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'",'))
+
+
+def check_values(body: bytes) -> None:
+    """Raise BadRequest for JSON with more values than any request needs, before they become objects: 32 MiB
+    of empty messages would take seconds. What strings contain does not count."""
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    structure = unescaped.translate(None, _NOT_STRUCTURE)
+    n_strings = structure.count(b'"') // 2
+    if n_strings > MOST_STRINGS:
+        raise BadRequest(f"the request has {n_strings} strings, {MOST_STRINGS} are the most; send fewer messages")
+    outside = b"".join(structure.split(b'"')[::2])
+    if len(outside) > MOST_ITEMS:
+        raise BadRequest(f"the request has {len(outside)} items, {MOST_ITEMS} are the most; send fewer")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

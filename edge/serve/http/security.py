@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edge.serve.caller import CALLER, Caller
 from edge.serve.http.bodies import BodyRoom, IncomingBody
 from edge.serve.http.errors import error_body, failure
 from edge.serve.http.own_names import OwnNames, name_of, refusal_page
@@ -37,7 +38,8 @@ class Security:
     def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: Collection[str]) -> None:
         """open_paths: paths that need no key."""
         self.app = app
-        self._owners = {key.encode(): _digest(key) for key in options.api_keys}
+        self._owners = {key.encode(): _digest(key) for key in options.keys}
+        self._administrators = frozenset(map(_digest, options.administrators)) if options.keys else frozenset({""})
         self._shares_prefixes = options.shared_prefixes
         self._own_names = OwnNames(options)
         self._origins = frozenset(options.allow_origins)
@@ -54,6 +56,7 @@ class Security:
         origin = headers.get("origin")
         body = IncomingBody(receive, headers, self._max_body, self._room)
         begun = drains = False
+        caller = Caller(is_administrator=False)
 
         async def answer(message: Message) -> None:
             nonlocal begun, drains
@@ -77,6 +80,8 @@ class Security:
 
         try:
             owner = scope[_OWNER] = self._checked(scope["path"], headers, scope["method"])
+            caller = self._caller(owner, scope)
+            CALLER.set(caller)
             scope[_NAMESPACE] = "" if self._shares_prefixes else owner
             body.check()
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
@@ -89,6 +94,13 @@ class Security:
             await _refusal(error, scope, headers)(scope, receive, answer)
         finally:
             body.close()
+            caller.end()
+
+    def _caller(self, owner: str, scope: Scope) -> Caller:
+        client = owner or (scope.get("client") or ("",))[0]
+        caller = Caller(owner, client, owner in self._administrators, len(self._owners) > 1)
+        caller.begin()
+        return caller
 
     def _checked(self, path: str, headers: Headers, method: str) -> str:
         """Return the digest of the client's key. HTTPException if it must not be answered."""

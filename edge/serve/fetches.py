@@ -1,0 +1,91 @@
+"""Models that are being fetched, each in a thread of its own: one that stalls keeps no thread that others need."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from edge.errors import HubError, NotAllowed, Overloaded
+from edge.models.wheels import Progress
+
+MOST = 4  # threads, with those of fetches that were given up and have not noticed yet
+STALLED_S = 300.0  # without a further byte: the hub's library reports every 10 MB
+_LOOK_S = 0.25
+T = TypeVar("T")
+
+
+class Fetches:
+    """Fetches by name; whoever asks for one that is under way waits for it. For one event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._threads = 0
+        self._is_closed = False
+
+    async def have(
+        self, name: str, fetch: Callable[[Progress], T], progress: Progress, use: Callable[[T], None]
+    ) -> None:
+        """Fetch something, and use it. It goes on if its client has gone. progress: of whoever asks first, in any
+        thread. Overloaded if too many are under way; HubError if nothing comes any more; the errors of `fetch`."""
+        if name not in self._tasks:
+            if self._threads >= MOST:
+                raise Overloaded(f"{self._threads} models are being fetched: no more may; ask again later")
+            self._tasks[name] = asyncio.create_task(self._fetched(name, fetch, progress, use))
+            self._tasks[name].add_done_callback(lambda task: task.cancelled() or task.exception())  # seen
+        await asyncio.shield(self._tasks[name])
+
+    async def close(self) -> None:
+        """Give up what is under way. Its threads end with their next bytes, or with the process."""
+        self._is_closed = True
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _fetched(
+        self, name: str, fetch: Callable[[Progress], T], progress: Progress, use: Callable[[T], None]
+    ) -> None:
+        loop, ended = asyncio.get_running_loop(), threading.Event()
+        result: asyncio.Future[T] = loop.create_future()
+        newest, n_bytes = time.monotonic(), -1
+
+        def report(done: int, total: int) -> None:
+            nonlocal newest, n_bytes
+            if self._is_closed or ended.is_set():
+                raise NotAllowed("the server ends" if self._is_closed else "nobody waits for it any more")
+            if done > n_bytes:
+                newest, n_bytes = time.monotonic(), done
+            progress(done, total)
+
+        def settle(value: T | None, error: BaseException | None) -> None:
+            self._threads -= 1
+            if result.done():
+                return
+            if error is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(value)  # type: ignore[arg-type]
+
+        def work() -> None:
+            value, error = None, None
+            try:
+                value = fetch(report)
+            except BaseException as raised:
+                error = raised
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, value, error)
+
+        self._threads += 1
+        threading.Thread(target=work, name=f"fetch {name}"[:60], daemon=True).start()
+        try:
+            while not (await asyncio.wait({result}, timeout=_LOOK_S))[0]:
+                if self._is_closed:
+                    raise NotAllowed("the server ends")
+                if time.monotonic() - newest >= STALLED_S:
+                    raise HubError(f"{name}: nothing came for {STALLED_S:g} s; the next attempt continues it")
+            use(result.result())
+        finally:
+            ended.set()
+            result.cancel()
+            del self._tasks[name]

@@ -1,0 +1,264 @@
+"""Keys beside each other: what one sets is not felt by another, and what concerns all is an administrator's."""
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from edge.api.config import EngineConfig
+from edge.demo import MODEL_PATH
+from edge.errors import NotAllowed, Overloaded
+from edge.serve.adapters import ServedAdapters
+from edge.serve.app import create_app
+from edge.serve.caller import CALLER, Caller
+from edge.serve.lifetimes import LEAST_S, Lifetimes
+from edge.serve.options import ServeOptions
+from edge.serve.places import Places
+from edge.serve.router import Router
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL
+from partition.slices.gguf_slice import limits
+from quant.gguf.file import GgufFile
+from tests.serve.scripted import ScriptedModels
+from tests.serve.serving import serving
+from tests.support.clock import Clock
+
+A, B, ADMIN = "sk-a", "sk-b", "sk-admin"
+PLAN = {"plan": {}}
+SETTINGS = {"/v1/memory": {"memory": 0}, "/v1/plan": PLAN}
+
+
+def as_caller(work: Callable[[], Any], client: str, *, administrator: bool = False) -> Any:
+    """Do something for a request of a client."""
+    before = CALLER.set(Caller(client, client, administrator, among_several=True))
+    try:
+        return work()
+    finally:
+        CALLER.reset(before)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    options = ServeOptions(api_keys=(A, B), admin_keys=(ADMIN, B))
+    with serving(create_app(ScriptedModels(), options)) as address:
+        yield address
+
+
+@pytest.mark.parametrize("path", SETTINGS)
+def test_what_concerns_every_key_needs_an_administrators(url: str, path: str) -> None:
+    refused = httpx.post(url + path, json=SETTINGS[path], headers={"x-api-key": A})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+    assert "--admin-key" in refused.text
+    for key in (ADMIN, B):
+        assert httpx.post(url + path, json=SETTINGS[path], headers={"x-api-key": key}).status_code == 200
+    assert httpx.get(url + "/v1/memory", headers={"x-api-key": A}).status_code == 200  # to look is free
+    assert httpx.post(url + path, json=SETTINGS[path]).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("api_keys", "admin_keys", "administrators"),
+    [
+        ((), (), {None}),
+        ((A,), (), {A}),
+        ((A, A), (), {A}),
+        ((A, B), (), set()),
+        ((A, B), (ADMIN,), {ADMIN}),
+        ((A,), (ADMIN,), {ADMIN}),
+        ((), (ADMIN,), {ADMIN}),
+        ((A, B), (B,), {B}),
+    ],
+)
+def test_who_is_an_administrator(
+    api_keys: tuple[str, ...], admin_keys: tuple[str, ...], administrators: set[str | None]
+) -> None:
+    options = ServeOptions(api_keys=api_keys, admin_keys=admin_keys)
+    with serving(create_app(ScriptedModels(), options)) as url:
+        for key in (*api_keys, *admin_keys, None):
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            status = httpx.post(f"{url}/v1/memory", json={"memory": None}, headers=headers).status_code
+            needs_key = 401 if key is None and options.keys else 403
+            assert status == (200 if key in administrators else needs_key), key
+            if key is not None:
+                assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
+
+
+def test_fetch_of_a_model_needs_an_administrator() -> None:
+    async def run() -> None:
+        router = Router({"demo": EngineConfig("none")}, fetch=lambda name, progress: EngineConfig(name))
+        CALLER.set(Caller("a", "a", is_administrator=False))
+        await router.fetch("demo", lambda *done: None)  # is there
+        with pytest.raises(NotAllowed, match="only an administrator may have models fetched"):
+            await router.fetch("other", lambda *done: None)
+        assert router.names == ["demo"]
+
+    asyncio.run(run())
+
+
+def test_model_stays_for_as_long_as_the_longest_of_its_keys() -> None:
+    lifetimes = Lifetimes(60, clock=Clock().monotonic)
+    lifetimes.use("m", "a")
+    lifetimes.use("m", "b")
+    lifetimes.keep("m", 0, "a")
+    assert lifetimes.left_s("m") == 60  # b did not say
+    lifetimes.keep("m", 5, "b")
+    assert lifetimes.left_s("m") == 5
+    lifetimes.keep("m", 0, "b")
+    assert lifetimes.left_s("m") == LEAST_S
+    lifetimes.keep("m", math.inf, "a")
+    assert lifetimes.left_s("m") == math.inf
+    assert not lifetimes.stays("m")  # another model may need its memory
+    lifetimes.keep("m", 7)  # an administrator's is for all
+    assert lifetimes.left_s("m") == 7
+    lifetimes.keep("m", math.inf)
+    assert lifetimes.stays("m")
+    lifetimes.keep("m", None)
+    lifetimes.forget_users("m")
+    assert lifetimes.left_s("m") == 60
+
+
+def test_scales_of_one_key_are_not_those_of_another() -> None:
+    adapters = ServedAdapters()
+    adapters._adapters = [type("Adapter", (), {"name": name, "scale": 0.5})() for name in ("up", "down")]
+    adapters._scales = [0.5, 0.5]
+    as_caller(lambda: adapters.use({0: 1.0}), "a")
+    assert as_caller(adapters.scales, "a") == [1.0, 0.0]
+    assert as_caller(adapters.scales, "b") == [0.5, 0.5]
+    as_caller(lambda: adapters.use({1: 2.0}), "admin", administrator=True)
+    assert as_caller(adapters.scales, "a") == [1.0, 0.0]
+    assert as_caller(adapters.scales, "b") == as_caller(adapters.scales, "admin") == [0.0, 2.0]
+
+
+def test_request_that_has_asked_for_a_model_keeps_it_until_its_end() -> None:
+    async def run() -> None:
+        router = Router({"demo": EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 1}, prefix_cache=0)})
+        try:
+            waiting = Caller("a", "a")
+            waiting.begin()
+            CALLER.set(waiting)
+            await router.model("demo")
+            await router.model("DEMO")
+            CALLER.set(Caller("admin", "admin"))
+            router.keep("demo", 0)
+            for _ in range(3):
+                assert not await router.unload("demo")
+                await router.unload_idle()
+                assert not await router._unload_longest_idle("")
+            assert [model.name for model in await router.loaded()] == ["demo"]
+            waiting.end()
+            waiting.hold(router._held, "demo")  # work that outlives its request holds nothing
+            router.keep("demo", None)
+            CALLER.set(Caller("b", "b", is_administrator=False))
+            router.keep("demo", 0)
+            assert not await router.unload("demo")  # "a" did not say that it may go
+            CALLER.set(Caller("admin", "admin"))
+            assert await router.unload("demo")
+            assert router._held.total() == 0
+        finally:
+            await router.close()
+
+    asyncio.run(run())
+
+
+def test_plan_with_a_foreign_device_is_refused_before_anything_is_dialled() -> None:
+    cut = limits(GgufFile.open(MODEL_PATH))
+    foreign = make_plan(cut, MODEL_PATH.stem, "", [LOCAL, "10.1.2.3:22"], stages_of=(1, 1)).to_json()
+
+    async def run() -> None:
+        router = Router({"demo": EngineConfig(str(MODEL_PATH))})
+        with pytest.raises(NotAllowed, match=r"10\.1\.2\.3:22, and only workers of this server are asked"):
+            await router.use_plan(None, foreign)
+        assert await router.loaded() == []
+        configured = Router({"demo": EngineConfig(str(MODEL_PATH), plan=foreign)})
+        assert "10.1.2.3:22" in configured._devices
+
+    asyncio.run(run())
+
+
+# --- places ---
+
+
+def run_places(work: Callable[[Places], Coroutine[Any, Any, None]], *arguments: Any) -> None:
+    async def run() -> None:
+        await work(Places("tests", *arguments))
+
+    asyncio.run(run())
+
+
+async def taken(places: Places, client: str, may_end: asyncio.Event, order: list[str]) -> None:
+    CALLER.set(Caller(client, client, is_administrator=False, among_several=True))
+    async with places.one():
+        order.append(client)
+        await may_end.wait()
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_free_place_goes_to_the_client_that_has_fewest() -> None:
+    async def work(places: Places) -> None:
+        order: list[str] = []
+        ends = [asyncio.Event() for _ in range(6)]
+        tasks = []
+        for client, end in zip("aaaabb", ends, strict=True):
+            tasks.append(asyncio.create_task(taken(places, client, end, order)))
+            await settled()
+        assert order == ["a", "a"]
+        for end in ends:
+            end.set()
+            await settled()
+        await asyncio.gather(*tasks)
+        assert order == ["a", "a", "b", "a", "a", "b"]  # "b" keeps its first place
+        assert places._free == 2
+        assert not places._taken
+
+    run_places(work, 2, 20)
+
+
+def test_one_client_leaves_places_and_half_of_the_line() -> None:
+    async def work(places: Places) -> None:
+        order: list[str] = []
+        end = asyncio.Event()
+        tasks = [asyncio.create_task(taken(places, "a", end, order)) for _ in range(4)]
+        await settled()
+        assert order == ["a", "a"]  # of three places; two wait, and two are left
+        with pytest.raises(Overloaded, match="2 requests wait for tests"):
+            await taken(places, "a", end, order)
+        tasks.append(asyncio.create_task(taken(places, "b", end, order)))
+        await settled()
+        assert order == ["a", "a", "b"]
+        end.set()
+        await asyncio.gather(*tasks)
+
+    run_places(work, 3, 4, 2)
+
+
+def test_cancelled_waiting_leaves_nothing_behind_and_work_keeps_its_place() -> None:
+    async def work(places: Places) -> None:
+        end, order = asyncio.Event(), list[str]()
+        first = asyncio.create_task(taken(places, "a", end, order))
+        waiting = asyncio.create_task(taken(places, "b", end, order))
+        await settled()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert places._waiting == []
+        end.set()
+        await first
+        may_end = asyncio.Event()
+        whole = asyncio.create_task(places.whole(may_end.wait))
+        await settled()
+        whole.cancel()  # its client has gone; the work goes on
+        await asyncio.gather(whole, return_exceptions=True)
+        assert places._free == 0
+        late = asyncio.create_task(taken(places, "b", end, order))
+        await settled()
+        assert order == ["a"]
+        may_end.set()
+        await late
+        assert (order, places._free) == (["a", "b"], 1)
+
+    run_places(work, 1, 5)
