@@ -157,9 +157,9 @@ class ScriptedModels:
         return [self.scripted.name]
 
     def resolve(self, name: str | None) -> str:
-        if name not in (None, self.scripted.name):
+        if name not in (None, self.scripted.name, *self.adapters(name).names):
             raise UnknownModel(f"there is no model {name!r}")
-        return self.scripted.name
+        return name or self.scripted.name
 
     def adapters(self, name: str | None) -> ServedAdapters:
         return ServedAdapters()

@@ -272,6 +272,11 @@ def test_an_adapter_makes_no_embeddings(
         scripted.embeddings("ada", "one text")
 
 
+def test_only_model_is_shown_under_any_name(ollama: Client) -> None:
+    assert ollama.show("gone").modelinfo == ollama.show(NAME).modelinfo
+    assert ollama.chat("gone", HI, options={"num_predict": 1}).model == NAME
+
+
 def test_which_models_there_are(ollama: Client) -> None:
     [listed] = ollama.list().models
     assert listed.model == f"{NAME}:latest"
@@ -295,8 +300,6 @@ def test_what_is_not_done_is_refused_in_words(ollama: Client, server: str) -> No
     from ollama import ResponseError
 
     refused = [
-        (404, "there is no model 'gone'", lambda: ollama.chat("gone", HI)),
-        (404, "there is no model 'gone'", lambda: ollama.show("gone")),
         (400, "--mmproj", lambda: ollama.generate(NAME, "Hi", images=[b"picture"])),
         (400, "--mmproj", lambda: ollama.chat(NAME, [{**HI[0], "images": [b"picture"]}])),
         (400, "template", lambda: ollama.generate(NAME, "Hi", template="{{ .Prompt }}")),

@@ -28,6 +28,7 @@ async def announce(request: PrefixRequest, models: ServedModels, namespace: str)
     errors of a chat; Overloaded."""
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("a prefix has either messages or a prompt", "messages")
+    request.model = models.resolve(request.model)
     model = await models.model(request.model)
     arguments: dict[str, Any] = {"prompts": None, "text": request.prompt, "tools": (), "namespace": namespace}
     if request.messages is not None:
