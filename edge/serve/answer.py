@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from edge.serve.messages import error_of, generation_json, piece_of
 from edge.serve.caller import CALLER
-from edge.serve.messages import error_of, piece_of
+from edge.serve.messages import error_of, generation_json, piece_of
 from edge.serve.served import Generation, Piece
 from edge.serve.suspects import Case, Suspects
 

@@ -34,6 +34,7 @@ class Fetches:
         if name not in self._tasks:
             if self._threads >= MOST:
                 raise Overloaded(f"{self._threads} models are being fetched: no more may; ask again later")
+            self._threads += 1
             self._tasks[name] = asyncio.create_task(self._fetched(name, fetch, progress, use))
             self._tasks[name].add_done_callback(lambda task: task.cancelled() or task.exception())  # seen
         await asyncio.shield(self._tasks[name])
@@ -76,7 +77,6 @@ class Fetches:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(settle, value, error)
 
-        self._threads += 1
         threading.Thread(target=work, name=f"fetch {name}"[:60], daemon=True).start()
         try:
             while not (await asyncio.wait({result}, timeout=_LOOK_S))[0]:

@@ -228,9 +228,20 @@ def test_gaps_have_the_suffix_first_where_the_server_is_told_so(tmp_path: Path) 
 def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "keys"
     file.write_bytes(content)
-    code, said = refused("--api-key-file", str(file))
-    assert code == 2
-    assert f"{file} has no keys" in said
+    for option in ("--api-key-file", "--admin-key-file"):
+        code, said = refused(option, str(file))
+        assert code == 2
+        assert f"{option} {file} has no keys" in said
+
+
+def test_administrators_are_named_by_option_environment_and_file(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("ash\n")
+    options = ("--api-key", "sesame", "--admin-key", "oak", "--admin-key-file", str(tmp_path / "keys"))
+    with served(*options, "--prefix-cache", "0", EDGE_ADMIN_KEY="elm") as server:
+        for key, status in (("sesame", 403), ("oak", 400), ("elm", 400), ("ash", 400), ("other", 401)):
+            with pytest.raises(urllib.error.HTTPError) as refusal:
+                server.post("/v1/plan", {"plan": {}}, Authorization=f"Bearer {key}")
+            assert refusal.value.code == status, key
 
 
 def test_who_is_answered_is_chosen_by_options() -> None:

@@ -26,6 +26,8 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.serve import engine_child
 from edge.serve.answer import ProcessAnswer
+from edge.serve.answer import Answers, ProcessAnswer
+from edge.serve.caller import CALLER, Caller
 from edge.serve.client import EngineClient
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine_child import EngineChild, spawn
@@ -373,6 +375,22 @@ def test_too_many_are_refused_and_those_there_are_answered() -> None:
 
     result = with_router(work, queue=2)
     assert result == ["3 plus 2 is 5.", "0 plus 2 is 2.", "1 plus 2 is 3."]
+
+
+def test_one_key_leaves_places_in_the_queue_for_another() -> None:
+    async def work(router: Router) -> list[str]:
+        model = await router.model(None)
+        answers = []
+        for client, n in (("a", 5), ("b", 2)):  # of three that are answered and four that wait
+            CALLER.set(Caller(client, client, among_several=True))
+            answers += [await model.generate(ENDLESS if client == "a" else question(2)) for _ in range(n)]
+            with pytest.raises(Overloaded):
+                await model.generate(question(9))
+        for answer in answers[:5]:
+            answer.cancel()
+        return [await text(answer) for answer in answers[5:]]
+
+    assert with_router(work, queue=4) == ["2 plus 2 is 4."] * 2
 
 
 def test_an_answer_in_the_background_waits_behind_a_full_queue() -> None:

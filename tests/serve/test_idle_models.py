@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from devices import probe
 from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
 from edge.errors import EdgeError, HubError, NotAllowed, UnknownModel
 from edge.serve.lifetimes import Lifetimes
-from edge.serve.router import Router
+from edge.serve.router import Router, _needs_room
 from edge.serve.served import Generation
 
 CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 2}, prefix_cache=0)
@@ -261,6 +262,25 @@ def test_one_that_cannot_be_loaded_leaves_the_others(tmp_path: Path) -> None:
             await router.close()
 
     asyncio.run(with_router())
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_room_for_a_model_is_that_of_the_control_group(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
+    group, own = tmp_path / ("memory/box" if version == 1 else "box"), tmp_path / "own"
+    group.mkdir(parents=True)
+    own.write_text("4:memory:/box\n" if version == 1 else "0::/box\n")
+    (group / "memory.stat").write_text("total_inactive_file 0\ninactive_file 0\n")
+    (group / f"memory.{names[1]}").write_text("1000\n")
+    monkeypatch.setattr(probe, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(probe, "_OWN_GROUPS", own)
+    router = Router({"a": CONFIG})
+    need = math.ceil(1.2 * MODEL_PATH.stat().st_size)
+    for limit, is_short in ((1000 + need, False), (999 + need, True)):
+        (group / f"memory.{names[0]}").write_text(f"{limit}\n")
+        assert _needs_room(CONFIG, router.adapters("a"), router.memory) is is_short
 
 
 def test_models_are_fetched_where_that_is_allowed() -> None:

@@ -34,6 +34,7 @@ OPTIONS = {"threads": 1, "sequences": 2, "context": 1024}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
 CHAT = "/v1/chat/completions"
 HELD, LET_GO = threading.Event(), threading.Event()  # a request for /held has come; it may be answered
+HELD_EACH, LET_ALL_GO = threading.Semaphore(0), threading.Event()  # the same of /each, for each
 URLS: dict[str, MediaUrls] = {"non_causal": "all", "audio": "public"}
 
 
@@ -236,6 +237,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 HELD.set()
                 LET_GO.wait(TIMEOUT_S)
                 self.send_error(404)
+            elif self.path == "/each":
+                HELD_EACH.release()
+                LET_ALL_GO.wait(TIMEOUT_S)
+                self.send_error(404)
             elif self.path == "/slow":  # a little now and then, each soon enough
                 with suppress(OSError):
                     while not ends.wait(0.05):
@@ -281,6 +286,28 @@ def test_a_picture_does_not_wait_for_the_url_of_another(server: str, files: str)
         finally:
             LET_GO.set()
         assert "answers 404" in slow.result(TIMEOUT_S).json()["error"]["message"]
+
+
+def test_slow_urls_keep_no_picture_of_others_waiting(server: str, files: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        slow = [pool.submit(ask, server, at(f"{files}/each"), model="non_causal") for _ in range(8)]
+        try:
+            assert all(HELD_EACH.acquire(timeout=TIMEOUT_S) for _ in slow)
+            assert ask(server, picture(png()), model="non_causal").status_code == 200
+            assert ask(server, at(f"{files}/a.png"), model="non_causal").status_code == 200
+            assert not any(request.done() for request in slow)
+        finally:
+            LET_ALL_GO.set()
+        assert {request.result(TIMEOUT_S).status_code for request in slow} == {400}
+
+
+def test_file_that_nobody_waits_for_is_not_fetched_to_its_end(files: str) -> None:
+    gone = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(Downloads("all", gone.is_set).get, f"{files}/slow")
+        gone.set()
+        with pytest.raises(MediaError, match="cannot be fetched"):
+            fetching.result(downloads.TOTAL_S / 2)
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ class Downloads:
                     if response.status != 200:
                         raise ValueError(f"it answers {response.status} {response.reason}")
                     data = response.read(MOST_BYTES + 1)
-                if time.monotonic() >= until:  # what came of it is no whole file
-                    raise TimeoutError
+                if time.monotonic() >= until or self._given_up():  # what came of it is no whole file
+                    raise TimeoutError("nobody waits for it any more")
                 return data
         raise ValueError(f"it leads to more than {MOST_REDIRECTS} other URLs")
 

@@ -1,0 +1,114 @@
+"""Models that are being fetched: bounded in number, apart from other threads, and given up where nothing comes."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from edge.api.config import EngineConfig
+from edge.errors import HubError, Overloaded
+from edge.models.wheels import Progress
+from edge.serve import fetches
+from edge.serve.fetches import MOST, Fetches
+from edge.serve.router import Router
+from tests.support.clock import Clock
+
+WAIT_S = 60.0
+
+
+def nothing(*_: object) -> None:
+    return
+
+
+def test_stalled_fetches_keep_no_thread_that_others_need_and_are_bounded() -> None:
+    may_end = threading.Event()
+
+    def stalled(name: str, progress: Progress) -> EngineConfig:
+        may_end.wait(WAIT_S)
+        return EngineConfig(name)
+
+    async def run() -> None:
+        router = Router({"demo": EngineConfig("none")}, fetch=stalled)
+        pulls = [asyncio.create_task(router.fetch(f"stalled-{i}", nothing)) for i in range(MOST)]
+        again = asyncio.create_task(router.fetch("stalled-0", nothing))  # waits for the first one
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match=f"{MOST} models are being fetched"):
+            await router.fetch("one-more", nothing)
+        for _ in range(40):  # more than the threads that others share
+            assert await asyncio.wait_for(asyncio.to_thread(router.file, "demo"), WAIT_S)
+        may_end.set()
+        await asyncio.gather(*pulls, again)
+        assert len(router.names) == 1 + MOST
+        await router.fetch("one-more", nothing)
+        await router.close()
+
+    asyncio.run(run())
+
+
+def test_fetch_of_which_nothing_comes_ends_and_its_thread_counts_until_it_notices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock().install(monkeypatch, fetches)
+    may_go_on, said, noticed = threading.Event(), threading.Event(), threading.Event()
+
+    def drips(report: Callable[[int, int], None]) -> None:
+        report(10, 100)
+        said.set()
+        may_go_on.wait(WAIT_S)
+        try:
+            report(10, 100)
+        finally:
+            noticed.set()
+
+    async def run() -> None:
+        several = Fetches()
+        task = asyncio.create_task(several.have("model", drips, nothing, nothing))
+        await asyncio.to_thread(said.wait, WAIT_S)
+        clock.now += fetches.STALLED_S
+        with pytest.raises(HubError, match="nothing came for 300 s; the next attempt continues it"):
+            await asyncio.wait_for(task, WAIT_S)
+        assert several._threads == 1
+        may_go_on.set()
+        await asyncio.to_thread(noticed.wait, WAIT_S)
+        while several._threads:
+            await asyncio.sleep(0)
+        assert not several._tasks
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+
+
+def test_fetch_that_goes_on_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock().install(monkeypatch, fetches)
+    used: list[int] = []
+
+    def slow(report: Callable[[int, int], None]) -> int:
+        for done in range(5):
+            report(done, 5)
+            clock.now += fetches.STALLED_S - 1
+        return 7
+
+    asyncio.run(Fetches().have("model", slow, nothing, used.append))
+    assert used == [7]
+
+
+def test_stalled_fetch_does_not_keep_the_server_from_ending() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def stalled(name: str, progress: Progress) -> EngineConfig:
+        begun.set()
+        may_end.wait(WAIT_S)
+        return EngineConfig(name)
+
+    async def run() -> None:
+        router = Router({"demo": EngineConfig("none")}, fetch=stalled)
+        pull = asyncio.create_task(router.fetch("stalled", nothing))
+        await asyncio.to_thread(begun.wait, WAIT_S)
+        await asyncio.wait_for(router.close(), WAIT_S)
+        assert (await asyncio.gather(pull, return_exceptions=True))[0] is not None
+        assert router.names == ["demo"]
+
+    try:
+        asyncio.run(run())
+    finally:
+        may_end.set()
