@@ -25,11 +25,13 @@ class Lifetimes:
         self._for_all: dict[str, float] = {}  # seconds that an administrator said, by model
         self._used: dict[str, float] = {}  # when each was last in use, by the clock
 
-    def use(self, name: str, owner: str | None = None) -> None:
-        """Note that a model is in use now. owner: of the request that uses it; None: those who used it already do."""
+    def use(self, name: str) -> None:
+        """Note that a model is in use now."""
         self._used[name] = self._clock()
-        if owner is not None:
-            self._keep_s.setdefault(name, {}).setdefault(owner, self._idle_unload_s)
+
+    def add_user(self, name: str, owner: str) -> None:
+        """Note that a key asks for a model: it stays as the options say, unless the key said otherwise."""
+        self._keep_s.setdefault(name, {}).setdefault(owner, self._idle_unload_s)
 
     def idle_s(self, name: str) -> float:
         """Return the seconds since a model was last in use."""

@@ -95,7 +95,9 @@ class Router:
 
     async def model(self, name: str | None) -> EngineClient:
         name = self._known(name)
-        CALLER.get().hold(self._held, name)
+        caller = CALLER.get()
+        caller.hold(self._held, name)
+        self._lifetimes.add_user(name, caller.owner)
         model = self._running(name)
         if model is not None:  # without waiting for models that are being loaded
             return model
@@ -119,7 +121,7 @@ class Router:
                         await model.process.close()
                         raise
                     self._models[name] = model
-                    self._lifetimes.use(name, CALLER.get().owner)
+                    self._lifetimes.use(name)
                 return model
 
         if (loading := self._loads.get(name)) is None or loading.done():
@@ -254,7 +256,7 @@ class Router:
         model = self._models.get(name)
         if model is None or model.process.failed is not None:
             return None
-        self._lifetimes.use(name, CALLER.get().owner)
+        self._lifetimes.use(name)
         return model
 
     def _known(self, name: str | None) -> str:

@@ -99,8 +99,9 @@ def test_fetch_of_a_model_needs_an_administrator() -> None:
 
 def test_model_stays_for_as_long_as_the_longest_of_its_keys() -> None:
     lifetimes = Lifetimes(60, clock=Clock().monotonic)
-    lifetimes.use("m", "a")
-    lifetimes.use("m", "b")
+    lifetimes.use("m")
+    lifetimes.add_user("m", "a")
+    lifetimes.add_user("m", "b")
     lifetimes.keep("m", 0, "a")
     assert lifetimes.left_s("m") == 60  # b did not say
     lifetimes.keep("m", 5, "b")
