@@ -236,10 +236,10 @@ def _warming_seconds(text: str) -> float:
         raise ValueError(f"needs on, off, or seconds from 1 to 3600, got {text!r}") from None
 
 
-def _keys(given: list[str], variable: str, path: Path | None, option: str) -> tuple[str, ...]:
+def _keys(options: list[str], variable: str, path: Path | None, option: str) -> tuple[str, ...]:
     """The keys of options, of the environment, and in the lines of a file. OSError, UsageError for a file without any,
     or of no text."""
-    several = (*given, *filter(None, [os.environ.get(variable)]))
+    several = (*options, *filter(None, [os.environ.get(variable)]))
     if path is None:
         return several
     try:

@@ -23,17 +23,17 @@ class Caller:
         """Let the request hold models from now on."""
         self._held = []
 
-    def hold(self, held: Counter[str], name: str) -> None:
-        """Count a model in `held` until the request ends. Work that outlives its request holds nothing."""
-        if self._held is not None and (held, name) not in self._held:
-            held[name] += 1
-            self._held.append((held, name))
+    def hold(self, counter: Counter[str], name: str) -> None:
+        """Count a model in `counter` until the request ends. Work that outlives its request holds nothing."""
+        if self._held is not None and (counter, name) not in self._held:
+            counter[name] += 1
+            self._held.append((counter, name))
 
     def end(self) -> None:
         """Give back all that the request holds."""
         ended, self._held = self._held or (), None
-        for held, name in ended:
-            held[name] -= 1
+        for counter, name in ended:
+            counter[name] -= 1
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it holds nothing

@@ -36,7 +36,7 @@ class EngineClient:
     async def generate(self, generation: Generation) -> ProcessAnswer:
         self._check_queue(generation)
         if any(map(is_url, generation.media.values())):
-            async with self._fetching.one():
+            async with self._fetching.place():
                 return await self.process.generate(generation)
         return await self.process.generate(generation)
 
@@ -55,7 +55,7 @@ class EngineClient:
         return await self._reading.whole(lambda: self.process.ask(what, arguments))
 
     async def _pool(self, what: str, arguments: Mapping[str, Any]) -> Any:
-        async with self._pooling.one():
+        async with self._pooling.place():
             return await self.process.ask(what, arguments)
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:

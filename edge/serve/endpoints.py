@@ -67,7 +67,7 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
 
     async def plan(http: Request, request: state.PlanRequest) -> dict[str, Any]:
         check_administrator("run a model by another plan")
-        return await unless_gone(http, state.use_plan(request, models, options.front))
+        return await unless_gone(http, state.use_plan(request, models, options))
 
     async def props(http: Request) -> dict[str, Any]:
         return await state.props(models, http.query_params.get("model"))

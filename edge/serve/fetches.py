@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from edge.errors import HubError, NotAllowed, Overloaded
 from edge.models.wheels import Progress
@@ -18,24 +18,32 @@ _LOOK_S = 0.25
 T = TypeVar("T")
 
 
-class Fetches:
+class Fetches(Generic[T]):
     """Fetches by name; whoever asks for one that is under way waits for it. For one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, fetch: Callable[[str, Progress], T] | None) -> None:
+        """fetch: fetches something by its name; None: it is not allowed."""
+        self._fetch = fetch
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = 0
         self._is_closed = False
 
-    async def have(
-        self, name: str, fetch: Callable[[Progress], T], progress: Progress, use: Callable[[T], None]
-    ) -> None:
+    @property
+    def allowed(self) -> bool:
+        """True if the server's options allow it."""
+        return self._fetch is not None
+
+    async def have(self, name: str, progress: Progress, use: Callable[[T], None]) -> None:
         """Fetch something, and use it. It goes on if its client has gone. progress: of whoever asks first, in any
-        thread. Overloaded if too many are under way; HubError if nothing comes any more; the errors of `fetch`."""
+        thread. NotAllowed; Overloaded if too many are under way; HubError if nothing comes any more; the errors of
+        `fetch`."""
+        if self._fetch is None:
+            raise NotAllowed("this server fetches no models; start it with --allow-pull, or fetch it: edge model pull")
         if name not in self._tasks:
             if self._threads >= MOST:
                 raise Overloaded(f"{self._threads} models are being fetched: no more may; ask again later")
             self._threads += 1
-            self._tasks[name] = asyncio.create_task(self._fetched(name, fetch, progress, use))
+            self._tasks[name] = asyncio.create_task(self._fetched(name, self._fetch, progress, use))
             self._tasks[name].add_done_callback(lambda task: task.cancelled() or task.exception())  # seen
         await asyncio.shield(self._tasks[name])
 
@@ -45,7 +53,7 @@ class Fetches:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _fetched(
-        self, name: str, fetch: Callable[[Progress], T], progress: Progress, use: Callable[[T], None]
+        self, name: str, fetch: Callable[[str, Progress], T], progress: Progress, use: Callable[[T], None]
     ) -> None:
         loop, ended = asyncio.get_running_loop(), threading.Event()
         result: asyncio.Future[T] = loop.create_future()
@@ -71,7 +79,7 @@ class Fetches:
         def work() -> None:
             value, error = None, None
             try:
-                value = fetch(report)
+                value = fetch(name, report)
             except BaseException as raised:
                 error = raised
             with suppress(RuntimeError):  # the loop has ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 
 LEAST_S = 1.0  # that an idle model stays: a request has it some time before it begins
@@ -23,6 +24,7 @@ class Lifetimes:
         self._idle_unload_s, self._pinned, self._clock = idle_unload_s, frozenset(pinned), clock
         self._keep_s: dict[str, dict[str, float]] = {}  # seconds that the keys which use each model want it to stay
         self._for_all: dict[str, float] = {}  # seconds that an administrator said, by model
+        self.held: Counter[str] = Counter()  # requests that have asked for each, until they end
         self._used: dict[str, float] = {}  # when each was last in use, by the clock
 
     def use(self, name: str) -> None:

@@ -15,22 +15,22 @@ def is_empty(name: str) -> bool:
     return not _plain(name)
 
 
-def matching(wanted: str, names: Collection[str]) -> list[str]:
+def matching(request_name: str, names: Collection[str]) -> list[str]:
     """Return the served names that a client may mean; several if the name does not tell them apart.
 
     The exact name comes first. Without it, these do not count: spaces around the name, the endings `.gguf` and
     `:latest`, the address of the hub, and folders or providers before the name; last of all, upper and lower case.
     """
-    if wanted in names:
-        return [wanted]
-    if len(wanted) > _MOST_CHARACTERS:
+    if request_name in names:
+        return [request_name]
+    if len(request_name) > _MOST_CHARACTERS:
         return []
     keys = {name: {_plain(name), *_parts_of_hub_name(name)} for name in names}
-    for tail in _tails(wanted):
+    for tail in _tails(request_name):
         for fold in (str, str.casefold):
-            found = [name for name in names if fold(tail) in map(fold, keys[name])]
-            if found:
-                return found
+            matches = [name for name in names if fold(tail) in map(fold, keys[name])]
+            if matches:
+                return matches
     return []
 
 
@@ -47,11 +47,11 @@ def _parts_of_hub_name(name: str) -> list[str]:
     return [repository, _plain(file)] if colon and "/" in repository and file.lower().endswith(".gguf") else []
 
 
-def _tails(wanted: str) -> Iterator[str]:
+def _tails(request_name: str) -> Iterator[str]:
     """Yield the name, then without the folders or providers before it, the longest first."""
-    parts = re.split(r"[/\\]+", _plain(wanted))
+    parts = re.split(r"[/\\]+", _plain(request_name))
     for first in range(len(parts)):
         if tail := "/".join(parts[first:]):
             yield tail
-    if wanted.strip().lower().endswith(".gguf") and ":" in parts[-1]:
+    if request_name.strip().lower().endswith(".gguf") and ":" in parts[-1]:
         yield parts[-1].rpartition(":")[2]

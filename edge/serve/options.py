@@ -41,6 +41,7 @@ class ServeOptions:
     memory: int | None = None  # bytes that all models share; None: each has what its options say
     shared_prefixes: bool = False  # share the prefix cache between keys: timing may show one the prompts of another
     admin_keys: tuple[str, ...] = ()  # may change what concerns all keys; none: an only key may
+    devices: tuple[str, ...] = ()  # addresses that plans in requests may have, beside those of `front`
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class Places:
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []  # the longest first
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
+    async def place(self) -> AsyncIterator[None]:
         """Have a place for the caller, in the end. Overloaded if too many wait."""
         client = CALLER.get().client
         await self._take(client)

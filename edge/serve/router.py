@@ -51,9 +51,6 @@ class Router:
         None: each has what its configuration says. EngineError for adapters that cannot be named."""
         self._configs = dict(configs)
         names = list(configs)
-        plans = [Plan.from_json(dict(config.plan)) for config in configs.values() if config.plan is not None]
-        self._devices = {LOCAL, *(worker for config in configs.values() for worker in config.workers)}
-        self._devices.update(device for plan in plans for device in plan.all_devices)
         self._adapters = {
             name: ServedAdapters(lora, names) if (lora := config.options.get("lora")) else ServedAdapters()
             for name, config in configs.items()
@@ -61,15 +58,13 @@ class Router:
         self._queue, self._say = queue, say
         self._models: dict[str, EngineClient] = {}
         self._lifetimes = lifetimes or Lifetimes()
-        self._fetch = fetch
         several = len(configs) > 1 or fetch is not None
         self.memory = ModelMemory(memory, self._unload_longest_idle, several=several)
         self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
         self._awaited: Counter[str] = Counter()  # requests that wait until each is loaded
-        self._held: Counter[str] = Counter()  # requests that have asked for each, until they end
         self._loads: _Loads = {}
         self._moves: set[asyncio.Task[None]] = set()  # to other plans; references, so that they are not collected
-        self._fetches = Fetches()
+        self._fetches = Fetches(fetch)
 
     @property
     def names(self) -> Sequence[str]:
@@ -80,13 +75,13 @@ class Router:
         if name is None or is_empty(name):
             return self.names[0]
         every = [*self._configs, *(own for adapters in self._adapters.values() for own in adapters.names)]
-        found = matching(name, every)
-        if len(found) == 1:
-            return found[0]
-        if not found and len(every) == 1 and self._fetch is None:
+        matches = matching(name, every)
+        if len(matches) == 1:
+            return matches[0]
+        if not matches and len(every) == 1 and not self._fetches.allowed:
             return self.names[0]
-        named = ", ".join((found or every)[:_MOST_NAMED])
-        if found:
+        named = ", ".join((matches or every)[:_MOST_NAMED])
+        if matches:
             raise UnknownModel(f"the name {name[:200]!r} may stand for several models; write one of {named}")
         raise UnknownModel(f"there is no model {name[:200]!r} here; there are {named}")
 
@@ -96,7 +91,7 @@ class Router:
     async def model(self, name: str | None) -> EngineClient:
         name = self._known(name)
         caller = CALLER.get()
-        caller.hold(self._held, name)
+        caller.hold(self._lifetimes.held, name)
         self._lifetimes.add_user(name, caller.owner)
         model = self._running(name)
         if model is not None:  # without waiting for models that are being loaded
@@ -154,7 +149,7 @@ class Router:
     async def use_plan(self, name: str | None, plan: Mapping[str, Any], devices: Collection[str] = ()) -> None:
         """As ServedModels.use_plan. A move that has begun goes on if its client has gone."""
         name = self._known(name)
-        known = {_address(device) for device in (*devices, *self._devices)}
+        known = {_address(device) for device in (LOCAL, *devices)}
         if foreign := [d for d in Plan.from_json(dict(plan)).all_devices if _address(d) not in known]:  # PlanError
             raise NotAllowed(
                 f"the plan has the device {foreign[0]}, and only workers of this server are asked: those of --workers,"
@@ -197,7 +192,7 @@ class Router:
 
     def busy_beside(self, name: str | None) -> bool:
         name = self._known(name)
-        busy = {other for other, model in self._models.items() if self._in_use(other, model)}
+        busy = {other for other, model in self._models.items() if _is_used(model, self._lifetimes)}
         busy |= {other for other, n in self._awaited.items() if n}
         is_new = name not in self._models and not self._awaited[name]
         if is_new and _needs_room(self._configs[name], self._adapters[name], self.memory):
@@ -208,7 +203,7 @@ class Router:
         """Unload the models that were idle for long enough."""
         async with self._loading:
             for name, model in list(self._models.items()):
-                if self._in_use(name, model) or model.process.answers:
+                if _is_used(model, self._lifetimes) or model.process.answers:
                     self._lifetimes.use(name)
                 elif self.expires_s(name) <= 0:
                     self._say(f"{name}: let go, nobody uses it")
@@ -219,30 +214,22 @@ class Router:
         return [
             name
             for name, model in self._models.items()
-            if not self._lifetimes.stays(name) and not self._in_use(name, model)
+            if not self._lifetimes.stays(name) and not _is_used(model, self._lifetimes)
         ]
-
-    def _in_use(self, name: str, model: EngineClient) -> bool:
-        """Return whether a request has the model, be it that it waits for an answer or is about to ask for one."""
-        return model.process.busy or self._held[name] > 0
 
     async def fetch(self, name: str, progress: Progress) -> None:
         """As ServedModels.fetch. A fetch that has begun goes on if its client has gone."""
         if name in self._configs:
             return
         check_administrator("have models fetched")
-        if self._fetch is None:
-            raise NotAllowed("this server fetches no models; start it with --allow-pull, or fetch it: edge model pull")
-        fetch = self._fetch
 
         def use(config: EngineConfig) -> None:
             self._configs[name], self._adapters[name] = config, ServedAdapters()
 
-        await self._fetches.have(name, lambda report: fetch(name, report), progress, use)
+        await self._fetches.have(name, progress, use)
 
     async def close(self) -> None:
         """End all engine processes."""
-        self._fetch = None
         await self._fetches.close()
         for load in (loads := list(self._loads.values())):
             load.cancel()
@@ -278,6 +265,18 @@ class Router:
         if (model := self._models.pop(name, None)) is not None:
             self._lifetimes.forget_users(name)
             await model.process.close(why)
+
+
+def devices_of(configs: Mapping[str, EngineConfig]) -> tuple[str, ...]:
+    """Return the addresses of the devices that models are configured with: their workers, and those in their plans."""
+    plans = [Plan.from_json(dict(config.plan)) for config in configs.values() if config.plan is not None]
+    workers = [worker for config in configs.values() for worker in config.workers]
+    return (*workers, *(device for plan in plans for device in plan.all_devices))
+
+
+def _is_used(model: EngineClient, lifetimes: Lifetimes) -> bool:
+    """Return whether a request has the model, be it that it waits for an answer or is about to ask for one."""
+    return model.process.busy or lifetimes.held[model.name] > 0
 
 
 def _address(device: str) -> tuple[str, int]:

@@ -227,4 +227,4 @@ class ServedModels(Protocol):
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any], devices: Collection[str] = ()) -> None:
         """Run a model with another plan from now on; running answers go on there. devices: addresses that it may have
-        beside those that the server was started with. PlanError; NotAllowed for another device, which is not asked."""
+        beside this device. PlanError; NotAllowed for another one, which is not asked."""

@@ -23,7 +23,7 @@ from edge.serve.http.connections import bounded_connections
 from edge.serve.http.listeners import BOTH, listeners
 from edge.serve.lifetimes import Lifetimes
 from edge.serve.options import ServeOptions, check, tls_context
-from edge.serve.router import Router
+from edge.serve.router import Router, devices_of
 from partition.model.check import check_loadable
 from quant.gguf.file import GgufFile
 
@@ -52,7 +52,11 @@ def serve(
     with ExitStack() as opened:
         sockets = [opened.enter_context(listener) for listener in listeners(options.host, options.port)]
         port = sockets[0].getsockname()[1]
-        asyncio.run(_serve(configs, replace(options, port=port), queue, say, listening, sockets, fetch))
+        asyncio.run(
+            _serve(
+                configs, replace(options, port=port, devices=devices_of(configs)), queue, say, listening, sockets, fetch
+            )
+        )
 
 
 async def _serve(

@@ -159,11 +159,11 @@ def test_both_families_are_listened_on_at_one_port(host: str) -> None:
 
 
 def test_taken_port_of_one_family_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    create, ports, taken = socket.create_server, [], []
+    create, ports, others = socket.create_server, [], []
 
     def once_taken(address: tuple[str, int], **options: Any) -> socket.socket:
-        if address[1] and not taken:  # the second family, at the port of the first
-            taken.append(create(address, **options))
+        if address[1] and not others:  # the second family, at the port of the first
+            others.append(create(address, **options))
         listener = create(address, **options)
         ports.append(listener.getsockname()[1])
         return listener
@@ -173,7 +173,7 @@ def test_taken_port_of_one_family_is_not_chosen(monkeypatch: pytest.MonkeyPatch)
         sockets = [opened.enter_context(listener) for listener in listeners("localhost", 0)]
         assert len(sockets) == 2
         assert [listener.getsockname()[1] for listener in sockets] == ports[-2:] == [ports[-1]] * 2
-        opened.enter_context(taken[0])
+        opened.enter_context(others[0])
 
 
 @pytest.mark.parametrize("missing", [socket.AF_INET, socket.AF_INET6])

@@ -26,7 +26,6 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.serve import engine_child
 from edge.serve.answer import ProcessAnswer
-from edge.serve.answer import Answers, ProcessAnswer
 from edge.serve.caller import CALLER, Caller
 from edge.serve.client import EngineClient
 from edge.serve.engine.inputs import InputProcessor

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -52,7 +51,7 @@ def test_fetch_of_which_nothing_comes_ends_and_its_thread_counts_until_it_notice
     clock = Clock().install(monkeypatch, fetches)
     may_go_on, said, noticed = threading.Event(), threading.Event(), threading.Event()
 
-    def drips(report: Callable[[int, int], None]) -> None:
+    def drips(name: str, report: Progress) -> None:
         report(10, 100)
         said.set()
         may_go_on.wait(WAIT_S)
@@ -62,8 +61,8 @@ def test_fetch_of_which_nothing_comes_ends_and_its_thread_counts_until_it_notice
             noticed.set()
 
     async def run() -> None:
-        several = Fetches()
-        task = asyncio.create_task(several.have("model", drips, nothing, nothing))
+        several = Fetches(drips)
+        task = asyncio.create_task(several.have("model", nothing, nothing))
         await asyncio.to_thread(said.wait, WAIT_S)
         clock.now += fetches.STALLED_S
         with pytest.raises(HubError, match="nothing came for 300 s; the next attempt continues it"):
@@ -82,13 +81,13 @@ def test_fetch_that_goes_on_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     clock = Clock().install(monkeypatch, fetches)
     used: list[int] = []
 
-    def slow(report: Callable[[int, int], None]) -> int:
+    def slow(name: str, report: Progress) -> int:
         for done in range(5):
             report(done, 5)
             clock.now += fetches.STALLED_S - 1
         return 7
 
-    asyncio.run(Fetches().have("model", slow, nothing, used.append))
+    asyncio.run(Fetches(slow).have("model", nothing, used.append))
     assert used == [7]
 
 

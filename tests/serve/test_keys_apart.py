@@ -17,7 +17,7 @@ from edge.serve.caller import CALLER, Caller
 from edge.serve.lifetimes import LEAST_S, Lifetimes
 from edge.serve.options import ServeOptions
 from edge.serve.places import Places
-from edge.serve.router import Router
+from edge.serve.router import Router, devices_of
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
@@ -122,8 +122,9 @@ def test_model_stays_for_as_long_as_the_longest_of_its_keys() -> None:
 
 def test_scales_of_one_key_are_not_those_of_another() -> None:
     adapters = ServedAdapters()
-    adapters._adapters = [type("Adapter", (), {"name": name, "scale": 0.5})() for name in ("up", "down")]
-    adapters._scales = [0.5, 0.5]
+    plain: Any = adapters
+    plain._adapters = [type("Adapter", (), {"name": name, "scale": 0.5})() for name in ("up", "down")]
+    plain._scales = [0.5, 0.5]
     as_caller(lambda: adapters.use({0: 1.0}), "a")
     assert as_caller(adapters.scales, "a") == [1.0, 0.0]
     assert as_caller(adapters.scales, "b") == [0.5, 0.5]
@@ -149,14 +150,14 @@ def test_request_that_has_asked_for_a_model_keeps_it_until_its_end() -> None:
                 assert not await router._unload_longest_idle("")
             assert [model.name for model in await router.loaded()] == ["demo"]
             waiting.end()
-            waiting.hold(router._held, "demo")  # work that outlives its request holds nothing
+            waiting.hold(router._lifetimes.held, "demo")  # work that outlives its request holds nothing
             router.keep("demo", None)
             CALLER.set(Caller("b", "b", is_administrator=False))
             router.keep("demo", 0)
             assert not await router.unload("demo")  # "a" did not say that it may go
             CALLER.set(Caller("admin", "admin"))
             assert await router.unload("demo")
-            assert router._held.total() == 0
+            assert router._lifetimes.held.total() == 0
         finally:
             await router.close()
 
@@ -172,8 +173,7 @@ def test_plan_with_a_foreign_device_is_refused_before_anything_is_dialled() -> N
         with pytest.raises(NotAllowed, match=r"10\.1\.2\.3:22, and only workers of this server are asked"):
             await router.use_plan(None, foreign)
         assert await router.loaded() == []
-        configured = Router({"demo": EngineConfig(str(MODEL_PATH), plan=foreign)})
-        assert "10.1.2.3:22" in configured._devices
+        assert "10.1.2.3:22" in devices_of({"demo": EngineConfig(str(MODEL_PATH), plan=foreign)})
 
     asyncio.run(run())
 
@@ -188,9 +188,9 @@ def run_places(work: Callable[[Places], Coroutine[Any, Any, None]], *arguments: 
     asyncio.run(run())
 
 
-async def taken(places: Places, client: str, may_end: asyncio.Event, order: list[str]) -> None:
+async def take(places: Places, client: str, may_end: asyncio.Event, order: list[str]) -> None:
     CALLER.set(Caller(client, client, is_administrator=False, among_several=True))
-    async with places.one():
+    async with places.place():
         order.append(client)
         await may_end.wait()
 
@@ -206,7 +206,7 @@ def test_free_place_goes_to_the_client_that_has_fewest() -> None:
         ends = [asyncio.Event() for _ in range(6)]
         tasks = []
         for client, end in zip("aaaabb", ends, strict=True):
-            tasks.append(asyncio.create_task(taken(places, client, end, order)))
+            tasks.append(asyncio.create_task(take(places, client, end, order)))
             await settled()
         assert order == ["a", "a"]
         for end in ends:
@@ -224,12 +224,12 @@ def test_one_client_leaves_places_and_half_of_the_line() -> None:
     async def work(places: Places) -> None:
         order: list[str] = []
         end = asyncio.Event()
-        tasks = [asyncio.create_task(taken(places, "a", end, order)) for _ in range(4)]
+        tasks = [asyncio.create_task(take(places, "a", end, order)) for _ in range(4)]
         await settled()
         assert order == ["a", "a"]  # of three places; two wait, and two are left
         with pytest.raises(Overloaded, match="2 requests wait for tests"):
-            await taken(places, "a", end, order)
-        tasks.append(asyncio.create_task(taken(places, "b", end, order)))
+            await take(places, "a", end, order)
+        tasks.append(asyncio.create_task(take(places, "b", end, order)))
         await settled()
         assert order == ["a", "a", "b"]
         end.set()
@@ -241,8 +241,8 @@ def test_one_client_leaves_places_and_half_of_the_line() -> None:
 def test_cancelled_waiting_leaves_nothing_behind_and_work_keeps_its_place() -> None:
     async def work(places: Places) -> None:
         end, order = asyncio.Event(), list[str]()
-        first = asyncio.create_task(taken(places, "a", end, order))
-        waiting = asyncio.create_task(taken(places, "b", end, order))
+        first = asyncio.create_task(take(places, "a", end, order))
+        waiting = asyncio.create_task(take(places, "b", end, order))
         await settled()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -255,7 +255,7 @@ def test_cancelled_waiting_leaves_nothing_behind_and_work_keeps_its_place() -> N
         whole.cancel()  # its client has gone; the work goes on
         await asyncio.gather(whole, return_exceptions=True)
         assert places._free == 0
-        late = asyncio.create_task(taken(places, "b", end, order))
+        late = asyncio.create_task(take(places, "b", end, order))
         await settled()
         assert order == ["a"]
         may_end.set()

@@ -44,7 +44,7 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "served"),
+    ("request_name", "served"),
     [
         (None, "Qwen3-4B"),
         ("", "Qwen3-4B"),
@@ -66,23 +66,23 @@ def url() -> Iterator[str]:
         ("Qwen3-4B-Q4_K_M", HUB),
     ],
 )
-def test_spelling_of_a_served_name_stands_for_its_model(wanted: str | None, served: str) -> None:
-    assert Router(TWO).resolve(wanted) == served
+def test_spelling_of_a_served_name_stands_for_its_model(request_name: str | None, served: str) -> None:
+    assert Router(TWO).resolve(request_name) == served
 
 
 @pytest.mark.parametrize(
-    "wanted", ["gpt-4o", "Qwen3", "4B", "qwen3-4b:7b", "a" * 1_000_000, "/" * 900 + "x", "a/" * 300]
+    "request_name", ["gpt-4o", "Qwen3", "4B", "qwen3-4b:7b", "a" * 1_000_000, "/" * 900 + "x", "a/" * 300]
 )
-def test_unknown_name_among_several_models_lists_the_names(wanted: str) -> None:
+def test_unknown_name_among_several_models_lists_the_names(request_name: str) -> None:
     with pytest.raises(UnknownModel, match=r"there is no model .* here; there are Qwen3-4B, qwen2\.5-coder") as refusal:
-        Router(TWO).resolve(wanted)
+        Router(TWO).resolve(request_name)
     assert len(str(refusal.value)) < 500
 
 
 def test_names_that_differ_in_case_stand_for_themselves_and_another_case_for_neither() -> None:
     router = Router({"Demo": EngineConfig("a"), "demo": EngineConfig("b")})
-    for wanted in ("Demo", "demo", "Demo.gguf", "demo:latest", "openai/Demo"):
-        assert router.resolve(wanted) == ("Demo" if "Demo" in wanted else "demo")
+    for request_name in ("Demo", "demo", "Demo.gguf", "demo:latest", "openai/Demo"):
+        assert router.resolve(request_name) == ("Demo" if "Demo" in request_name else "demo")
     with pytest.raises(UnknownModel, match="several models; write one of Demo, demo"):
         router.resolve("DEMO")
 
@@ -93,10 +93,10 @@ def test_server_that_fetches_models_does_not_answer_for_one_that_it_lacks() -> N
 
 
 @given(st.text(max_size=40), st.sets(st.text("aAb:/. ", min_size=1, max_size=6), min_size=1, max_size=5))
-def test_served_name_always_stands_for_itself_alone(wanted: str, names: set[str]) -> None:
+def test_served_name_always_stands_for_itself_alone(request_name: str, names: set[str]) -> None:
     for name in names:
         assert matching(name, names) == [name]
-    assert set(matching(wanted, names)) <= names
+    assert set(matching(request_name, names)) <= names
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pydantic import Field
 from edge.errors import EdgeError
 from edge.serve.apis.fields import DEFAULTS, Fields, JsonObject
 from edge.serve.http.errors import BadRequest, NotThere
+from edge.serve.options import ServeOptions
 from edge.serve.served import ServedModel, ServedModels
 from edge.units import as_bytes
 from edge.version import version
@@ -130,7 +131,8 @@ async def ask_memory(request: MemoryRequest, models: ServedModels) -> dict[str, 
     return await memory(models)
 
 
-async def use_plan(request: PlanRequest, models: ServedModels, path: Path | None) -> dict[str, Any]:
-    """Run a model as a plan says. path: of the front whose devices the plan may have. PlanError, NotAllowed."""
-    await models.use_plan(request.model, request.plan, set(_devices(await front(path))))
+async def use_plan(request: PlanRequest, models: ServedModels, options: ServeOptions) -> dict[str, Any]:
+    """Run a model as a plan says. PlanError; NotAllowed for a device that neither the options nor their front has."""
+    devices = {*options.devices, *_devices(await front(options.front))}
+    await models.use_plan(request.model, request.plan, devices)
     return {"status": "ok"}

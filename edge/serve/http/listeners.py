@@ -36,13 +36,13 @@ def listeners(host: str, port: int) -> list[socket.socket]:
 def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
     """Return the family and the numeric form of each address of a host."""
     names = BOTH.get(host.lower().rstrip("."), (host,))
-    found = [
+    numeric = [
         (info[0], str(info[4][0]))
         for name in names
         for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         if info[0] in (socket.AF_INET, socket.AF_INET6)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(numeric))
 
 
 def _listening(addresses: list[tuple[socket.AddressFamily, str]], port: int) -> list[socket.socket]:
