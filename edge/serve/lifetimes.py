@@ -24,7 +24,7 @@ class Lifetimes:
         self._idle_unload_s, self._pinned, self._clock = idle_unload_s, frozenset(pinned), clock
         self._keep_s: dict[str, dict[str, float]] = {}  # seconds that the keys which use each model want it to stay
         self._for_all: dict[str, float] = {}  # seconds that an administrator said, by model
-        self.held: Counter[str] = Counter()  # requests that have asked for each, until they end
+        self.holders: Counter[str] = Counter()  # requests that have asked for each, until they end
         self._used: dict[str, float] = {}  # when each was last in use, by the clock
 
     def use(self, name: str) -> None:

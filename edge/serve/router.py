@@ -91,7 +91,7 @@ class Router:
     async def model(self, name: str | None) -> EngineClient:
         name = self._known(name)
         caller = CALLER.get()
-        caller.hold(self._lifetimes.held, name)
+        caller.hold(self._lifetimes.holders, name)
         self._lifetimes.add_user(name, caller.owner)
         model = self._running(name)
         if model is not None:  # without waiting for models that are being loaded
@@ -276,7 +276,7 @@ def devices_of(configs: Mapping[str, EngineConfig]) -> tuple[str, ...]:
 
 def _is_used(model: EngineClient, lifetimes: Lifetimes) -> bool:
     """Return whether a request has the model, be it that it waits for an answer or is about to ask for one."""
-    return model.process.busy or lifetimes.held[model.name] > 0
+    return model.process.busy or lifetimes.holders[model.name] > 0
 
 
 def _address(device: str) -> tuple[str, int]:

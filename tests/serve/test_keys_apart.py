@@ -150,14 +150,14 @@ def test_request_that_has_asked_for_a_model_keeps_it_until_its_end() -> None:
                 assert not await router._unload_longest_idle("")
             assert [model.name for model in await router.loaded()] == ["demo"]
             waiting.end()
-            waiting.hold(router._lifetimes.held, "demo")  # work that outlives its request holds nothing
+            waiting.hold(router._lifetimes.holders, "demo")  # work that outlives its request holds nothing
             router.keep("demo", None)
             CALLER.set(Caller("b", "b", is_administrator=False))
             router.keep("demo", 0)
             assert not await router.unload("demo")  # "a" did not say that it may go
             CALLER.set(Caller("admin", "admin"))
             assert await router.unload("demo")
-            assert router._lifetimes.held.total() == 0
+            assert router._lifetimes.holders.total() == 0
         finally:
             await router.close()
 
