@@ -27,7 +27,7 @@ def test_no_number_is_no_duration(raw: str) -> None:
 )
 def test_duration_is_a_time_from_0_on(keep_alive: float | str) -> None:
     try:
-        keep_s = EmbedRequest(input="x", keep_alive=keep_alive).keep_s
+        keep_s = EmbedRequest.model_validate({"input": "x", "keep_alive": keep_alive}).keep_s
     except ValidationError:
         return
     assert keep_s is not None
