@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -97,7 +97,7 @@ def _download(
     address: Address, names: list[str], cache: Path, access: _Access, progress: Progress | None
 ) -> list[Path]:
     """The local paths of the files, fetched where they are not there."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub import hf_hub_download, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
     repo, revision = address.repo, address.revision
@@ -105,9 +105,7 @@ def _download(
     try:
         for name in names:
             url = hf_hub_url(repo, name, revision=revision)
-            entries.append(
-                access.ask(lambda token, url=url: get_hf_file_metadata(url, token=token, timeout=_TIMEOUT_S))
-            )
+            entries.append(access.ask(partial(_metadata, url)))
     except EntryNotFoundError as exc:
         missing, there = names[len(entries)], _names(address, cache, access)
         if set(names) & set(there):
@@ -136,6 +134,12 @@ def _download(
             ]
     except Exception as exc:
         raise _explained(repo, exc, "the download broke off; the same command continues it") from exc
+
+
+def _metadata(url: str, token: bool | None) -> Any:
+    from huggingface_hub import get_hf_file_metadata
+
+    return get_hf_file_metadata(url, token=token, timeout=_TIMEOUT_S)
 
 
 def _fetch(
