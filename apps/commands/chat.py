@@ -70,6 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"
     option(parser, "--think HOW", words, parse_think)
     option(parser, "--max-tokens N", "end the answer after N tokens", positive_int)
+    option(parser, "--min-tokens N", "do not end the answer before N tokens", natural)
+    option(
+        parser, "--ignore-eos", "go on past the end of the answer, to --max-tokens", action="store_const", const=True
+    )
     option(parser, "--stop TEXT", "end the answer here; repeatable", action="append", default=[])
     option(parser, "--chat-template FILE", "Jinja template to use instead of the model's own")
     option(
@@ -159,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "dry_multiplier", "dry_base",
     "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_probability", "xtc_threshold", "seed",
-    "allow_repetition",
+    "allow_repetition", "min_tokens", "ignore_eos",
 )  # fmt: skip
 _OF_THIS_PROCESS = (
     "resume", "lora", "mmproj", "encoder", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full",

@@ -63,6 +63,11 @@ class Vocabulary:
         """Return whether the token ends a generation (end of text, of turn, of message)."""
         return bool(L.llama_vocab_is_eog(self.vocab, token))
 
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a generation."""
+        return tuple(token for token in range(L.llama_vocab_n_tokens(self.vocab)) if self.is_end(token))
+
     def is_control(self, token: int) -> bool:
         """Return whether text is this token only where special tokens are parsed."""
         return bool(L.llama_vocab_is_control(self.vocab, token))

@@ -196,11 +196,12 @@ class Chat:
             shifts = self.when_full == "shift"
             if shifts and max_tokens is None:
                 max_tokens = self.engine.context  # what drops its own beginning might never end
+            sampling = sampling or SamplingParams()
             request = Request(
                 prompt,
                 max_tokens,
-                sampling or SamplingParams(),
-                stop=(*self._template.stops, *stop),
+                sampling,
+                stop=(*(() if sampling.ignore_eos else self._template.stops), *stop),
                 thinking=self._thinking(),
                 adapters=scales_by_name(self.engine.adapters, self.adapters),
                 on_prefill=on_prefill,

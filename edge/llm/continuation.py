@@ -110,22 +110,28 @@ class Continuation:
             self.finish_reason = "stop"
         elif len(self.tokens) == self.request.max_tokens:
             self.finish_reason = "length"
-        elif self.repetition is not None:
+        elif self.repetition is not None and self._may_end:
             self.finish_reason = "repetition"
         return split
 
+    @property
+    def _may_end(self) -> bool:
+        """False while tokens that end a text, stop strings and repetitions end nothing."""
+        sampling = self.request.sampling
+        return not sampling.ignore_eos and len(self.tokens) >= sampling.min_tokens
+
     def _choice(self, logits: NDArray[np.float32]) -> int | None:
         """Return the next token; None if it ends the text."""
-        thoughts = self._thoughts
+        thoughts, may_end = self._thoughts, self._may_end
         if thoughts is None:
-            token = self._sampler.choose(logits)
+            token = self._sampler.choose(logits, may_end=may_end)
         elif (forced := thoughts.forced(is_whole=self._characters.is_whole)) is not None:
             return forced
         elif thoughts.state == "start" and self._sampler.is_constrained:
-            mark = thoughts.mark(self._sampler.choose(logits, constrained=False))
-            token = self._sampler.choose(logits) if mark is None else mark
+            mark = thoughts.mark(self._sampler.choose(logits, constrained=False, may_end=may_end))
+            token = self._sampler.choose(logits, may_end=may_end) if mark is None else mark
         else:
-            token = self._sampler.choose(logits, constrained=thoughts.state == "answer")
+            token = self._sampler.choose(logits, constrained=thoughts.state == "answer", may_end=may_end)
         if not (self.request.ends and self._model.is_end(token)):
             return token
         return None if thoughts is None else thoughts.instead_of_end()
@@ -142,6 +148,7 @@ class Continuation:
         thoughts = self._thoughts
         self._sampler.accept(token, generated=thoughts is None or thoughts.is_answer(token))
         self.tokens.append(token)
+        self._text.looks_for_stops = len(self.tokens) >= self.request.sampling.min_tokens
         if self._detector is not None:
             self.repetition = self._detector.add(token)
         piece = self._model.piece(token, special=token in self._named)
@@ -176,6 +183,7 @@ class TextStream:
         self._first_characters = {s[0] for s in stop}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._pending = ""  # may be the beginning of a stop string
+        self.looks_for_stops = True  # False: a stop string is text
         self.stopped: str | None = None  # the stop string that is complete
 
     @property
@@ -190,7 +198,7 @@ class TextStream:
     def add(self, text: str) -> str:
         """As `push`, of whole characters."""
         self._pending += text
-        if self._first_characters.isdisjoint(self._pending):
+        if not self.looks_for_stops or self._first_characters.isdisjoint(self._pending):
             return self._release(len(self._pending))
         places = [(at, s) for s in self._stop if (at := self._pending.find(s)) >= 0]
         if places:

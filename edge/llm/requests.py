@@ -236,6 +236,8 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
     prompt, most = request.prompt, request.max_tokens
     if most is not None and most < 1:
         raise SamplingError(f"max_tokens is {most}: an answer has 1 token or more")
+    if most is not None and request.sampling.min_tokens > most:
+        raise SamplingError(f"min_tokens is {request.sampling.min_tokens}, and max_tokens {most}: it must not be more")
     check_media(request.media, engine)
     scales_of(engine.adapters, request.adapters)  # for its errors, before anything is made
     if most is None or request.stays is not None or engine.states.attention.window is not None:

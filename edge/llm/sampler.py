@@ -27,6 +27,7 @@ MAX_TOP_K = 2**31 - 1  # llama.cpp's type
 MAX_BIAS = 1e6  # more than any two logits differ by, and few enough to be added to one
 MAX_TEMPERATURE = 1e4
 MAX_REPEAT_PENALTY = 100.0
+MAX_MIN_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class SamplingParams:
     regex: str | None = None  # only text that this regular expression matches as a whole
     lark: str | None = None  # only text of this grammar, in llguidance's form of Lark
     stop: Sequence[str] = ()  # strings that end the answer and are not part of its text
+    ignore_eos: bool = False  # go on past the end of a text, and in a repetition; a constraint that is complete ends it
+    min_tokens: int = 0  # tokens before anything but a constraint that is complete, or a full context, ends the answer
     allow_repetition: bool = False  # do not end an answer that says the same over and over (edge.bounds.repetition)
 
     def __post_init__(self) -> None:
@@ -77,6 +80,7 @@ class SamplingParams:
             ("dry_penalty_last_n", self.dry_penalty_last_n, -1, MAX_DRY_LAST_N),
             ("xtc_probability", self.xtc_probability, 0, 1),
             ("xtc_threshold", self.xtc_threshold, 0, 1),
+            ("min_tokens", self.min_tokens, 0, MAX_MIN_TOKENS),
             ("repeat_penalty", self.repeat_penalty, 1 / MAX_REPEAT_PENALTY, MAX_REPEAT_PENALTY),
         )
         for name, value, low, high in ranges:
@@ -133,7 +137,10 @@ class TokenSampler:
         self._has_typical = params.typical_p < 1
         self._biased = np.array(list(params.logit_bias), np.intp)
         self._biases = np.array(list(params.logit_bias.values()), np.float32)
-        self._needs = _needs(params)
+        holds_ends_off = params.ignore_eos or params.min_tokens > 0
+        self._ends = np.array(model.ends if holds_ends_off else (), np.intp)
+        needs = _needs(params)
+        self._needs = needs and needs + len(self._ends)  # an end may be among the largest
         # Before the chain: one that cannot be used would leave it behind.
         constraint = next(((kind, text) for kind in KINDS if (text := getattr(params, kind)) is not None), None)
         self._constraint = Constraint(model, *constraint, given_up) if constraint is not None else None
@@ -153,15 +160,26 @@ class TokenSampler:
         masks = self._constraint.masks(drafts)
         return LogitsRequest() if masks is None else LogitsRequest(self._needs, masks)
 
-    def choose(self, logits: NDArray[np.float32], *, constrained: bool = True) -> int:
+    def choose(self, logits: NDArray[np.float32], *, constrained: bool = True, may_end: bool = True) -> int:
         """A token id for logits [n_vocab]. Call `accept` with it, or with another, before the next choice. constrained:
-        False for a token that a constraint is not about."""
+        False for a token that a constraint is not about. may_end: False for no token that ends a text, unless the
+        constraint allows nothing else."""
         token = self._choice(logits)
+        if not may_end and token in self._ends:
+            token = self._choice(self._without_ends(logits))
         # Asking a constraint about the whole vocabulary is slow, so it is asked about the choice first. What is drawn
         # is the same: a draw that is refused is drawn again from what is allowed.
         if self._constraint is None or not constrained or self._constraint.allows(token):
             return token
-        return self._choice(self._constraint.restrict(logits))
+        allowed = self._constraint.restrict(logits)
+        if not may_end and np.isfinite(others := self._without_ends(allowed)).any():
+            allowed = others
+        return self._choice(allowed)
+
+    def _without_ends(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        logits = logits.copy()
+        logits[self._ends] = -np.inf
+        return logits
 
     def _choice(self, logits: NDArray[np.float32]) -> int:
         if self._is_greedy:  # as the chain, in a tenth of its time

@@ -164,7 +164,7 @@ class _AssumedSampler(TokenSampler):
         super().__init__(engine.model, sampling)
         self._accepted = accepted
 
-    def choose(self, logits: NDArray[np.float32], *, constrained: bool = True) -> int:
+    def choose(self, logits: NDArray[np.float32], *, constrained: bool = True, may_end: bool = True) -> int:
         """As assumed."""
         return _RIGHT if next(self._accepted) else _WRONG
 

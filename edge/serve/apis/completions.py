@@ -69,7 +69,8 @@ def parse(request: CompletionRequest, _template: str) -> ParsedRequest:
     schema = text_schema(request.response_format, request.json_schema)
     constraints = {} if schema is None else {"json_schema": json_text(schema, "response_format")}
     sampling = constrained(request.sampling(), constraints)
-    max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.limit
+    default = max(DEFAULT_TOKENS, request.min_tokens or 0)
+    max_tokens = default if request.max_tokens is None else request.limit
     generation = Generation(max_tokens=max_tokens, sampling=sampling, logprobs=request.logprobs)
     return of_prompts(generation, request, request.n or 1)
 

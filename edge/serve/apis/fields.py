@@ -175,6 +175,8 @@ class GeneratingRequest(Fields):
     xtc_probability: float | None = Field(None, description="XTC: how often likely tokens are left out; default 0")
     xtc_threshold: float | None = Field(None, description="tokens this likely count as likely; default 0.1")
     allow_repetition: bool | None = Field(None, description="true: do not end an answer that repeats itself")
+    ignore_eos: bool | None = Field(None, description="true: go on past the end of a text, up to max_tokens")
+    min_tokens: int | None = Field(None, ge=0, description="tokens before an answer may end, at most max_tokens")
 
     lora: Items[AdapterScale] | None = Field(None, description="adapters of this answer; others are not used")
 
@@ -320,7 +322,7 @@ def _json_of(value: Any) -> Any:
 CONSTRAINTS = ("grammar", "regex", "lark")
 SAMPLING = (  # sampling fields of all APIs
     "typical_p", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
-    "xtc_probability", "xtc_threshold", "allow_repetition",
+    "xtc_probability", "xtc_threshold", "allow_repetition", "ignore_eos", "min_tokens",
 )  # fmt: skip
 
 

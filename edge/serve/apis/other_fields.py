@@ -19,7 +19,7 @@ def _refused(any_value: str = "", **neutral: tuple[Any, ...]) -> Refused:
     return {**dict.fromkeys(any_value.split(), ()), **neutral}
 
 
-LLAMA_REFUSED = _refused(any_value="grammar_lazy ignore_eos multimodal_data")
+LLAMA_REFUSED = _refused(any_value="grammar_lazy multimodal_data")
 # Finer points of sampling, places in the cache, limits of time, the form of the response, and figures beside it.
 LLAMA_IGNORED = frozenset(
     "add_generation_prompt cache_prompt dynatemp_exponent dynatemp_range grammar_triggers id_slot min_keep mirostat"
@@ -30,7 +30,6 @@ LLAMA_IGNORED = frozenset(
 VLLM_REFUSED = _refused(
     any_value="allowed_token_ids bad_words chat_template documents logits_processors prompt_logprobs stop_token_ids"
     " use_beam_search",
-    min_tokens=(0,),
 )  # fmt: skip
 VLLM_IGNORED = frozenset(
     "best_of length_penalty priority request_id skip_special_tokens spaces_between_special_tokens"
