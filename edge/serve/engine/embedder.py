@@ -37,9 +37,13 @@ class Embedder:
             raise EngineError(f"the model's ranking head gives {score}, which is no score")
         return score
 
-    def _pooled(self, tokens: Sequence[int], *, ranks: bool) -> NDArray[np.float32]:
+    def check(self, tokens: Sequence[int]) -> None:
+        """Raise ContextFull if a text is empty or too long."""
         if not 0 < len(tokens) <= self.most_tokens:
             raise ContextFull(f"a text to embed or score has 1 to {self.most_tokens} tokens, this one {len(tokens)}")
+
+    def _pooled(self, tokens: Sequence[int], *, ranks: bool) -> NDArray[np.float32]:
+        self.check(tokens)
         if ranks not in self._contexts:
             self._contexts[ranks] = PooledContext(self._model, self.most_tokens, self._threads, ranks=ranks)
         return self._contexts[ranks].pooled(tokens)

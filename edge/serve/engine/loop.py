@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from edge.api.config import EngineConfig
 from edge.constraints.constraint import never_given_up
 from edge.deployment.deployed import DeployedModel
-from edge.errors import EngineError
+from edge.errors import ContextFull, EngineError, SamplingError
 from edge.llama.llama import Model
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Running
@@ -60,7 +60,8 @@ class ServingLoop:
         self._requests: dict[int, Running] = {}  # by number, which is the server's, also in the scheduler
         self._arrivals = Arrivals(engine, lambda: self._jobs.put(lambda: None))
         self._inputs = InputProcessor(config, engine, encoder)
-        self._about = EngineStatus(engine, deployed, self._inputs.template.source)
+        takes_media = encoder is not None
+        self._about = EngineStatus(engine, deployed, self._inputs.template.source, takes_media=takes_media)
         self._embedder = Embedder(engine.model, engine.shape.context_length or engine.context, engine.threads)
         self._statistics = Statistics()
         allowance = Allowance(config.prefix_warming)
@@ -238,11 +239,20 @@ class ServingLoop:
             self._arrivals.prepared(number)
 
     def _embed(self, texts: Sequence[str | Sequence[int]], given_up: GivenUp = never_given_up) -> dict[str, Any]:
-        tokenized = [self._inputs.tokens(text, MOST_TOKENS) for text in texts]
+        tokenized = [self._text(number, text, len(texts)) for number, text in enumerate(texts)]
         # As text, thousands of long vectors would be too much for a message.
         embed = self._embedder.embed
         vectors = self._pooled(lambda tokens: b64encode(embed(tokens).tobytes()).decode(), tokenized, given_up)
         return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
+
+    def _text(self, number: int, text: str | Sequence[int], n_texts: int) -> Sequence[int]:
+        """Return the tokens of a text to embed. Its errors name its number, if it is one of several."""
+        try:
+            tokens = self._inputs.tokens(text, MOST_TOKENS)
+            self._embedder.check(tokens)
+        except (ContextFull, SamplingError) as error:
+            raise type(error)(f"input.{number}: {error}" if n_texts > 1 else str(error)) from None
+        return tokens
 
     def _rerank(self, query: str, documents: Sequence[str], given_up: GivenUp = never_given_up) -> dict[str, Any]:
         tokenized = self._inputs.ranked(query, documents, self._embedder.most_tokens)
