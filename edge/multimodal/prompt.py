@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edge.constraints.constraint import never_given_up
@@ -15,25 +15,37 @@ from edge.multimodal.media import EmbeddingRows
 
 def encoded(
     encoder: MediaEncoder | None,
-    files: Iterable[tuple[str, bytes]],
+    files: Iterable[tuple[str, bytes | MediaError]],
     n_files: int = 1,
     most_tokens: int | None = None,
     given_up: Callable[[], bool] = never_given_up,
     namespace: str = "",
+    spare: Container[str] = (),
 ) -> dict[str, Media]:
-    """Encode files, by their marks, while they have at most so many tokens together and somebody waits. n_files: how
-    many there are. namespace: as of `MediaEncoder.encode`. MediaError, with the number of the one at fault;
-    ContextFull; EngineError once it is given up."""
+    """Encode files, by their marks, while they have at most so many tokens together and somebody waits.
+
+    files: an error in place of one that cannot be had. n_files: how many there are. namespace: as of
+    `MediaEncoder.encode`. spare: marks of files that are left out if they cannot be encoded. MediaError, with the
+    number of the one at fault; ContextFull; EngineError once it is given up."""
     media: dict[str, Media] = {}
     if not n_files:
         return media
     if encoder is None:
         raise MediaError("this model takes no pictures and sounds here: load it with its projector (--mmproj FILE)")
+    number = 0
     try:
         for mark, data in files:
+            number += 1
             if given_up():
                 raise EngineError("the request was cancelled before its pictures and sounds were encoded")
-            media[mark] = encoder.encode(data, namespace)
+            try:
+                if isinstance(data, MediaError):
+                    raise data
+                media[mark] = encoder.encode(data, namespace)
+            except MediaError:
+                if mark in spare:
+                    continue
+                raise
             n_tokens = sum(len(own.tokens) for own in media.values())
             if most_tokens is not None and n_tokens >= most_tokens:
                 raise ContextFull(
@@ -41,7 +53,7 @@ def encoded(
                     " is all that a prompt and its answer may have; send fewer or smaller ones"
                 )
     except MediaError as error:
-        raise MediaError(f"picture or sound {len(media) + 1}: {error}" if n_files > 1 else str(error)) from None
+        raise MediaError(f"picture or sound {number}: {error}" if n_files > 1 else str(error)) from None
     return media
 
 

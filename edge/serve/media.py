@@ -1,108 +1,225 @@
-"""Parts of messages: texts, pictures and sounds, as the APIs have them."""
+"""Parts of messages, as the APIs have them: texts, pictures, sounds, and others, which become texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import base64
+import binascii
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
-from pydantic import AfterValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
-from typing_extensions import Self
+from pydantic import Field, JsonValue, model_validator
 
 from edge.multimodal.marks import new_mark
-from edge.serve.apis.fields import Fields, Kind
-from edge.serve.apis.other_fields import Refused
+from edge.serve.apis.fields import Fields
+from edge.serve.http.errors import BadRequest
 
-TEXTS = ("text", "input_text", "output_text")
+TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
+THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # among the texts of an earlier answer: left out
 # By type, the field that has a picture or sound.
 _MEDIA = {"image_url": "image_url", "input_image": "image_url", "input_audio": "input_audio", "image": "source"}
-
-
-def _known(kind: str) -> str:
-    if kind not in TEXTS and kind not in _MEDIA:
-        raise PydanticCustomError(
-            "not_taken",
-            "a part of the type {kind} is not taken: this server reads text, pictures and sounds, no files; say in"
-            " words what is in it",
-            {"kind": repr(kind[:80])},
-        )
-    return kind
-
-
-PartType = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*TEXTS, *_MEDIA]})]
+_STAND_INS = {"input_audio": "[a sound that this model cannot hear]"}
+_PICTURE = "[a picture that this model cannot see]"
+# Fields of other parts: those that are their text, and those that are written in front of it.
+_BODIES = ("text", "refusal", "tool_name", "query", "input", "content", "output", "stdout", "stderr")
+_HEADS = ("title", "name", "source", "url", "context")
+_MOST_LEVELS = 6  # of parts within parts
 
 
 class ImageUrl(Fields):
-    url: str = Field(description="data:image/png;base64,...; http(s) where the server allows it")
+    url: str = Field("", description="data:image/png;base64,...; http(s) where the server allows it")
 
     ignored = frozenset({"detail"})
 
 
 class InputAudio(Fields):
-    data: str = Field(description="base64 of a WAV, MP3 or FLAC file")
+    data: str = Field("", description="base64 of a WAV, MP3 or FLAC file")
 
     ignored = frozenset({"format"})
-
-
-class Source(Fields):
-    """A picture in Anthropic's API."""
-
-    type: Literal["base64", "url"]
-    data: str = ""
-    url: str = ""
-
-    ignored = frozenset({"media_type"})
 
 
 class Part(Fields):
     """A part of a message."""
 
-    type: PartType
+    type: str = Field(json_schema_extra={"examples": [*TEXTS[:3], *_MEDIA, "refusal", "document", "search_result"]})
     text: str | None = None
     image_url: str | ImageUrl | None = None
     input_audio: InputAudio | None = None
-    source: Source | None = None
+    source: JsonValue = Field(default=None, description="a picture or document in Anthropic's API")
+    file_id: JsonValue = Field(default=None, description="not taken: nothing is stored")
+    transformations: JsonValue = Field(default=None, description="not taken")
 
-    empty_values: ClassVar[Mapping[str, Kind]] = {"text": str}
-    refused: ClassVar[Refused] = {"file_id": (), "transformations": ()}
     ignored = frozenset({"annotations", "cache_control", "citations", "detail", "logprobs", "prompt_cache_breakpoint"})
 
-    @model_validator(mode="after")
-    def _has_its_field(self) -> Self:
-        needed = _MEDIA.get(self.type, "text")
-        if getattr(self, needed) is None:
-            raise PydanticCustomError(
-                "missing", "a part of the type {kind} needs {field}", {"kind": repr(self.type), "field": needed}
-            )
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, value: Any) -> Any:
+        """Return a text without a type as a part."""
+        if isinstance(value, str):
+            return {"type": "text", "text": value}
+        return {"type": "text", **value} if isinstance(value, dict) and isinstance(value.get("text"), str) else value
+
+    def ignored_names(self) -> Iterator[str]:
+        """Yield none of another type: what the part has is in the prompt."""
+        yield from super().ignored_names() if self.type in (*TEXTS, *_MEDIA) else ()
 
     @cached_property
     def content(self) -> str:
-        """Its text, or the mark that stands for it in a text."""
-        return self.text or "" if self.type in TEXTS else new_mark()
+        """Its text, the mark that stands for a picture or sound, or a line about what cannot be read."""
+        if self.file is not None:
+            return new_mark()
+        return self.stand_in if self.problem else self._words
+
+    @cached_property
+    def problem(self) -> str | None:
+        """Why it cannot be put to a model; None for text, and for a picture or sound that is there."""
+        if self.type in (*TEXTS, *THOUGHTS) or self.file is not None:
+            return None
+        if self.type in _MEDIA:
+            field = next((name for name in ("file_id", "transformations") if getattr(self, name)), None)
+            if field:
+                return f"{field} of a picture is not taken: send the picture as data:image/png;base64,..."
+            return f"a part of the type {self.type!r} needs {_MEDIA[self.type]}, with base64 or a URL"
+        if self._words:
+            return None
+        return (
+            f"a part of the type {self.type[:80]!r} is not taken: this server reads text, pictures and sounds, no"
+            " files; say in words what is in it"
+        )
 
     @property
+    def stand_in(self) -> str:
+        """A line of text in place of what a model cannot take."""
+        if self.type in _MEDIA:
+            return _STAND_INS.get(self.type, _PICTURE)
+        name = (self.model_extra or {}).get("filename") or (self.model_extra or {}).get("title")
+        named = f" {name[:200]}" if isinstance(name, str) else ""
+        return f"[{self.type[:80]}{named}: this model cannot read it]"
+
+    @cached_property
     def file(self) -> str | None:
-        """Base64 of the file, or a URL; None for a text."""
-        if self.type in TEXTS:
+        """Base64 of a picture or sound, or its URL; None for other parts."""
+        if self.type not in _MEDIA or self.transformations:
             return None
-        if self.type == "input_audio" and self.input_audio is not None:
-            return self.input_audio.data
-        if self.type == "image" and self.source is not None:
-            return self.source.url if self.source.type == "url" else self.source.data
+        if self.type == "input_audio":
+            return (self.input_audio and self.input_audio.data) or None
+        if self.type == "image":
+            source = self.source if isinstance(self.source, dict) else {}
+            own = source.get("url" if source.get("type") == "url" else "data")
+            return own if isinstance(own, str) and own else None
         url = self.image_url.url if isinstance(self.image_url, ImageUrl) else self.image_url or ""
-        head, comma, data = url.partition(",")
-        is_data = comma and head[:5].lower() == "data:" and head[-7:].lower() == ";base64"
-        return data if is_data else url
+        return (_data_of(url) or url) or None
+
+    @cached_property
+    def _words(self) -> str:
+        if self.type in THOUGHTS:
+            return ""
+        return (self.text or "") if self.type in TEXTS else "\n".join(_texts(self.model_dump(exclude_none=True)))
 
 
-def joined(content: str | Iterable[Part] | None) -> str:
-    """Return the text of a message, with marks in place of pictures and sounds."""
-    return content if isinstance(content, str) else "".join(part.content for part in content or ())
+def _texts(value: Any, level: int = 0) -> list[str]:
+    """Return the texts of a part of another type: of a document, a result of a search, a tool that is referred to. A
+    part that has a title alone has none."""
+    if isinstance(value, str):
+        return [value] if value else []
+    if isinstance(value, list) and level < _MOST_LEVELS:
+        return [text for own in value for text in _texts(own, level + 1)]
+    if not isinstance(value, dict) or level >= _MOST_LEVELS:
+        return []
+    kind = value.get("type")
+    if level and isinstance(kind, str) and kind in _MEDIA:
+        return [_STAND_INS.get(kind, _PICTURE)]
+    bodies = [text for name in _BODIES for text in _body(name, value.get(name), level)]
+    for file in (value, value.get("source"), value.get("file"), value.get("document")):
+        bodies += _texts_of_file(file, level) if isinstance(file, dict) else []
+    heads = [text for name in _HEADS if isinstance(text := value.get(name), str) and text]
+    return [*heads, *bodies] if bodies or level else []
 
 
-def media_in(contents: Iterable[Any]) -> dict[str, str]:
-    """Return the files of pictures and sounds in the contents of messages, by their marks."""
-    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, Part)]
-    return {part.content: part.file for part in parts if part.file is not None}
+def _body(name: str, value: Any, level: int) -> list[str]:
+    if name == "input" and isinstance(value, dict):  # of a call
+        return [json.dumps(value, ensure_ascii=False)]
+    return _texts(value, level + 1)
+
+
+def _texts_of_file(file: Mapping[str, Any], level: int) -> list[str]:
+    """Return the texts in the source of a document, or in a file that is a text."""
+    kind = str(file.get("media_type") or "")
+    data = file.get("file_data") or file.get("data")
+    if file.get("type") == "content":
+        return _texts(file.get("content"), level + 1)
+    if not isinstance(data, str):
+        return []
+    if file.get("type") == "text":
+        return [data]
+    if (encoded := _data_of(data)) is not None:
+        kind, data = data[5:], encoded
+    if not kind.lower().startswith(("text/", "application/json")):
+        return []
+    try:
+        return [base64.b64decode(data).decode()]
+    except (binascii.Error, ValueError):
+        return []
+
+
+def _data_of(url: str) -> str | None:
+    """Return the base64 in a data URL; None for another text."""
+    head, comma, data = url.partition(",")
+    is_data = comma and head[:5].lower() == "data:" and head[-7:].lower() == ";base64"
+    return data if is_data else None
+
+
+Content = str | Sequence[Part] | Mapping[str, Any] | None
+"""What a message says, as requests have it."""
+
+
+def joined(content: Content) -> str:
+    """Return the text of a message, with marks in place of pictures and sounds. An object is written as JSON."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Mapping):
+        return json.dumps(content, ensure_ascii=False)
+    texts: list[str] = []
+    after_line = False
+    for part in content or ():
+        is_line = part.type not in (*TEXTS, *THOUGHTS, *_MEDIA)  # of another type, on lines of its own
+        if own := part.content:
+            between = "\n" if texts and (is_line or after_line) and not texts[-1].endswith("\n") else ""
+            texts.append(f"{between}{own}")
+            after_line = is_line
+    return "".join(texts)
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Pictures and sounds of a conversation."""
+
+    files: Mapping[str, str] = field(default_factory=dict)  # base64 or a URL, by mark
+    stand_ins: Mapping[str, str] = field(default_factory=dict)  # lines for those that need not be seen, by mark
+
+
+NOTHING_ATTACHED = Attached()
+
+
+def attached(turns: Sequence[tuple[str, str, Content]]) -> Attached:
+    """Return the pictures and sounds of messages. A line may stand in for each that is not in the last question.
+
+    turns: where each message is in the request, its role, and its content. BadRequest for a part of the last question
+    that cannot be read: an answer without it would be wrong."""
+    roles = [role for _, role, _ in turns]
+    n_turns = len(turns) - (roles[-1:] == ["assistant"])  # an answer at the very end is only begun
+    question = next((n for n in range(n_turns, 0, -1) if roles[n - 1] == "assistant"), 0)
+    files: dict[str, str] = {}
+    stand_ins: dict[str, str] = {}
+    for number, (where, role, content) in enumerate(turns):
+        is_asked = role == "user" and number >= question
+        for part in content if isinstance(content, list) else ():
+            if is_asked and part.problem:
+                raise BadRequest(f"{where}: {part.problem}", where)
+            if isinstance(part, Part) and part.file is not None:
+                files[part.content] = part.file
+                if not is_asked:
+                    stand_ins[part.content] = part.stand_in
+    return Attached(files, stand_ins)

@@ -54,6 +54,7 @@ class Generation:
     logprobs: int | None = None  # alternatives with each token; 0: its own probability alone; None: no probabilities
     background: bool = False  # computed while nobody else asks
     media: Mapping[str, str] = field(default_factory=dict)  # base64 or URL of pictures and sounds, by marks in messages
+    stand_ins: Mapping[str, str] = field(default_factory=dict)  # by mark, the text in place of one that cannot be taken
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,8 @@ class ServedModel(Protocol):
 
     async def status(self) -> dict[str, Any]:
         """Return its description and current state: keys `model` (name, path, architecture, context, trained_context,
-        sequences, vocabulary, parameters, size_bytes, chat_template, embeds and reranks: whether), `slots` (id,
-        is_processing, prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers,
+        sequences, vocabulary, parameters, size_bytes, chat_template; embeds, takes_media, reranks: whether), `slots`
+        (id, is_processing, prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers,
         heads, memory_bytes, link), `plan`, `why`, `restarts`, `counters` (prompt_tokens, cached_tokens,
         generated_tokens, steps, preemptions, background_preemptions, migrations), `warming` (computed_tokens,
         used_tokens, seconds), `speculation` (None, or draft, drafted, accepted, passes, rows_per_pass, gain), and

@@ -191,7 +191,6 @@ def test_parts_that_are_no_parts_are_refused_in_words(url: str, api: Api, body: 
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "messages"),
         (CHAT, {"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
         (CHAT, {"chat_template_kwargs": {f"a{n}": 1 for n in range(65)}}, "chat_template_kwargs"),
-        (CHAT, {"messages": [{"role": "assistant", "content": "", "refusal": "no"}]}, "refusal"),
         (NATIVE, {"logit_bias": [["word", 1]]}, "logit_bias"),
         (NATIVE, {"logit_bias": [[5, True]]}, "logit_bias"),
         (NATIVE, {"logit_bias": [[5]]}, "logit_bias"),

@@ -149,6 +149,42 @@ def test_a_model_without_a_projector_says_so(server: str) -> None:
     assert "--mmproj" in reply.json()["error"]["message"]
 
 
+def turns_with(content: Any) -> Iterator[list[dict[str, Any]]]:
+    """Conversations with this content in a tool's result, and in an earlier question."""
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    yield [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c1", "content": content}]
+    answer = {"role": "assistant", "content": "A cat."}
+    yield [{"role": "user", "content": content}, answer, {"role": "user", "content": "Sure?"}]
+
+
+def test_a_picture_that_is_not_in_the_question_becomes_a_line_without_a_projector(server: str) -> None:
+    def n_tokens(messages: list[dict[str, Any]]) -> int:
+        body = {"model": "blind", "messages": messages, **GREEDY}
+        reply = httpx.post(server + CHAT, json=body, timeout=120).json()
+        prompt = httpx.post(f"{server}/apply-template", json=body, timeout=120).json()["prompt"]
+        assert "[a picture that this model cannot see]" in prompt
+        return int(reply["usage"]["prompt_tokens"])
+
+    for own, same in zip(
+        turns_with([picture(png()), {"type": "text", "text": "Look."}]),
+        turns_with("[a picture that this model cannot see]Look."),
+        strict=True,
+    ):
+        assert n_tokens(own) == n_tokens(same)
+    assert ask(server, picture(png()), model="blind").status_code == 400
+
+
+@pytest.mark.parametrize("url", ["data:image/png;base64,bm8gcGljdHVyZQ==", "http://127.0.0.1:1/a.png", "nothing"])
+def test_a_damaged_picture_that_is_not_in_the_question_becomes_a_line(server: str, url: str) -> None:
+    for messages, fewer in zip(turns_with([at(url), picture(png())]), turns_with([picture(png())]), strict=True):
+        body = {"model": "mrope", "messages": messages, **GREEDY}
+        reply = httpx.post(server + CHAT, json=body, timeout=120)
+        assert reply.status_code == 200, reply.text
+        rest = httpx.post(server + CHAT, json={**body, "messages": fewer}, timeout=120).json()["usage"]["prompt_tokens"]
+        assert rest < reply.json()["usage"]["prompt_tokens"] < rest + 60  # the line, and the picture behind it
+    assert ask(server, at(url)).status_code == 400
+
+
 def test_pictures_by_the_client_of_ollama(server: str) -> None:
     from ollama import Client, ResponseError
 

@@ -12,12 +12,12 @@ import pytest
 
 from edge.demo import MODEL_PATH
 from edge.serve.apis.fields import Fields
+from edge.serve.apis.history import PastFunction
 from edge.serve.app import create_app
-from edge.serve.ollama import answers, fields
+from edge.serve.ollama import fields
 from edge.serve.options import ServeOptions
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
-from tests.support.helpers import calls
 
 if TYPE_CHECKING:
     from ollama import Client
@@ -66,7 +66,7 @@ def test_no_field_of_the_official_client_is_unknown() -> None:
         (fields.OllamaTextRequest, theirs.GenerateRequest),
         (fields.Options, theirs.Options),
         (fields.OllamaMessage, theirs.Message),
-        (fields.CalledFunction, theirs.Message.ToolCall.Function),
+        (PastFunction, theirs.Message.ToolCall.Function),
         (fields.EmbedRequest, theirs.EmbedRequest),
         (fields.OldEmbedRequest, theirs.EmbeddingsRequest),
         (fields.NamedRequest, theirs.ShowRequest),
@@ -209,21 +209,6 @@ def test_results_of_calls_find_their_calls(scripted: Client, models: ScriptedMod
     assert len(set(ids)) == 2
     assert [first["tool_call_id"], second["tool_call_id"]] == ids
     assert (first["name"], second["content"]) == ("first", "second")
-
-
-def test_calls_and_results_take_time_by_their_number() -> None:
-    """Each was compared with all others, and a request of some megabytes stopped the server for hours."""
-
-    def n_calls(n: int, name: str) -> int:
-        messages = [
-            *({"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]} for _ in range(n)),
-            *({"role": "tool", "content": "", "tool_name": name} for _ in range(n)),
-        ]
-        request = fields.OllamaChatRequest.model_validate({"messages": messages})
-        return calls(lambda: answers._messages(request, {}))
-
-    for name in ("a", "b"):
-        assert n_calls(400, name) < 2.2 * n_calls(200, name)
 
 
 @pytest.mark.parametrize("stream", [False, True])

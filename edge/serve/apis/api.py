@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from edge.serve.apis.fields import GeneratingRequest, constrained, repeated
 from edge.serve.deltas import Deltas
 from edge.serve.http.errors import Failure
+from edge.serve.media import NOTHING_ATTACHED, Attached
 from edge.serve.served import Generation
 from edge.serve.tools.conversation import Conversation
 from edge.serve.tools.parser import CallParser
@@ -34,10 +34,9 @@ class ParsedRequest:
         max_tokens: int | None,
         logprobs: int | None = None,
         n: int = 1,
-        media: Mapping[str, str] = MappingProxyType({}),
+        media: Attached = NOTHING_ATTACHED,
     ) -> ParsedRequest:
-        """Return a request for n answers to a conversation. media: as of Generation. BadRequest if they have more than
-        one constraint."""
+        """Return a request for n answers to a conversation. BadRequest if they have more than one constraint."""
         generation = Generation(
             messages=conversation.messages,
             tools=conversation.tools,
@@ -49,7 +48,8 @@ class ParsedRequest:
             max_tokens=max_tokens,
             sampling=constrained(sampling, conversation.sampling),
             logprobs=logprobs,
-            media=dict(media),
+            media=media.files,
+            stand_ins=media.stand_ins,
         )
         return cls(repeated(generation, n), conversation)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
@@ -12,14 +11,15 @@ from edge.serve.apis.api import Api, Event, ParsedRequest, by_index
 from edge.serve.apis.fields import (
     MAX_LOGPROBS,
     Fields,
-    FunctionName,
     Items,
+    JsonObject,
     SamplingRequest,
     TemplateVariables,
     limit,
     template_variables,
     think_tokens,
 )
+from edge.serve.apis.history import CallId, PastCall, PastFunction, Role, linked, past_call
 from edge.serve.apis.openai_fields import ResponseFormat, chunks, error_event, folded, text_schema, token_logprobs
 from edge.serve.apis.other_fields import CHAT_IGNORED, CHAT_REFUSED, Refused
 from edge.serve.apis.texts import system_text
@@ -33,7 +33,7 @@ from edge.serve.apis.tool_fields import (
 )
 from edge.serve.deltas import Begin, Call, Delta, Deltas, End, Text, Thought
 from edge.serve.http.errors import BadRequest
-from edge.serve.media import Part, joined, media_in
+from edge.serve.media import Part, attached, joined
 from edge.serve.tools.conversation import conversation
 from edge.serve.tools.functions import FunctionUse, Message
 from edge.serve.tools.parser import CallArguments, CallEnd
@@ -43,28 +43,17 @@ from edge.thinking.format import AUTO
 MAX_EFFORT = 40  # characters
 
 
-class CalledFunction(Fields):
-    name: FunctionName
-    arguments: str = Field(description="JSON of an object")
-
-
-class ToolCall(Fields):
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
 class ChatMessage(Fields):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Items[Part] | None = None
+    role: Role
+    content: str | Items[Part] | JsonObject | None = None
     name: str | None = None
-    tool_calls: Items[ToolCall] | None = None
-    function_call: CalledFunction | None = Field(None, description="as tool_calls, in the form of older clients")
-    tool_call_id: str | None = None
+    tool_calls: Items[PastCall] | None = None
+    tool_call_id: CallId = None
+    function_call: PastFunction | None = Field(None, description="as tool_calls, of one call")
+    refusal: str | None = Field(None, description="the answer, where there is no content")
     reasoning_content: str | None = Field(None, description="thought before it, for templates that keep it")
 
-    refused: ClassVar[Refused] = {"audio": (), "refusal": ("",)}
-    ignored = frozenset({"annotations"})
+    ignored = frozenset({"annotations", "audio"})  # a sound that the model once said has its text beside it
 
 
 class FunctionTool(Fields):
@@ -138,7 +127,7 @@ def parse(request: ChatRequest, template: str) -> ParsedRequest:
     if request.top_logprobs and not request.logprobs:
         request.ignore("top_logprobs")
     parsed = conversation(
-        [_message(message) for message in request.messages],
+        linked(_message(message) for message in request.messages),
         _use(request),
         template,
         text_schema(request.response_format, request.json_schema),
@@ -154,7 +143,9 @@ def parse(request: ChatRequest, template: str) -> ParsedRequest:
         )
     max_tokens = limit(request.max_completion_tokens or request.max_tokens) or None
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    media = media_in(message.content for message in request.messages)
+    media = attached(
+        [(f"messages.{n}.content", message.role, message.content) for n, message in enumerate(request.messages)]
+    )
     return ParsedRequest.of_conversation(parsed, request.sampling(), max_tokens, logprobs, request.n or 1, media)
 
 
@@ -170,36 +161,19 @@ def _use(request: ChatRequest) -> FunctionUse:
 
 
 def _message(message: ChatMessage) -> Message:
-    role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
-    content = system_text(message.content) if role == "system" else joined(message.content)
-    values: dict[str, Any] = {"role": role, "content": content}
-    if message.function_call and not message.tool_calls:  # a result finds it by its name
-        call = called(message.function_call.name, message.function_call.arguments)
-        values["tool_calls"] = [{"id": f"function_{call['name']}", "type": "function", "function": call}]
-    if message.role == "function":
-        values["tool_call_id"] = f"function_{message.name}"
-    if message.tool_calls:
-        values["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": called(call.function.name, call.function.arguments)}
-            for call in message.tool_calls
-        ]
+    content = system_text(message.content) if message.role == "system" else joined(message.content)
+    values: dict[str, Any] = {"role": message.role, "content": content or message.refusal or ""}
+    calls = [call.to_json() for call in message.tool_calls or ()]
+    if message.function_call is not None and not calls:
+        calls = [past_call(None, message.function_call.name, message.function_call.arguments)]
+    if calls and message.role == "assistant":
+        values["tool_calls"] = calls
     if message.tool_call_id is not None:
         values["tool_call_id"] = message.tool_call_id
     for key in ("name", "reasoning_content"):
         if (value := getattr(message, key)) is not None:
             values[key] = value
     return values
-
-
-def called(name: str, arguments: str) -> dict[str, Any]:
-    """Return a call in the form of templates. BadRequest if its arguments are no JSON object."""
-    try:
-        parsed = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise BadRequest(f"the arguments of a call of {name!r} are no JSON of an object", "messages")
-    return {"name": name, "arguments": parsed}
 
 
 def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:

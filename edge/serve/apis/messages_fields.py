@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, JsonValue, Tag
 
 from edge.serve.apis.fields import (
     Fields,
@@ -18,12 +18,12 @@ from edge.serve.apis.fields import (
     template_variables,
     think_tokens,
 )
+from edge.serve.apis.history import CallId, Role, linked, past_call
 from edge.serve.apis.openai_fields import ResponseFormat, text_schema
 from edge.serve.apis.other_fields import MESSAGES_IGNORED, MESSAGES_REFUSED, Refused
 from edge.serve.apis.texts import KNOWN_PARTS, other_text, system_text
 from edge.serve.apis.tool_fields import ChosenTool, OtherTool, function_use
-from edge.serve.http.errors import BadRequest
-from edge.serve.media import Part, joined, media_in
+from edge.serve.media import Attached, Content, Part, attached, joined
 from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import Function, FunctionUse, Message
 from edge.thinking.format import AUTO
@@ -31,26 +31,31 @@ from edge.thinking.format import AUTO
 
 class ToolUseBlock(Fields):
     type: Literal["tool_use"]
-    id: str
-    name: FunctionName
-    input: JsonObject
+    id: CallId = None
+    name: str | None = None
+    input: JsonValue = None
 
     ignored = frozenset({"cache_control", "caller", "toolset_name"})
 
 
 class ToolResultBlock(Fields):
     type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | Items[Part] | None = None
+    tool_use_id: CallId = None
+    content: str | Items[Part] | JsonObject | None = None
     is_error: bool | None = None
 
     ignored = frozenset({"cache_control", "toolset_name"})
 
 
 class OtherBlock(Fields):
-    """A block of a tool that a provider ran, in an earlier message of the model."""
+    """A block of a tool that a provider ran, in an earlier message."""
 
     type: str
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be a part of the last question."""
+        return f"a block of the type {self.type[:80]!r} is not taken; say it in words"
 
     def ignored_names(self) -> Iterator[str]:
         """Yield none: what the block has is in the prompt."""
@@ -61,15 +66,15 @@ class ThinkingBlock(Fields):
     """A thought before an answer; a redacted one is left out."""
 
     type: Literal["thinking", "redacted_thinking"]
-    thinking: str = ""
+    thinking: str | None = None
 
     ignored = frozenset({"data", "signature"})  # nothing is signed, so nothing is checked
 
 
 def _kind(block: Any) -> str:
-    """Return the tag of a block. A part of a type that nobody knows is refused by its type."""
+    """Return the tag of a block."""
     kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    if not isinstance(kind, str) or kind in KNOWN_PARTS:
+    if not isinstance(kind, str) or kind in KNOWN_PARTS or kind == "search_result":
         return "text"
     kinds = {"tool_use": "call", "tool_result": "result", "thinking": "thinking", "redacted_thinking": "thinking"}
     return kinds.get(kind, "other")
@@ -86,8 +91,8 @@ Block = Annotated[
 
 
 class InputMessage(Fields):
-    role: Literal["user", "assistant", "system"]
-    content: str | Items[Block]
+    role: Role
+    content: str | Items[Block] | None = None
 
 
 class AnthropicTool(Fields):
@@ -163,7 +168,7 @@ def conversation_of(request: MessagesInput, template: str) -> Conversation:
     ]
     text = system_text(request.system)
     system = [{"role": "system", "content": text}] if text else []
-    messages = _combined([part for message in request.messages for part in _messages(message)])
+    messages = _combined(linked(part for message in request.messages for part in _messages(message)))
     output = request.output_config.format if request.output_config else None
     schema = text_schema(output or request.output_format)
     budget = request.thinking.tokens if request.thinking else None
@@ -185,12 +190,15 @@ def _use(request: MessagesInput, functions: list[Function]) -> FunctionUse:
     return function_use(request, functions, chosen, several, has_others=has_others)
 
 
-def media_of(request: MessagesInput) -> dict[str, str]:
-    """Return the files of pictures, by their marks."""
-    contents = [message.content for message in request.messages]
-    blocks = [block for content in contents if isinstance(content, list) for block in content]
-    results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
-    return media_in([request.system, *contents, *results])
+def media_of(request: MessagesInput) -> Attached:
+    """Return the pictures. BadRequest as of `attached`."""
+    turns: list[tuple[str, str, Content]] = [("system", "system", request.system)]
+    for number, message in enumerate(request.messages):
+        where, content = f"messages.{number}.content", message.content
+        blocks = content if isinstance(content, list) else ()
+        turns += [(where, "tool", block.content) for block in blocks if isinstance(block, ToolResultBlock)]
+        turns.append((where, message.role, [block for block in blocks if isinstance(block, OtherBlock | Part)]))
+    return attached(turns)
 
 
 def _combined(messages: list[Message]) -> list[Message]:
@@ -205,18 +213,15 @@ def _combined(messages: list[Message]) -> list[Message]:
 
 def _messages(message: InputMessage) -> list[Message]:
     """Return a message in the form of templates, in which results of functions are messages of their own."""
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
+    if not isinstance(message.content, list):
+        return [{"role": message.role, "content": message.content or ""}]
     messages: list[dict[str, Any]] = []
-    others = [block for block in message.content if isinstance(block, OtherBlock)]
-    if others and message.role == "user":
-        raise BadRequest(f"a user's block of the type {others[0].type!r:.80} is not taken; say it in words", "messages")
     texts = [
         other_text(block) if isinstance(block, OtherBlock) else block.content
         for block in message.content
         if isinstance(block, OtherBlock | Part)
     ]
-    thought = "".join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
+    thought = "".join(block.thinking or "" for block in message.content if isinstance(block, ThinkingBlock))
     calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
     for block in message.content:
         if isinstance(block, ToolResultBlock):
@@ -226,8 +231,5 @@ def _messages(message: InputMessage) -> list[Message]:
         own = {"reasoning_content": thought} if thought else {}
         messages.append({"role": message.role, "content": "".join(texts), **own})
     if calls:
-        messages[-1]["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
-            for call in calls
-        ]
+        messages[-1]["tool_calls"] = [past_call(call.id, call.name, call.input) for call in calls]
     return list(messages)

@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
-from edge.serve.apis.chat import called
 from edge.serve.apis.fields import (
     MAX_LOGPROBS,
     MAX_VARIABLES,
     Fields,
-    FunctionName,
     GeneratingRequest,
     Items,
+    JsonObject,
     SamplingFields,
     StreamOptions,
     TemplateVariables,
@@ -23,12 +22,13 @@ from edge.serve.apis.fields import (
     template_variables,
     think_tokens,
 )
+from edge.serve.apis.history import CallId, Role, linked, past_call
 from edge.serve.apis.openai_fields import ResponseFormat, text_schema
 from edge.serve.apis.other_fields import RESPONSES_IGNORED, RESPONSES_REFUSED, Refused
 from edge.serve.apis.texts import KNOWN_PARTS, other_text, system_text
 from edge.serve.apis.tool_fields import ChosenTool, FunctionFields, OtherTool, function_use, tool_tag
 from edge.serve.http.errors import BadRequest
-from edge.serve.media import Part, joined, media_in
+from edge.serve.media import Attached, Content, Part, attached, joined
 from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import Message
 
@@ -37,17 +37,17 @@ LOGPROBS = "message.output_text.logprobs"
 
 class MessageItem(Fields):
     type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Items[Part]
+    role: Role
+    content: str | Items[Part] | JsonObject | None = None
 
     ignored = frozenset({"id", "phase", "status"})
 
 
 class FunctionCallItem(Fields):
     type: Literal["function_call"]
-    call_id: str
-    name: FunctionName
-    arguments: str = Field(description="JSON of an object")
+    call_id: CallId = None
+    name: str | None = None
+    arguments: JsonValue = Field(None, description="JSON of an object, or the object")
     namespace: str | None = None
 
     ignored = frozenset({"async", "caller", "id", "status"})
@@ -55,8 +55,8 @@ class FunctionCallItem(Fields):
 
 class FunctionOutputItem(Fields):
     type: Literal["function_call_output"]
-    call_id: str
-    output: str | Items[Part]
+    call_id: CallId = None
+    output: str | Items[Part] | JsonObject | None = None
 
     ignored = frozenset({"caller", "id", "name", "namespace", "status"})
 
@@ -229,14 +229,12 @@ def _messages(items: list[Item]) -> list[Message]:
             thought = "".join(part.text for part in item.content or item.summary or ())
             continue
         if isinstance(item, MessageItem):
-            role = "system" if item.role == "developer" else item.role
-            content = system_text(item.content) if role == "system" else joined(item.content)
-            messages.append({"role": role, "content": content})
+            content = system_text(item.content) if item.role == "system" else joined(item.content)
+            messages.append({"role": item.role, "content": content})
         elif isinstance(item, FunctionCallItem):
             if thought or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            name = name_in_prompt(item.namespace, item.name)
-            call = {"id": item.call_id, "type": "function", "function": called(name, item.arguments)}
+            call = past_call(item.call_id, name_in_prompt(item.namespace, item.name or ""), item.arguments)
             messages[-1].setdefault("tool_calls", []).append(call)
         elif isinstance(item, OtherItem):
             role = "user" if item.type.endswith("_output") else "assistant"
@@ -247,11 +245,17 @@ def _messages(items: list[Item]) -> list[Message]:
             messages[-1]["reasoning_content"], thought = thought, ""
     if not messages:
         raise BadRequest("there is no message", "input")
-    return list(messages)
+    return linked(messages)
 
 
-def media_of(request: ResponsesRequest) -> dict[str, str]:
-    """Return the files of pictures and sounds, by their marks."""
-    items = [] if isinstance(request.input, str) else request.input
-    contents = [item.content for item in items if isinstance(item, MessageItem)]
-    return media_in([*contents, *(item.output for item in items if isinstance(item, FunctionOutputItem))])
+def media_of(request: ResponsesRequest) -> Attached:
+    """Return the pictures and sounds. BadRequest as of `attached`."""
+    turns: list[tuple[str, str, Content]] = []
+    for number, item in enumerate([] if isinstance(request.input, str) else request.input):
+        if isinstance(item, MessageItem):
+            turns.append((f"input.{number}.content", item.role, item.content))
+        elif isinstance(item, FunctionOutputItem):
+            turns.append((f"input.{number}.output", "tool", item.output))
+        else:
+            turns.append(("input", "assistant", None))
+    return attached(turns)

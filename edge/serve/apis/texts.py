@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
-from edge.serve.media import Part
+from edge.serve.media import Content, joined
 
 # Claude Code begins its system text with a line for the provider's accounts, which is another one in each request.
 _METADATA = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?")
@@ -23,10 +23,10 @@ KNOWN_PARTS = ("text", "image", "image_url", "input_audio", "document", "file", 
 MAX_NESTING = 8  # levels of such a part that are readable
 
 
-def system_text(content: str | Iterable[Part] | None) -> str:
+def system_text(content: Content) -> str:
     """Return the text of a system message, without a first line for the provider's accounts."""
-    if content is None or isinstance(content, str):
-        return _METADATA.sub("", content or "")
+    if content is None or isinstance(content, str | Mapping):
+        return _METADATA.sub("", joined(content))
     return "".join(_METADATA.sub("", part.content) if part.text else part.content for part in content)
 
 

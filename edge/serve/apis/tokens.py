@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from edge.multimodal.marks import without_marks
 from edge.serve.apis.chat import ChatRequest
 from edge.serve.apis.chat import parse as parse_chat
 from edge.serve.apis.completions import TokenId
@@ -58,17 +59,20 @@ async def detokenize(request: DetokenizeRequest, model: ServedModel) -> dict[str
 
 async def apply_template(request: ChatRequest, model: ServedModel) -> dict[str, Any]:
     """Return the prompt of a chat."""
-    [generation, *_] = (await in_thread(parse_chat, request, await template_of(model))).generations
+    about = await model.about()
+    [generation, *_] = (await in_thread(parse_chat, request, str(about["chat_template"] or ""))).generations
     prompt = await model.render(generation.messages or (), generation.tools, generation.variables, generation.think)
-    return {"prompt": _short(prompt)}
+    return {"prompt": _short(prompt if about.get("takes_media") else without_marks(prompt, generation.stand_ins))}
 
 
 async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, Any]:
-    """Return the number of tokens of a conversation's prompt. BadRequest where it has pictures."""
-    if media_of(request):
+    """Return the number of tokens of a conversation's prompt. BadRequest where it has pictures that the model sees."""
+    about, media = await model.about(), media_of(request)
+    if (about.get("takes_media") and media.files) or media.files.keys() - media.stand_ins.keys():
         raise BadRequest("the tokens of a picture are known once it is encoded; count the text alone", "messages")
-    parsed = await in_thread(conversation_of, request, await template_of(model))
-    prompt = _short(await model.render(parsed.messages, parsed.tools, parsed.variables, parsed.think))
+    parsed = await in_thread(conversation_of, request, str(about["chat_template"] or ""))
+    prompt = await model.render(parsed.messages, parsed.tools, parsed.variables, parsed.think)
+    prompt = _short(without_marks(prompt, media.stand_ins))
     plain = await model.tokenize(prompt, add_special=False, parse_special=True)
     full = await model.tokenize(prompt, add_special=True, parse_special=True)
     # A template may write the BOS token itself: it then counts once, not twice.

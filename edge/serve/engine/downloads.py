@@ -142,12 +142,15 @@ _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # beside it are addresses of
 
 def files_of(
     sources: Mapping[str, str], urls: MediaUrls, given_up: Callable[[], bool] = lambda: False
-) -> Iterator[tuple[str, bytes]]:
-    """Yield files with their marks, one at a time. sources: base64 or a URL, by mark. MediaError where one is neither,
-    or is not fetched."""
+) -> Iterator[tuple[str, bytes | MediaError]]:
+    """Yield files with their marks, one at a time. sources: base64 or a URL, by mark. An error in place of one that is
+    neither, or is not fetched."""
     downloads = Downloads(urls, given_up)
     for mark, source in sources.items():
-        yield mark, _file_of(source, downloads)
+        try:
+            yield mark, _file_of(source, downloads)
+        except MediaError as error:
+            yield mark, error
 
 
 def _file_of(source: str, downloads: Downloads) -> bytes:

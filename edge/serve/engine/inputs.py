@@ -16,6 +16,7 @@ from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import check_prompt, common_prefix
 from edge.multimodal.encoder import MediaEncoder
+from edge.multimodal.marks import without_marks
 from edge.multimodal.media import EmbeddingRows
 from edge.multimodal.prompt import encoded, tokens_with
 from edge.serve.engine.downloads import files_of
@@ -67,10 +68,13 @@ class InputProcessor:
                 " use a shorter prompt, or serve with a larger --context where the model was trained for more"
             )
         most = self._most_answer if generation["max_tokens"] is None else generation["max_tokens"]
-        stops = () if generation["messages"] is None else self.template.stops
         sampling = generation["sampling"]
+        # Stop strings of a template stand for the token that the model lacks.
+        stops = () if generation["messages"] is None or sampling.get("ignore_eos") else self.template.stops
         if sampling.get("lark") and generation["marks"]:
             sampling = {**sampling, "lark": with_control_tokens(sampling["lark"], self._engine.model)}
+        if least := sampling.get("min_tokens"):
+            sampling = {**sampling, "min_tokens": min(least, room)}
         biases = {int(token): bias for token, bias in sampling.get("logit_bias", {}).items()}
         # Of the answers to one prompt each has a seed of its own.
         seed = {"seed": generation["place"]} if self._config.reproducible else {}
@@ -103,6 +107,7 @@ class InputProcessor:
                 generation["variables"],
                 think,
                 generation["media"],
+                generation["stand_ins"],
                 given_up,
                 generation["namespace"],
             )
@@ -131,10 +136,11 @@ class InputProcessor:
         variables: Mapping[str, Any],
         think: int | None,
         media: Mapping[str, str] = MappingProxyType({}),
+        stand_ins: Mapping[str, str] = MappingProxyType({}),
         given_up: Callable[[], bool] = never_given_up,
         namespace: str = "",
     ) -> tuple[str, list[int], tuple[EmbeddingRows, ...]]:
-        """Return a chat's prompt, its token ids, and its pictures and sounds. media: as of Generation."""
+        """Return a chat's prompt, its token ids, and its pictures and sounds. media, stand_ins: as of Generation."""
         text = self.render(messages, tools, variables, think)
         adds_bos = not (self._bos and text.startswith(self._bos))
 
@@ -142,8 +148,11 @@ class InputProcessor:
             add_special = is_first and adds_bos
             return self._tokenizer.tokenize(part, self._most_tokens, add_special=add_special, parse_special=True)
 
+        if self._encoder is None:
+            media = {mark: file for mark, file in media.items() if mark not in stand_ins}
         files = files_of(media, self._config.media_urls, given_up)
-        own = encoded(self._encoder, files, len(media), self._most_tokens, given_up, namespace)
+        own = encoded(self._encoder, files, len(media), self._most_tokens, given_up, namespace, stand_ins)
+        text = without_marks(text, {mark: line for mark, line in stand_ins.items() if mark not in own})
         return text, *tokens_with(text, own, tokenize)
 
     def shared_prefix(

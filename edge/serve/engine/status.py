@@ -46,8 +46,10 @@ class EngineStatus:
     """The keys `model`, `devices`, `plan` and `why` of ServedModel.status. Constant values are made once, because the
     page asks every second and the engine thread answers."""
 
-    def __init__(self, engine: TextEngine, deployed: DeployedModel | None, template: str) -> None:
-        """template: the Jinja source of the chat template."""
+    def __init__(
+        self, engine: TextEngine, deployed: DeployedModel | None, template: str, *, takes_media: bool = False
+    ) -> None:
+        """template: the Jinja source of the chat template. takes_media: prompts may have pictures or sounds."""
         self._engine, self._deployed, self._process = engine, deployed, psutil.Process()
         shape = engine.shape
         self._model = {
@@ -62,6 +64,7 @@ class EngineStatus:
             "size_bytes": engine.file.size_bytes,
             "chat_template": template,
             "embeds": deployed is None and engine.paging is None,
+            "takes_media": takes_media,
             "reranks": deployed is None and engine.paging is None and reranks(engine.file),
         }
         self._plan = deployed.plan if deployed else None

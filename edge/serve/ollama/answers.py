@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import time
-from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -14,10 +12,12 @@ from typing import Any
 from edge.serve.apis.api import Api, Event, ParsedRequest, accumulated
 from edge.serve.apis.chat import FunctionTool
 from edge.serve.apis.fields import constrained, template_variables, think_tokens
+from edge.serve.apis.history import linked
 from edge.serve.apis.openai_fields import token_logprobs
 from edge.serve.deltas import Begin, Call, Deltas, End, Text, Thought
 from edge.serve.http.errors import BadRequest, Failure, error_body
-from edge.serve.ollama.fields import AnswerRequest, OllamaChatRequest, OllamaTextRequest, behind_pictures
+from edge.serve.media import Attached, Content, Part, attached, joined
+from edge.serve.ollama.fields import AnswerRequest, OllamaChatRequest, OllamaTextRequest, pictures
 from edge.serve.served import Generation, Infill
 from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import FunctionUse, Message, json_text
@@ -34,18 +34,17 @@ def timestamp() -> str:
 
 def parse_chat(request: OllamaChatRequest, template: str) -> ParsedRequest:
     functions = [tool.function.to_function() for tool in request.tools or () if isinstance(tool, FunctionTool)]
-    media: dict[str, str] = {}
-    return _chat(request, _messages(request, media), FunctionUse(functions), template, media)
+    turns = [(f"messages.{n}", message.role, message.to_content()) for n, message in enumerate(request.messages or ())]
+    return _chat(request, _messages(request, turns), FunctionUse(functions), template, attached(turns))
 
 
 def parse_text(request: OllamaTextRequest, template: str) -> ParsedRequest:
     """Parse a text: a chat of one question, or a text as it is where it is raw or has a gap. BadRequest."""
     if not (request.raw or request.suffix):
-        media: dict[str, str] = {}
-        prompt = behind_pictures(request.prompt, request.images, media)
+        prompt = [*pictures(request.images), Part(type="text", text=request.prompt)]
         system = [{"role": "system", "content": request.system}] if request.system else []
-        messages = [*system, {"role": "user", "content": prompt}]
-        return _chat(request, messages, FunctionUse(), template, media)
+        messages = [*system, {"role": "user", "content": joined(prompt)}]
+        return _chat(request, messages, FunctionUse(), template, attached([("images", "user", prompt)]))
     if request.images:
         raise BadRequest(
             "pictures stand in chats, not in a raw text or one with a gap; leave out raw and suffix", "images"
@@ -63,7 +62,7 @@ def parse_text(request: OllamaTextRequest, template: str) -> ParsedRequest:
 
 
 def _chat(
-    request: AnswerRequest, messages: Sequence[Message], use: FunctionUse, template: str, media: Mapping[str, str]
+    request: AnswerRequest, messages: Sequence[Message], use: FunctionUse, template: str, media: Attached
 ) -> ParsedRequest:
     effort = request.think if isinstance(request.think, str) else None
     budget = None if request.think is None or effort else AUTO if request.think else 0
@@ -80,40 +79,20 @@ def _chat(
     return ParsedRequest.of_conversation(parsed, sampling, request.max_tokens, request.n_alternatives, media=media)
 
 
-def _messages(request: OllamaChatRequest, media: dict[str, str]) -> list[Message]:
-    """Return messages in the form of templates; `media` gets their pictures, by marks. Calls and their results belong
-    together by ids, which Ollama need not have: a result is that of the first call of its name that has none."""
+def _messages(request: OllamaChatRequest, turns: Sequence[tuple[str, str, Content]]) -> list[Message]:
+    """Return messages in the form of templates. turns: as of `attached`, of these messages."""
     messages: list[Message] = []
-    calls: defaultdict[str | None, deque[str]] = defaultdict(deque)  # ids by the name of the function; None: all
-    answered: set[str] = set()
-    numbers = itertools.count()
-    for message in request.messages or ():
-        content = behind_pictures(message.content, message.images, media)
-        values: dict[str, Any] = {"role": message.role, "content": content}
+    for message, (_, role, content) in zip(request.messages or (), turns, strict=True):
+        values: dict[str, Any] = {"role": role, "content": joined(content)}
         if message.thinking:
             values["reasoning_content"] = message.thinking
-        if message.tool_calls:
-            ids = [call.id or f"call{next(numbers):05}" for call in message.tool_calls]
-            functions = [call.function.to_json() for call in message.tool_calls]
-            values["tool_calls"] = [
-                {"id": call_id, "type": "function", "function": function}
-                for call_id, function in zip(ids, functions, strict=True)
-            ]
-            answered -= set(ids)
-            calls[None] += ids
-            for call_id, function in zip(ids, functions, strict=True):
-                calls[function["name"]].append(call_id)
-        if message.role == "tool":
-            waiting = calls[message.tool_name]
-            while waiting and waiting[0] in answered:
-                waiting.popleft()
-            called = message.tool_call_id or (waiting[0] if waiting else None)
-            if called is not None:
-                answered.add(called)
-            names = {"tool_call_id": called, "name": message.tool_name}
+        if message.tool_calls and role == "assistant":
+            values["tool_calls"] = [call.to_json() for call in message.tool_calls]
+        if role == "tool":
+            names = {"tool_call_id": message.tool_call_id, "name": message.tool_name or message.name}
             values |= {key: value for key, value in names.items() if value is not None}
         messages.append(values)
-    return messages
+    return linked(messages)
 
 
 async def chat_events(request: OllamaChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:

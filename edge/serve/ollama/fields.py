@@ -11,14 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
-from edge.multimodal.marks import new_mark
 from edge.serve.apis.chat import Tool
 from edge.serve.apis.fields import (
     MAX_LOGPROBS,
     MAX_SEED,
     MAX_STOPS,
     Fields,
-    FunctionName,
     GeneratingRequest,
     Items,
     JsonObject,
@@ -26,8 +24,10 @@ from edge.serve.apis.fields import (
     Stops,
     given_sampling,
 )
+from edge.serve.apis.history import CallId, PastCall, Role
 from edge.serve.apis.other_fields import Refused
 from edge.serve.http.errors import BadRequest
+from edge.serve.media import Part, joined
 
 # Defaults of Ollama.
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
@@ -94,6 +94,8 @@ class Options(Fields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     stop: Stop | Stops | None = Field(None, description=f"at most {MAX_STOPS}")
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0)
 
     # Finer points of sampling; how a model is loaded, which is up to the server.
     ignored = frozenset(
@@ -162,30 +164,20 @@ class AnswerRequest(StayingModel, GeneratingRequest):
 Images = Annotated[Items[str], Field(description="base64 of pictures, or of sounds, before the text")]
 
 
-class CalledFunction(Fields):
-    name: FunctionName
-    arguments: JsonObject | None = None
-
-    ignored = frozenset({"index"})
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the call in the form of templates."""
-        return {"name": self.name, "arguments": self.arguments or {}}
-
-
-class ToolCall(Fields):
-    id: str = ""
-    function: CalledFunction
-
-
 class OllamaMessage(Fields):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | None = None
+    role: Role
+    content: str | Items[Part] | JsonObject | None = None
     thinking: str | None = Field(None, description="thought before it, for templates that keep it")
     images: Images | None = None
-    tool_calls: Items[ToolCall] | None = None
+    tool_calls: Items[PastCall] | None = None
     tool_name: str | None = None
-    tool_call_id: str | None = None
+    name: str | None = Field(None, description="as tool_name")
+    tool_call_id: CallId = None
+
+    def to_content(self) -> list[Part]:
+        """Return the pictures, and the text behind them."""
+        text = [Part(type="text", text=joined(self.content))] if not isinstance(self.content, list) else self.content
+        return [*pictures(self.images), *text]
 
 
 class OllamaChatRequest(AnswerRequest):
@@ -237,8 +229,6 @@ class NamedRequest(Fields):
         raise BadRequest("model is required", "model")
 
 
-def behind_pictures(text: str | None, images: Sequence[str] | None, media: dict[str, str]) -> str:
-    """Return a text behind the marks of its pictures, which are put into `media` by their marks."""
-    own = {new_mark(): image for image in images or ()}
-    media |= own
-    return "".join(own) + (text or "")
+def pictures(images: Sequence[str] | None) -> list[Part]:
+    """Return pictures as parts of a message."""
+    return [Part(type="image", source={"type": "base64", "data": image}) for image in images or ()]
