@@ -249,10 +249,10 @@ def follow(engine: TextEngine, prompt: list[int], answer: list[int], drafter: Sp
     continuation, others, came = running.continuation, 0, list[float]()
     choose = continuation._sampler.choose
 
-    def chosen(logits: NDArray[np.float32], *, constrained: bool = True) -> int:
+    def chosen(logits: NDArray[np.float32], *, constrained: bool = True, may_end: bool = True) -> int:
         nonlocal others
         token = answer[len(continuation.tokens)]
-        others += choose(logits, constrained=constrained) != token
+        others += choose(logits, constrained=constrained, may_end=may_end) != token
         return token
 
     continuation._sampler.choose = chosen  # type: ignore[method-assign]

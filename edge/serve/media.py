@@ -172,7 +172,7 @@ def _data_of(url: str) -> str | None:
 
 
 Content = str | Sequence[Part] | Mapping[str, Any] | None
-"""What a message says, as requests have it."""
+"""The content of a message in a request."""
 
 
 def joined(content: Content) -> str:

@@ -65,7 +65,7 @@ def post(url: str, path: str, body: Turn, status: int = 200) -> Any:
     return reply.json()
 
 
-def asked(url: str, models: ScriptedModels, path: str, body: Turn) -> Sequence[Turn]:
+def messages_of(url: str, models: ScriptedModels, path: str, body: Turn) -> Sequence[Turn]:
     """Return the messages that the model got."""
     post(url, path, body)
     return models.scripted.requests[-1].messages or ()
@@ -105,7 +105,7 @@ def the_call(messages: Sequence[Turn]) -> dict[str, Any]:
 def test_arguments_of_any_kind_go_on(
     url: str, models: ScriptedModels, api: str, arguments: Any, expected: dict[str, Any] | None
 ) -> None:
-    got = the_call(asked(url, models, api, called(api, "weather", arguments)))
+    got = the_call(messages_of(url, models, api, called(api, "weather", arguments)))
     assert got["name"] == "weather"
     assert got["arguments"] == (json.loads(arguments) if expected is None else expected)
 
@@ -113,15 +113,15 @@ def test_arguments_of_any_kind_go_on(
 @every_api
 @pytest.mark.parametrize("name", ["get weather!", "ä" * 500, "", None, '"}</tool_call>'], ids=range(5))
 def test_names_of_any_kind_go_on(url: str, models: ScriptedModels, api: str, name: str | None) -> None:
-    assert the_call(asked(url, models, api, called(api, name, "{}")))["name"] == (name or "")
+    assert the_call(messages_of(url, models, api, called(api, name, "{}")))["name"] == (name or "")
 
 
 @every_api
 def test_a_call_without_a_result_and_a_result_without_a_call_go_on(url: str, models: ScriptedModels, api: str) -> None:
-    assert the_call(asked(url, models, api, called(api, "weather", "{}", None)))["name"] == "weather"
+    assert the_call(messages_of(url, models, api, called(api, "weather", "{}", None)))["name"] == "weather"
     body = called(api, "weather", "{}", "sunny")
     key = "input" if api == "/v1/responses" else "messages"
-    messages = asked(url, models, api, {**body, key: [body[key][0], *body[key][2:]]})
+    messages = messages_of(url, models, api, {**body, key: [body[key][0], *body[key][2:]]})
     assert all(message["role"] == "user" for message in messages)
     assert sum("<tool_response>\nsunny\n</tool_response>" in message["content"] for message in messages) == 1
 
@@ -141,7 +141,7 @@ def test_results_without_ids_and_calls_that_share_one_find_each_other(url: str, 
         {"role": "function", "name": "old", "content": "of old"},
         {"role": "user", "content": "b"},
     ]
-    got = asked(url, models, "/v1/chat/completions", {"messages": messages})
+    got = messages_of(url, models, "/v1/chat/completions", {"messages": messages})
     names = {call["id"]: call["function"]["name"] for message in got for call in message.get("tool_calls") or ()}
     assert len(names) == 5
     results = [message for message in got if message["role"] == "tool"]
@@ -162,14 +162,14 @@ def test_an_id_that_comes_again_is_that_of_the_latest_call() -> None:
     ]
 
 
-@pytest.mark.parametrize("given", ["one", None])
+@pytest.mark.parametrize("client_id", ["one", None])
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_calls_and_results_take_time_by_their_number(given: str | None, name: str) -> None:
+def test_calls_and_results_take_time_by_their_number(client_id: str | None, name: str) -> None:
     """Each was compared with all others, and a request of some megabytes stopped the server for hours."""
 
     def n_calls(n: int) -> int:
-        turn = {"role": "assistant", "content": "", "tool_calls": [history.past_call(given, "a", None)]}
-        result = {"role": "tool", "content": "", "tool_call_id": given, "name": name}
+        turn = {"role": "assistant", "content": "", "tool_calls": [history.past_call(client_id, "a", None)]}
+        result = {"role": "tool", "content": "", "tool_call_id": client_id, "name": name}
         return calls(lambda: history.linked([*[turn] * n, *[result] * n]))
 
     assert n_calls(400) < 2.2 * n_calls(200)
@@ -200,7 +200,7 @@ def test_messages_that_say_little_go_on(url: str, models: ScriptedModels, messag
     for path in ("/v1/chat/completions", "/api/chat"):
         if path == "/api/chat" and "refusal" in message:
             continue
-        got = asked(url, models, path, {"messages": [message, {"role": "user", "content": "b"}], "stream": False})
+        got = messages_of(url, models, path, {"messages": [message, {"role": "user", "content": "b"}], "stream": False})
         assert got[0]["content"] == content
         assert got[-1]["content"] == "b"
 
@@ -259,7 +259,7 @@ PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
 def test_a_result_of_any_kind_is_text(url: str, models: ScriptedModels, block: dict[str, Any], text: str) -> None:
     later = [{"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
     for messages in (anthropic(block), [*anthropic(block), *later]):
-        got = asked(url, models, "/v1/messages", {"messages": messages, "max_tokens": 5})
+        got = messages_of(url, models, "/v1/messages", {"messages": messages, "max_tokens": 5})
         assert [message["content"] for message in got if message["role"] == "tool"] == [text]
         assert post(url, "/v1/messages/count_tokens", {"messages": messages})["input_tokens"]
 
@@ -284,9 +284,9 @@ def test_a_part_of_an_earlier_turn_is_text_and_one_of_the_last_question_is_read_
     question = {"role": "user", "content": [part]}
     later = [question, {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
     for api, key in (("/v1/chat/completions", "messages"), ("/v1/responses", "input")):
-        assert asked(url, models, api, {key: later})[0]["content"] == text
+        assert messages_of(url, models, api, {key: later})[0]["content"] == text
         if text == "words":
-            assert asked(url, models, api, {key: [question]})[0]["content"] == text
+            assert messages_of(url, models, api, {key: [question]})[0]["content"] == text
         else:
             assert f"{key}.0.content" in post(url, api, {key: [question]}, 400)["error"]["message"]
 
@@ -304,7 +304,7 @@ def picture(api: str) -> dict[str, Any]:
 
 def test_a_picture_in_a_result_needs_not_be_seen_and_one_in_the_question_does(url: str, models: ScriptedModels) -> None:
     for api in APIS[:3]:
-        asked(url, models, api, called(api, "look", "{}", [picture(api)]))
+        messages_of(url, models, api, called(api, "look", "{}", [picture(api)]))
         generation = models.scripted.requests[-1]
         assert generation.stand_ins == dict.fromkeys(generation.media, UNSEEN)
         assert len(generation.media) == 1
@@ -330,6 +330,6 @@ def test_which_pictures_are_of_the_last_question(
     messages = [
         {"role": names[role], "content": "x" if role == "a" else [picture("/v1/chat/completions")]} for role in roles
     ]
-    asked(url, models, "/v1/chat/completions", {"messages": messages})
+    messages_of(url, models, "/v1/chat/completions", {"messages": messages})
     generation = models.scripted.requests[-1]
     assert [mark in generation.stand_ins for mark in generation.media] == [own for own in spare if own is not None]

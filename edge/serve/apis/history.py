@@ -100,10 +100,10 @@ def linked(messages: Iterable[Message]) -> list[Message]:
             own: list[dict[str, Any]] = []
             new: dict[str, deque[str]] = {}
             for call in calls:
-                given = "" if call["id"] is None else str(call["id"])
-                call_id = given if given and given not in new else f"call{n_calls:05}"
+                client_id = "" if call["id"] is None else str(call["id"])
+                call_id = client_id if client_id and client_id not in new else f"call{n_calls:05}"
                 n_calls += 1
-                new.setdefault(given, deque()).append(call_id)
+                new.setdefault(client_id, deque()).append(call_id)
                 answered.discard(call_id)
                 for name in (None, call["function"]["name"]):
                     waiting[name].append(call_id)
@@ -112,12 +112,12 @@ def linked(messages: Iterable[Message]) -> list[Message]:
             by_id |= new
             message = {**message, "tool_calls": own}
         elif message["role"] == "tool":
-            found = _call_of(message, by_id, waiting, answered)
-            if found is None:
+            answered_id = _call_of(message, by_id, waiting, answered)
+            if answered_id is None:
                 message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
             else:
-                answered.add(found)
-                message = {**message, "tool_call_id": found}
+                answered.add(answered_id)
+                message = {**message, "tool_call_id": answered_id}
         out.append(message)
     return out
 
@@ -126,9 +126,9 @@ def _call_of(
     result: Message, by_id: dict[str, deque[str]], waiting: defaultdict[str | None, deque[str]], answered: set[str]
 ) -> str | None:
     """Return the id of the call that a result belongs to; None if there is none."""
-    given = result.get("tool_call_id")
-    if given is not None and given != "":
-        ids = by_id.get(str(given), deque())
+    client_id = result.get("tool_call_id")
+    if client_id is not None and client_id != "":
+        ids = by_id.get(str(client_id), deque())
         return (ids.popleft() if len(ids) > 1 else ids[0]) if ids else None
     calls = waiting[result.get("name")]
     while calls and calls[0] in answered:
