@@ -157,6 +157,30 @@ def test_what_cannot_be_answered(url: str, api: Api, fields: dict[str, Any], wor
     assert word in refused(url, api[0], {**api[1], **fields})["message"]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"guided_choice": [""]},
+        {"guided_choice": [5]},
+        {"guided_choice": "a"},
+        {"guided_json": "{"},
+        {"guided_json": "[" * 100_000},
+        {"structured_outputs": {"structural_tag": "{}"}},
+        {"structured_outputs": "json"},
+        {"guided_regex": "a", "regex": 5},
+        {"logit_bias": [[5]]},
+        {"logit_bias": [["word", 1]]},
+        {"functions": [{"name": "f"}], "function_call": "sometimes"},
+        {"thinking": [[[]]], "n": -1},
+        {"dry_sequence_breakers": 5},
+        {"max_tokens": "many"},
+    ],
+    ids=lambda more: str(more)[:40],
+)
+def test_constraint_that_cannot_be_held_is_refused(url: str, more: dict[str, Any]) -> None:
+    refused(url, CHAT[0], {**CHAT[1], **more})
+
+
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"1e999"])
 def test_numbers_that_are_none(url: str, number: bytes) -> None:
     for body in (

@@ -293,22 +293,30 @@ def with_constraints_of_vllm(values: dict[str, Any]) -> dict[str, Any]:
         return values
     own = {name: value for name, value in values.items() if not name.startswith(("guided_", "structured_outputs"))}
     for name, value in constraints.items():
-        if name == "json":
-            own["json_schema"] = _json_of(value)
-        elif name == "json_object":
-            own["response_format"] = {"type": "json_object"}
-        elif name == "regex":
-            own["regex"] = value
-        elif name == "grammar":
-            own["grammar" if "::=" in str(value) else "lark"] = value
-        elif name == "choice" and isinstance(value, list) and all(isinstance(item, str) for item in value):
-            own["regex"] = "|".join(_CHOICES.sub(r"\\\1", item) for item in value)
-        elif any(hint in name for hint in _HINTS):
-            own[f"guided_{name}"] = value
-        else:
-            words = f"{name[:80]} of structured_outputs is not done here; say json, regex, choice or grammar"
-            raise PydanticCustomError("refused", "{words}", {"words": words, "field": "structured_outputs"})
+        field, own_value = _own_constraint(name, value)
+        if not is_empty(own.get(field)) and own[field] != own_value:
+            words = f"guided_{name[:80]} and {field} are both constraints of the answer; give one of the two"
+            raise PydanticCustomError("refused", "{words}", {"words": words, "field": field})
+        own[field] = own_value
     return own
+
+
+def _own_constraint(name: str, value: Any) -> tuple[str, Any]:
+    """Return the field and value of this API for a constraint of vLLM. PydanticCustomError if there is none."""
+    if name == "json":
+        return "json_schema", _json_of(value)
+    if name == "json_object":
+        return "response_format", {"type": "json_object"}
+    if name == "regex":
+        return "regex", value
+    if name == "grammar":
+        return "grammar" if "::=" in str(value) else "lark", value
+    if name == "choice" and isinstance(value, list) and any(value) and all(isinstance(item, str) for item in value):
+        return "regex", "|".join(_CHOICES.sub(r"\\\1", item) for item in value)
+    if any(hint in name for hint in _HINTS):
+        return f"guided_{name}", value
+    words = f"{name[:80]} of structured_outputs is not done here; say json, regex, choice or grammar"
+    raise PydanticCustomError("refused", "{words}", {"words": words, "field": "structured_outputs"})
 
 
 def _json_of(value: Any) -> Any:
