@@ -21,6 +21,7 @@ from edge.onnx.runtime import quiet_tools, refusals, session
 from edge.onnx.samples import Input, Samples, inputs_of, open_dims, random_feeds
 from edge.quantization import onnx_tools
 from edge.quantization.onnx_compare import Comparison, OutputError, compare, differ
+from edge.quantization.onnx_float32 import has_halves
 from quant.errors import ModelFileError, UnknownTypeError
 from quant.text import number_text
 from quant.whole_file import check_room
@@ -153,6 +154,7 @@ def quantize(
         new_file = folder / "made" / target.name
         staged = folder / "the-model.onnx"
         onnx_file.save(file, staged)
+        halves = type_name == "int8" and has_halves(file.model)
         file.model.Clear()  # the tools need the memory
         reference = session(staged, threads, str(source))
         inputs, samples = _samples(reference, calibration)
@@ -173,6 +175,8 @@ def quantize(
                 onnx_tools.static(prepared, new_file, file.external, samples)
             onnx_tools.put_in_order(new_file)
             quantized, left = onnx_tools.count_weights(prepared, new_file)
+            if halves:
+                onnx_tools.store_left_weights(new_file, file.external)
         done(3, _STEPS)
         if not quantized:
             raise EngineError(_nothing(source, method, onnx_tools.has_branches(prepared)))

@@ -1,4 +1,7 @@
-"""Turns an ONNX model of 16-bit floats into one of 32-bit floats, from which ONNX Runtime's tools make 8 or 4 bits."""
+"""Turns an ONNX model of 16-bit floats into one of 32-bit floats, of which ONNX Runtime's tools make 8 bits.
+
+The weights that the tools leave alone are then stored in 16 bits again.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,34 @@ def to_float32(model: Any) -> None:
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
+
+
+def store_halves(model: Any) -> bool:
+    """Store weights of 32-bit floats whose values 16 bits hold exactly in 16 bits, with a cast before their use, which
+    ONNX Runtime computes once, when it loads the model; return whether there were any."""
+    import numpy as np
+    import onnx
+
+    stored = False
+    for graph in _graphs(model.graph):
+        casts = []
+        for tensor in graph.initializer:
+            if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2:
+                continue
+            values = onnx.numpy_helper.to_array(tensor)
+            with np.errstate(over="ignore"):
+                halves = values.astype(np.float16)
+            if np.array_equal(halves.astype(np.float32), values):
+                name = tensor.name
+                tensor.CopyFrom(onnx.numpy_helper.from_array(halves, f"{name}_float16"))
+                to = onnx.TensorProto.FLOAT
+                casts.append(onnx.helper.make_node("Cast", [tensor.name], [name], name=f"{name}_cast", to=to))
+        if casts:
+            nodes = [*casts, *(onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node)]
+            del graph.node[:]
+            graph.node.extend(nodes)
+            stored = True
+    return stored
 
 
 def _graphs(graph: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from edge.onnx.file import branches, sort_nodes
 from edge.onnx.samples import Feeds
-from edge.quantization.onnx_float32 import has_halves, to_float32
+from edge.quantization.onnx_float32 import has_halves, store_halves, to_float32
 
 _PER_CHANNEL_OPSET = 13  # the first one with scales for each channel
 _LEAST_OPSET = 11  # the tools convert older models to this version, and fail at its Upsample
@@ -153,6 +153,17 @@ def put_in_order(path: Path) -> None:
     model = onnx.load(path, load_external_data=False)
     if sort_nodes(model.graph):
         onnx.save_model(model, str(path))
+
+
+def store_left_weights(path: Path, external: bool) -> None:
+    """Store the weights that were left in floats in 16 bits, as the source had them."""
+    import onnx
+
+    model = onnx.load(path)
+    if store_halves(model):
+        beside = path.with_name(f"{path.name}.data")
+        beside.unlink(missing_ok=True)  # the onnx package appends to it
+        onnx.save_model(model, str(path), save_as_external_data=external, location=beside.name)
 
 
 def _transpose_once(graph: Any) -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from edge.errors import EngineError
+from edge.onnx.engine import OnnxEngine
 from edge.onnx.runtime import session
 from edge.quantization.onnx import quantize
 from edge.quantization.onnx_compare import compare
@@ -81,8 +82,10 @@ def test_dynamic(network: Weights, tmp_path: Path) -> None:
     built = quantize(network.path(), tmp_path / "int8.onnx", "int8", threads=1)
     assert (built.method, built.weights_quantized > 0, built.not_compared) == ("dynamic", True, None)
     assert built.weights_left == (2 if network is weights.OCR_DETECTION else 0)  # of convolutions that widen
-    # Some networks hold a weight once where the tool needs it for each of two branches.
-    assert built.size_bytes < 0.45 * built.source_bytes
+    # Some networks hold a weight once where the tool needs it for each of two branches. Some have 16 bits a weight.
+    assert built.size_bytes < (0.8 if network.name.endswith("half") else 0.45) * built.source_bytes
+    with OnnxEngine(tmp_path / "int8.onnx", 1) as engine:
+        assert engine.outputs, "edge reads what it wrote"
     assert built.comparison is not None
     assert all(output.relative_l2 is not None for output in built.comparison.outputs)
     errors(network, tmp_path / "int8.onnx", inputs(network))
@@ -102,6 +105,7 @@ def test_static(network: Weights, tmp_path: Path) -> None:
     assert (built.method, built.samples_made_up) == ("static", False)
     left = {"silero_vad_16k_op15": 4, "silero_vad_half": 4, "silero_vad_16k_sequence": 2, "silero_vad_openvino_16k": 2}
     assert built.weights_left == left.get(network.name, 0)  # of an LSTM, which has no fixed ranges
+    assert built.size_bytes < built.source_bytes
     shown, reported = (
         errors(network, out, feeds),
         {output.name: output.relative_l2 for output in built.comparison.outputs},
