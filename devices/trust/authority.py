@@ -6,6 +6,7 @@ folder's lock from reading to writing, so two commands at once lose nothing.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ KEY_FILE, CERTIFICATE_FILE = "ca.key", "ca.pem"
 
 def is_owned(folder: Path) -> bool:
     """Return whether a folder holds a cluster's authority."""
-    return (folder / MEMBERS_FILE).exists()
+    return os.path.exists(folder / MEMBERS_FILE)  # False in the home of another user, where Path.exists raises
 
 
 def read_keys(folder: Path) -> tuple[x509.Certificate, PrivateKey]:

@@ -8,6 +8,7 @@ its owner is about to sign.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from devices.errors import TrustError
-from devices.files import locked, write_private
+from devices.files import locked, note_unkept, write_private
 from devices.trust import certificates
 from devices.trust.certificates import DAY_S, INVITED, OWNER, WORKER, Holder
 from devices.trust.invitation import parse_token
@@ -62,10 +63,16 @@ class Membership:
 
 
 def load(folder: Path) -> Membership | None:
-    """Load and check the membership stored in a folder; None if there is none. TrustError if files are damaged."""
+    """Load and check the membership stored in a folder; None if there is none, or the folder is in the home of another
+    user. TrustError if files are damaged."""
     try:
         device = (folder / DEVICE_FILE).read_bytes()
     except FileNotFoundError:
+        return None
+    except PermissionError as error:
+        if os.access(folder, os.X_OK):  # there is a file, of another user
+            raise
+        note_unkept(folder, error)
         return None
     try:
         membership = _parse(device)

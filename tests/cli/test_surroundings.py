@@ -209,3 +209,15 @@ def test_a_worker_whose_log_nobody_reads_serves_and_ends(tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         process.terminate()
         assert process.wait(_LIMIT_S) == 0
+
+
+@pytest.mark.parametrize("words", [ANSWERS, ("cluster", "list")], ids=["chat", "cluster"])
+def test_a_home_that_this_user_may_not_enter_is_no_home(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A root without its rights, as in a container: it cannot enter another user's folder."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    os.chown(home, 12345, 12345)
+    done = edge(*words, env=environment(HOME=str(home)), under=("setpriv", "--bounding-set=-all", "--inh-caps=-all"))
+    assert b"Error" not in done.stderr
+    assert len(notes(done)) == (words is ANSWERS)  # the list of members needs no folder to be written
+    assert done.returncode == (0 if words is ANSWERS else 3), done.stderr

@@ -1,6 +1,7 @@
 """A thought on a terminal: its last lines while it comes, one line in its place once it is over."""
 
 import io
+import json
 import sys
 import time
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from apps.show import answer_stream
 from apps.show.answer import PlainAnswer
 from apps.show.answer_stream import LINES, AnswerStream
+from apps.show.table import print_json
 
 
 @pytest.fixture
@@ -62,3 +64,45 @@ def test_a_thought_goes_to_a_terminal_alone(
         for text, thought in (("", "so\x07"), ("", "\x1b\n"), ("Hi", ""), (".", "")):
             shown.write(text, thought)
         assert capsys.readouterr() == ("Hi.", errors)
+
+
+ATTACK = "\x1b]52;c;aGk=\x07\x9b2J\u202ea\u200bb"
+
+
+def test_an_answer_on_a_terminal_has_no_control_characters(console: Console) -> None:
+    for text, thought in ((ATTACK, ""), ("", ATTACK), ("", "so"), (ATTACK, ATTACK)):
+        with AnswerStream(console) as shown:
+            shown.push(text, thought)
+    drawn = written(console)
+    assert not {char for char in ATTACK if not char.isprintable()} - {"\x1b"} & set(drawn)
+    assert "\x1b]" not in drawn
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_pipe_gets_an_answer_as_it_is_and_a_terminal_what_can_be_printed(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    PlainAnswer().write(f"{ATTACK}\n\tx", "")
+    text = capsys.readouterr().out
+    if is_terminal:
+        assert text.endswith("\n\tx")
+        assert text.replace("\n", "").replace("\t", "").isprintable()
+    else:
+        assert text == f"{ATTACK}\n\tx"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_json_on_a_terminal_is_escaped(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    print_json({"text": ATTACK}, escaped=False)
+    text = capsys.readouterr().out
+    assert json.loads(text) == {"text": ATTACK}
+    assert text.strip().isprintable() is is_terminal
+
+
+def test_json_with_bytes_that_are_no_text_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"text": "\udcff\u00e9"}, escaped=False)
+    assert capsys.readouterr().out == '{"text": "\\udcff\\u00e9"}\n'
