@@ -333,3 +333,46 @@ def test_what_the_server_tells_of_itself(server: str) -> None:
     assert f'edge_generated_tokens_total{{model="{NAME}"}}' in figures
     prompt = httpx.post(f"{server}/apply-template", json={"messages": HI}).json()["prompt"]
     assert SUM in prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is 27 plus 38?"}]}, "max_tokens"),
+        ("/v1/completions", {"prompt": "One kilobyte"}, "max_tokens"),
+        ("/v1/responses", {"input": "What is 27 plus 38?"}, "max_output_tokens"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "What is 27 plus 38?"}]}, "max_tokens"),
+        ("/completion", {"prompt": "One kilobyte"}, "n_predict"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "What is 27 plus 38?"}]}, "num_predict"),
+    ],
+)
+def test_an_answer_goes_on_past_its_end(server: str, path: str, body: dict[str, Any], limit: str) -> None:
+    def ask(**fields: Any) -> dict[str, Any]:
+        is_ollama = path.startswith("/api/")
+        more = {"options": {"temperature": 0, **fields}, "stream": False} if is_ollama else {"temperature": 0, **fields}
+        reply: dict[str, Any] = httpx.post(server + path, json={**body, **more}, timeout=300).json()
+        return reply
+
+    def n_tokens(reply: dict[str, Any]) -> int:
+        usage = reply.get("usage", {})
+        names = ("completion_tokens", "output_tokens")
+        counts = [usage.get(name) for name in names] + [reply.get(name) for name in ("tokens_predicted", "eval_count")]
+        return next(count for count in counts if count is not None)
+
+    assert n_tokens(ask(**{limit: 70}, ignore_eos=True)) == 70
+    assert n_tokens(ask(**{limit: 70}, min_tokens=50)) >= 50
+    assert "min_tokens is 71, and max_tokens 70" in str(ask(**{limit: 70}, min_tokens=71)["error"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": [*["text"] * 4, "", "text"]}),
+        ("/embedding", {"content": [*["text"] * 4, "", "text"]}),
+        ("/api/embed", {"input": [*["text"] * 4, "", "text"]}),
+        ("/v1/embeddings", {"input": [*[[300]] * 4, [1 << 20]]}),
+    ],
+)
+def test_a_text_that_cannot_be_embedded_is_named(server: str, path: str, body: dict[str, Any]) -> None:
+    reply = httpx.post(server + path, json=body, timeout=300)
+    assert (reply.status_code, "input.4: " in str(reply.json()["error"])) == (400, True), reply.text
