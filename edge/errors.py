@@ -29,6 +29,10 @@ class TemplateError(EdgeError):
     """A chat template is not valid, or failed on these messages."""
 
 
+class TemplateStopped(TemplateError):
+    """A chat template exceeded a limit of time or memory."""
+
+
 class PictureError(EdgeError, ValueError):
     """A picture or page cannot be made: matplotlib is missing, there is nothing to show, or the file name has another
     type."""

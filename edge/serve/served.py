@@ -12,8 +12,6 @@ from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
 
-INTRODUCES = "introduces_functions"  # key of a system message that has nothing of the request's own
-
 
 @dataclass(frozen=True)
 class ExtraFile:

@@ -1,15 +1,12 @@
-"""Earlier calls of functions in the form that a chat template takes: found by rendering two calls in each form."""
+"""Earlier calls of functions in the form that a chat template takes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-from edge.errors import TemplateError
 
 Message = Mapping[str, Any]
 
@@ -21,38 +18,6 @@ class CallForm(NamedTuple):
     no_content: bool = False  # a message with calls and no text has None as its content
     single: bool = False  # a message has one call, and its result follows
     short_ids: bool = False  # identifiers have nine letters and digits, as those of Mistral
-
-
-_FORMS = tuple(CallForm(*flags[::-1]) for flags in product((False, True), repeat=4))
-
-
-def _probe_call(number: int) -> dict[str, Any]:
-    function = {"name": "probe_function", "arguments": {"probe_key": f"probe_value_{number}"}}
-    return {"id": f"call_{number:024}", "type": "function", "function": function}  # as long as those of most servers
-
-
-_CALLS = [_probe_call(0), _probe_call(1)]
-_PROBE: tuple[Message, ...] = (
-    {"role": "user", "content": "probe"},
-    {"role": "assistant", "content": "", "tool_calls": _CALLS},
-    *({"role": "tool", "content": "probe", "tool_call_id": call["id"], "name": "probe_function"} for call in _CALLS),
-)
-_PROBE_PARAMETERS = {"type": "object", "properties": {"probe_key": {"type": "string", "description": "probe"}}}
-_PROBE_FUNCTION = {"name": "probe_function", "description": "probe", "parameters": _PROBE_PARAMETERS}
-PROBE_TOOLS = ({"type": "function", "function": _PROBE_FUNCTION},)
-
-
-def call_form(render: Callable[[Sequence[Message]], str]) -> CallForm:
-    """Return the first form in which a template writes both calls, and no object as Python prints it; the plainest if
-    there is none. render: returns a prompt, with PROBE_TOOLS; TemplateError."""
-    for form in _FORMS:
-        try:
-            text = render(in_form(_PROBE, form))
-        except TemplateError:
-            continue
-        if all(f"probe_value_{number}" in text for number in (0, 1)) and "'probe_key'" not in text:
-            return form
-    return _FORMS[0]
 
 
 def in_form(messages: Sequence[Message], form: CallForm) -> list[Message]:

@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from devices.processes.interpreter import module_command
-from edge.errors import TemplateError
+from edge.errors import TemplateError, TemplateStopped
 
 CPU_S = 0.8  # of processor time, for a request; one with a thousand messages takes 0.02 s
 WAIT_S = 20.0  # for an answer, where the process gets little of a processor
@@ -26,22 +26,24 @@ class TemplateProcess:
         self._start()
 
     def ask(self, request: dict[str, Any], wait_s: float = WAIT_S) -> str:
-        """Return the text of the answer. TemplateError if it fails or exceeds a limit; the next request then has a new
-        process."""
+        """Return the text of the answer. TemplateError if it fails; TemplateStopped if it exceeds a limit: the next
+        request then has a new process."""
         if self._process.poll() is not None:
             self._replace()
         try:
             answer = self._exchange(json.dumps(request).encode() + b"\n", wait_s)
         except TimeoutError:
             self._replace()
-            raise TemplateError(f"chat template: the process that renders it gave no answer in {wait_s:g} s") from None
+            raise TemplateStopped(
+                f"chat template: the process that renders it gave no answer in {wait_s:g} s"
+            ) from None
         except OSError:  # it ended while the request was sent
             answer = b""
         except BaseException:
             self._replace()  # this answer was not read: the next request would take it for its own
             raise
         if not answer:
-            raise TemplateError(self._reason())
+            raise TemplateStopped(self._reason())
         answer_fields: dict[str, str] = json.loads(answer.decode(errors="surrogatepass"))
         if "error" in answer_fields:
             raise TemplateError(answer_fields["error"])

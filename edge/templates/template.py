@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from edge.errors import TemplateError
-from edge.templates.calls import PROBE_TOOLS, CallForm, call_form, in_form
+from edge.errors import TemplateError, TemplateStopped
+from edge.templates.formats import format_of
+from edge.templates.forms import MessageForm, formed, plainest, with_parts
+from edge.templates.probing import tools_form, turns_form
 from edge.templates.process import TemplateProcess
 from edge.thinking.format import AUTO, switches, thinking_format, with_thoughts
 
@@ -22,6 +24,7 @@ RESERVED = frozenset(
     "messages add_generation_prompt raise_exception strftime_now tools documents bos_token eos_token".split()
 )
 CONTINUES = "continues"  # key of a last message whose text begins the answer
+_MOST_FORMS = 64  # of templates that this process remembers
 _END_MARK = "\ue000"  # for private use: no standard gives it a meaning
 Message = Mapping[str, Any]
 """{"role": "system" | "user" | "assistant", "content": text}, and other fields of a template, such as tool calls;
@@ -38,6 +41,7 @@ TRANSCRIPT = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 TRANSCRIPT_STOPS = ("\nUser:", "\nAssistant:")
+_forms: dict[tuple[str, bool], MessageForm] = {}  # by the source of a template, and whether there are tools
 
 
 class ChatTemplate:
@@ -89,37 +93,71 @@ class ChatTemplate:
         `edge.thinking.format.AUTO` says; `variables` come first. TemplateError if the template refuses these
         messages, does not end, or takes more memory than it may."""
         if messages and messages[-1].get(CONTINUES):
-            return self._continued(messages[:-1], messages[-1]["content"], tools=tools, variables=variables)
+            return self._continued(messages[:-1], messages[-1]["content"], tools, variables)
         if reserved := RESERVED & variables.keys():
             raise TemplateError(f"chat template: {', '.join(sorted(reserved))} cannot be given as a variable")
-        if any(message.get("tool_calls") for message in messages):
-            messages = in_form(messages, self._call_form)
-        own = with_thoughts(messages, self.source)
-        return self._ask(own, tools, {**switches(think), **variables}, add_generation_prompt)
+        own = partial(self._formed, messages, tools, {**switches(think), **variables}, add_generation_prompt)
+        form = self._form_for(messages, tools)
+        try:
+            return own(form)
+        except TemplateStopped:
+            raise
+        except TemplateError:  # no probe was like this conversation
+            with suppress(TemplateError):
+                return own(plainest(form))
+            raise
 
-    def _continued(self, messages: Sequence[Message], begun: str, **how: Any) -> str:
+    def _continued(
+        self,
+        messages: Sequence[Message],
+        begun: str,
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> str:
         """Return the prompt that the template writes up to the end of an answer's beginning. A mark says where that is,
         as the same text may come elsewhere."""
         answer = {"role": "assistant", "content": f"{begun}{_END_MARK}"}
         with suppress(TemplateError):  # some take no answer for the last message
-            prompt, *rest = self.render([*messages, answer], think=0, add_generation_prompt=False, **how).split(
-                _END_MARK
-            )
+            form = self._form_for(messages, tools)._replace(user_last=False)
+            text = self._formed([*messages, answer], tools, {**switches(0), **variables}, False, form)
+            prompt, *rest = text.split(_END_MARK)
             if len(rest) == 1 and prompt.rstrip().casefold().endswith(begun.strip().casefold()):
                 return prompt
         # The template does not write the text as it is, or not at all, or some text has the mark.
-        prompt = self.render(messages, think=0, **how)
+        prompt = self.render(messages, tools=tools, variables=variables, think=0)
         return f"{prompt}{self.thinking.to_answer(prompt) if self.thinking else ''}{begun}"
 
-    @cached_property
-    def _call_form(self) -> CallForm:
-        """The form in which the template takes calls."""
-        return call_form(lambda messages: self._ask([dict(message) for message in messages], PROBE_TOOLS))
+    def _form_for(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> MessageForm:
+        """Return the form in which the template writes everything in a conversation. TemplateStopped."""
+        has_tools = bool(tools) or any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+        if (self.source, has_tools) not in _forms:
+            if len(_forms) >= _MOST_FORMS:
+                _forms.clear()
+            _forms[self.source, has_tools] = (
+                tools_form(self._probe, self._form_for((), ())) if has_tools else turns_form(self._probe)
+            )
+        return _forms[self.source, has_tools]
+
+    def _probe(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], form: MessageForm) -> str:
+        return self._formed(messages, tools, {}, True, form)
+
+    def _formed(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        add_generation_prompt: bool,
+        form: MessageForm,
+    ) -> str:
+        """Return the prompt of a conversation in a form."""
+        own, own_tools = formed(messages, tools, form, format_of(self.source))
+        with_all = with_parts(with_thoughts(own, self.source), form)
+        return self._ask(with_all, own_tools, variables, add_generation_prompt)
 
     def _ask(
         self,
         messages: list[dict[str, Any]] | None,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
         add_generation_prompt: bool = False,
     ) -> str:
@@ -128,7 +166,7 @@ class ChatTemplate:
                 "source": self.source,
                 "special": self._special,
                 "messages": messages,
-                "tools": [dict(tool) for tool in tools],
+                "tools": None if tools is None else [dict(tool) for tool in tools],
                 "variables": dict(variables),
                 "add_generation_prompt": add_generation_prompt,
             }

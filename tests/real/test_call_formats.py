@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from edge.serve.tools.conversation import conversation
-from edge.serve.tools.formats import format_of
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallParser
+from edge.templates.formats import format_of
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
 from tests.real.templates import templates
@@ -132,5 +132,4 @@ def test_every_template_with_functions_renders_or_says_why(sources: dict[str, st
             assert "RESULT-B" in prompt
     assert [line.partition(":")[0] for line in refused] == [
         "fireworks-ai-llama-3-firefunction-v2",  # takes functions under another name
-        "google-gemma-2-2b-it",  # takes no system message
     ], refused

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge.serve.tools.formats import FORMATS, CallFormat
+from edge.templates.formats import FORMATS, CallFormat
 from edge.thinking.format import ThinkingFormat
 from edge.thinking.splitter import ThoughtSplitter
 from tests.serve.calls import Parsed, parsed, splits

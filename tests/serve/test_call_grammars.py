@@ -11,10 +11,10 @@ from edge.llama.llama import Model
 from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.constraint import constraint
-from edge.serve.tools.formats import FORMATS, CallFormat
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallParser
-from edge.serve.tools.writing import written_calls
+from edge.templates.formats import FORMATS, CallFormat
+from edge.templates.writing import written_calls
 from tests.serve.calls import Parsed, merged
 
 SCHEMA: dict[str, Any] = {

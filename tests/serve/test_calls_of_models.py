@@ -20,12 +20,12 @@ from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from edge.serve.served import Generation
 from edge.serve.tools.conversation import conversation
-from edge.serve.tools.formats import FORMATS
 from edge.serve.tools.functions import Function, FunctionUse
+from edge.templates.formats import FORMATS
 from tests.serve.conftest import OPTIONS
 from tests.serve.serving import events_of, serving
 from tests.support.deployments import EXACT
-from tests.support.thinking import TEMPLATE, thinker
+from tests.support.thinking import NAMES_TOOLS, TEMPLATE, thinker
 
 BY_NAME = {form.name: form for form in reversed(FORMATS)}
 # A format of each style and notation, with the tokens of its vocabulary.
@@ -44,7 +44,7 @@ CONTROL = {
     "qwen-xml": (),
     "gpt-oss": ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>"),
 }
-GPT_OSS = (
+GPT_OSS = NAMES_TOOLS + (
     "{{ bos_token }}{% for m in messages %}{{ '<|start|>' + m.role + '<|message|>' + m.content }}{% endfor %}"
     "{# tools tool_calls <|channel|>analysis<|message|> <|channel|>commentary #}{{ '<|start|>assistant' }}"
 )
@@ -64,7 +64,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     marks = {2045 - number: mark for number, mark in enumerate(CONTROL[name])}
     template = GPT_OSS
     if name in BY_NAME:
-        template = f"{TEMPLATE}{{# tools tool_calls {' '.join(BY_NAME[name].signs)} #}}"
+        template = f"{NAMES_TOOLS}{TEMPLATE}{{# tools tool_calls {' '.join(BY_NAME[name].signs)} #}}"
     path = thinker(tmp_path_factory.mktemp(name) / f"{name}.gguf", template, marks)
     router = Router({name: EngineConfig(str(path), OPTIONS, prefix_cache=0, think=0)})
     with serving(create_app(router, ServeOptions()), at_end=router.close) as address:

@@ -24,8 +24,8 @@ from edge.serve.engine.status import EngineStatus
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from edge.serve.served import Generation
-from edge.serve.tools.formats import format_of
 from edge.serve.tools.parser import CallParser
+from edge.templates.formats import format_of
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits

@@ -17,7 +17,7 @@ from edge.serve.router import Router
 from tests.serve.conftest import OPTIONS
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import events_of, serving
-from tests.support.thinking import END, TEMPLATE, thinker
+from tests.support.thinking import END, NAMES_TOOLS, TEMPLATE, thinker
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
@@ -32,7 +32,7 @@ LOOP: Any = {"id": "1", "type": "function", "function": {"name": "time", "argume
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Its model thinks BUDGET tokens where a request does not say."""
-    path = thinker(tmp_path_factory.mktemp("thinker") / f"{NAME}.gguf", f"{TEMPLATE}{{# takes tools #}}")
+    path = thinker(tmp_path_factory.mktemp("thinker") / f"{NAME}.gguf", f"{NAMES_TOOLS}{TEMPLATE}")
     router = Router({NAME: EngineConfig(str(path), OPTIONS, prefix_cache=0, think=BUDGET)})
     with serving(create_app(router, ServeOptions()), at_end=router.close) as address:
         yield address

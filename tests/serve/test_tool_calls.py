@@ -14,12 +14,12 @@ from edge.serve.deltas import Begin, Call, Delta, End, Text, Thought, deltas_of
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import Piece
 from edge.serve.tools.conversation import conversation
-from edge.serve.tools.formats import FORMATS, CallFormat, format_of
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallArguments, CallEnd, CallParser, CallStart
 from edge.serve.tools.values import MAX_DEPTH
-from edge.serve.tools.writing import written_calls
+from edge.templates.formats import FORMATS, CallFormat, format_of
 from edge.templates.template import CONTINUES
+from edge.templates.writing import written_calls
 from edge.thinking.format import thinking_format
 from edge.thinking.splitter import ThoughtSplitter
 from tests.serve.calls import FUNCTIONS, merged, parsed, splits
@@ -271,49 +271,18 @@ LOOP: list[dict[str, Any]] = [
 ]
 
 
-def test_a_template_that_knows_no_tools_gets_them_as_text() -> None:
-    plain = conversation(LOOP, FunctionUse([WEATHER]), "{{ messages }}")
-    assert [message["role"] for message in plain.messages] == ["system", "user", "assistant", "user"]
-    assert '"weather"' in plain.messages[0]["content"]
-    assert plain.messages[2]["content"] == '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
-    assert plain.messages[3]["content"] == "<tool_response>\nnoon\n</tool_response>"
-    assert not plain.tools
+def test_messages_and_tools_go_to_the_engine_as_they_came() -> None:
+    known = conversation(LOOP, FunctionUse([WEATHER]), "{{ messages }}")
+    assert (list(known.messages), list(known.tools)) == (LOOP, [WEATHER.to_json()])
     silent = conversation([USER], FunctionUse([WEATHER], "none"), "{{ messages }}")
-    assert (list(silent.messages), silent.parser()) == ([USER], None)
+    assert (list(silent.messages), list(silent.tools), silent.parser()) == ([USER], [], None)
 
 
-def test_results_have_the_names_of_their_functions() -> None:
-    known = conversation(LOOP, FunctionUse([WEATHER]), "{{ tools }}{{ m.tool_calls }}<tool_call>")
-    assert list(known.messages[:2]) == LOOP[:2]
-    assert known.messages[2] == {**LOOP[2], "name": "time"}
-    assert [tool["function"]["name"] for tool in known.tools] == ["weather"]
-
-
-def test_an_identifier_may_come_again_for_another_function() -> None:
-    again = [{**LOOP[1], "tool_calls": [{**CALL, "function": {"name": "weather", "arguments": {}}}]}, LOOP[2]]
-    known = conversation([*LOOP, *again], FunctionUse([WEATHER]), "{{ tools }}{{ m.tool_calls }}<tool_call>")
-    assert [message["name"] for message in known.messages if message["role"] == "tool"] == ["time", "weather"]
-
-
-def test_a_template_that_writes_no_calls_gets_them_as_text_in_its_format() -> None:
-    known = conversation(LOOP, FunctionUse([WEATHER]), "{{ tools }}<|tool_call|>")
-    assert known.messages[1] == {"role": "assistant", "content": '<|tool_call|>[{"name": "time", "arguments": {}}]'}
-    assert known.messages[2]["role"] == "tool"
-
-
-@pytest.mark.parametrize("template", ["{{ messages }}", "{{ tools }}<|tool_call|>"])
-def test_an_answer_does_not_go_on_behind_calls_that_became_text(template: str) -> None:
+def test_an_answer_does_not_go_on_behind_calls() -> None:
     last = {"role": "assistant", "content": "Now:"}
     for message, continues in ((last, True), ({**last, "tool_calls": [CALL]}, False)):
-        messages = conversation([USER, message], FunctionUse(()), template, continues=True).messages
+        messages = conversation([USER, message], FunctionUse(()), "{{ messages }}", continues=True).messages
         assert (CONTINUES in messages[-1]) is continues
-
-
-def test_a_template_that_writes_calls_and_no_tools_is_told_the_tools_in_its_format() -> None:
-    known = conversation(LOOP, FunctionUse([WEATHER]), "{{ m.tool_calls }}<｜tool▁sep｜>")
-    assert known.messages[2]["tool_calls"] == [CALL]
-    example = '<｜tool▁call▁begin｜><function-name><｜tool▁sep｜>{"<argument>": "<value>"}<｜tool▁call▁end｜>'
-    assert example in known.messages[0]["content"]
 
 
 def test_control_tokens_of_calls_have_text_and_end_a_thought_where_nothing_else_begins_behind_it() -> None:

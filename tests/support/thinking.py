@@ -31,6 +31,7 @@ TEMPLATE = (
     "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}"
     "{% else %}{{ '<think>\\n' }}{% endif %}{% endif %}"
 )
+NAMES_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"  # before a template: it writes tools
 # One that leaves it to the model whether a thought opens.
 UNOPENED = TEMPLATE.replace("{% else %}{{ '<think>\\n' }}{% endif %}", "{% endif %}")
 

@@ -24,7 +24,6 @@ from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.engine.infill import InfillPrompts
 from edge.serve.engine.ranking import RankingPrompts
 from edge.serve.engine.texts import Tokenizer
-from edge.serve.served import INTRODUCES
 from edge.templates.process import TemplateProcess
 from edge.templates.template import CONTINUES, ChatTemplate
 from edge.thinking.tracker import Thinking
@@ -228,12 +227,7 @@ class InputProcessor:
 
 
 def with_system(messages: Sequence[Mapping[str, Any]], system: str) -> Sequence[Mapping[str, Any]]:
-    """Return messages that begin with a system prompt, unless they have one of their own; what introduces functions
-    follows it."""
-    first = messages[0] if messages else {}
-    if INTRODUCES in first:
-        content = "\n\n".join(filter(None, (system, first["content"])))
-        return [{"role": "system", "content": content}, *messages[1:]]
-    if not system or first.get("role") == "system":
+    """Return messages that begin with a system prompt, unless they have one of their own."""
+    if not system or (messages and messages[0].get("role") == "system"):
         return messages
     return [{"role": "system", "content": system}, *messages]

@@ -1,4 +1,4 @@
-"""Conversations with functions and schemas, in the form of an engine."""
+"""Conversations with functions and schemas, as an engine takes them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.constraint import constraint
-from edge.serve.tools.formats import CallFormat, format_of
 from edge.serve.tools.functions import FunctionUse, Message, json_text
 from edge.serve.tools.parser import CallParser
 from edge.serve.tools.sizes import JsonSize
-from edge.serve.tools.writing import introduced, plain, with_calls_as_text
+from edge.templates.formats import CallFormat, format_of
 from edge.templates.template import CONTINUES
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in the template's form, constraints on the answer, and the format of its calls."""
+    """Messages, constraints on the answer, and the format of its calls. Messages and tools get the form that the
+    template takes when they are rendered."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
@@ -27,7 +27,6 @@ class Conversation:
     functions: Mapping[str, Any]  # schemas of parameters, by name
     variables: Mapping[str, Any]  # of the template
     think: int | None = None  # tokens of thoughts; None: the server's default
-    template: str = ""  # source of the model's template
     is_single: bool = False  # an answer has one call at most
 
     def parser(self, streams: bool = False) -> CallParser | None:
@@ -38,10 +37,6 @@ class Conversation:
         return CallParser(
             self.form, self.functions, streams=streams, is_constrained=is_constrained, is_single=self.is_single
         )
-
-    def behind(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages that follow in the template's form."""
-        return _in_template_form(messages, (), self.form or format_of(self.template), self.template)
 
     @property
     def marks(self) -> Sequence[str]:
@@ -74,8 +69,9 @@ def conversation(
     constrains the answer, it is the beginning of the answer. BadRequest for a request that cannot be put to a model."""
     functions = use.functions if use.choice != "none" else ()
     size = JsonSize("tools")
-    for function in functions:
-        size.add(function.to_json(), f"the tool {function.name!r}")
+    tools = [function.to_json() for function in functions]
+    for function, tool in zip(functions, tools, strict=True):
+        size.add(tool, f"the tool {function.name!r}")
     if use.must_call and text_schema is not None:
         raise BadRequest(
             "a tool must be called, and the answer must follow a schema; ask for one of the two", "tool_choice"
@@ -86,19 +82,17 @@ def conversation(
         sampling["lark"] = grammar
     elif text_schema is not None:
         sampling["json_schema"] = json_text(text_schema, "response_format")
-    knows_tools = "tools" in template
-    own = _in_template_form(messages, functions, form, template)
-    if continues and not sampling and len(own) > 1 and _is_beginning(messages[-1]):
-        own = [*own[:-1], {**own[-1], CONTINUES: True}]
+    own = list(messages)
+    if continues and not sampling and len(own) > 1 and _is_beginning(own[-1]):
+        own[-1] = {**own[-1], CONTINUES: True}
     return Conversation(
         own,
-        [function.to_json() for function in functions] if knows_tools else (),
+        tools,
         sampling,
         form if use.callable else None,
         {function.name: function.parameters for function in use.callable},
         variables or {},
         think,
-        template,
         use.several is False,
     )
 
@@ -106,25 +100,3 @@ def conversation(
 def _is_beginning(message: Message) -> bool:
     """Return whether a message is text of the model alone, which an answer may go on with."""
     return message["role"] == "assistant" and bool(message["content"]) and message.keys() <= {"role", "content", "name"}
-
-
-def _in_template_form(
-    messages: Sequence[Message], functions: Sequence[Any], form: CallFormat, template: str
-) -> Sequence[Message]:
-    """Return messages with what a template does not write itself, functions, calls or results, as text."""
-    messages = _with_names(messages)
-    knows_calls = "tool_calls" in template
-    if "tools" in template:
-        return messages if knows_calls else [with_calls_as_text(message, form) for message in messages]
-    return introduced(messages if knows_calls else [plain(message, form) for message in messages], functions, form)
-
-
-def _with_names(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose results have the name of their function. An identifier may come again."""
-    names: dict[Any, str] = {}
-    named: list[Message] = []
-    for message in messages:
-        names |= {call.get("id"): call["function"]["name"] for call in message.get("tool_calls") or ()}
-        is_known = message["role"] == "tool" and message.get("tool_call_id") in names
-        named.append({"name": names[message["tool_call_id"]], **message} if is_known else message)
-    return named

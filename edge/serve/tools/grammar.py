@@ -12,10 +12,10 @@ from edge.constraints.schemas import AT, LEAVES, PLACE, normal_schema, place_bel
 from edge.errors import SamplingError
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.alternatives import ALL_TYPES, Flattener, NotHeldError, constants, text_expressions, types
-from edge.serve.tools.formats import JSON, Notation
 from edge.serve.tools.functions import Function
 from edge.serve.tools.values import is_bare_key
-from edge.serve.tools.writing import written
+from edge.templates.formats import JSON, Notation
+from edge.templates.writing import written
 
 # Separators as in templates, so that a small model does not write white space without end.
 _STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}

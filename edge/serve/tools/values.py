@@ -8,9 +8,9 @@ import re
 import sys
 from collections.abc import Callable
 
-from edge.serve.tools.formats import JSON, PYTHON, Notation
 from edge.serve.tools.reader import NoCallError, Reader, Reading
 from edge.serve.tools.schemas import admits
+from edge.templates.formats import JSON, PYTHON, Notation
 
 Give = Callable[[str], None]
 """Takes more JSON text. The reader has then read all that it was made from."""

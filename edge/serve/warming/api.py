@@ -44,7 +44,7 @@ async def announce(request: PrefixRequest, models: ServedModels, namespace: str)
         arguments["prompts"] = [
             [*messages[:-1], {**last, "content": f"{last['content']}{placeholder}"}]
             if last["role"] == "user"
-            else [*messages, *talk.behind([{"role": "user", "content": placeholder}])]
+            else [*messages, {"role": "user", "content": placeholder}]
             for placeholder in PLACEHOLDERS
         ]
     arguments["adapters"] = models.adapters(request.model).scales(request.model) or None

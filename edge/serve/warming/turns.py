@@ -51,13 +51,11 @@ async def noted(deltas: AsyncGenerator[tuple[int, Delta], None], chat: Chat) -> 
 async def _tell(chat: Chat, text: str, calls: Sequence[Mapping[str, str]]) -> None:
     with suppress(EdgeError, ValueError):  # a call's arguments may be no JSON; the turn is then unknown
         answer, following = turn(text, calls)
-        behind = chat.conversation.behind
-        generation, n_answer = chat.generation, len(behind([answer]))
-        rest = [behind([answer, *messages]) for messages in following]
+        generation = chat.generation
         await chat.model.turn(
             {
-                "messages": [*(generation.messages or ()), *rest[0][:n_answer]],
-                "following": [messages[n_answer:] for messages in rest],
+                "messages": [*(generation.messages or ()), answer],
+                "following": following,
                 "tools": generation.tools,
                 "variables": generation.variables,
                 "think": generation.think,

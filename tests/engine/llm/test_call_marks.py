@@ -12,8 +12,8 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.tools.constraint import constraint
-from edge.serve.tools.formats import FORMATS
 from edge.serve.tools.functions import Function, FunctionUse
+from edge.templates.formats import FORMATS
 from edge.thinking.format import thinking_format
 from edge.thinking.tracker import Thinking
 from tests.support.deployments import EXACT

@@ -88,9 +88,15 @@ def test_short_identifiers_are_the_same_in_calls_and_results() -> None:
     assert short[5]["tool_call_id"] == "abcdef123"
 
 
-def test_a_template_that_writes_no_calls_gets_them_as_they_are(process: TemplateProcess) -> None:
+def test_a_template_that_writes_no_calls_gets_them_as_text(process: TemplateProcess) -> None:
     source = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
-    assert ChatTemplate(source, process=process).render(MESSAGES) == "[hi][][B][A][C]"
+    calls = [
+        f'<tool_call>\n{{"name": "{name}", "arguments": {{"k": "{value}"}}}}\n</tool_call>'
+        for name, value in ("fa", "gb")
+    ]
+    results = "".join(f"[<tool_response>\n{value}\n</tool_response>]" for value in "BAC")
+    prompt = ChatTemplate(source, process=process).render(MESSAGES)
+    assert prompt == f"[hi][{calls[0]}\n{calls[1]}]{results}"
     assert in_form(MESSAGES, CallForm()) == MESSAGES
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from edge.errors import TemplateError
-from edge.templates import child
 from edge.templates.child import ROOM_BYTES
 from edge.templates.process import CPU_S, TemplateProcess
 from edge.templates.template import CHATML, CONTINUES, MAX_SOURCE, TRANSCRIPT, ChatTemplate
@@ -118,7 +117,7 @@ def test_a_turn_only_adds_to_the_one_before(source: str) -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("{{ messages[0]['content'] | tojson }}", '"Be kind."'),
+        ("{{ messages | map(attribute='content') | list | tojson }}", '["Be kind.", "Hello <you> & me", "Hi.", "Bye"]'),
         ("{{ {'a': '<é>'} | tojson(indent=1) }}", '{\n "a": "<é>"\n}'),
         ("{% for m in messages %}{% if loop.last %}{{ m.role }}{% endif %}{% endfor %}", "user"),
         ("{% for m in messages %}{% if loop.index == 3 %}{% break %}{% endif %}{{ loop.length }}{% endfor %}", "44"),
@@ -132,6 +131,32 @@ def test_a_turn_only_adds_to_the_one_before(source: str) -> None:
         ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list | length }}", "2"),
         ("{{ 'a' ~ 1 ~ none }}{{ 2 * 3 }}{{ 'ab' * 2 }}{{ 'a' + 'b' }}", "a1None6ababab"),
         ("{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m('a') }}", "[a]"),
+        # Filters, tests and methods that templates may use because transformers has them.
+        ("{{ {'b': 1, 'a': 'é'} | tojson(ensure_ascii=True, sort_keys=True) }}", r'{"a": "\u00e9", "b": 1}'),
+        ("{{ {'b': [1, 2], 'a': '<&>'} | tojson(separators=(',', ':')) }}", '{"b":[1,2],"a":"<&>"}'),
+        ("{{ messages | join(', ', attribute='role') }}", "system, user, assistant, user"),
+        (
+            "{% for pair in messages | map(attribute='role') | batch(2) %}{{ pair | join('+') }};{% endfor %}",
+            "system+user;assistant+user;",
+        ),
+        ("{{ '%s-%02d' | format('a', 7) }}{{ ' %s=%d' % ('b', 8) }}{{ ' {} {:>3}'.format('c', 9) }}", "a-07 b=8 c   9"),
+        ("{{ messages[1].content | wordcount }}{{ 'a\nb' | indent(4, true) }}", "3    a\n    b"),
+        ("{{ 'ab' | center(6) }}{{ '7'.zfill(3) }}{{ 'a b'.title() }}{{ 'x' | upper | lower }}", "  ab  007A Bx"),
+        (
+            "{{ 'a long text' | truncate(6, true, '...', 0) }}{{ [3, 1] | sort | join }}{{ {'k': 1} | items | list }}",
+            "a l...13[('k', 1)]",
+        ),
+        ("{% for role, ms in messages | groupby('role') %}{{ role[0] }}{{ ms | length }}{% endfor %}", "a1s1u2"),
+        ("{{ 7 is odd }}{{ 'a' is string }}{{ [1] is sequence }}{{ 2 in [1, 2] }}{{ 2 ** 8 }}", "TrueTrueTrueTrue256"),
+        (
+            "{{ messages | map(attribute='role') | map('upper') | unique | list | tojson }}",
+            '["SYSTEM", "USER", "ASSISTANT"]',
+        ),
+        ("{% for a in [['x', ['y']]] recursive %}{{ a if a is string else loop(a) }}{% endfor %}", "xy"),
+        ("{% set j = joiner('|') %}{% for m in messages %}{{ j() }}{{ m.role[0] }}{% endfor %}", "s|u|a|u"),
+        ("{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}", "aba"),
+        ("{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.role[0] }}{% endfor %}", "sa"),
+        ("{{ 'a<b>' | escape }}{{ 'x' | default('y') }}{{ none | default('z', true) }}", "a&lt;b&gt;xz"),
     ],
 )
 def test_what_published_templates_use(source: str, expected: str, shared: TemplateProcess) -> None:
@@ -152,8 +177,12 @@ def test_a_syntax_error_names_the_line() -> None:
     "source",
     [
         "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].tool_calls.pop() }}",
+        "{{ messages.clear() }}",
+        "{{ messages.extend([1]) }}",
+        "{{ raise_exception.__globals__.x }}",
+        "{{ strftime_now.__code__.co_code }}",
+        "{{ (messages | attr('__class__')).mro() }}",
+        "{{ '{0.__class__.__mro__}'.format(1).x.y }}",
         "{{ messages[0].update({}) }}",
         "{{ cycler.__init__.__globals__ }}",
         "{% include '/etc/passwd' %}",
@@ -172,39 +201,39 @@ def test_what_a_template_must_not_or_cannot_do_is_an_error(source: str, shared: 
     "source",
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
+        "{% for m in messages %}x{% set _ = messages.append(m) %}{% endfor %}",
         "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
         "{% macro a(n) %}{% if n %}{{ a(n - 1) }}{{ a(n - 1) }}{% endif %}{% endmacro %}{{ a(60) }}",
         "{% for x in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
-        "{{ 'x' * 999999999 }}",
-        "{{ 'x'.center(500000000) }}",
-        "{{ 'x' | center(500000000) }}",
-        "{{ '%500000000d' % 1 }}",
-        "{{ '%500000000d' | format(1) }}",
-        "{{ '{:>500000000}'.format(1) }}",
+        "{{ range(10**9) | list }}",
+        "{{ messages[0].content * 10**9 }}",
+        "{{ messages[0].content.center(10**9) }}",
+        "{{ messages[0].content | center(10**9) }}",
+        "{{ messages[0].content.zfill(10**9) }}",
+        "{{ '%1000000000d' % messages | length }}",
+        "{{ '%*d' % (10**9, messages | length) }}",
+        "{{ '%1000000000d' | format(messages | length) }}",
+        "{{ '{:>1000000000}'.format(messages | length) }}",
         "{{ 'a\nb' | indent(500000000) }}",
-        "{{ 'x'.zfill(500000000) }}",
+        "{{ messages | tojson(indent=10**9) }}",
         "{{ ('a' * 60000).replace('a', 'b' * 9000) }}",
-        "{{ ('a' * 60000) | replace('a', 'b' * 9000) }}",
         "{{ ('a' * 60000).join(range(9000)) }}",
-        "{{ range(9000) | join('a' * 60000) }}",
         "{{ range(9) | slice(30000000) | list }}",
+        "{{ range(9) | batch(10**9, 'x') | list }}",
+        "{{ ('a' * 10**6) | wordwrap(1, wrapstring='b' * 10**6) }}",
+        "{{ strftime_now('%Y' * 10**7) }}",
         "{{ lipsum(n=30000) }}",
+        "{{ 9 ** 999999999 }}",
         "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
-        "{{ 9 ** 99999999 }}",
         "{{ ['a' * 9999999] * 9999999 }}",
         "{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}",
         "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-        "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set x = [] %}{% set _ = x.append(x) %}{{ x | tojson }}",
     ],
 )
-def test_a_template_that_would_not_end_is_stopped(source: str, shared: TemplateProcess) -> None:
+def test_a_template_that_would_not_end_or_takes_too_much_is_stopped(source: str, shared: TemplateProcess) -> None:
     refused(source, shared)
-    # By the sandbox, and not only because of the processor time that its process may take, of which a slow machine
-    # makes more.
-    request = {"source": source, "messages": MESSAGES, "tools": [], "add_generation_prompt": True, "special": {}}
-    with pytest.raises((TemplateError, RecursionError)):
-        child._Renderer().answer(request)
+    assert ChatTemplate("{{ messages[0].content }}", process=shared).render(MESSAGES[:1]) == "Be kind."
 
 
 def test_a_reason_is_short() -> None:
@@ -227,7 +256,7 @@ DOUBLED = "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n
             DOUBLED + "{{ [n.x] | map('string') | list }}",
             DOUBLED + "{{ n.x | sum(start=n.x ~ '') }}",
             "{{ 1 }}" * 100_000,
-            "{% for i in range(99999) %}{{ (['x'] * 60000) | sort | length }}{% endfor %}",
+            "{% for i in range(99999) %}{{ (messages * 9000) | sort(attribute='role') | length }}{% endfor %}",
         ),
         DOUBLED.replace("[1]", "{}").replace("[n.x, n.x]", "dict(a=n.x, b=n.x)") + "{{ n.x }}",
         "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}"
@@ -255,7 +284,7 @@ def test_a_hostile_template_ends_soon_and_stays_small(source: str) -> None:
     if status.exists():  # Linux; 0 kB where a new process has not begun
         peak_kib = int(status.read_text().partition("VmHWM:")[2].split()[0])
         assert peak_kib <= 64 << 10
-    assert ChatTemplate("{{ messages[0].content }}", process=process).render(MESSAGES) == "Be kind."
+    assert ChatTemplate("{{ messages[0].content }}", process=process).render(MESSAGES[:1]) == "Be kind."
     process.close()
     assert spent_s() - before < 2 * CPU_S + 2  # two for the start of two processes beside a busy neighbour
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edge.templates.template import ChatTemplate
 from edge.thinking.format import _MARKED, AUTO, State, ThinkingFormat, switches, thinking_format, with_thoughts
 from edge.thinking.splitter import Split, ThoughtSplitter
-from tests.support.thinking import TEMPLATE, UNOPENED
+from tests.support.thinking import NAMES_TOOLS, TEMPLATE, UNOPENED
 
 
 def form_of(template: str) -> ThinkingFormat:
@@ -152,7 +152,7 @@ def test_thoughts_come_to_the_template_under_its_names() -> None:
 
 
 def test_a_thought_stays_in_a_loop_of_tools_and_leaves_with_the_next_question() -> None:
-    template = ChatTemplate(UNOPENED)
+    template = ChatTemplate(NAMES_TOOLS + UNOPENED)
     loop: list[dict[str, Any]] = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "", "reasoning_content": "So.", "tool_calls": []},

@@ -1,4 +1,4 @@
-"""Calls written in a format, and prompts of models whose template writes no calls, or no functions."""
+"""Calls and functions as text: calls in a format, and what introduces functions to a model."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge.serve.served import INTRODUCES
-from edge.serve.tools.formats import HERMES, CallFormat, Notation
-from edge.serve.tools.functions import Function, Message, json_text
+from edge.templates.formats import HERMES, CallFormat, Notation
 
+Message = Mapping[str, Any]
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 """Names and arguments."""
 
@@ -87,36 +86,21 @@ _HOW_HERMES = """For each function call, return a json object with function name
 </tool_call>"""
 
 
-def introduced(messages: Sequence[Message], functions: Sequence[Function], form: CallFormat) -> list[Message]:
+def introduced(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], form: CallFormat) -> list[Message]:
     """Return messages that begin with a system message which describes functions, and how they are called."""
-    if not functions:
-        return list(messages)
     how = _HOW_HERMES
     if form is not HERMES:
         example = written_calls(form, [("<function-name>", {"<argument>": "<value>"})])
         how = f"To call a function, write its name and its arguments in this form:\n{example}"
-    tools = "\n".join(json_text(function.to_json(), "tools") for function in functions)
-    text = _INTRODUCTION.format(tools=tools, how=how)
+    text = _INTRODUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools), how=how)
     if messages and messages[0]["role"] == "system":
         return [{"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
-    return [{"role": "system", "content": text, INTRODUCES: True}, *messages]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def with_calls_as_text(message: Message, form: CallFormat) -> Message:
     """Return a message whose calls are a part of its text."""
-    if "tool_calls" not in message:
-        return message
-    functions = [call["function"] for call in message["tool_calls"] or ()]
+    functions = [call["function"] for call in message["tool_calls"]]
     calls = written_calls(form, [(function["name"], function["arguments"]) for function in functions])
     content = "\n".join(filter(None, (str(message.get("content") or ""), calls)))
     return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
-
-
-def plain(message: Message, form: CallFormat) -> Message:
-    """Return a message with a role that every template knows, and text alone: also a call, or the result of one."""
-    content = str(message.get("content") or "")
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-    message = with_calls_as_text({**message, "content": content}, form)
-    thought = {"reasoning_content": message["reasoning_content"]} if message.get("reasoning_content") else {}
-    return {"role": message["role"], "content": message["content"], **thought}
