@@ -71,7 +71,7 @@ async def attack(
         await _fill(client)
         for question in questions:
             await _ask(client, question, questions[question])
-        memory, threads = _memory(server), _threads(server)
+        memory, threads = memory_of(server), _threads(server)
         chats = [asyncio.create_task(_chat(client, n, questions, outcome, ended)) for n in range(CHATS)]
         watching = asyncio.create_task(_watch(server, outcome, ended))
         waiting = asyncio.Semaphore(AT_ONCE)
@@ -84,7 +84,7 @@ async def attack(
         outcome.chats, outcome.fewest_chats = sum(counts), min(counts)
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
-            outcome.grown_bytes = _memory(server) - memory
+            outcome.grown_bytes = memory_of(server) - memory
             outcome.left_over = [fork.name() for fork in _forks(server)]
             outcome.threads = _threads(server) - threads
             if outcome.grown_bytes < 64 << 20 and not outcome.left_over and outcome.threads <= MOST_THREADS:
@@ -168,7 +168,7 @@ def _forks(server: psutil.Process) -> list[psutil.Process]:
     return processes
 
 
-def _memory(server: psutil.Process) -> int:
+def memory_of(server: psutil.Process) -> int:
     """Bytes that the server and its processes hold, what they share counted once. Pages of the model's file are not
     among them: these come and go as the kernel likes."""
     total = 0
