@@ -203,7 +203,7 @@ class Attached:
 NOTHING_ATTACHED = Attached()
 
 
-def attached(turns: Sequence[tuple[str, str, Content]]) -> Attached:
+def attached(turns: Sequence[tuple[str, str, object]]) -> Attached:
     """Return the pictures and sounds of messages. A line may stand in for each that is not in the last question.
 
     turns: where each message is in the request, its role, and its content. BadRequest for a part of the last question

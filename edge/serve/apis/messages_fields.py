@@ -23,7 +23,7 @@ from edge.serve.apis.openai_fields import ResponseFormat, text_schema
 from edge.serve.apis.other_fields import MESSAGES_IGNORED, MESSAGES_REFUSED, Refused
 from edge.serve.apis.texts import KNOWN_PARTS, other_text, system_text
 from edge.serve.apis.tool_fields import ChosenTool, OtherTool, function_use
-from edge.serve.media import Attached, Content, Part, attached, joined
+from edge.serve.media import Attached, Part, attached, joined
 from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import Function, FunctionUse, Message
 from edge.thinking.format import AUTO
@@ -192,7 +192,7 @@ def _use(request: MessagesInput, functions: list[Function]) -> FunctionUse:
 
 def media_of(request: MessagesInput) -> Attached:
     """Return the pictures. BadRequest as of `attached`."""
-    turns: list[tuple[str, str, Content]] = [("system", "system", request.system)]
+    turns: list[tuple[str, str, object]] = [("system", "system", request.system)]
     for number, message in enumerate(request.messages):
         where, content = f"messages.{number}.content", message.content
         blocks = content if isinstance(content, list) else ()
