@@ -132,7 +132,7 @@ def _calls(render: Render, tools: Tools, form: MessageForm) -> Changes:
 def _arrives(render: Render, messages: Sequence[Message], tools: Tools, form: MessageForm) -> bool:
     text = _rendered(render, messages, tools, form).casefold()
     # A list of parts that the template prints as it is does not count.
-    return bool(text) and "{'type'" not in text and all(mark in text for mark in _marks(messages, tools))
+    return bool(text) and "{'type': 'text'" not in text and all(mark in text for mark in _marks(messages, tools))
 
 
 def _marks(messages: Sequence[Message], tools: Tools) -> Iterator[str]:

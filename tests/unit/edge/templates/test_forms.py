@@ -148,13 +148,16 @@ def test_tools_that_a_template_does_not_write_are_introduced_in_its_system_text(
     assert template.render(turns("su")).count("# Tools") == 0
 
 
-@pytest.mark.parametrize("source", [TOOLS, LLAMA_3, MISTRAL, NEEDS_TOOLS])
+PRINTED_TOOLS = TOOLS.replace("tools | tojson", "tools")  # as Python prints them, as in templates of Apriel
+
+
+@pytest.mark.parametrize("source", [TOOLS, LLAMA_3, MISTRAL, NEEDS_TOOLS, PRINTED_TOOLS])
 def test_tools_that_a_template_writes_are_left_to_it(process: TemplateProcess, source: str) -> None:
     template = ChatTemplate(source, process=process)
     for roles in ("u", "su", "s", "suau"):
         prompt = template.render(turns(roles), tools=[TOOL])
         assert "# Tools" not in prompt
-        assert '"description": "Tells."' in prompt
+        assert "Tells." in prompt
         assert all(message["content"] in prompt for message in turns(roles))
 
 
