@@ -89,8 +89,8 @@ class GuidanceMatcher:
         self._matcher = _guidance().LLMatcher(tokenizer, grammar, log_level=0)
         self._kind, self._n_vocab = KINDS[kind], n_vocab
         error = str(self._matcher.get_error()) if self._matcher.is_error() else ""
-        if error and (found := _place(kind, source, error, self._reason_of)):
-            raise SamplingError(f"this {self._kind} cannot be used: {found}")
+        if error and (place := _place(kind, source, error, self._reason_of)):
+            raise SamplingError(f"this {self._kind} cannot be used: {place}")
         self._check()
 
     def _reason_of(self, schema: Mapping[str, Any]) -> str:
@@ -147,8 +147,8 @@ def _place(kind: str, source: str, error: str, reason_of: Reason) -> str:
     it is unknown. source: JSON of the schema, or the grammar."""
     place = ""
     if kind == "lark":
-        lines, found = source.split("\n"), _AT_LINE.match(error)
-        n_line = int(found[1]) if found else 0
+        lines, match = source.split("\n"), _AT_LINE.match(error)
+        n_line = int(match[1]) if match else 0
         if not 1 < n_line <= len(lines) or not lines[n_line - 2].startswith(PLACE):
             return ""
         place = lines[n_line - 2].removeprefix(PLACE)

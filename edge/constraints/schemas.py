@@ -144,7 +144,7 @@ class _Normal:
         if keyword == "if" and not schema.keys() & {"then", "else"}:
             return True
         neutral = _NOT_HELD[keyword]
-        return any(value is one if isinstance(one, bool) else value == one for one in neutral)
+        return any(value is other if isinstance(other, bool) else value == other for other in neutral)
 
     def _checked(self, value: Any, kind: type, keyword: str, at: str) -> Any:
         if not isinstance(value, kind):
@@ -156,11 +156,11 @@ class _Normal:
         own = str(self._document.get("$id") or "")
         pointer = reference.removeprefix(own) if own else reference
         if pointer not in self._names:
-            found = target(pointer, self._document)
-            if not isinstance(found, (Mapping, bool)):
+            definition = target(pointer, self._document)
+            if not isinstance(definition, (Mapping, bool)):
                 raise self._error(at, f"the reference {reference!r:.80} leads nowhere in the schema")
             self._names[pointer] = str(len(self._names))
-            self._waiting.append((self._names[pointer], found, at))
+            self._waiting.append((self._names[pointer], definition, at))
         return f"#/$defs/{self._names[pointer]}"
 
     def _refuse_circles(self, definitions: Mapping[str, Any]) -> None:

@@ -173,11 +173,11 @@ def keep_outputs(graph: Any, names: Collection[str] = ()) -> None:
     if unknown := sorted(set(names) - outputs.keys()):
         raise ModelFileError(f"the model has no output {unknown[0]!r}; it has {', '.join(map(repr, outputs))}")
     chosen = [value for name, value in outputs.items() if (name in names if names else _is_numbers(value.type))]
-    kept = [type(value).FromString(value.SerializeToString()) for value in chosen]
-    if not kept:
+    copies = [type(value).FromString(value.SerializeToString()) for value in chosen]
+    if not copies:
         raise ModelFileError(f"no output of the model is a tensor of numbers: {', '.join(map(repr, outputs))}")
     del graph.output[:]
-    graph.output.extend(kept)
+    graph.output.extend(copies)
 
 
 def _is_numbers(type_: Any) -> bool:

@@ -42,15 +42,17 @@ def to_float32(model: Any) -> None:
         _change_types(function.node, half, single)
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
-    taken = [v.name for v in graph.input if v.type.tensor_type.elem_type == half and v.name not in weights]
-    given = [value.name for value in graph.output if value.type.tensor_type.elem_type == half]
-    _rename(graph, {name: name + _SUFFIX for name in (*taken, *given)})
-    casts = [onnx.helper.make_node("Cast", [name], [name + _SUFFIX], name=f"{name}_cast", to=single) for name in taken]
+    half_inputs = [v.name for v in graph.input if v.type.tensor_type.elem_type == half and v.name not in weights]
+    half_outputs = [value.name for value in graph.output if value.type.tensor_type.elem_type == half]
+    _rename(graph, {name: name + _SUFFIX for name in (*half_inputs, *half_outputs)})
+    casts = [
+        onnx.helper.make_node("Cast", [name], [name + _SUFFIX], name=f"{name}_cast", to=single) for name in half_inputs
+    ]
     nodes = [*casts, *graph.node]
     nodes += [
         onnx.helper.make_node("Cast", [name + _SUFFIX], [name], name=f"{name}_cast_back", to=half)
-        for name in given
-        if name not in taken
+        for name in half_outputs
+        if name not in half_inputs
     ]
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]

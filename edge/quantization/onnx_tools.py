@@ -161,9 +161,9 @@ def store_left_weights(path: Path, external: bool) -> None:
 
     model = onnx.load(path)
     if store_halves(model):
-        beside = path.with_name(f"{path.name}.data")
-        beside.unlink(missing_ok=True)  # the onnx package appends to it
-        onnx.save_model(model, str(path), save_as_external_data=external, location=beside.name)
+        data_file = path.with_name(f"{path.name}.data")
+        data_file.unlink(missing_ok=True)  # the onnx package appends to it
+        onnx.save_model(model, str(path), save_as_external_data=external, location=data_file.name)
 
 
 def _transpose_once(graph: Any) -> bool:

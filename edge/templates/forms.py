@@ -228,7 +228,7 @@ def _joined(messages: Sequence[Message], roles: frozenset[str]) -> list[Message]
         before = joined[-1] if joined else {"role": ""}
         is_text = not before.get("tool_calls") and not message.get("tool_calls")
         if message["role"] in roles and before["role"] == message["role"] and is_text:
-            thoughts = [own for one in (before, message) if (own := one.get("reasoning_content"))]
+            thoughts = [own for turn in (before, message) if (own := turn.get("reasoning_content"))]
             thought = {"reasoning_content": "\n\n".join(thoughts)} if thoughts else {}
             joined[-1] = {**before, **_before(text_of(before), message), **thought}
         else:

@@ -14,7 +14,7 @@ from typing import Any
 from edge.constraints.schemas import AT, PLACE, place_below
 from edge.serve.tools.alternatives import NotHeldError, constants, types
 from edge.serve.tools.functions import Function, FunctionUse
-from edge.serve.tools.grammar import ANYTHING, JSON_LIKE, Grammar, json_schema, normal, root_of
+from edge.serve.tools.grammar import ANYTHING, JSON_LIKE, NO_VALUE, Grammar, json_schema, normal, root_of
 from edge.serve.tools.styles import MAX_HEADER
 from edge.templates.formats import JSON, CallFormat
 
@@ -89,12 +89,12 @@ def _call(grammar: Grammar, form: CallFormat, name: str, schema: Mapping[str, An
         index = "/[0-9]{1,4}/" if "{index}" in form.header else ""
         arguments = grammar.json(schema) if form.notation == JSON else grammar.value(schema)
         if not arguments:
-            raise grammar.no_value("")
+            raise grammar.error("", NO_VALUE)
         ends = grammar.literal(form.ends)
         return [grammar.literal(before), index, grammar.literal(behind + form.before), arguments, ends]
     ways = grammar.alternatives(schema)
     if not ways:
-        raise grammar.no_value("")
+        raise grammar.error("", NO_VALUE)
     if form.style == "pythonic":
         bodies = [grammar.members(way, "=", bare=True) for way in ways]
         return [grammar.literal(name + "("), _any_of(bodies), grammar.literal(")")]
@@ -122,7 +122,7 @@ def _parameters(grammar: Grammar, form: CallFormat, root: Mapping[str, Any]) -> 
         if is_written and (rule := _parameter(grammar, form, grammar.literal(key), schema, at)):
             rules.append(rule if key in required else f"({rule})?")
         elif key in required:
-            raise grammar.no_value(at) if is_written else grammar.unwritable(key)
+            raise grammar.error(at, NO_VALUE) if is_written else grammar.unwritable(key)
     more = root["additionalProperties"]
     if more is not False and (rule := _parameter(grammar, form, grammar.other_key(root), more, "")):
         rules.append(f"({rule})*")

@@ -24,6 +24,7 @@ _NUMBERS = {
     "integer": "/-?(0|[1-9][0-9]{0,17})/",
     "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
 }
+NO_VALUE = "the schema allows no value"
 _LIMITS = {"string": {"minLength", "maxLength", "pattern", "format"}}  # keywords of texts; those of numbers:
 _LIMITS |= {kind: {*LEAVES} - _LIMITS["string"] for kind in ("integer", "number")}
 _KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"
@@ -80,7 +81,7 @@ class Grammar:
             name, reference, at = self._waiting.pop()
             schema = self._definitions[reference.removeprefix("#/$defs/")]
             if not (body := self.value(schema, at)):
-                raise self.no_value(at)
+                raise self.error(at, NO_VALUE)
             self._add(f"{name}: {body}")
 
     def error(self, at: str, what: str) -> BadRequest:
@@ -209,13 +210,10 @@ class Grammar:
     def _of_types(self, way: Mapping[str, Any], at: str) -> list[str]:
         """Return rules for a value of an alternative, for each of its types. NotHeldError."""
         if (values := constants(way)) is not None:
-            return [self._constant(value) for value in values]
+            return [self.literal(written(value, self._notation)) for value in values]
         if not way.keys() - {AT}:
             return [self._any()]
         return [self._of_type(kind, way, at) for kind in types(way)]
-
-    def _constant(self, value: Any) -> str:
-        return self.literal(written(value, self._notation))
 
     def _any(self) -> str:
         if "any" not in self._rules:
@@ -226,7 +224,7 @@ class Grammar:
     def _of_type(self, kind: str, way: Mapping[str, Any], at: str) -> str:
         if kind in ("boolean", "null"):
             values = (True, False) if kind == "boolean" else (None,)
-            return " | ".join(self._constant(value) for value in values)
+            return " | ".join(self.literal(written(value, self._notation)) for value in values)
         if kind == "array":
             return self._array(way, at)
         if kind == "object":
@@ -277,7 +275,7 @@ class Grammar:
                 name = key if bare else written(key, self._notation)
                 items.append((f"{self.literal(name + separator)} {value}", is_required))
             elif is_required:
-                raise self.no_value(below) if is_written else self.unwritable(key)
+                raise self.error(below, NO_VALUE) if is_written else self.unwritable(key)
         comma, rest = self.literal(self._notation.item), ("", "")  # of members behind none, and behind some
         more = root["additionalProperties"]
         if more is not False and (value := self.value(more, at)):
@@ -289,10 +287,6 @@ class Grammar:
                 first, behind = f"({first})? | {rest[0]}".rstrip("| "), f"({behind})? | {rest[1]}".rstrip("| ")
             rest = self.rule(first), self.rule(behind)
         return rest[0]
-
-    def no_value(self, at: str) -> BadRequest:
-        """Return the error for a schema that no value fits."""
-        return self.error(at, "the schema allows no value")
 
     def unwritable(self, key: str) -> BadRequest:
         """Return the error for a required property whose name would not be read again."""

@@ -25,7 +25,7 @@ def test_interrupted_change_of_scales_is_made_again_whichever_scales_follow(then
     with pytest.raises(KeyboardInterrupt):
         adapters.use(after)
     interrupts[0] = False
-    wanted = before if then == "old" else after
-    adapters.use(wanted)
-    assert used == [before, wanted]
-    assert adapters.scales == wanted
+    scales = before if then == "old" else after
+    adapters.use(scales)
+    assert used == [before, scales]
+    assert adapters.scales == scales

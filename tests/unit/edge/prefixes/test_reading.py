@@ -1,4 +1,4 @@
-"""Blocks of a history are found whether they wait to be written, are in a file, or move from one to the other."""
+"""Blocks of a history are n_bytes whether they wait to be written, are in a file, or move from one to the other."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ HASHES = [b"a" * 32, b"b" * 32]
 
 
 class WritingStore(PrefixStore):
-    """A store whose queue is written by another thread at the worst moment: right after a file was not found."""
+    """A store whose queue is written by another thread at the worst moment: right after a file was not n_bytes."""
 
     def __init__(self, folder: Path, queue: dict[bytes, Run]) -> None:
         super().__init__(folder, 1 << 20)
         self._queue = queue
 
     def n_bytes(self, name: bytes) -> int | None:
-        found = super().n_bytes(name)
+        n_bytes = super().n_bytes(name)
         self._queue.clear()
-        return found
+        return n_bytes
 
 
 def test_block_that_leaves_the_queue_after_its_file_was_missed_is_still_read(tmp_path: Path) -> None:

@@ -192,20 +192,20 @@ def test_a_template_that_refuses_everything_says_its_own_reason(process: Templat
 
 
 def test_a_template_is_probed_once(process: TemplateProcess) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     class Counting(TemplateProcess):
         def ask(self, request: dict[str, Any], wait_s: float = 20.0) -> str:
-            asked.append(request["messages"])
+            requests.append(request["messages"])
             return process.ask(request, wait_s)
 
     counting = Counting()
     source = f"{EACH}{{# probed once #}}"
     ChatTemplate(source, process=counting).render(turns("u"))
-    n_probes = len(asked) - 2  # the check of the source, and the prompt
+    n_probes = len(requests) - 2  # the check of the source, and the prompt
     assert 0 < n_probes < 10
     ChatTemplate(source, process=counting).render(turns("su"))
-    assert len(asked) == n_probes + 4
+    assert len(requests) == n_probes + 4
     counting.close()
 
 
