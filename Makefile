@@ -47,7 +47,8 @@ thorough:
 		else echo "==> Python $$version: left out, as no python$$version is installed"; fi; \
 	done
 
-# Clients that others wrote, in environments of their own: about 1 GB in .venv-clients. The versions need Python 3.11 or 3.12.
+# Programs that others wrote, in environments and homes of their own: about 5 GB in .venv-clients. They need Python 3.11 or 3.12, npm,
+# and a network namespace (unshare, ip). `make clients ARGS=codex` tries one.
 clients: $(VENV)/.installed-dev
 	@$(BIN)/python tests/clients/run.py $(ARGS)
 

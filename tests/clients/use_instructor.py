@@ -5,13 +5,16 @@ from typing import Literal
 import instructor
 from common import MODEL, QUESTION, URL, follows, main, streamed
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 raw = OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
 ASKED = {"model": MODEL, "max_tokens": 200, "messages": [{"role": "user", "content": QUESTION}], "max_retries": 0}
 
 
 class Trip(BaseModel):
+    # Other properties are allowed otherwise, and a small model goes on with them until `max_tokens`.
+    model_config = ConfigDict(extra="forbid")
+
     city: Literal["Rome", "Oslo"]
     days: Literal[1, 2, 3]
 

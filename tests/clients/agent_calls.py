@@ -1,0 +1,20 @@
+"""What the model `script` answers to agents: calls of their tools, by the mark that a question names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+END = "The script has no more for this turn."  # what it says behind the results of calls
+_READ = "cat notes.txt"
+SCRIPT: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "codex 0": [("exec_command", {"cmd": _READ})],
+    "codex 1": [("exec_command", {"cmd": "ls"}), ("exec_command", {"cmd": _READ, "yield_time_ms": 1000})],
+    "opencode 0": [("bash", {"command": _READ, "description": "Read the notes"})],
+    "opencode 1": [("glob", {"pattern": "*.txt"}), ("bash", {"command": "ls", "description": "List files"})],
+    "qwen-code 0": [("run_shell_command", {"command": _READ, "is_background": False})],
+    "qwen-code 1": [("glob", {"pattern": "*.txt"}), ("run_shell_command", {"command": "ls", "is_background": False})],
+    "continue 0": [("Bash", {"command": _READ})],
+    "continue 1": [("List", {"dirpath": "."}), ("Read", {"filepath": "notes.txt"})],
+    "cline 0": [("run_commands", {"commands": [_READ]})],
+    "cline 1": [("run_commands", {"commands": ["ls"]}), ("search_codebase", {"queries": ["ship"]})],
+}

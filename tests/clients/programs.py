@@ -1,0 +1,114 @@
+"""Programs of others: where each comes from, in which version, and what runs it.
+
+A set of Python packages that can be installed together has a virtual environment below `.venv-clients`, with the
+versions that `requirements/SET.txt` pins. A package of npm has a folder there. Nothing is installed where edge is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PLACE = ROOT / ".venv-clients"
+INSTALL_S = 1800
+NODE = "node@22.23.3"  # programs that need a newer one than many machines have
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client: what is installed, and the script that has it do its tasks."""
+
+    script: Sequence[str]
+    requirements: str = ""  # a set of Python packages, whose interpreter runs the script
+    npm: str = ""
+    model: str = ""  # name of the model it asks; empty: the one that is tried
+    unanswered: Sequence[str] = field(default=())  # paths that it asks for in vain, and goes on
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that runs the script."""
+        return PLACE / self.requirements / "bin" / "python" if self.requirements else Path(sys.executable)
+
+    @property
+    def programs(self) -> list[Path]:
+        """Folders of programs that the client needs."""
+        folders = [_folder(self.npm) / "node_modules" / ".bin", _folder(NODE) / "node_modules" / "node" / "bin"]
+        return folders if self.npm else [self.python.parent]
+
+    def may_fail(self, path: str) -> bool:
+        """True if the client goes on without an answer of this path."""
+        return path.partition("?")[0] in self.unanswered
+
+
+def _agent(name: str, package: str, model: str = "smollm2") -> Client:
+    return Client(("use_agent.py", name), npm=package, model=model)
+
+
+CLIENTS = {
+    "openai": Client(("use_openai.py",), "agents"),
+    "anthropic": Client(("use_anthropic.py",), "agents"),
+    "litellm": Client(("use_litellm.py",), "agents"),
+    "langchain-openai": Client(("use_langchain.py", "openai"), "agents"),
+    "langchain-anthropic": Client(("use_langchain.py", "anthropic"), "agents"),
+    "instructor": Client(("use_instructor.py",), "agents"),
+    "pydantic-ai": Client(("use_pydantic_ai.py",), "agents"),
+    "openai-agents": Client(("use_openai_agents.py",), "agents"),
+    "smolagents": Client(("use_smolagents.py",), "agents"),
+    "llama-index": Client(("use_llama_index.py",), "llama_index"),
+    "llm": Client(("use_llm.py",), "agents"),
+    "aider": Client(("use_aider.py",), "aider"),
+    "codex": _agent("codex", "@openai/codex@0.171.0"),
+    "opencode": _agent("opencode", "opencode-ai@1.18.33"),
+    "qwen-code": _agent("qwen-code", "@qwen-code/qwen-code@0.24.4"),
+    "cline": _agent("cline", "cline@3.0.65"),
+    "guidellm": Client(("use_guidellm.py",), "guidellm"),
+    "open-webui": Client(("use_open_webui.py",), "open_webui"),
+    "continue": _agent("continue", "@continuedev/cli@1.5.47"),
+}
+
+
+def installed(name: str) -> None:
+    """Install what a client needs and what is not there yet."""
+    client = CLIENTS[name]
+    if client.requirements:
+        _python_set(client.requirements)
+    if client.npm:
+        for package in (NODE, client.npm):
+            _npm_package(package)
+
+
+def _python_set(name: str) -> None:
+    folder, pins = PLACE / name, HERE / "requirements" / f"{name}.txt"
+    mark, digest = folder / "installed", hashlib.sha256(pins.read_bytes()).hexdigest()
+    if not mark.exists() or mark.read_text() != digest:
+        print(f"installing {pins.name} in {folder}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=INSTALL_S)
+        python = str(folder / "bin" / "python")
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "--requirement", str(pins)], check=True, timeout=INSTALL_S)
+        mark.write_text(digest)
+
+
+def _folder(package: str) -> Path:
+    return PLACE / "npm" / package.strip("@").replace("/", "-")
+
+
+def _npm_package(package: str) -> None:
+    folder = _folder(package)
+    if not (folder / "installed").exists():
+        print(f"installing {package} in {folder}", file=sys.stderr)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "package.json").write_text("{}")
+        cache = ["--cache", str(folder / "cache")]
+        npm = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", *cache, package]
+        subprocess.run(npm, cwd=folder, check=True, timeout=INSTALL_S)
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+        (folder / "installed").touch()

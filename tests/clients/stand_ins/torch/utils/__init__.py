@@ -1,0 +1,3 @@
+"""Holds the loading of data."""
+
+from . import data as data
