@@ -16,6 +16,7 @@ from edge.errors import EngineError, NotEnoughMemory
 from edge.gpu.processor_rows import processor_rows
 from edge.llama import ggml, llama
 from edge.llama.buffers import CallerBuffer, Device
+from edge.llama.ggml import cpu_device
 from edge.llama.hooks import NodeHooks
 from edge.llama.layer_stream import HostWeight, Layer, LayerStream, copy_layer, place_layer
 from edge.llama.llama import ContextSizes
@@ -88,7 +89,7 @@ def load_on_gpu(request: LoadRequest, budget: int, handle: int) -> ModelInMemory
     file, shape, sizes, threads = request.file, request.shape, request.sizes, request.threads
     hooks, progress = request.hooks, request.progress
     llama.initialise()
-    is_gpu = handle != ggml.cpu_device()
+    is_gpu = handle != cpu_device()
     on_gpu = -1 if is_gpu else 0
     need = memory.check(file.path, shape, sizes)
     device, free = Device(handle), ggml.gpu_free_bytes([handle]) if is_gpu else None

@@ -160,7 +160,7 @@ class Driver:
         monkeypatch.setattr(Device, "allocate", allocate_pieces)
         monkeypatch.setattr(Device, "allocate_host", page_locked)
         monkeypatch.setattr(ggml, "gpu_free_bytes", lambda devices: self.FREE - self.held_bytes)
-        monkeypatch.setattr(ggml, "cpu_device", lambda: None)  # the processor's is a GPU's
+        monkeypatch.setattr("edge.gpu.load.cpu_device", lambda: None)  # the processor's is a GPU's
 
     def _gives(self, buffer: DeviceBuffer, n_bytes: int) -> DeviceBuffer:
         close = buffer.close
