@@ -25,6 +25,10 @@ class ContextFull(EdgeError):
     """The conversation is longer than the context."""
 
 
+class EmptyPrompt(ContextFull):
+    """A prompt has no token. Clients must not take it for one that is too long, which they would shorten."""
+
+
 class TemplateError(EdgeError):
     """A chat template is not valid, or failed on these messages."""
 

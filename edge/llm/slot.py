@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge.adapters.adapter import Scales
 from edge.elastic.weights import next_size, pass_size
-from edge.errors import ContextFull, EdgeError
+from edge.errors import ContextFull, EdgeError, EmptyPrompt
 from edge.llm.interface import Outputs, TextEngine
 from edge.llm.options import SINKS
 from edge.llm.snapshots import SnapshotPlan
@@ -303,7 +303,7 @@ def _restore(slot: Slot, history: Sequence[int]) -> int:
 def check_prompt(prompt: Sequence[int], engine: TextEngine) -> None:
     """ContextFull where a prompt is empty, or leaves no room for an answer."""
     if not prompt:
-        raise ContextFull("the prompt is empty: there is nothing to continue")
+        raise EmptyPrompt("the prompt is empty: there is nothing to continue")
     if len(prompt) >= engine.context:
         raise ContextFull(
             f"the prompt has {len(prompt)} tokens and the context {engine.context}, which must also hold the answer;"

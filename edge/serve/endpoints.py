@@ -48,7 +48,7 @@ ALIASES = {
     "/embeddings": "/embedding",
     **dict.fromkeys(("/rerank", "/reranking", "/v1/reranking"), "/v1/rerank"),
 }
-HEALTH = ("/health", "/v1/health")
+HEALTH = ("/health", "/v1/health", "/healthz", "/livez", "/ping", "/readyz")
 R = TypeVar("R", bound=BaseModel)
 
 

@@ -1,9 +1,11 @@
 """Bodies of requests: how many bytes there may be at a time, and that clients read why one was refused."""
 
 import asyncio
+import gzip
 import json
 import socket
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import httpx
@@ -192,3 +194,62 @@ def test_large_body_is_answered_like_a_small_one() -> None:
         hostile = b'{"messages":' + many(b'{"role":"user","content":""}', 30_000) + b"}"
         refused = httpx.post(f"{url}/v1/chat/completions", content=hostile, timeout=60)
         assert (refused.status_code, "50000 are the most" in refused.text) == (400, True)
+
+
+def deflated(body: bytes) -> bytes:
+    compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return compressor.compress(body) + compressor.flush()
+
+
+@pytest.mark.parametrize(
+    ("coding", "compress"),
+    [("gzip", gzip.compress), ("X-GZIP", gzip.compress), ("deflate", zlib.compress), ("deflate", deflated)],
+)
+@pytest.mark.parametrize("n_bytes", [100, SHORT_BYTES, SHORT_BYTES + 1, 300_000, MOST])
+def test_compressed_body_is_answered(url: str, coding: str, compress: Callable[[bytes], bytes], n_bytes: int) -> None:
+    body = compress(chat_of(n_bytes))
+    answered = httpx.post(url + CHAT, content=body, headers={"Content-Encoding": coding}, timeout=60)
+    assert answered.status_code == 200, answered.text
+
+
+def test_compressed_body_keeps_to_the_limits(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def status(body: bytes, coding: str = "gzip") -> tuple[int, str]:
+        answered = httpx.post(url + CHAT, content=body, headers={"Content-Encoding": coding}, timeout=60)
+        return answered.status_code, answered.json()["error"]["message"]
+
+    assert status(gzip.compress(chat_of(MOST + 1))) == (413, f"the request has more than {MOST} bytes; send less")
+    bomb = gzip.compress(b" " * (1 << 26))
+    assert len(bomb) < MOST
+    assert status(bomb)[0] == 413
+    assert status(gzip.compress(chat_of(300_000))[:-9])[0] == 400
+    for damaged in (gzip.compress(chat_of(100))[:-9], b"", b"{}", b"\x1f\x8b"):
+        assert status(damaged)[0] == 400, damaged
+    assert status(b"{}", "br") == (
+        415,
+        "the body is compressed as 'br'; send it without compression, or as gzip or deflate",
+    )
+    assert status(b"{}", "gzip, gzip")[0] == 415
+    monkeypatch.setattr(bodies, "ROOM_S", 0.2)
+    with half_sent(url, 300_000):
+        httpx.post(url + "/tokenize", content=b"{}", timeout=60)
+        assert status(gzip.compress(chat_of(300_000)))[0] == 503  # what it takes is there once it is decompressed
+    monkeypatch.setattr(bodies, "ROOM_S", 60.0)
+    body = gzip.compress(chat_of(MOST))
+    for _ in range(3):  # the room was given back
+        assert (
+            httpx.post(url + CHAT, content=body, headers={"Content-Encoding": "gzip"}, timeout=120).status_code == 200
+        )
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8"])
+def test_json_in_other_encodings_is_answered(url: str, encoding: str) -> None:
+    answered = httpx.post(url + CHAT, content=json.dumps(ASK).encode(encoding), timeout=60)
+    assert answered.status_code == 200, answered.text
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff\xfe{", b"{\0\0", "{'a': '\u4f60'}".encode("gbk"), b"\xef\xbb\xbf", b"\0\0\xfe\xff"]
+)
+def test_bytes_that_are_no_text_are_refused(url: str, body: bytes) -> None:
+    refused = httpx.post(url + CHAT, content=body, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")

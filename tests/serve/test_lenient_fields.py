@@ -206,6 +206,14 @@ def test_fraction_is_no_whole_number() -> None:
         ({"guided_json": {"type": "array"}}, {"json_schema": '{"type": "array"}'}),
         ({"guided_json": '{"type": "array"}'}, {"json_schema": '{"type": "array"}'}),
         ({"structured_outputs": {"json_object": True}}, {"json_schema": '{"type": "object"}'}),
+        ({"response_format": "json"}, {"json_schema": '{"type": "object"}'}),
+        ({"response_format": {"type": "json"}}, {"json_schema": '{"type": "object"}'}),
+        ({"response_format": {"type": "json", "value": {"type": "array"}}}, {"json_schema": '{"type": "array"}'}),
+        ({"response_format": "text"}, {}),
+        ({"temperature": "0.5", "top_k": "40", "seed": " 7 "}, {"temperature": 0.5, "top_k": 40, "seed": 7}),
+        ({"top_p": "1", "min_p": "0", "ignore_eos": "True"}, {"top_p": 1.0, "min_p": 0.0, "ignore_eos": True}),
+        ({"ignore_eos": 1, "allow_repetition": 0.0}, {"ignore_eos": True, "allow_repetition": False}),
+        ({"stop": ["a"] * 200}, {"stop": ["a"] * 200}),
     ],
     ids=str,
 )
@@ -213,6 +221,45 @@ def test_sampling_in_other_forms(more: dict[str, Any], sampling: dict[str, Any])
     for api, base in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "Hi"})):
         plain = generations(api, base)[0].sampling
         assert generations(api, {**base, **more})[0].sampling == {**plain, **sampling}, api.path
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", value) for value in ("warm", "0,7", "nan", "1e999", "true", "1" * 65, "[1]", True)),
+        *(("seed", value) for value in ("4.5", "x", True)),
+        *(("stream", value) for value in ("maybe", "1.5", 2, 0.5, "[]")),
+        ("logprobs", 21),
+        ("stop", ["a"] * 257),
+    ],
+)
+def test_text_that_is_no_number_or_boolean_is_refused_by_name(url: str, name: str, value: Any) -> None:
+    response = httpx.post(f"{url}/v1/chat/completions", json={"messages": HI, name: value}, timeout=60)
+    assert response.status_code == 400, response.text
+    assert name in response.json()["error"]["param"]
+
+
+def test_text_fields_keep_texts_that_look_like_numbers() -> None:
+    request = CHAT.request.model_validate({"messages": [{"role": "user", "content": "5"}], "stop": "1", "model": "7"})
+    assert (request.messages[0].content, request.stop, request.model) == ("5", "1", "7")
+
+
+@pytest.mark.parametrize(
+    ("api", "sent", "n"),
+    [
+        (CHAT, {"logprobs": 5}, 5),
+        (CHAT, {"logprobs": 5, "top_logprobs": 2}, 2),
+        (CHAT, {"logprobs": 1}, 0),
+        (CHAT, {"logprobs": 0, "top_logprobs": 3}, None),
+        (COMPLETIONS, {"logprobs": True}, 0),
+        (COMPLETIONS, {"logprobs": True, "top_logprobs": 4}, 4),
+        (COMPLETIONS, {"logprobs": 3}, 3),
+        (COMPLETIONS, {"logprobs": False}, None),
+    ],
+)
+def test_probabilities_are_asked_for_in_the_form_of_either_api(api: Api[Any], sent: dict[str, Any], n: Any) -> None:
+    base = {"messages": HI} if api is CHAT else {"prompt": "Hi"}
+    assert generations(api, {**base, **sent})[0].logprobs == n
 
 
 ARRAY = {"type": "array", "items": {"type": "string"}}
@@ -367,6 +414,7 @@ def test_values_that_ask_for_nothing_change_no_answer_of_any_api(url: str) -> No
         ({"tool_choice": {"type": "function", "name": "g"}}, ["f", "g"]),
         ({"tool_choice": {"type": "auto"}}, ["f", "g"]),
         ({"tool_choice": "none"}, []),
+        ({"tool_choice": "g"}, ["f", "g"]),
     ],
     ids=str,
 )

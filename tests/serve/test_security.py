@@ -10,6 +10,8 @@ import pytest
 from devices.errors import TrustError
 from edge.serve.app import create_app
 from edge.serve.http import bodies
+from edge.serve.http.own_names import OwnNames
+from edge.serve.http.security import usual_path
 from edge.serve.options import ServeOptions, check
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
@@ -79,6 +81,108 @@ def test_browser_under_a_foreign_name_gets_a_page_with_the_option(url: str) -> N
     linked = httpx.get(url + MODELS, headers={**BEARER, **browser, "Origin": "https://evil.example"})
     assert "--allow-origin https://evil.example<" in linked.text
     assert httpx.get(url, headers={"Host": "box.example"}).json()["error"]["type"] == "permission_error"
+
+
+PRIVATE = ("edge", "edge-server:8080", "my_edge", "edge.default.svc", "edge.default.svc.cluster.local:80", "pi.lan",
+           "other.local", "ai.corp.internal", "nas.home.arpa")  # fmt: skip
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.1"])
+def test_server_that_others_reach_has_names_of_private_networks_alone(host: str) -> None:
+    names = OwnNames(ServeOptions(host=host, api_keys=(KEY,)))
+    assert {name for name in PRIVATE if name in names} == (set() if host == "127.0.0.1" else set(PRIVATE))
+    for public in ("evil.example", "local.evil.example", "internal.com", "lan.", "edge.svc.example", "", "."):
+        assert public not in names or public == "lan.", public
+
+
+@pytest.mark.parametrize(("version", "status"), [("1.0", 200), ("1.1", 400)])
+def test_probe_without_a_host_is_answered_in_http_1_0_alone(url: str, version: str, status: int) -> None:
+    head = f"GET /health HTTP/{version}\r\nConnection: close\r\n"
+    assert raw(url, f"{head}\r\n").startswith(f"HTTP/1.1 {status} ")
+    for origin in ("null", "", "https://evil.example"):
+        assert raw(url, f"{head}Origin: {origin}\r\n\r\n").split()[1] in ("400", "403")
+
+
+def raw(url: str, request: str) -> str:
+    at = urlsplit(url)
+    with socket.create_connection((at.hostname, at.port), 30) as connection:
+        connection.sendall(request.encode())
+        return connection.makefile("rb").read().decode()
+
+
+APPS = ("app://obsidian.md", "tauri://localhost", "http://tauri.localhost", "capacitor://localhost", "file://",
+        "vscode-webview://1a2b3c")  # fmt: skip
+
+
+@pytest.mark.parametrize("origin", APPS)
+def test_programs_with_a_browser_inside_are_answered(url: str, origin: str) -> None:
+    request = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,x-stainless-os",
+    }
+    preflight = httpx.options(url + CHAT, headers={"Origin": origin, **request})
+    assert (preflight.status_code, preflight.headers["access-control-allow-headers"]) == (
+        204,
+        "authorization,x-stainless-os",
+    )
+    assert preflight.headers["access-control-allow-origin"] == origin
+    answered = httpx.post(url + CHAT, json=ASK, headers={**BEARER, "Origin": origin})
+    assert (answered.status_code, answered.headers["access-control-allow-origin"]) == (200, origin)
+    assert httpx.post(url + CHAT, json=ASK, headers={"Origin": origin}).status_code == 401  # a key is needed still
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/livez", "/readyz", "/ping", "/v1/health"])
+def test_probes_need_no_key(url: str, path: str) -> None:
+    assert httpx.get(url + path).json()["status"] == "ok"
+
+
+SAME_PATHS = {
+    "/v1/chat/completions": (
+        "/api/v1/chat/completions", "/api/v0/chat/completions", "/openai/v1/chat/completions",
+        "/engines/v1/chat/completions", "/engines/llama.cpp/v1/chat/completions",
+        "/openai/deployments/gpt/chat/completions", "/api/chat/completions",
+        "/v1/chat/completions/chat/completions", "/v1/chat/completions/v1/chat/completions", "/v1/v1/chat/completions/",
+        "http://localhost/v1/chat/completions", "https://edge.example:8080//v1/chat/completions",
+    ),
+    "/v1/models": ("/api/v1/models", "/api/v0/models", "/api/models", "/v1/chat/completions/models", "//v1/models/"),
+    "/v1/models/a/b": ("/api/v0/models/a/b", "/api/v1/models/a/b"),
+    "/v1/embeddings": ("/api/v0/embeddings", "/openai/deployments/e/embeddings"),
+    "/v1/messages/count_tokens": ("/v1/messages/v1/messages/count_tokens", "/api/v1/messages/count_tokens"),
+    "/api/chat": ("/v1/api/chat", "/v1/v1/api/chat", "//api/chat//", "http://localhost/api/chat"),
+    "/": ("/", "//", "http://localhost", "http://localhost/"),
+}  # fmt: skip
+UNCHANGED = ("/v1", "/api", "/api/embeddings", "/api/v1x/models", "/v1/models/v1/x", "/v1/models/api/v1/models",
+             "/v1/messages", "/v1/messages/count_tokens", "/engines", "/openai/deployments/x/models",
+             "/http:/x/v1/models")  # fmt: skip
+
+
+def test_what_people_leave_in_an_address_does_not_matter() -> None:
+    for usual, others in SAME_PATHS.items():
+        assert {other: usual_path(other) for other in (usual, *others)} == dict.fromkeys((usual, *others), usual)
+    assert {path: usual_path(path) for path in UNCHANGED} == {path: path for path in UNCHANGED}
+
+
+@pytest.mark.parametrize("target", ["/api/v1/models", "/openai/v1/models", "http://localhost/v1/models"])
+def test_other_addresses_of_an_endpoint_need_the_key(url: str, target: str) -> None:
+    head = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    assert raw(url, f"{head}\r\n").startswith("HTTP/1.1 401 ")
+    assert raw(url, f"{head}Authorization: Bearer {KEY}\r\n\r\n").startswith("HTTP/1.1 200 ")
+    assert raw(url, f"{head}Host: evil.example\r\n\r\n").split()[1] in ("400", "403")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("api-key", KEY, 200),
+        ("authorization", KEY, 200),
+        ("authorization", f"bearer  {KEY}", 200),
+        ("authorization", "Bearer", 401),
+        ("authorization", f"Basic {KEY}", 401),
+        ("api-key", "sk-wrong", 401),
+    ],
+)
+def test_key_in_the_headers_of_other_clients(url: str, name: str, value: str, status: int) -> None:
+    assert httpx.get(url + MODELS, headers={name: value}).status_code == status
 
 
 @pytest.mark.parametrize("prefix", ["/", "//", "/v1", "/v1/v1", "//v1//"])

@@ -91,6 +91,14 @@ class ChatRequest(SamplingRequest):
     chat_template_kwargs: TemplateVariables | None = Field(None, description="variables of the model's chat template")
     continue_final_message: bool | None = Field(None, description="true: the last message begins the answer")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _map_logprobs(cls, values: Any) -> Any:
+        """Take a number of alternatives in `logprobs`, as completions have it."""
+        n = values.get("logprobs") if isinstance(values, dict) else None
+        is_number = isinstance(n, int) and not isinstance(n, bool) and n > 1
+        return {"top_logprobs": n, **values, "logprobs": True} if is_number else values
+
     refused: ClassVar[Refused] = {**SamplingRequest.refused, **CHAT_REFUSED}
     ignored = SamplingRequest.ignored | CHAT_IGNORED
     budget_field = "reasoning_budget"

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.fields import (
@@ -45,6 +45,13 @@ class CompletionRequest(SamplingRequest):
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _map_logprobs(cls, values: Any) -> Any:
+        """Take `true` in `logprobs`, as chats have it."""
+        is_flag = isinstance(values, dict) and values.get("logprobs") is True
+        return {**values, "logprobs": values.get("top_logprobs") or 0} if is_flag else values
 
     refused: ClassVar[Refused] = {**SamplingRequest.refused, **COMPLETIONS_REFUSED}
     ignored = SamplingRequest.ignored | COMPLETIONS_IGNORED

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, Strict, model_validator
 from pydantic_core import PydanticCustomError
@@ -35,7 +37,8 @@ MAX_SEED = 2**32 - 2  # as in edge.llm.sampler, whose import would load llama.cp
 MAX_ANSWERS = 64  # of one request
 MAX_BATCH = 2048  # texts of one request for embeddings
 MAX_LOGPROBS = 20
-MAX_STOPS = 16
+MAX_STOPS = 256  # more slow each token down
+MAX_SCALAR = 64  # characters of a number that is written as a text
 MAX_BIASES = 1024  # as there
 MAX_VARIABLES = 64
 NEVER = -1e6  # a bias that no logit outweighs
@@ -105,9 +108,35 @@ def _takes_false(annotation: Any) -> bool:
     return annotation in (bool, Any) or (not is_list and any(map(_takes_false, get_args(annotation))))
 
 
+@cache
+def _scalars(fields: type[Fields]) -> Mapping[str, frozenset[type]]:
+    """Return the fields that are numbers or booleans and never text, each with its types."""
+    known = {field.alias or name: _members(field.annotation) for name, field in fields.model_fields.items()}
+    return {name: types for name, types in known.items() if types and types <= {bool, int, float}}
+
+
+def _members(annotation: Any) -> frozenset[Any]:
+    """Return the members of a union, without None."""
+    if get_origin(annotation) in (Union, UnionType):
+        return frozenset().union(*map(_members, get_args(annotation)))
+    return frozenset() if annotation is type(None) else frozenset({annotation})
+
+
+def _scalar(value: Any, types: frozenset[type]) -> Any:
+    """Return the number or boolean that a text or another number stands for: forms and variables of the environment
+    have texts alone. Any other value is returned as it is."""
+    if isinstance(value, str) and len(value) <= MAX_SCALAR:
+        with suppress(ValueError):
+            read = json.loads(value.strip().lower())
+            is_meant = bool in types if isinstance(read, bool) else isinstance(read, int | float)
+            value = read if is_meant else value
+    is_bit = types == {bool} and type(value) in (int, float) and value in (0, 1)
+    return bool(value) if is_bit else value
+
+
 class Fields(BaseModel):
-    """A part of a request. Types are not converted, but a whole number may be written as 5.0. A field whose value asks
-    for nothing counts as not given. Unknown fields are ignored."""
+    """A part of a request. A number or boolean may be written as a text, and a whole number as 5.0. A field whose value
+    asks for nothing counts as not given. Unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -123,9 +152,12 @@ class Fields(BaseModel):
         if not isinstance(values, dict):
             return values
         required, boolean = _required_and_boolean(cls)
+        scalars = _scalars(cls)
         own: dict[str, Any] = {}
         for own_name, value in values.items():
             name = cls.other_names.get(own_name, own_name)
+            if name in scalars:
+                value = _scalar(value, scalars[name])
             is_set = not is_neutral(value, () if name in cls.model_fields else NEUTRAL.get(name, ()))
             is_kept = (
                 name in required or (value is False and name in boolean) or type(value) is cls.empty_values.get(name)

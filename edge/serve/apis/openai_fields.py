@@ -30,7 +30,15 @@ class ResponseFormat(Fields):
     description: str | None = None
     strict: bool | None = Field(None, description="an answer always follows the schema")
 
+    other_names: ClassVar[Mapping[str, str]] = {"value": "schema"}  # as TGI has it
     empty_values: ClassVar[Mapping[str, Kind]] = {"json_schema": dict, "schema": dict}  # {} allows any JSON
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalize_type(cls, values: Any) -> Any:
+        """Take a type alone, and `json` for JSON, as other servers have them."""
+        form = {"type": values} if isinstance(values, str) else values
+        return {**form, "type": "json_object"} if isinstance(form, dict) and form.get("type") == "json" else form
 
     @model_validator(mode="after")
     def _is_clear(self) -> Self:

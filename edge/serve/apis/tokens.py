@@ -3,7 +3,8 @@ API."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -28,6 +29,10 @@ class TokenizeRequest(Fields):
     add_special: bool = Field(False, description="with the tokens that begin and end a text")
     parse_special: bool = Field(True, description="names of special tokens are these tokens")
     with_pieces: bool = Field(False, description="each token with its text, or its bytes where they are none")
+
+    other_names: ClassVar[Mapping[str, str]] = {  # as vLLM has them
+        "prompt": "content", "add_special_tokens": "add_special", "return_token_strs": "with_pieces",
+    }  # fmt: skip
 
 
 class DetokenizeRequest(Fields):

@@ -93,6 +93,8 @@ def function_use(
             choice = None
             request.ignore("tool_choice")
     mode = choice.type if isinstance(choice, ChosenTool) else choice or "auto"
+    if mode not in _MODES and mode in [function.name for function in functions]:
+        return FunctionUse(functions, name=mode)
     if mode not in _MODES:
         raise BadRequest(f"tool_choice {mode!r:.80} is none of auto, none, required, and no tool", "tool_choice")
     if _MODES[mode] == "required" and has_others and not functions:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import ContextFull, EngineError
+from edge.errors import ContextFull, EmptyPrompt, EngineError
 from edge.llama.llama import Model
 from edge.llama.pooled import PooledContext
 
@@ -40,7 +40,8 @@ class Embedder:
     def check(self, tokens: Sequence[int]) -> None:
         """Raise ContextFull if a text is empty or too long."""
         if not 0 < len(tokens) <= self.most_tokens:
-            raise ContextFull(f"a text to embed or score has 1 to {self.most_tokens} tokens, this one {len(tokens)}")
+            kind = ContextFull if tokens else EmptyPrompt
+            raise kind(f"a text to embed or score has 1 to {self.most_tokens} tokens, this one {len(tokens)}")
 
     def _pooled(self, tokens: Sequence[int], *, ranks: bool) -> NDArray[np.float32]:
         self.check(tokens)

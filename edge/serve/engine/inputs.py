@@ -10,7 +10,7 @@ from typing import Any
 
 from edge.api.config import EngineConfig
 from edge.constraints.constraint import never_given_up
-from edge.errors import ContextFull, SamplingError
+from edge.errors import ContextFull, EmptyPrompt, SamplingError
 from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
@@ -125,7 +125,7 @@ class InputProcessor:
             return self._infill.tokens(infill, most - answer), None, ()
         tokens = self.tokens(generation["prompt"], most)
         if not tokens:
-            raise ContextFull("the prompt is empty: there is nothing to continue")
+            raise EmptyPrompt("the prompt is empty: there is nothing to continue")
         return tokens, None, ()
 
     def _chat(

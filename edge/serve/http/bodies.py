@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import zlib
 from collections import deque
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -44,18 +45,64 @@ def to_json(value: Any) -> str:
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the whole body. HTTPException if it does not arrive."""
+    """Return the whole body, decompressed. HTTPException if it does not arrive or cannot be decompressed."""
     try:
         with anyio.fail_after(BODY_S):
-            return await request.body()
+            body = await request.body()
     except TimeoutError:
         raise HTTPException(408, f"the request did not come within {BODY_S:.0f} s", {"Connection": "close"}) from None
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding in ("", "identity"):
+        return body
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        message = f"the body is compressed as {coding[:80]!r}; send it without compression, or as gzip or deflate"
+        raise HTTPException(415, message, {"Accept-Encoding": "gzip, deflate"})
+    incoming: IncomingBody = request.scope[INCOMING]
+    loop = asyncio.get_running_loop()
+    try:
+        decompressor = _decompressor(body)
+        short = decompressor.decompress(body[:SHORT_BYTES], min(SHORT_BYTES, incoming.most))
+        if decompressor.eof:
+            return short
+        n_bytes = await loop.run_in_executor(_LARGE, _decompressed_size, body, incoming.most)
+        await incoming.expand(n_bytes)
+        return await loop.run_in_executor(_LARGE, _decompressor(body).decompress, body)
+    except zlib.error as error:
+        raise BadRequest(f"the body is not compressed as {coding}: {error}") from None
+
+
+def _decompressor(body: bytes) -> zlib._Decompress:
+    """Return a decompressor for the format of these bytes. Clients send deflate with and without a header."""
+    has_header = body[:2] == b"\x1f\x8b" or (len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0)
+    return zlib.decompressobj(zlib.MAX_WBITS | 32 if has_header else -zlib.MAX_WBITS)
+
+
+def _decompressed_size(body: bytes, most: int) -> int:
+    """Return the size of a body once it is decompressed; above `most` if it is larger than that. The memory that this
+    takes does not grow with it."""
+    decompressor = _decompressor(body)
+    n_bytes = 0
+    while n_bytes <= most and (part := decompressor.decompress(body, DECOMPRESSED_AT_ONCE)):
+        n_bytes += len(part)
+        body = decompressor.unconsumed_tail
+    if n_bytes <= most and not decompressor.eof:
+        raise zlib.error("it is incomplete")
+    return n_bytes
+
+
+def utf8(body: bytes) -> bytes:
+    """Return JSON in UTF-8 without a byte order mark, as some clients send it. BadRequest if it is no text."""
+    encoding = json.detect_encoding(body)
+    try:
+        return body if encoding == "utf-8" else body.decode(encoding).encode()
+    except UnicodeError:
+        raise BadRequest(f"the body is no text in {encoding}; send JSON in UTF-8") from None
 
 
 async def read(request: Request, model: type[R]) -> R:
     """Return the validated body. ValidationError for errors in it, BadRequest for too many values, HTTPException if it
     does not arrive. Large ones are looked at in a thread, one at a time, so that other requests go on."""
-    body = await read_body(request)
+    body = utf8(await read_body(request))
     if len(body) <= SHORT_BYTES:
         return model.model_validate_json(body)
 
@@ -113,6 +160,8 @@ RETRY_S = 10  # until a client may try again: large requests are answered by the
 GIVE_BACK_S = 1.0  # after the last large body, until its memory is given back to the system
 DRAIN_BYTES = 64 << 20  # of a refused body that are read and dropped, so that its client gets to read the answer
 DRAIN_S = 10.0  # for these to arrive
+DECOMPRESSED_AT_ONCE = 1 << 20  # bytes, while the size of a body is found
+INCOMING = "edge.body"  # key of the body in the scope of a request
 
 
 class BodyRoom:
@@ -168,14 +217,14 @@ class IncomingBody:
 
     def __init__(self, receive: Receive, headers: Headers, most: int, room: BodyRoom) -> None:
         length = headers.get("content-length", "0")
-        self._receive, self._most, self._room = receive, most, room
+        self._receive, self.most, self._room = receive, most, room
         self._declared = int(length[:20]) if length.isdecimal() else 0
         self._received = self._reserved = 0
         self.is_complete = self._declared == 0 and "transfer-encoding" not in headers  # whether all of it was received
 
     def check(self) -> None:
         """Raise HTTPException (413) for a body whose declared length is too large."""
-        if self._declared > self._most:
+        if self._declared > self.most:
             raise self._too_large()
 
     async def receive(self) -> Message:
@@ -183,10 +232,16 @@ class IncomingBody:
         requests that hold a part while they wait for more room would wait for each other."""
         await self._take(self._declared)
         message = await self._next()
-        if self._received > self._most:
+        if self._received > self.most:
             raise self._too_large()
         await self._take(self._received)
         return message
+
+    async def expand(self, n_bytes: int) -> None:
+        """Take room for so many bytes beside the compressed ones. HTTPException if it is too much, or has no room."""
+        if n_bytes > self.most:
+            raise self._too_large()
+        await self._take(self._received + n_bytes)
 
     async def drain(self) -> None:
         """Read and drop the rest, within bounds. A connection that is closed with unread bytes is reset, and its client
@@ -215,4 +270,4 @@ class IncomingBody:
             self._reserved += needed
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the request has more than {self._most} bytes; send less")
+        return HTTPException(413, f"the request has more than {self.most} bytes; send less")

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from edge.errors import (
     ContextFull,
     EdgeError,
+    EmptyPrompt,
     EngineGone,
     HubError,
     Interrupted,
@@ -57,6 +58,7 @@ class Failure:
 
 # The first matching class counts: (status, code, seconds until a retry).
 _KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
+    (EmptyPrompt, 400, None, None),
     (ContextFull, 400, "context_length_exceeded", None),
     (SamplingError, 400, None, None),
     (MediaError, 400, None, None),

@@ -11,15 +11,20 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from edge.net.channel import is_loopback
 from edge.serve.options import ServeOptions
 
 # Containers and virtual machines know their host by these names. No public name can end in `.internal`.
 _OF_CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
+# Ends of names that no public DNS server knows.
+_PRIVATE = ("home.arpa", "internal", "lan", "local", "svc")
 _PLAIN = re.compile(r"(https?://)?[a-z0-9_][a-z0-9_.-]{0,252}(:[0-9]{1,5})?")  # nothing that a shell would read
 
 
 class OwnNames:
-    """Names of this server. A foreign DNS name that leads here is none of them, so that no page of others gets in."""
+    """Names of this server. A foreign DNS name that leads here is none of them, so that no page of others gets in. A
+    server that other machines reach has any name of a private network, too, such as that of its container: machines of
+    that network, which could forge these names, reach it anyway."""
 
     def __init__(self, options: ServeOptions) -> None:
         machine = socket.gethostname().lower().rstrip(".")
@@ -34,6 +39,7 @@ class OwnNames:
             *_certificate_names(options.tls_cert),
         )
         self._names = frozenset(name.lower().rstrip(".") for name in names)
+        self._is_reached = not is_loopback(options.host)
 
     def __contains__(self, host: object) -> bool:
         """Return whether a Host header names this server; an address always does."""
@@ -42,8 +48,14 @@ class OwnNames:
             ipaddress.ip_address(name)
         except ValueError:
             parent = name.partition(".")[2]
-            return bool(name) and (name in self._names or f"*.{parent}" in self._names or name.endswith(".localhost"))
+            own = name in self._names or f"*.{parent}" in self._names or name.endswith(".localhost")
+            return bool(name) and (own or (self._is_reached and is_private(name)))
         return True
+
+
+def is_private(name: str) -> bool:
+    """Return whether no public DNS server knows a name."""
+    return "." not in name or name.endswith(tuple(f".{end}" for end in _PRIVATE))
 
 
 def name_of(host: str) -> str:

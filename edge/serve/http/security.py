@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.serve.caller import CALLER, Caller
-from edge.serve.http.bodies import BodyRoom, IncomingBody
+from edge.serve.http.bodies import INCOMING, BodyRoom, IncomingBody
 from edge.serve.http.errors import error_body, failure
 from edge.serve.http.own_names import OwnNames, name_of, refusal_page
 from edge.serve.options import ServeOptions
@@ -27,6 +27,10 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 ALLOWED_METHODS = "GET, POST, DELETE"
+# Origins of programs on this machine that have a browser inside. No page of the internet can have one.
+_OF_APPS = re.compile(
+    r"(app|capacitor|file|ionic|tauri|vscode-file|vscode-webview)://[a-z0-9.-]*|https?://tauri.localhost"
+)
 _ELSEWHERE = ("cross-site", "same-site")  # a browser's marks of requests from other pages than the server's own
 _NAMESPACE, _OWNER = "edge.namespace", "edge.owner"  # keys in the scope of a request
 PREFLIGHT_S = 600  # that a browser remembers the answer to a preflight request
@@ -54,7 +58,7 @@ class Security:
         scope["path"] = usual_path(scope["path"])
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        body = IncomingBody(receive, headers, self._max_body, self._room)
+        body = scope[INCOMING] = IncomingBody(receive, headers, self._max_body, self._room)
         begun = drains = False
         caller = Caller(is_administrator=False)
 
@@ -104,12 +108,12 @@ class Security:
 
     def _checked(self, path: str, headers: Headers, method: str) -> str:
         """Return the digest of the client's key. HTTPException if it must not be answered."""
-        hosts = headers.getlist("host")
-        if len(hosts) != 1 or hosts[0] not in self._own_names:
-            message = f"this server is not known as {', '.join(hosts) or 'nothing'!r:.200}; --allow-host adds a name"
+        hosts = headers.getlist("host")  # none only in HTTP/1.0, which probes of load balancers speak and no browser
+        if len(hosts) > 1 or any(host not in self._own_names for host in hosts):
+            message = f"this server is not known as {', '.join(hosts)!r:.200}; --allow-host adds a name"
             raise _Refused(message, "--allow-host", name_of(hosts[0]) if len(hosts) == 1 else "")
         origins = headers.getlist("origin")
-        if len(origins) > 1 or any(not self._may_ask(origin, hosts[0]) for origin in origins):
+        if len(origins) > 1 or any(not self._may_ask(origin, hosts) for origin in origins):
             message = f"pages of {', '.join(origins)!r:.200} may not ask this server; --allow-origin allows one"
             raise _Refused(message, "--allow-origin", origins[0])
         if not origins and headers.get("sec-fetch-site") in _ELSEWHERE and not self._is_link(path, headers, method):
@@ -127,9 +131,9 @@ class Security:
             )
         return owner or ""
 
-    def _may_ask(self, origin: str, host: str) -> bool:
+    def _may_ask(self, origin: str, hosts: list[str]) -> bool:
         try:
-            return urlsplit(origin).netloc == host or self._is_allowed(origin)
+            return urlsplit(origin).netloc in hosts or self._is_allowed(origin)
         except ValueError:
             return False
 
@@ -139,13 +143,14 @@ class Security:
         return method == "GET" and path in self._open_paths and followed
 
     def _is_allowed(self, origin: str) -> bool:
-        return "*" in self._origins or origin in self._origins
+        return "*" in self._origins or origin in self._origins or bool(_OF_APPS.fullmatch(origin))
 
     def _owner_of(self, headers: Headers) -> str | None:
         """Return the digest of the given key; None if no key matches. All keys are compared, each in constant
         time."""
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given_keys = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
+        authorization = headers.get("authorization", "").strip()
+        bearer = re.sub("^bearer( +|$)", "", authorization, flags=re.IGNORECASE)  # some clients leave the word out
+        given_keys = [bearer, headers.get("x-api-key", ""), headers.get("api-key", "")]
         equal = [
             owner
             for key, owner in self._owners.items()
@@ -172,11 +177,24 @@ def _refusal(error: HTTPException, scope: Scope, headers: Headers) -> Response:
 
 
 def usual_path(path: str) -> str:
-    """Return a path without what people leave in the address of a server: several slashes, one at the end, and a `/v1`
-    before the `/v1` or `/api` of the API. Keys are checked for the path that is then answered."""
-    path = re.sub(r"//+", "/", path)
-    path = re.sub(r"^(/v1)+(?=/(v1|api)(/|$))", "", path)
+    """Return a path without what people leave in the address of a server: the address itself, as proxies get it,
+    several slashes, one at the end, and a folder or an endpoint before the endpoint. Keys are checked for the path that
+    is then answered."""
+    path = re.sub(r"//+", "/", re.sub(r"^https?://[^/]*", "", path))
+    path = _NOT_OPENAI.sub("/v1", _BEFORE_API.sub("", path))
     return path.rstrip("/") or "/"
+
+
+# Folders that other servers have before the paths of OpenAI's API. A client that was given the address of an endpoint
+# appends another one.
+_BEFORE_API = re.compile(
+    r"^((/v1){1,8}(?=/api/(?!v1))|(/v1|/api|/openai|/engines(/[^/]+)?|/v1/chat/completions|/v1/messages){1,8}(?=/v1(/|$)))"
+)
+_NOT_OPENAI = re.compile(
+    r"^(/api/v0(?=/(chat/completions|completions|embeddings|models)(/|$))"
+    r"|/openai/deployments/[^/]+(?=/(chat/completions|completions|embeddings)/?$)"
+    r"|(/api|/v1/chat/completions)(?=/(chat/completions|models)/?$))"
+)
 
 
 def _digest(key: str) -> str:
