@@ -49,6 +49,7 @@ class EngineConfig:
     plan_name: str = "the plan"  # where that one is from, for people
     save_plan: str | None = None  # file to write the plan to
     joining: bool = False  # whether workers of the cluster that are found later take part, too
+    resumes: bool = False  # whether it was loaded before: devices that cannot be reached now count as lost
     parallel: Parallel = "auto"
     shares: tuple[float, ...] | None = None
     affinity: tuple[int, ...] = ()  # cores that this process keeps to, for a saved plan
@@ -139,6 +140,7 @@ class EngineConfig:
         `deploy`."""
         from edge.api.cluster import plan as plan_model
         from edge.cluster.deployment import Exchange
+        from edge.cluster.fleet import device
         from edge.cluster.roster import announced
         from edge.deployment.deploy import Resilience, deploy
         from edge.deployment.reproducible import check_reproducible
@@ -151,7 +153,9 @@ class EngineConfig:
         if self.reproducible:
             check_reproducible(plan, self.parallel, self.shares)
         workers = self.workers if plan is None else (*plan.devices[1:], *plan.all_devices[1:])
-        with Cluster(workers, insecure=self.insecure, needs_all=True) as cluster:
+        if self.resumes:
+            workers = tuple(dict.fromkeys(map(device, workers)))
+        with Cluster(workers, insecure=self.insecure, needs_all=not self.resumes) as cluster:
             if plan is not None:
                 choice = PlanChoice(path, plan, f"as {self.plan_name} says")
             else:
@@ -169,7 +173,7 @@ class EngineConfig:
             if self.save_plan is not None:
                 choice.save(self.save_plan)
             exchange = Exchange(self.transport, self.allreduce, self.wire)
-            resilience = Resilience(self.spare, announced if self.joining else None, self.reproducible)
+            resilience = Resilience(self.spare, announced if self.joining else None, self.reproducible, self.resumes)
             with deploy(choice, cluster, options, exchange, resilience, steps=steps) as model:
                 yield model
 

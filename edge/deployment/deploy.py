@@ -43,7 +43,7 @@ from edge.tasks import SILENT, Progress, Steps
 from partition.errors import CannotSlice, PlanError
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
-from partition.plan.plan import Plan
+from partition.plan.plan import LOCAL, Plan
 from quant.gguf.file import GgufFile
 from quant.text import listed
 
@@ -58,6 +58,7 @@ class Resilience:
     spare: int | str = 0  # losses of devices that are prepared for; `edge.cluster.spares.AUTO`: as many as have room
     seek: FindWorkers | None = None  # finds devices that join; None: those of the plan are all
     reproducible: bool = False  # the same tokens from run to run, for options that are (`edge.llm.options`)
+    resumes: bool = False  # devices of the plan that cannot be reached at the start count as lost
 
 
 DEFAULT_RESILIENCE = Resilience()
@@ -75,18 +76,19 @@ def deploy(
     """Return a language model that runs on the devices that its plan names.
 
     Where a device is lost, leaves, became slow, is there again or joined, another plan takes over, as `resilience` has
-    it; `steps` says so. WorkerError where a device of the plan is not connected; PlanError for a plan of another model,
-    or of a network; the errors of `Deployment`, `Engine` and `stand_by`.
+    it; `steps` says so. WorkerError where a device of the plan is not connected, unless the model resumes; PlanError
+    for a plan of another model, or of a network; the errors of `Deployment`, `Engine` and `stand_by`.
     """
     if not isinstance(choice.plan, Plan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
     plan = by_device(reproducible_plan(choice.plan) if resilience.reproducible else choice.plan)
     file = GgufFile.open(choice.model)
     check_loadable(file)
-    fleet = cluster.connected(plan)
+    fleet = cluster.fleet if resilience.resumes else cluster.connected(plan)
+    away = set(map(device, plan.all_devices)) - {LOCAL, *(fleet.workers if fleet else ())}
     with steps.step(f"Reading {file.path.name}") as show:
         digest = OwnSlices().model_digest(file.path, show)
-    if fleet is None or (len(plan.all_devices) == 1 and resilience.seek is None):
+    if not away and (fleet is None or (len(plan.all_devices) == 1 and resilience.seek is None)):
         if plan.model_digest not in ("", digest):
             raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
         # One request alone has as many threads as others leave free, as without workers.
@@ -106,11 +108,15 @@ def deploy(
         if resilience.reproducible:
             replanner = SameCuts(choice, file, digest, exchange.wire)
         standby = None
-        if resilience.spare and plan.world_size > 1:
+        if resilience.spare and plan.world_size > 1 and fleet is not None:
             standby = building.stand_by(resilience.spare, plan, replanner, fleet, steps)
         supervisor = Supervisor(replanner, building, steps, insecure=cluster.insecure)
         stack.callback(supervisor.close)
-        engine = building.kept_running(supervisor, fleet, plan, choice.why, exact=replanner.exact)
+        why = choice.why
+        if away:
+            steps.say(f"{listed(sorted(away))} cannot be reached: going on without")
+            plan, why = replanner.over(fleet, cluster.notes, steps)
+        engine = building.kept_running(supervisor, fleet, plan, why, exact=replanner.exact)
         joining = None
         if resilience.seek is not None:
             joining = JoiningDevices(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
@@ -217,7 +223,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
         return standby
 
     def kept_running(
-        self, supervisor: Supervisor[Plan, TextEngine], fleet: Fleet, plan: Plan, why: str, *, exact: bool
+        self, supervisor: Supervisor[Plan, TextEngine], fleet: Fleet | None, plan: Plan, why: str, *, exact: bool
     ) -> ReplaceableEngine:
         """Start the plan: an engine that the supervisor replaces. exact: what is lost is computed again in the very
         steps there were."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,7 @@ class EngineProcess:
         self.name, self.config, self.restarts, self._say = name, config, 0, say
         self.about: Mapping[str, Any] = {}  # the key `model` of its status, as of the last time the model was loaded
         self.failed: Exception | None = None  # why it takes no more requests
+        self._plan: Mapping[str, Any] | None = None  # that the first process of a configuration ran; None: one device
         self.answers = Answers(name)
         self._share = share
         self._numbers = itertools.count(1)
@@ -190,6 +192,7 @@ class EngineProcess:
             self._say(f"{self.name}: {message['say']}")
         elif "ready" in message:
             self.about, self.failed = message["ready"]["model"], None
+            self._plan = self._plan or message["ready"]["plan"]
             self._ready.set()
         elif self.answers.receive(message):  # a token
             self._ended_in_a_row = 0
@@ -212,6 +215,8 @@ class EngineProcess:
         gone = EngineGone("the server ends")
         if self._closing.is_set():
             raise gone
+        if not config.resumes:
+            self._plan = None
         child = EngineChild(self.name, self._receive, self._ended, self._share)
         await child.start(config)
         self._child = child
@@ -250,12 +255,24 @@ class EngineProcess:
                     self._give_up(EngineGone(f"{reason}, {self._ended_in_a_row} times in a row"))
                 else:
                     self._say(f"{reason}; it is started again")
-                    try:
-                        await self._load(self.config)
-                    except (EdgeError, OSError) as error:
-                        self._say(f"{error}; it is not started again")
-                        self._give_up(error)
+                    await self._load_again()
         await self._go_on(running)
+
+    async def _load_again(self) -> None:
+        """Load the model on the devices that answer; give up if several tries fail, as where a device goes in each."""
+        config = replace(self.config, resumes=True)
+        if self._plan is not None and config.plan is None:  # planning anew would measure the devices first
+            config = replace(config, plan=self._plan, plan_name="the plan before")
+        for tries_left in reversed(range(RESTARTS_IN_A_ROW)):
+            try:
+                await self._load(config)
+                return
+            except (EdgeError, OSError) as error:
+                if not tries_left or self._closing.is_set():
+                    self._say(f"{error}; it is not started again")
+                    self._give_up(error)
+                    return
+                self._say(f"{error}; it is tried again")
 
     async def _end_child(self, reason: Exception) -> None:
         """End the process in use, and wait for it. Requests that it has not answered fail with this reason."""

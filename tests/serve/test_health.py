@@ -3,7 +3,10 @@
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +23,7 @@ from edge.serve.served import Generation
 from edge.serve.watch import RESTARTING, Deadlines, Watch
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
+from tests.support.workers import Worker, worker
 
 CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 3, "context": 512}, prefix_cache=0)
 ASKED = Generation(prompt="Tell me", max_tokens=300, sampling={"temperature": 0.0, "logit_bias": {4: -100.0}})
@@ -142,3 +146,33 @@ def test_who_asks_hears_503_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
                     assert said.json() == {"status": "error", "reason": silent["reason"], "models": response}
                 else:
                     assert (said.status_code, said.json()) == (200, {"status": "ok", "models": response})
+
+
+@pytest.mark.parametrize("n_left", [1, 0])
+def test_engine_and_workers_that_end_together_cost_no_answer(tmp_path: Path, n_left: int) -> None:
+    """The next process goes on over the devices that answer, and with all of them once they are there again."""
+    said: list[str] = []
+
+    async def run(workers: Sequence[Worker]) -> None:
+        addresses = tuple(worker.address for worker in workers)
+        config = replace(CONFIG, workers=addresses, parallel="pipeline", shares=(1.0, 1.0, 1.0), insecure=True)
+        process = EngineProcess("demo", config, say=said.append)
+        try:
+            await process.start()
+            alone = [piece.token_id async for piece in await process.generate(ASKED)]
+            answer = await process.generate(ASKED)
+            tokens = [(await anext(aiter(answer))).token_id]
+            assert process._child is not None
+            for worker in workers[n_left:]:
+                worker.kill()
+            os.kill(process._child.process.pid, signal.SIGKILL)
+            tokens += [piece.token_id async for piece in answer]
+            assert tokens == alone
+            assert (process.failed, process.restarts) == (None, 1)
+        finally:
+            await process.close()
+
+    with ExitStack() as stack:
+        names = ("a", "b")
+        asyncio.run(run([stack.enter_context(worker(tmp_path / name, "--threads", "1")) for name in names]))
+        assert any("cannot be reached: going on without" in line for line in said), said
