@@ -48,9 +48,12 @@ def poison() -> Iterator[None]:
     send = EngineChild.send
 
     def deadly(child: EngineChild, message: Mapping[str, Any]) -> None:
-        send(child, message)
-        if POISON in json.dumps(message.get("with", {})):
-            with suppress(ProcessLookupError):
+        is_poison = POISON in json.dumps(message.get("with", {}))
+        with suppress(ProcessLookupError):
+            if is_poison:  # it stands still first: on a busy machine it would answer before it ends
+                os.kill(child.process.pid, signal.SIGSTOP)
+            send(child, message)
+            if is_poison:
                 os.kill(child.process.pid, signal.SIGKILL)
 
     with pytest.MonkeyPatch.context() as patch:
