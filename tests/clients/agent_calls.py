@@ -1,4 +1,4 @@
-"""What the model `script` answers to agents: calls of their tools, by the mark that a question names."""
+"""Answers of the model `script` to agents: calls of their tools, by the mark that a question names."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def tried(names: list[str], model: str | None, record: Path | None) -> bool:
     well = True
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        made = [sys.executable, "-c", MAKE, str(folder), json.dumps(SCRIPT)]
-        subprocess.run(made, cwd=ROOT, check=True, timeout=MAKE_S)
+        making = [sys.executable, "-c", MAKE, str(folder), json.dumps(SCRIPT)]
+        subprocess.run(making, cwd=ROOT, check=True, timeout=MAKE_S)
         url, served = stack.enter_context(serving(folder, model))
         print(f"{'':20} {'  '.join(f'{check:10}' for check in CHECKS)}  requests")
         for name in names:

@@ -26,7 +26,7 @@ FOLDER = HOME / "project"
 
 @dataclass(frozen=True)
 class Agent:
-    """How an agent is set up for a model, and how it is asked: the first turn, and each further turn if it can."""
+    """Set-up of an agent for a model, and the commands that ask it: the first turn, and each further turn if it can."""
 
     first: Sequence[str]
     further: Sequence[str]
