@@ -8,20 +8,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures as futures
 import contextlib
-import ipaddress
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from devices.errors import DiscoveryError
 from devices.names import MAX_NAME
-from devices.network import interface_addresses
+from devices.network import Interface, address_of, is_usable, nearest_first, own_networks
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo, Zeroconf
@@ -30,7 +27,6 @@ SERVICE = "_edge-worker._tcp.local."
 BROWSE_S = 3.0  # two rounds of questions: answers given within the last second are not repeated at once
 
 MAX_FOUND = 256  # workers; more than a home network has, fewer than a flood would bring
-MAX_ADDRESSES = 16  # of one worker
 MAX_PROPERTIES = 16
 MAX_KEY = 32  # characters
 MAX_VALUE = 128
@@ -198,7 +194,7 @@ def browse(timeout_s: float = BROWSE_S, interfaces: Sequence[str] | None = None)
             browser.cancel()
     finally:
         _close(zeroconf)
-    own = _own_networks()
+    own = own_networks()
     return sorted(worker for info in infos if (worker := _discovered(info, own)) is not None)
 
 
@@ -210,15 +206,15 @@ def announced_addresses(listen: str) -> tuple[str, ...]:
     interface. DiscoveryError if that leaves none.
     """
     if listen in ("0.0.0.0", "::", ""):
-        candidates = [entry.ip for entry in _own_networks()]
+        candidates = [entry.ip for entry in own_networks()]
         addresses = [ip for ip in candidates if not ip.is_loopback and (ip.version == 4 or listen != "0.0.0.0")]
     else:
         try:
             resolved = socket.getaddrinfo(listen, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise DiscoveryError(f"cannot announce {listen!r}: no such address or host ({_reason(error)})") from error
-        addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in resolved]
-    usable = {ip for ip in addresses if _usable(ip)}
+        addresses = [ip for entry in resolved if (ip := address_of(str(entry[4][0]))) is not None]
+    usable = {ip for ip in addresses if is_usable(ip)}
     if not usable:
         raise DiscoveryError(
             f"no address to announce for a worker that listens on {listen or 'all interfaces'}: "
@@ -227,39 +223,12 @@ def announced_addresses(listen: str) -> tuple[str, ...]:
     return tuple(str(ip) for ip in sorted(usable, key=lambda ip: (ip.version, int(ip))))
 
 
-_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
-_Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
-
-
-def _own_networks() -> list[_Interface]:
-    """The addresses of this machine with their networks, of the interfaces that are up."""
-    try:
-        stats = psutil.net_if_stats()
-    except OSError:  # Android does not tell; nor does it tell the addresses
-        return []
-    interfaces: list[_Interface] = []
-    for name, entries in interface_addresses().items():
-        if name in stats and not stats[name].isup:
-            continue
-        for entry in entries:
-            if entry.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            ip = ipaddress.ip_address(entry.address.partition("%")[0])
-            with contextlib.suppress(ValueError):  # point-to-point interfaces may have no mask
-                # ipaddress takes an IPv6 mask only as a length.
-                length = int(ipaddress.ip_address(entry.netmask or "")).bit_count()
-                interfaces.append(ipaddress.ip_interface(f"{ip}/{length}"))
-                continue
-            interfaces.append(ipaddress.ip_interface(str(ip)))
-    return interfaces
-
-
 def _opened(interfaces: Sequence[str] | None) -> Zeroconf:
     """Zeroconf on the interfaces that can multicast; DiscoveryError if none can."""
     from zeroconf import Zeroconf
 
     if interfaces is None:
-        interfaces = [str(entry.ip) for entry in _own_networks() if entry.version == 4]
+        interfaces = [str(entry.ip) for entry in own_networks() if entry.version == 4]
     usable = [address for address in dict.fromkeys(interfaces) if _can_multicast(address)]
     if not usable:
         raise DiscoveryError(
@@ -295,9 +264,9 @@ def _close(zeroconf: Zeroconf) -> None:
         zeroconf.close()
 
 
-def _discovered(info: ServiceInfo, own: Sequence[_Interface]) -> Discovered | None:
+def _discovered(info: ServiceInfo, own: Sequence[Interface]) -> Discovered | None:
     """Check and bound an announcement; return None if it has no usable address or port."""
-    addresses = _sorted_addresses(info.parsed_addresses()[: 4 * MAX_ADDRESSES], own)
+    addresses = nearest_first(info.parsed_addresses(), own)
     name = _printable(info.name[: -len(SERVICE) - 1])
     if not addresses or not name or not info.port or not 0 < info.port < 1 << 16:
         return None
@@ -305,29 +274,6 @@ def _discovered(info: ServiceInfo, own: Sequence[_Interface]) -> Discovered | No
     for key, value in list(info.properties.items())[:MAX_PROPERTIES]:
         properties[_decoded(key, MAX_KEY)] = _decoded(value or b"", MAX_VALUE)
     return Discovered(name, addresses, info.port, properties)
-
-
-def _sorted_addresses(addresses: Iterable[str], own: Sequence[_Interface]) -> tuple[str, ...]:
-    """The usable addresses, those in a network of this machine first.
-
-    An address that this machine has too is dropped where others are left: bridges of containers and virtual machines
-    have the same address everywhere.
-    """
-    usable = {ip for text in addresses if _usable(ip := ipaddress.ip_address(text))}
-    elsewhere = usable - {entry.ip for entry in own}
-
-    def order(ip: _Ip) -> tuple[bool, int, int]:
-        return (not any(ip in entry.network for entry in own), ip.version, int(ip))
-
-    return tuple(str(ip) for ip in sorted(elsewhere or usable, key=order))[:MAX_ADDRESSES]
-
-
-def _usable(ip: _Ip) -> bool:
-    """Return whether an address can be connected to as it is. Link-local ones of IPv6 need a scope (an interface);
-    those of IPv4 do not, and are all that two machines on one cable have."""
-    if ip.is_multicast or ip.is_unspecified:
-        return False
-    return not (ip.is_link_local if ip.version == 6 else ip.is_reserved)
 
 
 def _decoded(raw: bytes, limit: int) -> str:

@@ -1,4 +1,5 @@
-"""Hints that a path to another device is not the best one: Wi-Fi beside a cable, a slow cable, a tunnel.
+"""Addresses of this machine, and hints that a path to another device is not the best one: Wi-Fi beside a cable, a slow
+cable, a tunnel.
 
 Measurements come from the caller; what the interfaces are comes from Linux's /sys. Elsewhere only the hints that need
 no /sys are given.
@@ -6,7 +7,11 @@ no /sys are given.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import socket
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,11 @@ LINK_IS_NOT_LIMIT = 0.15
 FAST_MBIT = 1000  # what every Ethernet port of the last fifteen years should reach
 _MBIT_BYTES = 125_000  # bytes a second in a megabit a second
 
+MAX_ADDRESSES = 16  # of one device
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
 
 def interface_addresses() -> dict[str, list[Any]]:
     """The addresses of each interface, as psutil has them; none if the system does not tell, as newer Androids."""
@@ -46,11 +56,69 @@ def interface_addresses() -> dict[str, list[Any]]:
         return {}
 
 
+def own_networks() -> list[Interface]:
+    """The addresses of this machine with their networks, of the interfaces that are up."""
+    try:
+        stats = psutil.net_if_stats()
+    except OSError:  # Android does not tell; nor does it tell the addresses
+        return []
+    interfaces: list[Interface] = []
+    for name, entries in interface_addresses().items():
+        if name in stats and not stats[name].isup:
+            continue
+        for entry in entries:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            ip = ipaddress.ip_address(entry.address.partition("%")[0])
+            with contextlib.suppress(ValueError):  # point-to-point interfaces may have no mask
+                # ipaddress takes an IPv6 mask only as a length.
+                length = int(ipaddress.ip_address(entry.netmask or "")).bit_count()
+                interfaces.append(ipaddress.ip_interface(f"{ip}/{length}"))
+                continue
+            interfaces.append(ipaddress.ip_interface(str(ip)))
+    return interfaces
+
+
+def is_usable(ip: Address) -> bool:
+    """Return whether an address can be connected to as it is. Link-local ones of IPv6 need a scope (an interface);
+    those of IPv4 do not, and are all that two machines on one cable have."""
+    if ip.is_multicast or ip.is_unspecified:
+        return False
+    return not (ip.is_link_local if ip.version == 6 else ip.is_reserved)
+
+
+def usable_elsewhere(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Return those addresses that other machines may be able to connect to, at most MAX_ADDRESSES. Text that is no
+    address, and loopback addresses, are left out: another machine may have told them."""
+    usable = dict.fromkeys(str(ip) for ip in _usable(addresses) if not ip.is_loopback)
+    return tuple(islice(usable, MAX_ADDRESSES))
+
+
+def nearest_first(addresses: Iterable[str], own: Sequence[Interface]) -> tuple[str, ...]:
+    """Return the usable addresses, those in a network of this machine first, at most MAX_ADDRESSES.
+
+    An address that this machine has too is dropped if others are left: bridges of containers and virtual machines
+    have the same address everywhere.
+    """
+    usable = set(_usable(addresses))
+    elsewhere = usable - {entry.ip for entry in own}
+
+    def order(ip: Address) -> tuple[bool, int, int]:
+        return (not any(ip in entry.network for entry in own), ip.version, int(ip))
+
+    return tuple(str(ip) for ip in sorted(elsewhere or usable, key=order))[:MAX_ADDRESSES]
+
+
+def _usable(addresses: Iterable[str]) -> list[Address]:
+    ips = (address_of(text) for text in islice(addresses, 4 * MAX_ADDRESSES))
+    return [ip for ip in ips if ip is not None and is_usable(ip)]
+
+
 def interface_of(local_address: str) -> str | None:
     """The interface that has this address of this machine; None if none has."""
-    address = _ip(local_address)
+    address = address_of(local_address)
     for name, entries in interface_addresses().items():
-        if address is not None and any(_ip(entry.address) == address for entry in entries):
+        if address is not None and any(address_of(entry.address) == address for entry in entries):
             return str(name)
     return None
 
@@ -96,7 +164,7 @@ def path_hints(
     an otherwise idle connection. None for the bandwidth: not measured.
     """
     interface = interface_of(local_address)
-    ip = _ip(local_address)
+    ip = address_of(local_address)
     if interface is None or ip is None or ip.is_loopback:
         return []
     wireless = is_wireless(interface, sys)
@@ -172,14 +240,15 @@ def _cable(interface: str, bandwidth: float | None, sys: Path) -> list[str]:
 def _address(interface: str) -> str | None:
     """An address of an interface that others in its network can use; None without one."""
     for entry in interface_addresses().get(interface, []):
-        ip = _ip(entry.address)
+        ip = address_of(entry.address)
         if ip is not None and not ip.is_link_local:
             return str(ip)
     return None
 
 
-def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """An address without the interface behind "%", IPv4 also where a socket for both versions shows it as IPv6."""
+def address_of(text: str) -> Address | None:
+    """Return an address without the interface behind "%", IPv4 also where a socket for both versions shows it as IPv6.
+    None for other text."""
     try:
         ip = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:  # psutil lists hardware addresses too

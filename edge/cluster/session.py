@@ -12,12 +12,13 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from devices.network import usable_elsewhere
 from edge.closing import Closing
 from edge.cluster.client import Remote, explained
 from edge.cluster.failures import failure_reason, is_cause
@@ -153,19 +154,27 @@ def connect_all(sessions: Sequence[EngineSession], transport: str = "auto") -> l
 
 
 def tell_peers(sessions: Sequence[EngineSession], ranks: Sequence[Peer], transport: str) -> None:
-    """Tell each session to link to all other `ranks`; `answers` waits for what comes of it. Refused where another
-    device is to dial a rank at an address that only this one can use."""
-    for peer in ranks:
-        if "%" in peer.host and any(
-            isinstance(session, RemoteSession) and session.rank < peer.rank for session in sessions
-        ):
-            raise Refused(
-                f"{peer.name} is to be dialled by other devices, and {peer.host} names an interface of this one;"
-                " give its host name, or an address without %"
-            )
+    """Tell each session to link to all other `ranks`; `answers` waits for what comes of it. Refused if another
+    device is to dial a rank at an address that only this one can use, and the rank's device told no other."""
+    commands = []
     for session in sessions:
-        messages = [pb.Peer(**asdict(peer)) for peer in ranks if peer.rank != session.rank]
-        session.tell(pb.Command(connect=pb.Connect(peers=messages, transport=transport)))
+        others = [_as_told(peer, session) for peer in ranks if peer.rank != session.rank]
+        messages = [pb.Peer(**asdict(peer)) for peer in others]
+        commands.append(pb.Command(connect=pb.Connect(peers=messages, transport=transport)))
+    for session, command in zip(sessions, commands, strict=True):
+        session.tell(command)
+
+
+def _as_told(peer: Peer, session: EngineSession) -> Peer:
+    """Return the peer with an address that the session can dial."""
+    if "%" not in peer.host or not isinstance(session, RemoteSession) or session.rank > peer.rank:
+        return peer
+    if not peer.addresses:
+        raise Refused(
+            f"{peer.name} is to be dialled by other devices, and {peer.host} names an interface of this one;"
+            " give its host name, or an address without %"
+        )
+    return replace(peer, host=peer.addresses[0])
 
 
 def answers(sessions: Sequence[EngineSession]) -> Iterator[pb.Event]:
@@ -250,7 +259,8 @@ class RemoteSession(EngineSession):
         )
         opened = self.open(request)
         self.name, self.pid = opened.session, opened.pid
-        self.peer = Peer(rank, worker.name, worker.host, worker.port, opened.tcp_port, opened.session)
+        addresses = usable_elsewhere(opened.addresses)
+        self.peer = Peer(rank, worker.name, worker.host, worker.port, opened.tcp_port, opened.session, addresses)
 
     def close(self) -> None:
         self._commands.put(None)

@@ -12,11 +12,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from devices.network import nearest_first, own_networks
 from edge.net.peers import HELLO, STRIPE, USE, Fetch, Peer
 from edge.net.prefer import ROUNDS, Preference, fast_end, prefer
+from edge.net.racing import race
 from partition.predict.hysteresis import LINK, clearly_faster
 from quant.text import bytes_text
 from transport.errors import LinkTimeout, ProtocolError, Refused, TransportError
@@ -90,6 +92,7 @@ class Dialler:
     poll_s: float
     transport: str = "auto"  # or the one way to use: tcp, grpc
     streams: bool = False  # what links are for (`transport.tcp_link.tune`)
+    _answered: dict[tuple[str, int], str] = field(default_factory=dict, init=False, compare=False)  # hosts of ranks
     pause: Callable[[float], None] = field(default=time.sleep, compare=False)  # between rounds of a comparison
 
     def dial(self, peer: Peer) -> Dialled:
@@ -116,9 +119,31 @@ class Dialler:
 
     def connect(self, kind: str, peer: Peer, stripe: bytes = b"") -> Link:
         """Dial a peer over one kind of link and shake hands: it has answered our HELLO. stripe: what is said of one of
-        several connections of a link."""
+        several connections of a link.
+
+        Of its addresses the one that answered last is tried first, then that of the owner, then those that its device
+        told. All connections of one link go to one address.
+        """
         own = self.credentials() if self.credentials else None
-        link = self._tcp(peer, own, self.streams or bool(stripe)) if kind == USUAL else self._grpc(peer, own)
+        known = self._answered.get((kind, peer.rank)) or self._answered.get((USUAL, peer.rank)) or peer.host
+        hosts = [known]
+        if peer.addresses and not stripe:
+            hosts = list(dict.fromkeys([known, peer.host, *nearest_first(peer.addresses, own_networks())]))
+
+        def dial(host: str, timeout_s: float) -> Link:
+            return self._greeted(kind, replace(peer, host=host), own, timeout_s, stripe)
+
+        timeout_s = self.deadlines.connect_timeout_s
+        host, link = (known, dial(known, timeout_s)) if len(hosts) == 1 else race(hosts, dial, timeout_s)
+        self._answered[kind, peer.rank] = host
+        return link
+
+    def _greeted(self, kind: str, peer: Peer, own: Credentials | None, timeout_s: float, stripe: bytes) -> Link:
+        """Dial a peer at one address and shake hands. timeout_s: to connect."""
+        if kind == USUAL:
+            link = self._tcp(peer, own, self.streams or bool(stripe), timeout_s)
+        else:
+            link = self._grpc(peer, own, timeout_s)
         hello = HELLO.pack(self.secret, self.rank, peer.rank) + stripe
         try:
             link.send(hello, Kind.HELLO)
@@ -160,6 +185,8 @@ class Dialler:
 
     def _chosen(self, peer: Peer, trials: dict[str, Trial], failed: dict[str, TransportError]) -> Dialled:
         best, why = self.compare(trials, failed)
+        if (host := self._answered.get((best, peer.rank), peer.host)) != peer.host:
+            why += f"; at {host}, as {peer.host} did not answer first"
         for kind, other in trials.items():
             if kind != best:
                 other.link.close()
@@ -198,8 +225,8 @@ class Dialler:
         striped.close()
         return link, figures, f"; {n} connections carry no more than one: {rates[1]}/s"
 
-    def _tcp(self, peer: Peer, own: Credentials | None, streams: bool) -> Link:
-        sock = connect(peer.host, peer.tcp_port, str(peer), self.deadlines.connect_timeout_s)
+    def _tcp(self, peer: Peer, own: Credentials | None, streams: bool, timeout_s: float) -> Link:
+        sock = connect(peer.host, peer.tcp_port, str(peer), timeout_s)
         if own is not None:
             from transport import security
 
@@ -217,13 +244,13 @@ class Dialler:
             sock = tls
         return TcpLink(sock, str(peer), self.deadlines, self.poll_s, streams)
 
-    def _grpc(self, peer: Peer, own: Credentials | None) -> Link:
+    def _grpc(self, peer: Peer, own: Credentials | None, timeout_s: float) -> Link:
         from edge.net.channel import open_channel
         from transport import grpc_link
 
         # A worker without credentials was started to let everything pass in the clear.
         insecure = own is None
-        channel, identity = open_channel(peer.host, peer.port, own, self.deadlines.connect_timeout_s, insecure)
+        channel, identity = open_channel(peer.host, peer.port, own, timeout_s, insecure)
         if own is not None and (identity is None or identity.name != peer.name):
             channel.close()
             name = identity.name if identity else "somebody in the clear"

@@ -54,6 +54,7 @@ class Peer:
     port: int  # of its daemon
     tcp_port: int  # of the rank itself; 0 if it takes no TCP links
     session: str
+    addresses: tuple[str, ...] = ()  # that its device told, to try beside `host`; an older one tells none
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.name})"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from devices.network import path_hints
+from devices.network import path_hints, usable_elsewhere
 from devices.sleeping import run_first, sleep_profile
 from edge import log
 from edge.elastic.signals import ignore_memory_signals
@@ -115,7 +115,10 @@ class Rank:
         if request.transport not in ("", *TRANSPORTS):
             raise EdgeError(f"{request.transport!r} is no transport; use one of {', '.join(TRANSPORTS)}")
         self._connecting = True
-        others = [peers.Peer(p.rank, p.name, p.host, p.port, p.tcp_port, p.session) for p in request.peers]
+        others = [
+            peers.Peer(p.rank, p.name, p.host, p.port, p.tcp_port, p.session, usable_elsewhere(p.addresses))
+            for p in request.peers
+        ]
         self._group, self._relink = join(
             mine,
             self._open.secret,

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from devices.discovery import announced_addresses
+from devices.errors import DiscoveryError
+from devices.network import usable_elsewhere
 from devices.processes.forking import ForkServer, available
 from edge import log
 from edge.elastic.shares import Member, Share
@@ -286,6 +289,13 @@ class Sessions:
                 self._empty(other)
             load.memory_limit_bytes = max(1, self.memory.budget())
 
+    def _addresses(self) -> tuple[str, ...]:
+        """Return the addresses of this device that other ranks can try; they may change while the daemon runs."""
+        try:
+            return usable_elsewhere(announced_addresses(self._options.host))
+        except DiscoveryError:  # there are none
+            return ()
+
     def _empty(self, session: Session) -> None:
         """Let others have the memory of a session that has nothing loaded."""
         if self.memory is not None and session.member is not None:
@@ -299,6 +309,7 @@ class Sessions:
                 pending = session.pending[0] if session.pending else ""
                 if kind == "opened":
                     event.opened.session = session.name
+                    event.opened.addresses[:] = self._addresses()
                 elif kind in ("claim", "memory"):
                     if self.memory is not None and session.member is not None:
                         if kind == "claim":

@@ -271,7 +271,10 @@ class Messages(Kind):
         tensor = pb.Tensor(name="x", type="float32", shape=[1, 3], open=[0])
         boundary = pb.Boundary(tensors=[tensor], inner=True, passed=1)
         load = pb.Load(slice="0" * 64, options=options_message(OPTIONS), stages=[1, 2], prefix_key=bytes(32))
-        peers = [pb.Peer(rank=rank, name="a", host="h", port=1, tcp_port=2, session="s") for rank in (0, 3)]
+        peers = [
+            pb.Peer(rank=rank, name="a", host="h", port=1, tcp_port=2, session="s", addresses=["10.0.0.1"])
+            for rank in (0, 3)
+        ]
         link = pb.LinkState(rank=2, kind="tcp", tcp_round_trip_s=1e-3, why="as measured")
         recipe = Recipe(sha256(b"model").hexdigest(), 1000, (Literal(b"header"), Zeros(30)))
         crl = b"-----BEGIN X509 CRL-----\n" + b"MIIBITCByAIBATAKBggqhkjOPQQDAjAS" * 4 + b"\n-----END X509 CRL-----\n"

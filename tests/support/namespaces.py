@@ -1,4 +1,4 @@
-"""Two hosts in one machine: network namespaces of Linux, joined by a virtual cable. Needs root and iproute2.
+"""Hosts in one machine: network namespaces of Linux, joined by virtual cables. Needs root and iproute2.
 
     with two_hosts() as (one, two):
         server = one.start([sys.executable, "-m", "apps.cli", "worker", "--listen", one.address])
@@ -31,7 +31,7 @@ _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where iproute2 is, al
 
 
 class Host:
-    """One of the two: an address of its own, and processes that run in it."""
+    """One of them: an address of its own, and processes that run in it."""
 
     def __init__(self, namespace: str, address: str) -> None:
         self.namespace = namespace
@@ -118,28 +118,62 @@ def two_hosts(mbit: float | None = None) -> Iterator[tuple[Host, Host]]:
 
     Skips the test where that cannot be set up; fails it in CI, where it must be possible.
     """
+    with _hosts("10.77.0.1", "10.77.0.2") as (first, two):
+        _cable(first, INTERFACE, first.address, two, INTERFACE, two.address)
+        for host in (first, two):
+            if mbit is not None:
+                host.limit(mbit)
+        yield first, two
+
+
+@contextmanager
+def owner_between_two_workers() -> Iterator[tuple[Host, Host, Host]]:
+    """An owner with a cable to each of two workers, which have a cable of their own: three subnets. What one worker
+    sends to the other's address at the owner vanishes at the owner, and no error comes back."""
+    with _hosts("10.77.1.1", "10.77.1.2", "10.77.2.2") as (owner, first, second):
+        _cable(owner, INTERFACE, owner.address, first, INTERFACE, first.address)
+        _cable(owner, "eth1", "10.77.2.1", second, INTERFACE, second.address)
+        _cable(first, "eth1", "10.77.3.1", second, "eth1", "10.77.3.2")
+        _checked([*owner.under, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/ip_forward"])
+        for host, gateway in ((first, owner.address), (second, "10.77.2.1")):
+            _ip("-n", host.namespace, "route", "add", "default", "via", gateway)
+        yield owner, first, second
+
+
+@contextmanager
+def _hosts(*addresses: str) -> Iterator[list[Host]]:
+    """Hosts with a loopback interface alone. An error of iproute2 is one of setting up."""
     need(os.geteuid() == 0, "network namespaces need root")
     need(_found("ip") is not None, "network namespaces need ip, of iproute2")
     name = f"edge-{os.getpid()}-{next(_NUMBERS)}"
-    hosts = [Host(f"{name}{side}", f"10.77.0.{number}") for side, number in (("a", 1), ("b", 2))]
+    hosts = [Host(f"{name}{side}", address) for side, address in zip("abc", addresses, strict=False)]
     with ExitStack() as stack:
-        try:
+        with _possible():
             for host in hosts:
                 stack.callback(host.close)  # before it exists: closing one that is not there does nothing
                 _ip("netns", "add", host.namespace)
-            first, two = hosts
-            end = ["netns", two.namespace]
-            _ip("-n", first.namespace, "link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, *end)
-            for host in hosts:
                 _ip("-n", host.namespace, "link", "set", "lo", "up")
-                _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
-                _ip("-n", host.namespace, "link", "set", INTERFACE, "up")
-                if mbit is not None:
-                    host.limit(mbit)
-        except (OSError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", "") or ""
-            need(False, f"network namespaces are not possible here: {error} {said}".strip())
-        yield first, two
+        yield hosts
+
+
+def _cable(first: Host, interface: str, address: str, second: Host, others_interface: str, others_address: str) -> None:
+    """Join two hosts."""
+    with _possible():
+        end = ["peer", "name", others_interface, "netns", second.namespace]
+        _ip("-n", first.namespace, "link", "add", interface, "type", "veth", *end)
+        for host, name, own in ((first, interface, address), (second, others_interface, others_address)):
+            _ip("-n", host.namespace, "addr", "add", f"{own}/24", "dev", name)
+            _ip("-n", host.namespace, "link", "set", name, "up")
+
+
+@contextmanager
+def _possible() -> Iterator[None]:
+    """Skip the test if this machine cannot set up namespaces; fail it in CI."""
+    try:
+        yield
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", "") or ""
+        need(False, f"network namespaces are not possible here: {error} {said}".strip())
 
 
 def need(there: bool, what: str) -> None:

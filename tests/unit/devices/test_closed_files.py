@@ -5,9 +5,8 @@ from typing import Any
 import psutil
 import pytest
 
-from devices import discovery
 from devices.busy import OthersLoad
-from devices.network import interface_of
+from devices.network import interface_of, own_networks
 from edge.doctor import machine
 
 
@@ -31,7 +30,7 @@ def test_nobody_is_counted_as_using_the_cores(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_interface_is_known() -> None:
     assert interface_of("127.0.0.1") is None
-    assert discovery._own_networks() == []
+    assert own_networks() == []
 
 
 def test_who_has_the_port_is_not_known() -> None:

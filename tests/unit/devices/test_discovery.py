@@ -18,6 +18,7 @@ from devices import discovery
 from devices.discovery import SERVICE, Announcement, Announcer, Discovered, announced_addresses, browse
 from devices.errors import DiscoveryError
 from devices.names import MAX_NAME
+from devices.network import MAX_ADDRESSES, nearest_first, own_networks, usable_elsewhere
 from tests.support.helpers import until
 from tests.support.namespaces import Host, two_hosts
 from tests.support.thorough import thorough
@@ -242,18 +243,39 @@ def test_what_nobody_could_connect_to_is_not_announced(listen: str) -> None:
 
 
 def test_without_a_network_there_is_nothing_to_announce(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "_own_networks", lambda: [ipaddress.ip_interface("127.0.0.1/8")])
+    monkeypatch.setattr(discovery, "own_networks", lambda: [ipaddress.ip_interface("127.0.0.1/8")])
     with pytest.raises(DiscoveryError, match="connect this device to a network"):
         announced_addresses("0.0.0.0")
 
 
 @pytest.mark.usefixtures("addresses")
 def test_addresses_in_a_network_of_this_machine_come_first() -> None:
-    own = discovery._own_networks()
+    own = own_networks()
     theirs = ["10.8.0.9", "172.17.0.1", "192.168.1.9", "fd00::9", "fe80::9"]
     # 172.17.0.1 is this machine's own bridge as well as theirs.
-    assert discovery._sorted_addresses(theirs, own) == ("192.168.1.9", "fd00::9", "10.8.0.9")
-    assert discovery._sorted_addresses(["192.168.1.7"], own) == ("192.168.1.7",)
+    assert nearest_first(theirs, own) == ("192.168.1.9", "fd00::9", "10.8.0.9")
+    assert nearest_first(["192.168.1.7"], own) == ("192.168.1.7",)
+
+
+def test_what_a_worker_tells_is_checked_and_bounded() -> None:
+    useless = [
+        "",
+        "pi.local",
+        "127.0.0.1",
+        "::1",
+        "::ffff:127.0.0.1",
+        "0.0.0.0",
+        "::",
+        "224.0.0.251",
+        "ff02::1",
+        "fe80::1",
+    ]
+    useless += ["255.255.255.255", "fe80::1%eth0", "10.0.0.300", "10.0.0.1:80", "\x1b[2J", "9" * 5000]
+    good = ["10.0.0.7", "169.254.3.4", "fd00::7"]
+    assert usable_elsewhere([*useless, *good, "::ffff:10.0.0.7", "FD00:0::7"]) == tuple(good)
+    many = [f"10.0.{i}.1" for i in range(256)]
+    assert usable_elsewhere(many) == tuple(many[:MAX_ADDRESSES])
+    assert len(nearest_first(many, [])) == MAX_ADDRESSES
 
 
 def found_from(host: Host, seconds: float = BROWSE_S) -> list[tuple[str, list[str], int, dict[str, str]]]:

@@ -20,8 +20,8 @@ class Session(RemoteSession):
         self.told.append(command)
 
 
-def peer(rank: int, host: str) -> Peer:
-    return Peer(rank, f"pi{rank}", host, 7070, 7071, "s")
+def peer(rank: int, host: str, *addresses: str) -> Peer:
+    return Peer(rank, f"pi{rank}", host, 7070, 7071, "s", addresses)
 
 
 def test_a_rank_that_others_dial_has_no_address_with_an_interface() -> None:
@@ -34,6 +34,14 @@ def test_a_rank_that_others_dial_has_no_address_with_an_interface() -> None:
         " an address without %"
     )
     assert [session.told for session in sessions] == [[], []]
+
+
+def test_a_rank_that_told_other_addresses_is_dialled_there() -> None:
+    sessions: list[Any] = [Session(1), Session(2)]
+    ranks = [peer(0, "0.0.0.0"), peer(1, "10.0.0.1"), peer(2, "fe80::2%eth0", "10.0.0.2", "fd00::2")]
+    tell_peers(sessions, ranks, "auto")
+    message = sessions[0].told[0].connect.peers[1]
+    assert (message.rank, message.host, list(message.addresses)) == (2, "10.0.0.2", ["10.0.0.2", "fd00::2"])
 
 
 def test_the_owner_dials_it() -> None:

@@ -1,10 +1,12 @@
 """A dial is answered by the device that was named, not just by any member of the cluster."""
 
+import socket
 import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,55 @@ def test_an_error_at_the_second_way_leaves_no_link_of_the_first(monkeypatch: pyt
     with pytest.raises(TrustError):
         Dialler(0, SECRET, QUICK, credentials, 0).dial(Peer(1, "pi", "127.0.0.1", 1, 1, "s"))
     assert here.broken is not None
+
+
+# Several addresses of one device.
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["in the clear", "tls"])
+def test_an_impostor_at_the_first_address_is_refused_and_the_next_is_tried(
+    cluster: Cluster, tmp_path: Path, secure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With certificates it is a member that knows the secret; in the clear, a rank of another group."""
+    desk, pi, mallory = (shown(membership_in(cluster.at(name))) for name in ("desk", "pi", "mallory"))
+    listener = Listener("127.0.0.2", tmp_path / "pi", 1, SECRET, QUICK, (lambda: pi) if secure else None, 0)
+    port, create = listener.tcp_port, socket.create_server
+    monkeypatch.setattr(socket, "create_server", lambda at, **how: create((at[0], port), **how))
+    secret = SECRET if secure else bytes(SECRET_BYTES)
+    other = Listener("127.0.0.1", tmp_path / "m", 1, secret, QUICK, (lambda: mallory) if secure else None, 0)
+    try:
+        peer = Peer(1, "pi", "127.0.0.1", 0, port, "s", ("127.0.0.2", "127.0.0.1"))
+        dialler = Dialler(0, SECRET, QUICK, (lambda: desk) if secure else None, 0, "tcp")
+        result = dialler.dial(peer)
+        assert "; at 127.0.0.2, as 127.0.0.1 did not answer first" in result.why
+        (there,) = listener.wait_for({0: "desk"}, 5.0).values()
+        result.link.send(b"x")
+        assert bytes(there.receive().payload) == b"x"
+        assert other._links == {}
+        for link in (result.link, there):
+            link.close()
+        # What answered is dialled first from then on.
+        listener.expect(0)
+        again = dialler.connect("tcp", replace(peer, addresses=()))
+        assert isinstance(again, TcpLink)
+        again.close()
+    finally:
+        listener.close()
+        other.close()
+
+
+def test_every_address_is_somebody_elses(cluster: Cluster) -> None:
+    own = shown(membership_in(cluster.at("mallory")))
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("0.0.0.0:0", security.grpc_server_credentials(lambda: own))
+    server.start()
+    try:
+        with pytest.raises(
+            Refused, match=r"at 127\.0\.0\.1:.* it is mallory; nor .*\(at 127\.0\.0\.2: .* it is mallory\)$"
+        ):
+            dialled(cluster, "grpc", port=port, addresses=("127.0.0.2",))
+    finally:
+        server.stop(None).wait()
 
 
 # Several connections of one link.

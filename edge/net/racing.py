@@ -1,0 +1,79 @@
+"""Race between the addresses of one rank: the first that answers as the rank wins, and the others are closed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from transport.errors import LinkTimeout, TransportError
+from transport.link import Link
+
+STAGGER_S = 0.25  # RFC 8305: between the beginnings of two tries; a try that fails lets the next one begin at once
+_STEPS = 3  # of a try, each at most one timeout long: connect, TLS, HELLO
+
+
+def race(hosts: Sequence[str], dial: Callable[[str, float], Link], timeout_s: float) -> tuple[str, Link]:
+    """Dial hosts in their order, a moment apart. Return the first that answers, and its link.
+
+    dial: called in a thread of its own with a host and the seconds in which it may connect. It must prove who answers.
+    A later try may connect for less long, so several hosts that do not answer take no longer than one. All of it ends
+    within three times `timeout_s`. The links of tries that end later are closed.
+
+    If no host answers, the error is that of the first host, and tells those of the others.
+    """
+    results: queue.SimpleQueue[tuple[str, Link | Exception]] = queue.SimpleQueue()
+    over, ending = False, threading.Lock()
+
+    def attempt(host: str, left_s: float) -> None:
+        result: Link | Exception
+        try:
+            result = dial(host, left_s)
+        except Exception as error:
+            result = error
+        with ending:
+            if not over:
+                results.put((host, result))
+                return
+        if isinstance(result, Link):
+            result.close()
+
+    began = time.monotonic()
+    delay_s = min(STAGGER_S, timeout_s / (2 * len(hosts)))  # so that the last try has half of the time
+    waiting, running = list(hosts), 0
+    failed: dict[str, Exception] = {}
+    try:
+        while waiting or running:
+            passed_s = time.monotonic() - began
+            if waiting:
+                host = waiting.pop(0)
+                left_s = round(max(timeout_s / 2, timeout_s - passed_s), 2)
+                threading.Thread(target=attempt, args=(host, left_s), daemon=True, name=f"dial {host}").start()
+                running += 1
+            try:
+                host, result = results.get(timeout=delay_s if waiting else max(0.0, _STEPS * timeout_s - passed_s))
+            except queue.Empty:
+                if not waiting:
+                    break
+                continue
+            running -= 1
+            if isinstance(result, Link):
+                return host, result
+            failed[host] = result
+        raise _error(hosts, failed, timeout_s)
+    finally:
+        with ending:
+            over = True
+        while not results.empty():
+            _, result = results.get()
+            if isinstance(result, Link):
+                result.close()
+
+
+def _error(hosts: Sequence[str], failed: dict[str, Exception], timeout_s: float) -> Exception:
+    first = failed.pop(hosts[0], None) or LinkTimeout(f"{hosts[0]} did not answer within {_STEPS * timeout_s:g} s")
+    if not isinstance(first, TransportError):
+        return first
+    others = "; ".join(f"at {host}: {failed.get(host, 'no answer')}" for host in hosts[1:])
+    return type(first)(f"{first}; nor is it reached at its other addresses ({others})")
