@@ -100,7 +100,8 @@ def test_of_the_head_alone(how: dict[str, Any], tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter.gguf", model, ["output.weight"])
     expected = native_logits(model, [(adapter, 1.0)], TOKENS)
     with engine_of(model, how, tmp_path, replace(EXACT, repack=False, lora=(str(adapter),))) as engine:
-        np.testing.assert_allclose(logits(engine), expected, atol=2e-5, rtol=0)
+        # Sums of 32-bit floats, whose order the processor's kernels choose.
+        np.testing.assert_allclose(logits(engine), expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
 
 
 def test_of_the_token_table(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_results_without_ids_and_calls_that_share_one_find_each_other(url: str, 
     assert len(names) == 5
     results = [message for message in got if message["role"] == "tool"]
     assert [message["content"] for message in results] == [f"of {names[m['tool_call_id']]}" for m in results]
-    assert [message["name"] for message in results] == ["x", "y", "z", "w", "old"]
+    assert [names[message["tool_call_id"]] for message in results] == ["x", "y", "z", "w", "old"]
 
 
 def test_an_id_that_comes_again_is_that_of_the_latest_call() -> None:

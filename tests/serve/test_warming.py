@@ -505,7 +505,6 @@ def test_what_cannot_be_announced_is_refused_with_the_reason() -> None:
             ({"messages": []}, 400, "messages"),
             ({"messages": [{"role": "user", "content": [picture]}]}, 400, "not computed ahead"),
             ({"prompt": "word " * 50_000}, 400, "tokens"),
-            ({"prompt": "a b", "model": "none"}, 404, "there is no model"),
         ]
         for body, status, reason in bad:
             response = post(url, "/v1/prefixes", **body)

@@ -14,6 +14,7 @@ from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
+from edge.llm.slot import Slot
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
 from edge.speculate.speculation import Drafts, Speculation
 from edge.speculate.windows import Shape, WindowChoice
@@ -21,6 +22,7 @@ from tests.conftest import OPTIONS
 
 GREEDY = SamplingParams(temperature=0)
 ROOM = replace(OPTIONS, context=256, batch=64, outputs=MOST_ROWS)
+NEAR_TIE = 1e-3  # difference of two logits, in standard deviations of all of them
 Answers = dict[tuple[int, ...], list[int]]
 """Tokens, by those of the prompt."""
 
@@ -120,6 +122,18 @@ def plain_answers(prompts: Sequence[Sequence[int]]) -> Answers:
     """The greedy answers of one device, one token at a time."""
     with Engine(MODEL_PATH, ROOM) as engine:
         return {tuple(prompt): ids(run(engine, prompt, None)) for prompt in prompts}
+
+
+def same_but_for_ties(engine: TextEngine, request: Request, expected: Sequence[int], result: Sequence[int]) -> None:
+    """Assert that two greedy answers are the same, at least up to a near tie of the two likeliest tokens.
+
+    Where a processor's sums depend on the rows of a pass, random weights turn such near ties.
+    """
+    differ = next((i for i, (a, b) in enumerate(zip(expected, result, strict=True)) if a != b), None)
+    if differ is not None:
+        logits = Slot(engine).prefill([*request.prompt, *expected[:differ]])
+        gap = abs(float(logits[expected[differ]] - logits[result[differ]]))
+        assert gap < NEAR_TIE * float(logits.std()), (differ, gap)
 
 
 def same_distribution(item: Counter[tuple[int, ...]], other: Counter[tuple[int, ...]]) -> None:

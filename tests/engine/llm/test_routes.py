@@ -20,7 +20,10 @@ from edge.sameness.standard import answer_routes, local_route, options_for, sett
 SIZE = 40
 # In F32: rows of other passes give nearly the same, and a row in the wrong place does not.
 OPTIONS = options_for(EngineOptions(threads=1, kv_type="f32", flash_attention="off"), SIZE)
-NEAR = 0.02  # of a log-probability
+# Difference of log-probabilities. A pass of one row has kernels of its own, and trained weights amplify last bits: 0.02
+# with AVX-512 VNNI, 0.09 with AVX2. A row that is out of place is off by whole nats.
+NEAR = 0.2
+NEAR_MEAN = 4e-4  # mean divergence of a route
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,7 @@ def test_all_of_them_beside_one_device(chunks: Chunks) -> None:
     assert values["routes"][0]["mean_divergence"] == values["routes"][0]["one_device"]["mean_divergence"] == 0
     assert values["routes"][1]["route"] == "flash attention on"
     assert values["routes"][1]["one_device"]["mean_divergence"] > 0
-    assert max(row["one_device"]["mean_divergence"] for row in values["routes"]) < NEAR**2
+    assert max(row["one_device"]["mean_divergence"] for row in values["routes"]) < NEAR_MEAN
     assert "the same on 1 thread" in [
         setting_route.name for setting_route in setting_routes(MODEL_PATH, replace(OPTIONS, threads=2))
     ]

@@ -281,10 +281,10 @@ def test_a_run_that_failed_leaves_nothing_to_the_next(
     """Steps of its other requests were under way on the stages."""
     choose, chosen = TokenSampler.choose, itertools.count(1)
 
-    def failing(sampler: TokenSampler, logits: Any) -> int:
+    def failing(sampler: TokenSampler, logits: Any, **more: Any) -> int:
         if sampler._constraint is not None and next(chosen) % 2 == 0:
             raise SamplingError("nothing can follow")
-        return choose(sampler, logits)
+        return choose(sampler, logits, **more)
 
     monkeypatch.setattr(TokenSampler, "choose", failing)
     path = synthetic("llama", "f32")

@@ -318,7 +318,7 @@ def _n_vocab() -> int:
 def test_figures_of_an_answer(synthetic: Synthetic) -> None:
     """By a clock that goes on by a second with each look: a pass takes one, whatever its rows."""
     seconds = iter(range(1_000_000))
-    with Engine(synthetic("llama", "q8_0"), replace(OPTIONS, outputs=MOST_ROWS)) as engine:
+    with Engine(synthetic("llama", "f32"), replace(OPTIONS, outputs=MOST_ROWS)) as engine:
         answer = ids(run(engine, PROMPT, None, max_tokens=64))
         known = Known({tuple(PROMPT): answer})
         drafter = Speculation(lambda: known, "known", clock=lambda: float(next(seconds)))
