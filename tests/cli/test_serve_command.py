@@ -107,6 +107,15 @@ def test_a_port_in_use() -> None:
     assert f"127.0.0.1:{port} cannot be listened on: Address already in use; give another port" in done.stderr
 
 
+def test_ignored_fields_of_a_client_are_logged_once() -> None:
+    with served("--prefix-cache", "0") as server:
+        for hints in ({"store": True}, {"store": True}, {"store": False, "verbosity": "low"}):
+            assert server.answer(**hints) == "3 plus 4 is 7."
+        server.errors.seek(0)
+        lines = [line for line in server.errors if "fields ignored" in line]
+    assert [line.partition("fields=")[2].strip() for line in lines] == ["store", "verbosity"]
+
+
 def test_the_bundled_model_is_served_and_ctrl_c_ends_all_processes() -> None:
     with served("--requests", "3", "--prefix-cache", "0") as server:
         assert server.answer() == "3 plus 4 is 7."

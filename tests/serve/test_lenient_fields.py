@@ -494,7 +494,7 @@ def test_names_of_clients_are_bounded_and_logged_once(
 
     monkeypatch.setattr(openapi, "_ignored", ignored.IgnoredFields())
     hostile = {"a\r\nX-Evil: 1": 1, "ü\u202e": 1, "n" * 10_000: 1, **{f"f{number}": 1 for number in range(300)}}
-    with caplog.at_level(logging.INFO, "edge"):
+    with caplog.at_level(logging.WARNING, "edge"):
         monkeypatch.setattr(logging.getLogger("edge"), "propagate", True)
         for stream in (False, True, False):
             body = {"messages": HI, "stream": stream, "plain_hint": 1, **hostile}

@@ -41,7 +41,7 @@ class IgnoredFields:
         new = [name for name in names if name not in logged][: MAX_LOGGED - len(logged)]
         if new:
             logged.update(new)
-            log.info("fields ignored", client=client, path=http.url.path, fields=",".join(new))
+            log.warning("fields ignored", client=client, path=http.url.path, fields=",".join(new))
 
 
 def names_of(request: Fields) -> list[str]:
