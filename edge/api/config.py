@@ -49,7 +49,6 @@ class EngineConfig:
     plan_name: str = "the plan"  # where that one is from, for people
     save_plan: str | None = None  # file to write the plan to
     joining: bool = False  # whether workers of the cluster that are found later take part, too
-    resumes: bool = False  # whether it was loaded before: devices that cannot be reached now count as lost
     parallel: Parallel = "auto"
     shares: tuple[float, ...] | None = None
     affinity: tuple[int, ...] = ()  # cores that this process keeps to, for a saved plan
@@ -118,9 +117,11 @@ class EngineConfig:
         return replace(options, context=alone * min(options.sequences, FULL_REQUESTS))
 
     @contextmanager
-    def loaded(self, steps: Steps, accounted: Accounted | None = None) -> Iterator[LoadedModel]:
-        """Load the model, until the end of the block. accounted: as of `Engine`, on this device alone. The errors of
-        `drafts`, Engine, `plan` and `deploy`."""
+    def loaded(
+        self, steps: Steps, accounted: Accounted | None = None, *, resumes: bool = False
+    ) -> Iterator[LoadedModel]:
+        """Load the model, until the end of the block. accounted: as of `Engine`, on this device alone. resumes: as of
+        `deployed`. The errors of `drafts`, Engine, `plan` and `deploy`."""
         from edge.llm.engine import load
 
         draft = self.drafts(steps)
@@ -128,16 +129,16 @@ class EngineConfig:
         if self.workers or self.plan is not None:
             if draft != "off":  # requests of two groups have no drafts together
                 options = replace(options, groups=options.groups or 1)
-            with self.deployed(options, steps) as model:
+            with self.deployed(options, steps, resumes=resumes) as model:
                 yield LoadedModel(model.engine, model, draft)
         else:
             with load(Path(self.path), options, steps, accounted) as engine:
                 yield LoadedModel(engine, None, draft)
 
     @contextmanager
-    def deployed(self, options: EngineOptions, steps: Steps) -> Iterator[DeployedModel]:
-        """Deploy the model on its devices with these options, until the end of the block. The errors of `plan` and
-        `deploy`."""
+    def deployed(self, options: EngineOptions, steps: Steps, *, resumes: bool = False) -> Iterator[DeployedModel]:
+        """Deploy the model on its devices with these options, until the end of the block. resumes: it ran before, and
+        devices that cannot be reached now count as lost. The errors of `plan` and `deploy`."""
         from edge.api.cluster import plan as plan_model
         from edge.cluster.deployment import Exchange
         from edge.cluster.fleet import device
@@ -153,9 +154,9 @@ class EngineConfig:
         if self.reproducible:
             check_reproducible(plan, self.parallel, self.shares)
         workers = self.workers if plan is None else (*plan.devices[1:], *plan.all_devices[1:])
-        if self.resumes:
+        if resumes:
             workers = tuple(dict.fromkeys(map(device, workers)))
-        with Cluster(workers, insecure=self.insecure, needs_all=not self.resumes) as cluster:
+        with Cluster(workers, insecure=self.insecure, needs_all=not resumes) as cluster:
             if plan is not None:
                 choice = PlanChoice(path, plan, f"as {self.plan_name} says")
             else:
@@ -173,7 +174,7 @@ class EngineConfig:
             if self.save_plan is not None:
                 choice.save(self.save_plan)
             exchange = Exchange(self.transport, self.allreduce, self.wire)
-            resilience = Resilience(self.spare, announced if self.joining else None, self.reproducible, self.resumes)
+            resilience = Resilience(self.spare, announced if self.joining else None, self.reproducible, resumes)
             with deploy(choice, cluster, options, exchange, resilience, steps=steps) as model:
                 yield model
 

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from devices.processes.interpreter import module_command
@@ -54,17 +55,28 @@ class EngineChild:
         self.loaded = asyncio.get_running_loop().create_future()  # whether it has loaded the model, or why not
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._fatal: Exception | None = None  # the error that it reported before its end
+        self._config: EngineConfig  # that it was started with
+        self._plan: Mapping[str, Any] | None = None  # that it ran at first; None: one device
         self._is_ending = False
 
-    async def start(self, config: EngineConfig) -> None:
-        """Start the process, which loads the model, if need be once it has its share. OSError."""
+    async def start(self, config: EngineConfig, *, resumes: bool = False) -> None:
+        """Start the process, which loads the model, if need be once it has its share. resumes: as of
+        `EngineConfig.deployed`. OSError."""
         try:
             self.process, reader, self._writer = await spawn("edge.serve.engine.child")
         except BaseException:
             self._leave()
             raise
-        self.send({"config": config.to_json(), "shares_memory": self._share is not None})
+        self._config = config
+        self.send({"config": config.to_json(), "shares_memory": self._share is not None, "resumes": resumes})
         self.listening = asyncio.create_task(self._listen(reader))  # until the process has ended
+
+    def to_resume(self) -> EngineConfig:
+        """Return the configuration of the process that follows: with the plan that this one ran, as planning anew would
+        measure the devices first."""
+        if self._config.plan is not None or self._plan is None:
+            return self._config
+        return replace(self._config, plan=self._plan, plan_name="the plan before")
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message. A process that ends does not get it."""
@@ -135,6 +147,7 @@ class EngineChild:
             return
         self._receive(message)
         if "ready" in message and not self.loaded.done():
+            self._plan = message["ready"]["plan"]
             self.loaded.set_result(None)
         elif (future := self._pending.get(message.get("id", 0))) is not None and not future.done():
             resolve(future, message)

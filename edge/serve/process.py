@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,7 +47,6 @@ class EngineProcess:
         self.name, self.config, self.restarts, self._say = name, config, 0, say
         self.about: Mapping[str, Any] = {}  # the key `model` of its status, as of the last time the model was loaded
         self.failed: Exception | None = None  # why it takes no more requests
-        self._plan: Mapping[str, Any] | None = None  # that the first process of a configuration ran; None: one device
         self.answers = Answers(name)
         self._share = share
         self._numbers = itertools.count(1)
@@ -192,7 +190,6 @@ class EngineProcess:
             self._say(f"{self.name}: {message['say']}")
         elif "ready" in message:
             self.about, self.failed = message["ready"]["model"], None
-            self._plan = self._plan or message["ready"]["plan"]
             self._ready.set()
         elif self.answers.receive(message):  # a token
             self._ended_in_a_row = 0
@@ -210,15 +207,16 @@ class EngineProcess:
 
     # --- the process ---
 
-    async def _load(self, config: EngineConfig) -> None:
-        """Start a process, and wait until it has loaded the model. Raise what it reports; then none is left."""
+    async def _load(self, config: EngineConfig, *, resumes: bool = False) -> None:
+        """Start a process, and wait until it has loaded the model. Raise what it reports; then none is left.
+
+        resumes: as of `EngineConfig.deployed`.
+        """
         gone = EngineGone("the server ends")
         if self._closing.is_set():
             raise gone
-        if not config.resumes:
-            self._plan = None
         child = EngineChild(self.name, self._receive, self._ended, self._share)
-        await child.start(config)
+        await child.start(config, resumes=resumes)
         self._child = child
         if self._closing.is_set():  # closed meanwhile, when there was no process to end
             await self._end_child(gone)
@@ -244,35 +242,29 @@ class EngineProcess:
         if cause is not None:
             self._ended_in_a_row = max(0, self._ended_in_a_row - ENDS_IN_A_ROW)  # the model is not at fault
             self._say(f"{reason}, again during one request, which fails and is refused")
-        task = asyncio.create_task(self._restart(reason, running))
+        task = asyncio.create_task(self._restart(reason, running, child.to_resume()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _restart(self, reason: Exception, running: Sequence[ProcessAnswer]) -> None:
+    async def _restart(self, reason: Exception, running: Sequence[ProcessAnswer], config: EngineConfig) -> None:
+        """Start the next process on the devices that answer; give up if several tries fail."""
         async with self._starting:
             if self._child is None and not self._closing.is_set():  # else it was moved meanwhile
                 if self._ended_in_a_row > RESTARTS_IN_A_ROW:
                     self._give_up(EngineGone(f"{reason}, {self._ended_in_a_row} times in a row"))
                 else:
                     self._say(f"{reason}; it is started again")
-                    await self._load_again()
+                    for tries_left in reversed(range(RESTARTS_IN_A_ROW)):
+                        try:
+                            await self._load(config, resumes=True)
+                            break
+                        except (EdgeError, OSError) as error:
+                            if not tries_left or self._closing.is_set():
+                                self._say(f"{error}; it is not started again")
+                                self._give_up(error)
+                                break
+                            self._say(f"{error}; it is tried again")  # as where a device goes while it loads
         await self._go_on(running)
-
-    async def _load_again(self) -> None:
-        """Load the model on the devices that answer; give up if several tries fail, as where a device goes in each."""
-        config = replace(self.config, resumes=True)
-        if self._plan is not None and config.plan is None:  # planning anew would measure the devices first
-            config = replace(config, plan=self._plan, plan_name="the plan before")
-        for tries_left in reversed(range(RESTARTS_IN_A_ROW)):
-            try:
-                await self._load(config)
-                return
-            except (EdgeError, OSError) as error:
-                if not tries_left or self._closing.is_set():
-                    self._say(f"{error}; it is not started again")
-                    self._give_up(error)
-                    return
-                self._say(f"{error}; it is tried again")
 
     async def _end_child(self, reason: Exception) -> None:
         """End the process in use, and wait for it. Requests that it has not answered fail with this reason."""

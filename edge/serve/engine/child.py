@@ -84,7 +84,7 @@ def main() -> int:
         config = EngineConfig.from_json(first["config"])
         if first["shares_memory"]:
             messages = follow_share(config.options, control.send, messages)
-        with config.loaded(steps) as (engine, deployed, draft), ExitStack() as stack:
+        with config.loaded(steps, resumes=first["resumes"]) as (engine, deployed, draft), ExitStack() as stack:
             drafter = speculation(draft, engine, stack.enter_context, steps)
             encoder = stack.enter_context(media_encoder(config, engine, steps))
             loop = ServingLoop(config, engine, deployed, control.send, drafter, encoder)
