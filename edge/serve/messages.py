@@ -3,7 +3,8 @@
 A line is a message of the server, or a list of messages of the process: all those of one step.
 
 From the server: {"config", "shares_memory": whether the process asks before it loads, "resumes": as of
-`EngineConfig.deployed`}, then {"id", "do": what, "with": arguments}, such as "heartbeat", {"id", "do": "cancel"}, or {"do": "memory", "with": arguments of MemoryShare.follow}.
+`EngineConfig.deployed`}, then {"id", "do": what, "with": arguments}, such as "heartbeat", {"id", "do": "cancel"}, or
+{"do": "memory", "with": arguments of MemoryShare.follow}.
 From the process: {"say": a line for people}, {"claim": [least, most] bytes}, {"memory": fields of MemoryUse}, {"ready":
 status}, {"fatal": error}; as an answer {"id", "result"} or {"id", "error"}; for a generation then {"id", "begun"} once
 it is computed, and {"id", "piece"} until one has a finish reason, or {"id", "error"}.
