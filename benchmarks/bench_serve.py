@@ -114,9 +114,11 @@ def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def servers_here(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Server], dict[str, str]]:
     """(those that are compared, why the others are not)."""
     sizes = {"context": args.context, "requests": args.requests, "threads": args.threads}
-    results, left_out = [edge_serve(args.model, folder, **sizes)], {}
+    # Two servers of ours would read each other's prompts from the disk.
+    more = () if args.before is None else ("--prefix-cache", "0")
+    results, left_out = [edge_serve(args.model, folder, **sizes, more=more)], {}
     if args.before is not None:
-        results.append(edge_serve(args.model, folder, **sizes, tree=args.before))
+        results.append(edge_serve(args.model, folder, **sizes, more=more, tree=args.before))
     if args.llama_server is None:
         left_out[LLAMA_SERVER] = "name the program with --llama-server"
     else:
@@ -149,7 +151,8 @@ def throughput(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             # Each round has prompts of its own, the same ones for every server.
             prompts = [[words.text(args.prompt) for _ in range(n)] for _ in range(args.rounds + 1)]
             measures = {name: _streams(server, iter(prompts), args) for name, server in servers.items()}
-            measures[LIMIT] = partial(limit, args.llama_batched_bench, args.model, n, *sizes)
+            if args.before is None:  # a comparison with another checkout needs no limit, which takes most of the time
+                measures[LIMIT] = partial(limit, args.llama_batched_bench, args.model, n, *sizes)
             result = alternate(measures, args.rounds)
             sides = list(servers)
             cases.append(
@@ -157,7 +160,9 @@ def throughput(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                     "streams": n,
                     "median": medians(result),
                     "best": bests(result),
-                    "compared": [row for side in (*sides[1:], LIMIT) for row in compared(result, sides[0], side)],
+                    "compared": [
+                        row for side in measures if side != sides[0] for row in compared(result, sides[0], side)
+                    ],
                     "measured": result,
                 }
             )
