@@ -76,7 +76,8 @@ class Places:
         self._taken[client] -= 1
         if not self._taken[client]:
             del self._taken[client]
-        ready = [item for item in self._waiting if self._taken[item[0]] < self._most_of_one]
+        # One that is cancelled is among them until its task goes on.
+        ready = [item for item in self._waiting if not item[1].done() and self._taken[item[0]] < self._most_of_one]
         if ready:
             following = min(ready, key=lambda item: self._taken[item[0]])
             self._waiting.remove(following)

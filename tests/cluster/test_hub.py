@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 
@@ -143,6 +144,27 @@ def test_a_partial_file_that_is_too_long_is_begun_anew(tmp_path: Path, monkeypat
     with pytest.raises(OSError, match="from 0"):
         hub._fetch("someone/tiny", "tiny.gguf", metadata, tmp_path, lambda here: None)
     assert not (blobs / "digest").exists()
+
+
+@pytest.mark.parametrize("n_bytes", [9, 10])
+def test_a_partial_file_is_continued_and_a_whole_one_needs_no_byte(
+    n_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = tmp_path / "models--someone--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "digest.partial").write_bytes(b"0123456789"[:n_bytes])
+    asked: list[int] = []
+
+    def get(url: str, file: BinaryIO, *, resume_size: int, **_: object) -> None:
+        asked.append(resume_size)
+        file.write(b"0123456789"[resume_size:])
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", get)
+    metadata = SimpleNamespace(etag="digest", size=10, commit_hash="newest")
+    hub._fetch("someone/tiny", "tiny.gguf", metadata, tmp_path, lambda here: None)
+    assert (blobs / "digest").read_bytes() == b"0123456789"
+    assert not (blobs / "digest.partial").exists()
+    assert asked == [9] * (n_bytes < 10)
 
 
 def test_without_the_hub_the_cache_answers(tmp_path: Path, model: bytes) -> None:

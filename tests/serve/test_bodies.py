@@ -132,6 +132,32 @@ def test_room_is_given_in_turn_and_given_back(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("cancelled_first", [True, False])
+def test_room_is_not_lost_if_its_client_goes_in_the_moment_of_getting_it(cancelled_first: bool) -> None:
+    async def scenario() -> None:
+        room = BodyRoom(100)
+        await room.take(60)
+        waiting = asyncio.create_task(room.take(80))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        steps = [waiting.cancel, lambda: room.give(60)]
+        for step in steps if cancelled_first else steps[::-1]:
+            step()
+        await asyncio.wait([waiting])
+        if not waiting.cancelled():  # it has the room, whatever it was told
+            room.give(80)
+        await room.take(100)
+
+    asyncio.run(scenario())
+
+
+def test_largest_body_of_the_options_has_room_although_all_together_have_less() -> None:
+    options = ServeOptions(max_body_bytes=TOTAL, max_bodies_bytes=MOST)
+    with serving(create_app(ScriptedModels(), options)) as address:
+        assert httpx.post(address + CHAT, content=chat_of(TOTAL), timeout=60).status_code == 200
+        assert httpx.post(address + CHAT, content=chat_of(TOTAL + 1), timeout=60).status_code == 413
+
+
 def test_an_answered_body_gives_its_room_back_once() -> None:
     async def scenario() -> None:
         async def receive() -> dict[str, object]:

@@ -91,6 +91,27 @@ def test_fetch_that_goes_on_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     assert used == [7]
 
 
+def test_reports_without_a_further_byte_do_not_keep_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock().install(monkeypatch, fetches)
+    given_up = threading.Event()
+
+    def repeats(name: str, report: Progress) -> None:
+        report(10, 100)
+        try:
+            while not given_up.wait(0.001):
+                clock.now += fetches.STALLED_S / 10
+                report(10, 100)
+        finally:
+            given_up.set()
+
+    async def run() -> None:
+        with pytest.raises(HubError, match="nothing came for 300 s"):
+            await asyncio.wait_for(Fetches(repeats).have("model", nothing, nothing), WAIT_S)
+        assert await asyncio.to_thread(given_up.wait, WAIT_S)  # its next report ends its thread
+
+    asyncio.run(run())
+
+
 def test_stalled_fetch_does_not_keep_the_server_from_ending() -> None:
     begun, may_end = threading.Event(), threading.Event()
 

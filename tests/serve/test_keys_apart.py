@@ -28,6 +28,7 @@ from tests.support.clock import Clock
 
 A, B, ADMIN = "sk-a", "sk-b", "sk-admin"
 PLAN = {"plan": {}}
+WAIT_S = 60.0
 SETTINGS = {"/v1/memory": {"memory": 0}, "/v1/plan": PLAN}
 
 
@@ -183,7 +184,7 @@ def test_plan_with_a_foreign_device_is_refused_before_anything_is_dialled() -> N
 
 def run_places(work: Callable[[Places], Coroutine[Any, Any, None]], *arguments: Any) -> None:
     async def run() -> None:
-        await work(Places("tests", *arguments))
+        await asyncio.wait_for(work(Places("tests", *arguments)), WAIT_S)
 
     asyncio.run(run())
 
@@ -236,6 +237,26 @@ def test_one_client_leaves_places_and_half_of_the_line() -> None:
         await asyncio.gather(*tasks)
 
     run_places(work, 3, 4, 2)
+
+
+@pytest.mark.parametrize("cancelled_first", [True, False])
+@pytest.mark.parametrize("n_behind", [0, 1])
+def test_place_is_not_lost_if_its_client_goes_in_the_moment_of_getting_it(n_behind: int, cancelled_first: bool) -> None:
+    async def work(places: Places) -> None:
+        end, order = asyncio.Event(), list[str]()
+        end.set()
+        async with places.place():
+            waiting = [asyncio.create_task(take(places, client, end, order)) for client in "ab"[: 1 + n_behind]]
+            await settled()
+            if cancelled_first:
+                waiting[0].cancel()
+        waiting[0].cancel()
+        await settled()
+        assert order == ["b"] * n_behind
+        assert all(task.done() for task in waiting)
+        assert (places._free, places._waiting, +places._taken) == (1, [], {})
+
+    run_places(work, 1, 5)
 
 
 def test_cancelled_waiting_leaves_nothing_behind_and_work_keeps_its_place() -> None:

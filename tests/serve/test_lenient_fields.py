@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from edge.serve.apis.api import Api
 from edge.serve.apis.chat import CHAT
@@ -506,6 +508,34 @@ def test_names_of_clients_are_bounded_and_logged_once(
         lines = [record for record in caplog.records if "plain_hint" in record.getMessage()]
     assert len(lines) == 1
     assert "\n" not in lines[0].getMessage()
+
+
+def test_log_of_ignored_fields_forgets_the_client_that_asked_last_of_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from edge.serve.http import ignored
+
+    monkeypatch.setattr(ignored, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(ignored, "MAX_LOGGED", 3)
+    told = ignored.IgnoredFields()
+
+    def logged(client: str, *names: str) -> str:
+        caplog.clear()
+        scope = {"type": "http", "path": "/v1/chat/completions", "headers": [], "client": (client, 1)}
+        told.tell(Request(scope), Fields.model_validate(dict.fromkeys(names, 1)), Response())
+        return " ".join(record.getMessage() for record in caplog.records)
+
+    with caplog.at_level(logging.INFO, "edge"):
+        monkeypatch.setattr(logging.getLogger("edge"), "propagate", True)
+        assert "hint" in logged("a", "hint")
+        assert "hint" in logged("b", "hint")
+        assert not logged("a", "hint")
+        assert "hint" in logged("c", "hint")  # b, which asked before a, is forgotten
+        assert not logged("a", "hint")
+        assert not logged("c", "hint")
+        assert "hint" in logged("b", "hint")
+        several = [logged("b", f"f{number}") for number in range(5)]
+        assert [bool(line) for line in several] == [True, True, False, False, False]
 
 
 def test_functions_in_a_namespace_are_called_by_their_own_names() -> None:

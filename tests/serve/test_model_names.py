@@ -70,6 +70,13 @@ def test_spelling_of_a_served_name_stands_for_its_model(request_name: str | None
     assert Router(TWO).resolve(request_name) == served
 
 
+@pytest.mark.parametrize("n_characters", [499, 500, 501])
+def test_names_of_up_to_500_characters_are_looked_at_closely(n_characters: int) -> None:
+    served = "m" * n_characters
+    assert matching(served, [served]) == [served]
+    assert matching(served.upper(), [served]) == ([served] if n_characters <= 500 else [])
+
+
 @pytest.mark.parametrize(
     "request_name", ["gpt-4o", "Qwen3", "4B", "qwen3-4b:7b", "a" * 1_000_000, "/" * 900 + "x", "a/" * 300]
 )

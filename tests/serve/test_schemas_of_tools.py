@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from edge.constraints.constraint import Constraint
+from edge.constraints.schemas import normal_schema
 from edge.demo import MODEL_PATH
 from edge.errors import SamplingError
 from edge.llama.llama import Model
@@ -50,6 +51,8 @@ def grammar_of(form: str, schema: Any, **more: Any) -> str | None:
         ({"$ref": "#/$defs/x", "nullable": True}, [7, None], [8]),
         ({"enum": ["x", 1, None, True, {"y": [1]}]}, ["x", 1, None, True, {"y": [1]}], ["y", 2, False]),
         ({"type": "string", "enum": ["x", 1]}, ["x"], [1]),
+        ({"type": "integer", "enum": [1, 1.5]}, [1], [1.5]),
+        ({"type": "array", "items": NUMBER, "maxItems": 0}, [[]], [[1]]),
         ({"type": "STRING"}, ["x"], [[1]]),
         ({"type": "any"}, ["x", 1], []),
         ({"allOf": [{"$ref": "#/$defs/x"}]}, [7], [8]),
@@ -77,6 +80,14 @@ def test_what_a_schema_says_is_held(form: str, schema: Any, good: list[Any], bad
                 parser = CallParser(BY_NAME[form], {"f": {"properties": {"a": schema}, **more}}, is_constrained=True)
                 written = value if isinstance(value, str) else json.dumps(value)
                 assert merged([*parser.add(text), *parser.end()]) == [{"name": "f", "arguments": {"a": written}}]
+
+
+@pytest.mark.parametrize("keyword", ["Length", "Items", "Properties"])
+def test_bound_of_zero_holds_where_it_constrains(keyword: str) -> None:
+    for bound in (0, 1, 2.0):
+        said = normal_schema({f"min{keyword}": bound, f"max{keyword}": bound})
+        assert said[f"max{keyword}"] == bound
+        assert said.get(f"min{keyword}", 0) == bound
 
 
 def both_quotes(form: str, value: Any) -> list[str]:

@@ -21,6 +21,7 @@ from edge.serve.apis.metrics import metrics
 from edge.serve.apis.tokens import count_tokens
 from edge.serve.app import create_app
 from edge.serve.engine.status import EngineStatus
+from edge.serve.http.own_names import OwnNames
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from edge.serve.served import Generation
@@ -40,6 +41,13 @@ CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 1, "context":
 def test_names_of_hosts_have_no_case(host: str) -> None:
     with serving(create_app(ScriptedModels(), ServeOptions(allow_hosts=("Edge.Example",)))) as url:
         assert httpx.get(f"{url}/v1/models", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("option", ["nas.lan", "nas.lan.", "NAS.Lan."])
+def test_dot_of_the_root_is_no_part_of_a_name_in_options_and_requests(option: str) -> None:
+    names = OwnNames(ServeOptions(allow_hosts=(option,)))
+    assert all(host in names for host in ("nas.lan", "nas.lan.", "NAS.lan:80", "nas.lan.:80"))
+    assert "nas.lan.example" not in names
 
 
 def test_an_empty_list_is_an_answer_and_no_call() -> None:

@@ -219,6 +219,27 @@ def test_a_refusal_ends_after_its_time() -> None:
     asyncio.run(run())
 
 
+def test_oldest_of_too_many_known_requests_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.serve.suspects._MOST_KNOWN", 3)
+
+    async def run() -> list[bool]:
+        suspects, refused = Suspects("demo"), []
+        for number in range(5):
+            bad = case(str(number))
+            for _ in range(ENDS_IN_A_ROW):
+                await suspects.turn(bad)
+                suspects.ended([bad], EngineGone("killed"))
+        for number in range(5):
+            try:
+                await suspects.turn(case(str(number)))
+                refused.append(False)
+            except PoisonousRequest:
+                refused.append(True)
+        return refused
+
+    assert asyncio.run(asyncio.wait_for(run(), WAIT_S)) == [False, False, True, True, True]
+
+
 def test_the_same_request_is_known_whoever_sends_it_with_whatever_seed() -> None:
     def digest(what: str = "generate", prompt: str = "x", **more: Any) -> bytes:
         return Case(what, lambda: {"prompt": prompt, **more}).digest()

@@ -128,6 +128,23 @@ def test_a_shift_that_is_interrupted_is_not_done_twice(
     np.testing.assert_allclose(result, expected, atol=1e-3 * expected.std())
 
 
+def test_a_conversation_whose_shift_is_interrupted_is_computed_again(
+    demo: Engine, monkeypatch: pytest.MonkeyPatch, decoded: list[int]
+) -> None:
+    scheduler = one_slot(demo)
+    [slot] = scheduler.slots.all
+    list(generate(scheduler, Request(PROMPT, 1, ends=False)))
+    again = Request(SHORTER, 1, ends=False, in_place=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(demo, "decode_rows", failing(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            list(generate(scheduler, again))
+    decoded.clear()
+    list(generate(scheduler, again))
+    assert slot.tokens == SHORTER
+    assert (sum(decoded), slot.exact) == (len(SHORTER), None)
+
+
 def failing(error: BaseException) -> Callable[..., None]:
     """Return a function that raises an error in place of a decode."""
 

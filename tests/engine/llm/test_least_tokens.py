@@ -136,6 +136,18 @@ def test_stop_strings_end_nothing_before_the_least(demo: Engine) -> None:
     assert (tokens_of(late), "".join(event.text for event in late)) == (tokens_of(endless), text)
 
 
+@pytest.mark.parametrize("behind", [-1, 0, 1])
+def test_stop_string_that_the_last_of_the_least_tokens_completes_ends_the_answer(demo: Engine, behind: int) -> None:
+    prompt = prompt_of(demo)
+    [endless] = answered(demo, Request(prompt, 60, replace(GREEDY, ignore_eos=True)))
+    stop = next(event.text for event in endless[5:] if event.text.strip())
+    [stopped] = answered(demo, Request(prompt, 60, replace(GREEDY, ignore_eos=True, stop=[stop])))
+    n_tokens = len(tokens_of(stopped))
+    sampling = replace(GREEDY, ignore_eos=False, min_tokens=n_tokens + behind, stop=[stop])
+    [answer] = answered(demo, Request(prompt, 60, sampling, ends=False))
+    assert (len(tokens_of(answer)) == n_tokens) == (behind <= 0)
+
+
 def test_a_repetition_ends_nothing(demo: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repetition, "LEAST_TOKENS", 60)
     loop = replace(GREEDY, grammar='root ::= "x" "abcd, "*')

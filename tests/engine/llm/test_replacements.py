@@ -319,6 +319,22 @@ def test_what_idle_slots_held_is_told_once_and_within_its_namespace() -> None:
         assert scheduler.slots.former([5, 6, 7], "one") is None
 
 
+@pytest.mark.parametrize("n_losses", [1, 2, 3])
+def test_what_idle_slots_held_is_known_after_several_losses(n_losses: int) -> None:
+    """Whoever comes again after the first loss, or only after the last one."""
+    with Lives(iter([])) as engine:
+        scheduler = Scheduler(engine, keep=True)
+        prompts = [[5 + 20 * n, 6, 7, 8] for n in range(n_losses)]
+        for prompt in prompts:
+            scheduler.add(Request(prompt, 1, ends=False))
+            while scheduler.busy:
+                scheduler.step()
+            scheduler.preempt_all()
+        known = [scheduler.slots.former(prompt, "") for prompt in prompts]
+        assert [former and former.tokens for former in known] == prompts
+        assert [scheduler.slots.former(prompt, "") for prompt in prompts] == [None] * n_losses
+
+
 def test_steps_are_those_of_the_engine_that_took_over() -> None:
     """After a loss, and after a move that takes keys and values along."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from onnx import ModelProto, TensorProto, helper
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
 from edge.onnx.bench import measure, sequential
 from edge.onnx.engine import OnnxEngine
+from edge.onnx.file import _check
 from edge.onnx.pipeline import Result
 from edge.onnx.runtime import runtime
 from edge.onnx.samples import ANY_SHAPE, Array, SamplesError
@@ -275,6 +277,25 @@ def test_operator_that_onnx_runtime_alone_knows_is_run() -> None:
     with OnnxEngine(model.SerializeToString(), 1) as engine:
         y = engine.run({"x": x, "scale": np.ones(4, np.float32)})["y"]
     assert np.allclose(y, x / np.sqrt(np.square(x).mean(1, keepdims=True) + 1e-5), atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", ["scale", "nothing makes it"], ids=["valid", "refused"])
+def test_check_leaves_operators_and_their_domains_as_they_were(scale: str) -> None:
+    model = onnx.load_from_string(
+        graph(
+            [node("SimplifiedLayerNormalization", ["x", scale], ["y"], axis=-1), node("Relu", ["y"], ["z"])],
+            [("x", F32, (2, 4)), ("scale", F32, (4,))],
+            [("z", F32, (2, 4))],
+        )
+    )
+
+    def said() -> tuple[list[tuple[str, str]], list[str]]:
+        return [(own.op_type, own.domain) for own in model.graph.node], [own.domain for own in model.opset_import]
+
+    before = said()
+    with pytest.raises(ModelFileError) if scale != "scale" else nullcontext():
+        _check(model, "it")
+    assert said() == before
 
 
 def test_a_node_that_fails_and_memory_that_runs_out() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from partition.errors import PlanError
 from partition.search import bounds, labels, search
+from partition.search.best import Best, Solution
 from partition.search.problem import Array, Group, Problem, with_peaks
 from partition.search.search import front
 from partition.search.tables import Tables, rounded
@@ -131,6 +132,32 @@ def test_at_most_so_many_labels_are_held_and_then_it_says_so(monkeypatch: pytest
     assert not result.exact
     assert result.solutions
     assert all(priced(problem, solution.groups, solution.cuts) for solution in result.solutions)
+
+
+def test_known_solution_beats_what_is_equal_unless_that_has_fewer_devices() -> None:
+    best = Best()
+    best.add([Solution(groups=(0,), cuts=(0, 1), measures=(1.0, 2.0), objectives=(1.0, 2.0), devices=2)])
+    objectives = np.array([[1.0, 1.0, 1.0, 0.5, 1.0, 1.0], [2.0, 2.0, 2.0, 3.0, 3.0, 1.5]])
+    beaten = best.beats(objectives, np.array([1, 2, 3, 9, 1, 9]))
+    assert beaten.tolist() == [False, True, True, False, True, False]
+
+
+@pytest.mark.parametrize("each", [1, 2, 1000])
+def test_quick_run_that_left_labels_out_is_not_taken_for_the_whole_front(
+    each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of labels that hold as many bytes of a device, it keeps few."""
+    layers = np.maximum(0.0, np.arange(9)[None, :] - np.arange(9)[:, None])
+    problem = pipeline(8, [3.0, 1.0, 2.5, 2.0], 0.05, 10)
+    n_bytes = [layers[None] * (device == 1) for device in range(4)]
+    more = with_peaks(problem, n_bytes, [np.zeros(1)] * 4)
+    expected = search.front(more)
+    monkeypatch.setattr(search, "QUICK_BEAM", 1)
+    monkeypatch.setattr(search, "QUICK_EACH", each)
+    result = search.Prepared(more, [1]).front()
+    assert expected.exact
+    assert result.exact
+    assert [item.objectives for item in result.solutions] == [item.objectives for item in expected.solutions]
 
 
 def test_nothing_is_possible() -> None:

@@ -173,6 +173,20 @@ def test_special_token_that_only_config_json_has_is_its_first_number(
     assert meta.get("tokenizer.ggml.eos_token_id") == expected
 
 
+@pytest.mark.parametrize("newer", [None, "<|im_end|>", {"content": "<|im_end|>"}, "of no token"])
+@pytest.mark.parametrize("older", [None, "<|endoftext|>", {"content": "<|endoftext|>"}])
+def test_special_token_of_the_newer_file_comes_first(tmp_path: Path, newer: object, older: object) -> None:
+    folder = copy("qwen3", tmp_path)
+    edit(folder / "config.json", lambda config: config.pop("eos_token_id", None))
+    edit(folder / "tokenizer_config.json", lambda settings: settings.update(eos_token=newer))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": older}))
+    meta = converted(folder, tmp_path / "model.gguf").metadata
+    tokens = meta["tokenizer.ggml.tokens"]
+    expected = "<|im_end|>" if newer not in (None, "of no token") else older and "<|endoftext|>"
+    number = meta.get("tokenizer.ggml.eos_token_id")
+    assert (None if number is None else tokens[number]) == expected  # type: ignore[index]
+
+
 @pytest.mark.parametrize("missing", ["tokenizer.model", "tokenizer.json"])
 def test_scores_come_from_either_file(tmp_path: Path, missing: str) -> None:
     folder = copy("gemma", tmp_path)

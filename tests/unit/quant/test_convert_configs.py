@@ -7,6 +7,7 @@ import pytest
 from quant.checkpoint.families import read_model
 from quant.checkpoint.metadata import model_pairs
 from quant.checkpoint.rope import rope_factors
+from quant.errors import ModelFileError
 from quant.gguf.writer import encoded
 
 LLAMA_3_ROPE = {
@@ -100,3 +101,14 @@ def test_factors_of_llama_3() -> None:
     assert factors[-12:] == pytest.approx([32.0] * 12)  # less than once
     assert factors == sorted(factors)
     assert rope_factors(read_model(CONFIGS["Llama 2 7B"][0])) == []
+
+
+@pytest.mark.parametrize("high", [0.5, 1.0, 1.0 + 1e-9, 4.0])
+def test_bounds_of_llama_3_leave_something_between_them(high: float) -> None:
+    rope = {**LLAMA_3_ROPE, "low_freq_factor": 1.0, "high_freq_factor": high}
+    model = read_model({**CONFIGS["Llama 3.2 1B"][0], "rope_scaling": rope})
+    if high > 1.0:
+        assert set(rope_factors(model)) >= {1.0, 32.0}
+    else:
+        with pytest.raises(ModelFileError, match=f"high_freq_factor is {high:g}, needed is more than low_freq_factor"):
+            rope_factors(model)

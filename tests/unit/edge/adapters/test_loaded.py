@@ -1,9 +1,17 @@
 """Scales of adapters: an interrupted change leaves nothing known, so that the next request sets them again."""
 
+from itertools import product
+from pathlib import Path
+
 import pytest
 
 from edge.adapters.adapter import Scales
-from edge.adapters.loaded import EngineAdapters
+from edge.adapters.file import AdapterFile
+from edge.adapters.loaded import EngineAdapters, LoadedAdapters
+from edge.demo import MODEL_PATH
+from partition.model.model import ModelShape
+from quant.gguf.file import GgufFile
+from tests.support.adapters import write_adapter
 
 
 @pytest.mark.parametrize("then", ["old", "new"])
@@ -29,3 +37,22 @@ def test_interrupted_change_of_scales_is_made_again_whichever_scales_follow(then
     adapters.use(scales)
     assert used == [before, scales]
     assert adapters.scales == scales
+
+
+@pytest.mark.parametrize("scales", list(product((0.0, 0.5), repeat=2)))
+def test_adapters_that_change_a_weight_are_those_of_the_scales_of_now(
+    scales: tuple[float, float], tmp_path: Path
+) -> None:
+    model = GgufFile.open(MODEL_PATH)
+    weights = (["attn_q.weight"], ["attn_q.weight", "attn_k.weight"])
+    paths = [write_adapter(tmp_path / f"{i}.gguf", MODEL_PATH, own) for i, own in enumerate(weights)]
+    files = [AdapterFile(path, model, ModelShape.from_gguf(model)) for path in paths]
+    loaded = LoadedAdapters((), files)
+    loaded._use = lambda scales: None  # no model is loaded
+    assert loaded.n_of("blk.0.attn_q.weight") == 0
+    loaded.use(scales)
+    assert loaded.n_of("blk.0.attn_q.weight") == sum(map(bool, scales))
+    assert loaded.n_of("blk.0.attn_k.weight") == bool(scales[1])
+    assert loaded.n_of("blk.0.attn_v.weight") == 0
+    loaded.use(())
+    assert loaded.n_of("blk.0.attn_q.weight") == 0

@@ -56,3 +56,13 @@ def test_processes_that_wait_for_memory_shrink_it_unless_there_is_plenty() -> No
     plenty = Governor(2000, HELD)
     plenty.look(1900, HELD, 0.0, 0.0)
     assert plenty.look(1900, HELD, 0.9, 1.0) == HELD
+
+
+def test_room_of_before_a_shrink_does_not_count_as_steady() -> None:
+    governor = Governor(2000, HELD)
+    governor.look(1500, HELD, 0.0, 0.0)
+    less = governor.look(900, HELD, 0.0, 0.8 * GROW_AFTER_S)
+    for now in (0.9, 1.0, 1.5, 1.8):
+        assert governor.look(1500, less, 0.0, now * GROW_AFTER_S) == less
+        assert governor.budget == less
+    assert governor.look(1500, less, 0.0, 1.9 * GROW_AFTER_S) == 1500

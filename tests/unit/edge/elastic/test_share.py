@@ -83,6 +83,19 @@ def test_a_refusal_says_why_and_the_limit_stays() -> None:
     assert share.request(60, 100) == 90
 
 
+def test_refusal_is_told_although_a_limit_follows_before_it_is_read() -> None:
+    def answer(least: int, most: int) -> None:
+        share.follow(50, 50, 1, True, "no room")
+        share.follow(100, 100, 2, False)  # somebody has left meanwhile
+
+    share = MemoryShare()
+    share.join(answer, lambda use: None)
+    with pytest.raises(NotEnoughMemory, match=r"^no room$"):
+        share.request(60, 100)
+    share.join(lambda least, most: share.follow(90, 90, 3, True), lambda use: None)
+    assert share.request(60, 100) == 90  # the next claim is not refused by it
+
+
 @pytest.mark.parametrize("there", [0, 40])
 def test_others_that_keep_their_memory_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch, there: int) -> None:
     """Memory that is there by then is used, if it is enough."""

@@ -131,6 +131,20 @@ def test_memory_follows_use_and_stays_where_it_is_while_nobody_computes() -> Non
     assert processes.limits["b"] > 800
 
 
+def test_time_between_a_report_and_the_next_claim_is_no_rest() -> None:
+    """A process that loads reports nothing meanwhile."""
+    processes = Processes(1000)
+    for name in ("a", "b"):
+        processes.come(name, 100, 900)
+    processes.computes(600, "a")
+    before, use = dict(processes.limits), processes.shares.figures()["a"].use
+    processes.now_s += 600
+    processes.shares.claim(processes.members["a"], 100, 900, "a")
+    processes.computes(0)
+    assert processes.shares.figures()["a"].use == use
+    assert processes.limits["a"] >= before["a"]
+
+
 @pytest.mark.parametrize("period", [1, 5, 20])
 def test_processes_that_take_turns_do_not_swap_their_memory_each_time(period: int) -> None:
     processes = Processes(1000)

@@ -126,6 +126,17 @@ def test_a_clock_that_was_set_back_does_not_change_the_order(store: PrefixStore)
     assert there(other) == [0, 3, 4]
 
 
+@pytest.mark.parametrize("use", ["read", "touch"])
+def test_use_makes_no_file_older_than_it_was(use: str, store: PrefixStore) -> None:
+    future_s = time.time() + 10**6
+    for n, ahead_s in enumerate((5, 0)):  # of another process, whose clock was ahead
+        assert store.write(name(n), b"")
+        os.utime(path_of(store, n), (future_s + ahead_s, future_s + ahead_s))
+    other = PrefixStore(store.folder, store.max_bytes)  # it has not looked through the folder
+    assert (content(other, 0) is not None) if use == "read" else other.touch(name(0))
+    assert [file.path for file in other.files()] == [path_of(store, n) for n in (1, 0)]
+
+
 def test_what_is_larger_than_the_limit_is_refused_and_nothing_removed(store: PrefixStore) -> None:
     assert store.write(name(1), bytes(90 * KIB))
     assert not store.write(name(2), bytes(100 * KIB + 1))

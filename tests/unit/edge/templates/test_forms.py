@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.errors import TemplateError
+from edge.templates.formats import FORMATS
+from edge.templates.forms import MessageForm, formed
 from edge.templates.process import TemplateProcess
 from edge.templates.template import CHATML, ChatTemplate
 from tests.support import templates
@@ -32,6 +34,19 @@ from tests.support.templates import (
 from tests.support.thorough import some
 
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("thoughts", [(None, None), ("T0", None), (None, "T1"), ("T0", "T1"), ("T0", None, "T2")])
+def test_turns_that_are_joined_keep_the_thoughts_of_each(thoughts: tuple[str | None, ...]) -> None:
+    answers = [
+        {"role": "assistant", "content": f"A{number}", **({"reasoning_content": own} if own else {})}
+        for number, own in enumerate(thoughts)
+    ]
+    form = MessageForm(joined=frozenset({"assistant"}))
+    [_, joined], _ = formed([{"role": "user", "content": "U"}, *answers], (), form, FORMATS[0])
+    assert joined["content"] == "\n\n".join(answer["content"] for answer in answers)
+    said = [own for own in thoughts if own]
+    assert joined.get("reasoning_content") == ("\n\n".join(said) if said else None)
 
 
 @pytest.fixture(scope="module")
