@@ -1,6 +1,7 @@
 """Answers of a trained model that go nowhere end soon, and say so; others are untouched. Samplers are llama.cpp's."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +82,9 @@ def test_an_answer_that_ends_by_itself_is_untouched(engine: Engine, question: st
 
 
 def test_an_array_without_a_bound_ends_and_is_json(engine: Engine) -> None:
-    text, _, last = repeated_answer(engine, "Give names of colours.", replace(GREEDY, json_schema=json.dumps(COLOURS)))
+    # On some processors the model repeats one colour, which would end the answer before the bound of arrays does.
+    sampling = replace(GREEDY, json_schema=json.dumps(COLOURS), allow_repetition=True)
+    text, _, last = repeated_answer(engine, "Give names of colours.", sampling)
     assert last.finish_reason == "stop"
     assert len(json.loads(text)["colours"]) == MAX_ITEMS
 
@@ -99,7 +102,7 @@ def test_the_command_says_why_it_ended(smollm2: Path) -> None:
         timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "edge chat: the answer repeats the same 7 tokens" in done.stderr
+    assert re.search(r"edge chat: the answer repeats the same \d+ tokens, \d+ times", done.stderr), done.stderr
 
 
 def test_texts_are_no_loops(engine: Engine) -> None:

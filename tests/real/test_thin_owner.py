@@ -34,7 +34,7 @@ def test_the_answer_is_that_of_one_device(
 ) -> None:
     """Also of drafts that are verified over the one round trip."""
     prompt, answer = prompt_and_answer
-    assert len(answer) > 15
+    assert len(answer) > 8  # a processor's rounding decides which answer it is
     with ranks_here(smollm2, pipeline(*shares), OPTIONS, tmp_path) as engine:
         assert ids(run(engine, prompt, None)) == answer
         drafter = speculate(NgramDrafts(), choice=always(MOST_ROWS))
