@@ -153,10 +153,10 @@ def test_a_partial_file_is_continued_and_a_whole_one_needs_no_byte(
     blobs = tmp_path / "models--someone--tiny" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / "digest.partial").write_bytes(b"0123456789"[:n_bytes])
-    asked: list[int] = []
+    resume_sizes: list[int] = []
 
     def get(url: str, file: BinaryIO, *, resume_size: int, **_: object) -> None:
-        asked.append(resume_size)
+        resume_sizes.append(resume_size)
         file.write(b"0123456789"[resume_size:])
 
     monkeypatch.setattr("huggingface_hub.file_download.http_get", get)
@@ -164,7 +164,7 @@ def test_a_partial_file_is_continued_and_a_whole_one_needs_no_byte(
     hub._fetch("someone/tiny", "tiny.gguf", metadata, tmp_path, lambda here: None)
     assert (blobs / "digest").read_bytes() == b"0123456789"
     assert not (blobs / "digest.partial").exists()
-    assert asked == [9] * (n_bytes < 10)
+    assert resume_sizes == [9] * (n_bytes < 10)
 
 
 def test_without_the_hub_the_cache_answers(tmp_path: Path, model: bytes) -> None:

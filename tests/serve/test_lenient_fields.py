@@ -517,12 +517,12 @@ def test_log_of_ignored_fields_forgets_the_client_that_asked_last_of_all(
 
     monkeypatch.setattr(ignored, "MAX_CLIENTS", 2)
     monkeypatch.setattr(ignored, "MAX_LOGGED", 3)
-    told = ignored.IgnoredFields()
+    fields = ignored.IgnoredFields()
 
     def logged(client: str, *names: str) -> str:
         caplog.clear()
         scope = {"type": "http", "path": "/v1/chat/completions", "headers": [], "client": (client, 1)}
-        told.tell(Request(scope), Fields.model_validate(dict.fromkeys(names, 1)), Response())
+        fields.tell(Request(scope), Fields.model_validate(dict.fromkeys(names, 1)), Response())
         return " ".join(record.getMessage() for record in caplog.records)
 
     with caplog.at_level(logging.INFO, "edge"):

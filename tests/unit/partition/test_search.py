@@ -146,7 +146,7 @@ def test_known_solution_beats_what_is_equal_unless_that_has_fewer_devices() -> N
 def test_quick_run_that_left_labels_out_is_not_taken_for_the_whole_front(
     each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of labels that hold as many bytes of a device, it keeps few."""
+    """The quick run keeps few labels that hold as many bytes of a device."""
     layers = np.maximum(0.0, np.arange(9)[None, :] - np.arange(9)[:, None])
     problem = pipeline(8, [3.0, 1.0, 2.5, 2.0], 0.05, 10)
     n_bytes = [layers[None] * (device == 1) for device in range(4)]
