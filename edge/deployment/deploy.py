@@ -108,7 +108,7 @@ def deploy(
         if resilience.reproducible:
             replanner = SameCuts(choice, file, digest, exchange.wire)
         standby = None
-        if resilience.spare and plan.world_size > 1 and fleet is not None:
+        if resilience.spare and plan.world_size > 1 and fleet is not None and not away:
             standby = building.stand_by(resilience.spare, plan, replanner, fleet, steps)
         supervisor = Supervisor(replanner, building, steps, insecure=cluster.insecure)
         stack.callback(supervisor.close)

@@ -142,24 +142,6 @@ def test_known_solution_beats_what_is_equal_unless_that_has_fewer_devices() -> N
     assert beaten.tolist() == [False, True, True, False, True, False]
 
 
-@pytest.mark.parametrize("each", [1, 2, 1000])
-def test_quick_run_that_left_labels_out_is_not_taken_for_the_whole_front(
-    each: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The quick run keeps few labels that hold as many bytes of a device."""
-    layers = np.maximum(0.0, np.arange(9)[None, :] - np.arange(9)[:, None])
-    problem = pipeline(8, [3.0, 1.0, 2.5, 2.0], 0.05, 10)
-    n_bytes = [layers[None] * (device == 1) for device in range(4)]
-    more = with_peaks(problem, n_bytes, [np.zeros(1)] * 4)
-    expected = search.front(more)
-    monkeypatch.setattr(search, "QUICK_BEAM", 1)
-    monkeypatch.setattr(search, "QUICK_EACH", each)
-    result = search.Prepared(more, [1]).front()
-    assert expected.exact
-    assert result.exact
-    assert [item.objectives for item in result.solutions] == [item.objectives for item in expected.solutions]
-
-
 def test_nothing_is_possible() -> None:
     problem = pipeline(4, [1.0, 1.0], 0.1, 10)
     capped = replace(problem, caps=np.array([1.0, 1.0]))
