@@ -161,9 +161,9 @@ def test_a_model_that_is_not_loaded_leaves_no_share(
     children: list[EngineChild] = []
 
     class Child(EngineChild):
-        async def start(self, config: EngineConfig) -> None:
+        async def start(self, config: EngineConfig, *, resumes: bool = False) -> None:
             children.append(self)
-            await super().start(config)
+            await super().start(config, resumes=resumes)
 
     monkeypatch.setattr("edge.serve.process.EngineChild", Child)
     options = {**config.options, "context": 1 << 17} if how == "refused" else config.options
