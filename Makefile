@@ -13,7 +13,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: chat test real thorough clients smoke bench pages audit clean
+.PHONY: chat test real thorough clients faults smoke bench pages audit clean
 .DEFAULT_GOAL := chat
 
 chat: $(VENV)/.installed
@@ -51,6 +51,10 @@ thorough:
 # and a network namespace (unshare, ip). `make clients ARGS=codex` tries one.
 clients: $(VENV)/.installed-dev
 	@$(BIN)/python tests/clients/run.py $(ARGS)
+
+# Plants the seeded faults of tests/faults one by one in a copy of the tree. `make faults ARGS=ID` plants one fault.
+faults: $(VENV)/.installed-dev
+	@$(BIN)/python tests/faults/plant.py $(ARGS)
 
 smoke: $(VENV)/.installed-dev
 	@echo "==> Benchmarks on tiny sizes (pytest)"

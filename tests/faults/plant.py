@@ -2,10 +2,11 @@
 
     python tests/faults/plant.py [--all] [ID ...]
 
-The faults are in the .toml files beside this one, a file for each room of the product. `text` occurs once in `file`,
-and `becomes` is put in its place; `harm` is what it would do to a person; `tests` are those that notice, each a file or
-file::test. Without IDs all are planted. The tests named with a fault are run, with --all the whole suite. The tests
-must pass without a fault first. The exit code is 1 where one is missed that has no reason to be.
+The faults are in the .toml files beside this one, one file for each package of the product. `text` occurs once in
+`file` and is replaced by `becomes`. `harm` says what the fault would do to a person. `tests` lists the tests that
+notice the fault, each as a file or file::test. Without IDs all faults are planted. The tests that are named with a
+fault are run, or the whole suite with --all. The tests must pass before a fault is planted. The exit code is 1 if a
+fault is not noticed.
 """
 
 from __future__ import annotations
@@ -40,8 +41,7 @@ class Fault:
     text: str  # occurs once in the file
     becomes: str
     harm: str  # what it would do to a person
-    tests: tuple[str, ...]  # that should notice: files, or files::tests
-    missed: str = ""  # why none is expected to notice
+    tests: tuple[str, ...]  # tests that should notice the fault: files, or files::tests
 
     def planted_in(self, source: str) -> str:
         """The file's text with the fault. ValueError where it is no longer what the fault was made for."""
@@ -116,13 +116,11 @@ def main() -> int:
             result = outcome(folder, [] if args.all else fault.tests, timeout_s, is_planted=True)
             path.write_text(sound)
             noticed = result in ("failed", "hung")
-            if not noticed and not fault.missed:
+            if not noticed:
                 missed.append(fault)
             by = result if result != "failed" else "the suite" if args.all else ", ".join(fault.tests)
-            print(
-                f"{fault.id:40} {'yes' if noticed else 'NO':8} {by if noticed else fault.missed or result}", flush=True
-            )
-    print(f"{len(chosen) - len(missed)} of {len(chosen)} faults are noticed, or missed for a reason")
+            print(f"{fault.id:40} {'yes' if noticed else 'NO':8} {by}", flush=True)
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} faults are noticed")
     for fault in missed:
         print(f"missed: {fault.id}: {fault.harm}")
     return 1 if missed else 0
