@@ -1,4 +1,4 @@
-"""Take the README's picture: a real conversation in a real terminal (tmux), as docs/chat.svg.
+"""Take a picture of a conversation in a terminal (tmux) and save it as docs/chat.svg.
 
     python docs/take_picture.py
 
