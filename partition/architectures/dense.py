@@ -35,7 +35,7 @@ from partition.architectures.tensors import (  # fmt: skip
 # a scale, with the same rotation (NEOX, unlike llama's) and heads of any number and size. InternLM 2's and Xverse's
 # graph is llama's.
 _SQUARE_Q_AS = "exaone"
-_ALIBI = "how far a head sees follows from its number among all heads"
+_ALIBI = "the ALiBi slope of a head depends on its number among all heads"
 _HALF_TURNED = {"rope.dimension_count": "half head"}
 _PHI_3 = Architecture(
     {**FUSED, **FFN_NORM}, GATE_UP, common={"window": 2047}, square_q=True,
@@ -192,7 +192,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
     "bitnet": Architecture(
         {**LLAMA, "attn_sub_norm.weight": ("embd",), "ffn_sub_norm.weight": ("ff",)}, DENSE, common={"tied": True},
         square_q=True, always_tied=True,
-        rules=Rules(no_shards="bitnet norms what comes before the last product over all columns at once"), rope=PART,
+        rules=Rules(no_shards="bitnet normalizes the input of the last product over all columns"), rope=PART,
     ),
     "refact": Architecture(LLAMA, DENSE, rules=Rules(whole_attention=_ALIBI), rope=PART),
     "codeshell": Architecture(

@@ -31,7 +31,7 @@ _INDEX: Table = {
     "indexer.attn_k.weight": (64, "embd"),
     "indexer.attn_q_b.weight": (256, "q rank"),
 }
-_INDEX_STATES = "an index is held beside keys and values"
+_INDEX_STATES = "an index is kept in addition to keys and values"
 _INDEX_KEYS: dict[str, Number] = {
     "attention.indexer.head_count": 4,
     "attention.indexer.key_length": 64,
@@ -79,7 +79,7 @@ INDEXED_ARCHITECTURES: Mapping[str, Architecture] = {
         never_tied=True,
         rules=Rules(
             needs_output=True, ff_key=EXPERT_KEY, shared_sum="ffn_out-{}",
-            whole_attention="an index of all heads says what layers look at", no_states=_INDEX_STATES,
+            whole_attention="an index of all heads selects the tokens that layers attend to", no_states=_INDEX_STATES,
         ),
         rope=UNCHECKED,
     ),

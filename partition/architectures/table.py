@@ -12,38 +12,38 @@ from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 
 __all__ = ["ARCHITECTURES", "ASSERTED", "REFUSED", "RULES", "has_flash"]
 
-_FIRST = "each layer reads values that the first one made, beside what the layer before gives"
-_KIND = "llama.cpp tells its kinds apart by their number of layers"
-_STREAMS = "several hidden states go from layer to layer"
-_DIFFUSION = "it fills in a whole text at once, and does not go on with one; `edge` does not run it either"
-_DRAFT = "it drafts tokens for another model, and is none itself; `edge` does not run it either"
-_SCALED = "llama.cpp scales what layers give by their number"
-_LOOPS = "its layers are passed through several times"
+_FIRST = "each layer reads values of the first layer as well as those of the layer before"
+_KIND = "llama.cpp recognizes the variant by the number of layers"
+_STREAMS = "each layer passes several hidden states to the next"
+_DIFFUSION = "it fills in a whole text instead of continuing one; `edge` does not run it either"
+_DRAFT = "it only drafts tokens for another model; `edge` does not run it either"
+_SCALED = "llama.cpp scales the output of layers by their number"
+_LOOPS = "each token passes through its layers several times"
 _CODER = "an encoder comes before its layers"
-_ENCODER = "it makes a vector of a text, each token of which sees all others"
+_ENCODER = "it makes a vector of a text, in which each token attends to all others"
 
 REFUSED: Mapping[str, Refused] = {
     "gemma3n": Refused(
-        "four hidden states go from layer to layer, each layer reads a part of `inp_per_layer`, which llama.cpp "
-        "makes of the token and of what the first layer is given, and layers from the 21st of a part on read the keys "
-        "and values of earlier ones",
+        "each layer passes four hidden states to the next and reads a part of `inp_per_layer`, which llama.cpp "
+        "computes from the tokens and the input of the first layer, and later layers read the keys and values of "
+        "earlier ones",
         rope=PART,
         default_window=1,
     ),
     "minicpm3": Refused(_SCALED),
-    "graniteswitch": Refused("llama.cpp takes tokens alone, which choose weights in each layer"),
-    "cohere2moe": Refused("layers without experts differ by their number and their window at once"),
+    "graniteswitch": Refused("the tokens themselves choose weights in each layer"),
+    "cohere2moe": Refused("layers without experts differ both by their number and by their window"),
     "rwkv6": Refused(_SCALED),
     "rwkv7": Refused(_FIRST),
     "arwkv7": Refused(_FIRST),
     "baichuan": Refused(_KIND, rope=WHOLE),
-    "chameleon": Refused("llama.cpp writes over 8192 logits, of picture tokens, in a part without the head, too"),
-    "cogvlm": Refused("llama.cpp takes hidden states for pictures, which have weights of their own"),
+    "chameleon": Refused("llama.cpp overwrites 8192 logits of picture tokens, even in a stage without the head"),
+    "cogvlm": Refused("llama.cpp treats hidden states as pictures, which have weights of their own"),
     "deepseek4": Refused(_STREAMS),
     "glm5-next": Refused(_STREAMS),
     "kimi-k3": Refused(_FIRST),
     "hy_v4": Refused(_STREAMS),
-    "minimax-01": Refused("how fast a layer forgets follows from its number among all layers"),
+    "minimax-01": Refused("the decay of a layer depends on its number among all layers"),
     "qwen4exp": Refused(_STREAMS),
     "talkie": Refused(_FIRST),
     "nanbeige": Refused(_LOOPS),

@@ -10,8 +10,8 @@ MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
 GRANITE_SCALES: Mapping[str, Number] = {
     "logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125
 }  # fmt: skip
-SQUARE = "its query matrices are as wide as the model, whatever the number of heads"
-WIDE = "{} norms queries and keys over all heads at once"
+SQUARE = "llama.cpp expects query matrices that are as wide as the model"
+WIDE = "{} normalizes queries and keys over all heads"
 
 ATTENTION: Table = {
     "attn_norm.weight": ("embd",),

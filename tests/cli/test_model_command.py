@@ -53,7 +53,7 @@ def test_info_text(model: Path) -> None:
 
 
 def test_info_says_what_devices_cannot_share(tmp_path: Path) -> None:
-    reason = "olmo2 norms queries and keys over all heads at once"
+    reason = "olmo2 normalizes queries and keys over all heads"
     olmo = synthetic(tmp_path / "olmo2.gguf", "olmo2")
     assert f"shards  yes, but for attention, which each computes: {reason}" in edge_model("info", olmo).stdout
     info = json.loads(edge_model("info", olmo, "--json").stdout)

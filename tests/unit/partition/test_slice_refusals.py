@@ -195,7 +195,7 @@ def test_stages_that_begin_where_they_cannot(folder: Path) -> None:
 
 def test_architectures_that_are_known_and_cannot_be_cut(tmp_path: Path) -> None:
     path = tiny_gguf.model("baichuan").write(tmp_path / "baichuan.gguf")
-    assert "baichuan models cannot be cut: llama.cpp tells its kinds apart by their number of layers" in refusal(path)
+    assert "baichuan models cannot be cut: llama.cpp recognizes the variant by the number of layers" in refusal(path)
 
 
 @pytest.mark.parametrize(
