@@ -1,12 +1,11 @@
-"""Collectives over links: all-reduce as star, mesh, split (reduce-scatter and all-gather) or ring; broadcast, gather,
-barrier.
+"""Collectives over links: broadcast, gather, barrier; all-reduce as star, mesh or split (reduce-scatter, all-gather).
 
 Every element is added in rank order, ((x0 + x1) + x2) + ..., whatever the algorithm and whatever arrives first. So all
 ranks hold the same bits, and the same bits as with any other algorithm. With a lossy wire type each rank's tensor is
 encoded once, its own copy too, and sums travel as float32: the result is the rank-order sum of the decoded tensors.
 
-In mesh, split and ring a rank receives before it sends more than the peer's buffers hold, so ranks that send large
-tensors to each other never block each other. In star, broadcast and gather one side sends and the other receives.
+In mesh and split a rank receives before it sends more than the peer's buffers hold, so ranks that send large tensors to
+each other never block each other. In star, broadcast and gather one side sends and the other receives.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from transport.choice import ALGORITHMS, RING_WINDOW, Algorithm, Choice, choose, ring_chunks
+from transport.choice import ALGORITHMS, Algorithm, Choice, choose
 from transport.lanes import lanes
 from transport.link import Link, receive_parts, send_parts
 
@@ -63,13 +62,13 @@ class Group:
         if sorted([*links, rank]) != list(range(self.world_size)):
             raise ValueError(f"rank {rank} of {self.world_size} needs a link to every other rank, has {sorted(links)}")
         self.links = dict(links)
-        # Sent to the next rank first, received from the one before first: so no two ranks send to the same one at once.
+        # Each rank sends to the next rank first, so that no two ranks send to the same rank simultaneously.
         others = range(1, self.world_size)
         self._targets = [(rank + i) % self.world_size for i in others]
         self._sources = [(rank - i) % self.world_size for i in others]
         self.latency_s = 100e-6  # one way, and bytes/s a device can send: of the worst link, the same on all ranks
         self.bandwidth = 125e6
-        self._choices: dict[tuple[int, str], Choice] = {}  # of `auto`, by floats and wire type
+        self._choices: dict[tuple[int, str], Choice] = {}  # choices of `auto` by floats and wire type
         self._buffers: dict[int | str, NDArray[Any]] = {}
 
     def agree(self, latency_s: float, bandwidth: float) -> None:
@@ -97,11 +96,6 @@ class Group:
         for group in groups:
             group.latency_s, group.bandwidth = self.latency_s, self.bandwidth
         return groups
-
-    def replace(self, rank: int, link: Link) -> None:
-        """Replace the link to a rank and close the old one. Both ends must do it while nothing is in flight."""
-        self.links[rank].close()
-        self.links[rank] = link
 
     def choice(self, n_floats: int, wire: Wire | None = None) -> Choice:
         """Return the algorithm that `auto` uses for a tensor of `n_floats`, with the times of all."""
@@ -136,7 +130,7 @@ class Group:
         if chosen not in ALGORITHMS:
             raise ValueError(f"{chosen!r} is no allreduce; use auto, {', '.join(ALGORITHMS)}")
         if self.world_size > 1 and flat.size:
-            with np.errstate(over="ignore", invalid="ignore"):  # sums may be infinite or NaN; that is no news here
+            with np.errstate(over="ignore", invalid="ignore"):  # sums may be infinite or NaN
                 getattr(self, f"_{chosen}")(flat, self._own(flat, wire, lost), wire)
         elif lost is not None:
             lost[...] = 0
@@ -193,7 +187,7 @@ class Group:
                 self.links[rank].send(x[lo:hi])
 
     def _mesh(self, x: Floats, own: Pieces, wire: Wire | None) -> None:
-        if x.size <= CHUNK_FLOATS:  # as in every decode step
+        if x.size <= CHUNK_FLOATS:  # every decode step is that small
             piece = own(0, x.size)
             for rank in self._targets:
                 self.links[rank].send(piece)
@@ -237,44 +231,6 @@ class Group:
         _windowed(longest, send_parts, add_parts)
         _windowed(longest, send_sums, receive_sums)
 
-    def _ring(self, x: Floats, own: Pieces, wire: Wire | None) -> None:
-        """Ring: partial sums travel in rank order, then the finished sums follow the same way. All keep rank 0's order:
-        partial sums up to the window, from then on a finished sum before each partial one."""
-        rank, last = self.rank, self.world_size - 1
-        spans = [s for s in _shares(x.size, ring_chunks(4 * x.size, self.world_size)) if s[0] < s[1]]
-        window = min(len(spans), RING_WINDOW)
-        before, after = self.links[(rank - 1) % (last + 1)], self.links[(rank + 1) % (last + 1)]
-
-        def add(lo: int, hi: int) -> None:
-            """Pass a partial sum on; it is complete at the last rank."""
-            own_part = x[lo:hi]
-            if rank == 0:
-                after.send(own_part)
-                return
-            part = self._buffer(0, hi - lo)
-            before.receive_into(part)
-            if rank == last:
-                np.add(part, own_part, out=own_part)
-                after.send(own_part)
-            else:
-                np.add(part, own_part, out=part)
-                after.send(part)
-
-        def spread(lo: int, hi: int) -> None:
-            """Pass a finished sum on, as far as the rank before the last."""
-            if rank == last:
-                return
-            before.receive_into(x[lo:hi])
-            if rank < last - 1:
-                after.send(x[lo:hi])
-
-        for span in spans[:window]:
-            add(*span)
-        for i, span in enumerate(spans):
-            spread(*span)
-            if i + window < len(spans):
-                add(*spans[i + window])
-
     # --- pieces ---
 
     def _own(self, x: Floats, wire: Wire | None, lost: Floats | None) -> Pieces:
@@ -308,7 +264,7 @@ class Group:
         if self.world_size == 2:
             part: Floats = self._buffer(0, x.size)
             self._receive_tensor(1 - self.rank, part, wire)
-            np.add(*((part, x) if self.rank else (x, part)), out=x)  # of two NaNs the first is kept
+            np.add(*((part, x) if self.rank else (x, part)), out=x)  # the order matters: the first of two NaNs is kept
             return
         parts = {rank: self._buffer(rank, x.size) for rank in self._sources}
         for rank in self._sources:

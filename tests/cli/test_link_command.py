@@ -39,7 +39,7 @@ KEYS = {
     "allreduce",
     "hints",
 }
-ALGORITHMS = {"star", "mesh", "ring", "split"}
+ALGORITHMS = {"star", "mesh", "split"}
 
 Answer = tuple[int, str, str]  # exit code, standard output, standard error
 Run = Callable[..., Answer]

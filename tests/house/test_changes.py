@@ -23,7 +23,7 @@ THERE = {
     "endpoint": ("DetokenizeRequest", "edge/serve/apis/tokens.py"),
     "objective": ("'energy'", ""),
     "draft source": ("'ngram'|NgramDrafts", "edge/speculate/ngrams.py"),
-    "collective": (r"'ring'|\b_ring\b", ""),
+    "collective": (r"'star'|\b_star\b", ""),
     "device kind": ("'gtx-1650'", ""),
 }
 

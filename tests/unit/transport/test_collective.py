@@ -165,7 +165,7 @@ def test_all_algorithms_come_to_the_same_bits(n_ranks: int, wire: str) -> None:
     ranks = groups(n_ranks)
     for n in SIZES:
         inputs = tensors(n_ranks, n, seed=1, special=0.05)
-        for mode in MODES if n_ranks < 6 or n in (33, 40_001) else ("star", "split", "ring"):
+        for mode in MODES if n_ranks < 6 or n in (33, 40_001) else ("star", "split"):
             assert_sums(ranks, inputs, mode, WIRES[wire])
     close(ranks)
 
@@ -201,7 +201,7 @@ def test_over_sockets(make: MakePair, n_ranks: int) -> None:
 def test_whatever_arrives_first(n_ranks: int) -> None:
     ranks = groups(n_ranks, dawdling)
     for seed in range(some(1, 4)):
-        for mode, wire in (("star", "q8"), ("mesh", "f32"), ("split", "f16"), ("ring", "f32")):
+        for mode, wire in (("star", "q8"), ("mesh", "f32"), ("split", "f16")):
             assert_sums(ranks, tensors(n_ranks, 9000, seed, special=0.1), mode, WIRES[wire], late=seed)
     close(ranks)
 
@@ -294,7 +294,7 @@ def test_other_tensors_are_refused_before_anything_is_sent(x: Any) -> None:
 def test_read_only_tensors_and_unknown_algorithms_are_refused() -> None:
     ranks = groups(2)
     x = np.zeros(4, np.float32)
-    with pytest.raises(ValueError, match="'tree' is no allreduce; use auto, star, mesh, split, ring"):
+    with pytest.raises(ValueError, match="'tree' is no allreduce; use auto, star, mesh, split"):
         ranks[0].allreduce(x, "tree")  # type: ignore[arg-type]
     x.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
@@ -363,11 +363,10 @@ def test_all_agree_on_the_worst_figures(n_ranks: int) -> None:
 
 def test_auto_uses_what_is_cheapest() -> None:
     ranks = groups(8)
-    for latency_s, bandwidth, n, want in ((0.001, 12.5e6, 8192, "ring"), (0.05, 12.5e6, 8192, "mesh")):
+    for latency_s, bandwidth, n, want in ((0.001, 12.5e6, 8192, "split"), (0.05, 12.5e6, 8192, "mesh")):
         on_all(ranks, lambda group, a=latency_s, b=bandwidth: group.agree(a, b))  # type: ignore[misc]
         result = on_all(ranks, lambda group, n=n: group.allreduce(np.zeros(n, np.float32)))  # type: ignore[misc]
-        assert set(result) == {ranks[0].choice(n).algorithm}
-        assert want == "ring" or result[0] == want
+        assert set(result) == {ranks[0].choice(n).algorithm} == {want}
     close(ranks)
 
 
@@ -491,7 +490,7 @@ def test_lost_and_cut_frames_are_errors_and_never_a_wrong_sum(mode: Any, shape: 
 
 
 def test_another_size_is_an_error() -> None:
-    for mode, sizes in (("star", (100, 101)), ("mesh", (100, 99)), ("split", (1000, 3000)), ("ring", (1000, 1100))):
+    for mode, sizes in (("star", (100, 101)), ("mesh", (100, 99)), ("split", (1000, 3000))):
         ranks = groups(2, memory, Deadlines(step_timeout_s=0.3))
         result = outcomes(ranks, lambda group: group.allreduce(np.ones(sizes[group.rank], np.float32), mode))  # noqa: B023  # type: ignore[misc]
         assert any(isinstance(error, ProtocolError) for error in result), (mode, result)
