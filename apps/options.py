@@ -187,7 +187,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--timeout": {"type": units.between(0.1, 3600), "metavar": "S"},
     "--threads": {"type": threads, "metavar": "N", "help": "default: one per physical core"},
-    "--transport": {"choices": TRANSPORTS, "help": "of links (default: auto, tcp unless grpc is clearly faster)"},
+    "--transport": {"choices": TRANSPORTS, "help": "of links (default: auto, tcp if it is reached, else grpc)"},
     "--wire": {"choices": WIRES, "help": "type of floats between devices (default: f32)"},
     "--workers": {"type": worker_addresses, "metavar": "A,B", "help": "this device and HOST[:PORT],..."},
 }  # fmt: skip

@@ -1,24 +1,20 @@
 """Links and allreduces beside what the machine, gRPC and the formulas allow. Ranks are processes, links are sockets.
 
-    python benchmarks/bench_transport.py [--only roundtrip|matrix|far] [--json [FILE]] [--tiny]
+    python benchmarks/bench_transport.py [--only roundtrip|matrix] [--json [FILE]] [--tiny]
 
 | section   | question                                                                                                |
 | roundtrip | what does a link add to a bare echo, and an allreduce of two ranks to that?                             |
 | matrix    | what does everything take, from 4 bytes to 16 MiB, on all links?                                        |
-| far       | how much of 1 Gbit/s do links carry whose round trips take 50 and 100 ms, by one connection and several? |
 
-Sides that are compared alternate in short rounds, so that a machine that drifts does so for all; `far` has links of a
-lab, which need root. Figures are medians over the rounds of their medians. Without FILE, --json prints only JSON.
+Sides that are compared alternate in short rounds, so that a machine that drifts does so for all. Figures are medians
+over the rounds of their medians. Without FILE, --json prints only JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,18 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import transport_tables
-from benchmarks.harness import EDGE, ROOT, LeftOut, Section, alternate, bench, parser_of
+from benchmarks.harness import Section, alternate, bench, parser_of
 from benchmarks.processes import Ranks
-from devices.lab.config import parse_lab
 from devices.trust.authority import Authority
-from tests.support.lab import Lab
 from transport.choice import ALGORITHMS
 
 SCRIPT = Path(__file__).with_name("transport_rank.py")
 MESSAGE = 8 << 10  # bytes: one row of 2,048 floats
 MATRIX_BYTES = (4, 32, 256, 2 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20, 16 << 20)
 MATRIX_SHAPE = (1e-3, 125e6)  # one way, bytes/s
-FAR_MS, FAR_MBPS, FAR_S = (25, 50), 1000, 300.0  # one way; the last for one measurement
 CELL_S, MOST_CELL_S = 0.1, 3.0  # of a cell of the matrix in one round: about, and at most; else it is left out
 
 
@@ -87,10 +80,9 @@ def trips(ranks: Ranks, name: str, n_bytes: int, n: int) -> list[float]:
 def costs(ranks: Ranks, name: str, algorithm: str, n_bytes: int, n: int) -> list[float]:
     """Seconds of allreduces: from the agreed start until the last rank has the sum.
 
-    Not from one rank's own start, because a rank in the middle of a ring is done when it has passed the sum on, and not
-    back to back, because ranks that are done early would begin the next one. And from a start at an agreed time: ranks
-    come out of a barrier one after the other, and those that come early would have sent already when the last begins,
-    so that one delay would seem shorter than it is. The wait for that start is not counted; clocks are the machine's.
+    Sums do not follow back to back, because a rank that is done early would begin the next one. All start at an agreed
+    time: ranks come out of a barrier one after the other, and an early rank would have sent already when the last one
+    begins. The wait for that start is not counted; clocks are the machine's.
     """
     answers = ranks.tell("allreduce", name=name, algorithm=algorithm, n_floats=n_bytes // 4, n=n)
     done = [a for a in answers if a]
@@ -221,30 +213,9 @@ class Cells:
         return lambda: self._measure(side, size, n)
 
 
-# --- far ---
-
-
-def far(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure links from here to a lab's device, as `edge link` does."""
-    if not args.tiny and os.geteuid() != 0:
-        raise LeftOut("links between devices need root")
-    rows, rounds = [], 1 if args.tiny else args.rounds or 3
-    for delay_ms in FAR_MS[:1] if args.tiny else FAR_MS:
-        link = [] if args.tiny else [{"delay_ms": delay_ms, "bandwidth_mbps": FAR_MBPS}]
-        lab = parse_lab({"device": [{"name": "far"}], "link": link})
-        with tempfile.TemporaryDirectory(dir=folder) as place, Lab(lab, Path(place)) as up:
-            command = [*EDGE, "link", "local", up.addresses["far"], "--transport", "tcp", "--json"]
-            command += ["--insecure"] * up.shaped + ["--seconds", "0.1" if args.tiny else "10"]
-            for _ in range(rounds):
-                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=FAR_S, check=True)
-                rows.append({"delay_ms": 0 if args.tiny else delay_ms, **json.loads(done.stdout)})
-    return {"rounds": rounds, "mbps": None if args.tiny else FAR_MBPS, "rows": rows}
-
-
 SECTIONS = {
     "roundtrip": Section(roundtrip, transport_tables.roundtrip),
     "matrix": Section(matrix, transport_tables.matrix),
-    "far": Section(far, transport_tables.far),
 }
 
 if __name__ == "__main__":

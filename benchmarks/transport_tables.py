@@ -55,19 +55,3 @@ def _cell_text(took: float | None, sent: int) -> str:
 
 def _size(n: int) -> str:
     return f"{n >> 20} MiB" if n >= 1 << 20 else f"{n >> 10} KiB" if n >= 1 << 10 else f"{n} B"
-
-
-def far(r: Mapping[str, Any]) -> str:
-    """The result as Markdown."""
-    lines = [
-        [
-            f"{row['delay_ms']:g}",
-            f"{row['bandwidth_ab_gbps']:.3f}",
-            f"{row['bandwidth_ba_gbps']:.3f}",
-            row["why"].partition("; ")[2],
-        ]
-        for row in r["rows"]
-    ]
-    columns = ["one way, ms", "there, Gbit/s", "back, Gbit/s", "connections"]
-    link = f"A link of {r['mbps']} Mbit/s, measured for 10 s" if r["mbps"] else "Loopback"
-    return f"{link}; {r['rounds']} rounds.\n\n" + table(columns, lines)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from transport.errors import ProtocolError
 
 MAGIC = b"EDGE"
-VERSION = 4
+VERSION = 5
 MAX_PAYLOAD = 64 << 20  # bytes: 512 rows of 32,768 floats, larger than any tensor that is sent whole
 MAX_REASON = 1 << 10  # bytes of text in an ERROR or CLOSE frame
 HEADER_BYTES = 16
@@ -44,7 +44,6 @@ class Kind(IntEnum):
     CLOSE = 7  # the sender is done; the last frame
     SHAPED = 8  # a frame inside a frame, of a shaped link
     LANE = 9  # the number of a lane, and a frame of it inside this one
-    STRIPE = 10  # a piece of a frame of a link over several connections
 
 
 _KINDS = {int(kind): kind for kind in Kind}

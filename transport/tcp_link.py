@@ -81,17 +81,13 @@ class TcpLink(Link):
         self._info = sock.family in _INTERNET and sys.platform == "linux"
         tune(sock)
         if not streams:
-            self.fix_send_buffer()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
     def fileno(self) -> int:
         """The socket's descriptor, for poll(2)."""
         return self._socket.fileno()
-
-    def fix_send_buffer(self) -> None:
-        """Give the socket the send buffer that collectives rely on, whatever the path."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
 
     # Sending.
 

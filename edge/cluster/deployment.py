@@ -15,13 +15,11 @@ from edge.cluster.model_slices import FileSlice, ModelSlices
 from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room, groups_of, shared_rollback
 from edge.cluster.rank_group import DEADLINES, RankGroup
 from edge.cluster.session import EngineSession
-from edge.errors import EdgeError, EngineError, SliceError, WorkerError
+from edge.errors import EdgeError, EngineError, SliceError
 from edge.llama import llama
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import name_histories, rank_key, seal
 from edge.llm.states import held_bytes
-from edge.net.dialling import USUAL
-from edge.net.relink import LinkState
 from edge.net.rendezvous import TRANSPORTS
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.grouped import GroupedEngine
@@ -51,8 +49,8 @@ _AT_ONCE_S = 0.05  # for the last step, which nothing depends on
 class Exchange:
     """Way of tensors between the ranks. ValueError for what is not known."""
 
-    transport: str = "auto"  # tcp, grpc, or tcp unless grpc is clearly faster
-    algorithm: str = "auto"  # of the sums: star, mesh, split, ring, or what is best for their size
+    transport: str = "auto"  # tcp, grpc, or tcp if it can be reached and otherwise grpc
+    algorithm: str = "auto"  # of the sums: star, mesh, split, or what the cost formula chooses
     wire: str = "f32"  # type of the parts that are summed: f32, f16, q8
     deadlines: Deadlines = DEADLINES
 
@@ -178,7 +176,7 @@ class Deployment(RankGroup):
             opening = [pool.submit(self._open, rank, slices[rank], total) for rank in ranks]
             named = results(opening, also_watched=(own,))
             threads = plan.shard(0).threads or options.threads or default_threads()
-            group, relink, links = self._join(1 if plan.thin_owner else threads)
+            group, links = self._join(1 if plan.thin_owner else threads)
             loading = [
                 pool.submit(self._load, rank, digests, slices[rank][0].recipe, options, total)
                 for rank, digests in zip(ranks, named, strict=True)
@@ -189,11 +187,10 @@ class Deployment(RankGroup):
             model, shards = own.result()
         for session in self._sessions:
             session.tell(pb.Command(run=pb.Run(wire=exchange.wire, algorithm=exchange.algorithm)))
-        states = [*relink.states(), *(_state(rank, said) for rank, said in links)]
         engines = [
             DistributedEngine(
                 file, model, plan, shard, lane, exchange.algorithm, WIRES[exchange.wire], options.outputs,
-                self._explained, relink if groups == 1 else None, states, adapters,
+                self._explained, links, adapters,
             )
             for shard, lane in zip(shards, group.lanes(groups) if groups > 1 else [group], strict=True)
         ]  # fmt: skip
@@ -300,15 +297,6 @@ class Deployment(RankGroup):
         if isinstance(self.engine, GroupedEngine):  # its threads must end before slices are freed
             group.close()
             self.engine.wait()
-
-
-def _state(rank: int, said: pb.LinkState) -> LinkState:
-    """A link between two other ranks. WorkerError where it cannot be."""
-    try:
-        usual = said.kind == USUAL or not said.tcp_round_trip_s
-        return LinkState.from_json({"ranks": (rank, said.rank), "kind": said.kind, "why": said.why, "usual": usual})
-    except ValueError as error:
-        raise WorkerError(f"rank {rank} says of its links what cannot be: {error}") from None
 
 
 _OF_A_DEVICE = frozenset(

@@ -12,9 +12,10 @@ from edge.cluster.failures import is_cause
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.liveness import LOST_S, LivenessMonitor
 from edge.cluster.session import EngineSession, RemoteSession, answers, last_failure, tell_peers
+from edge.errors import WorkerError
 from edge.net import credentials
+from edge.net.dialling import LinkState
 from edge.net.peers import SECRET_BYTES, Peer
-from edge.net.relink import Relink
 from edge.net.rendezvous import join, polling_s
 from edge.tasks import CancelScope
 from transport import edge_pb2 as pb
@@ -103,15 +104,15 @@ class RankGroup(Closing):
         self._closing.then(session.close)
         return session
 
-    def _join(self, threads: int) -> tuple[Group, Relink, list[tuple[int, pb.LinkState]]]:
-        """Links between all ranks: this process's group, its links that may change, and the links that each other rank
-        dialled. threads: that compute in this process."""
+    def _join(self, threads: int) -> tuple[Group, list[LinkState]]:
+        """Link all ranks. Return this process's group, and the states of all links by their ranks. threads: that
+        compute in this process."""
         sessions = self._sessions
         peers = [session.peer for session in sessions]
         tell_peers(sessions, [Peer(0, self._fleet.local_name, _NOWHERE, 0, 0, ""), *peers], self._transport)
         folder = self._fleet.credentials
         try:
-            group, relink = join(
+            group, dialled = join(
                 0,
                 self._secret,
                 peers,
@@ -125,8 +126,10 @@ class RankGroup(Closing):
             raise self._explained(error) from error
         self._group = group
         self._closing.then(group.close)
-        events = zip(sessions, answers(sessions), strict=True)
-        return group, relink, [(session.rank, link) for session, event in events for link in event.connected.links]
+        states = [LinkState((0, rank), own.link.kind, own.why) for rank, own in dialled.items()]
+        for session, event in zip(sessions, answers(sessions), strict=True):
+            states += [_state(session.rank, link) for link in event.connected.links]
+        return group, sorted(states, key=lambda state: state.ranks)
 
     def _stood_still(self, session: EngineSession) -> None:
         self._give_up(session, f"stood still for {LOST_S:g} s")
@@ -146,3 +149,11 @@ class RankGroup(Closing):
     def _explained(self, error: Exception) -> Exception:
         """Return a rank's reason for its end, where a link broke and it gives one in a moment; else the error."""
         return last_failure(error, self._group.links.values() if self._group else None, self._sessions)
+
+
+def _state(rank: int, link: pb.LinkState) -> LinkState:
+    """Return the state of a link that another rank dialled. Raise WorkerError if it cannot be one."""
+    try:
+        return LinkState((rank, link.rank), link.kind, link.why)
+    except ValueError as error:
+        raise WorkerError(f"rank {rank} says of its links what cannot be: {error}") from None

@@ -100,13 +100,9 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         return self.engine.states.use.between_steps(times, self.engine)
 
     def link_lines(self) -> list[str]:
-        """Describe how this device is linked to the others, how others are where it is unusual, and what was
-        changed."""
-        if not self._ranks:
-            return []
-        states = [state for state in self._ranks.rank_links.states if state.ranks[0] == 0 or not state.usual]
-        links = [f"ranks {low} and {high}: {state.why}" for state in states for low, high in (state.ranks,)]
-        return [*links, *self._ranks.rank_links.watch.changes]
+        """Describe the links of this device, a line each."""
+        states = self._ranks.link_states if self._ranks else ()
+        return [f"ranks 0 and {state.ranks[1]}: {state.why}" for state in states if state.ranks[0] == 0]
 
     def line(self) -> str:
         """The devices, what each holds, and why, in one line."""
@@ -139,8 +135,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
             ranks.append({"rank": rank, "device": self.plan.devices[rank], "link": self.links.get(rank), **figures})
         return {
             "ranks": ranks,
-            "links": [state.to_json() for state in several.rank_links.states] if several else [],
-            "link_changes": list(several.rank_links.watch.changes) if several else [],
+            "links": [state.to_json() for state in several.link_states] if several else [],
             "plan": self.plan.to_json(),
             "why": self.why,
             "transport": self.exchange.transport,

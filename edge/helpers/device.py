@@ -50,7 +50,7 @@ class LoadedHelper(RankGroup):
         """Open the session, load what is on the worker, and let it follow. Afterwards `_end_quietly` is to be called at
         the end. read: gets the fraction loaded."""
         session = self._open_session(_RANK, self._address, ())
-        group, _, _ = self._join(threads=1)
+        group, _ = self._join(threads=1)
         self.link = group.links[_RANK]
         done = session.ask(pb.Command(load=load), lambda event: read(event.loading.fraction))
         session.tell(pb.Command(run=pb.Run(wire=next(iter(WIRES)), algorithm="auto")))

@@ -1,20 +1,20 @@
-"""Rendezvous of the ranks of a group: each dials those above it and waits for those below."""
+"""Rendezvous of the ranks of a group: each dials the higher ranks and waits for the lower ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 from devices.probe import cpu_quota
 from devices.sleeping import sleep_profile
 from edge.net import peers
-from edge.net.dialling import Dialled, Dialler
-from edge.net.relink import Relink, agree
+from edge.net.dialling import KINDS, Dialled, Dialler
 from transport.collective import Group
 from transport.errors import LinkClosed, Refused
 from transport.link import Deadlines, Link
 from transport.tcp_link import POLL_S
 
-TRANSPORTS = ("auto", "tcp", "grpc")
+TRANSPORTS = ("auto", *KINDS)
 
 
 def join(
@@ -28,12 +28,13 @@ def join(
     poll_s: float,
     listener: peers.Listener | None = None,
     streams: bool = False,
-) -> tuple[Group, Relink]:
-    """The group of this rank and `others`, and how its links were chosen and can be changed.
+) -> tuple[Group, dict[int, Dialled]]:
+    """Return the group of this rank and `others`, and the links that this rank dialled, by rank.
 
-    listener: where those below dial; None for rank 0, which has none below. It stays open where links may change.
-    streams: what the links are for (`transport.tcp_link.tune`). Errors are those of links, of the first rank that
-    failed; then no link is left.
+    listener: where the lower ranks dial; None for rank 0, which has none below. It is closed at the end. streams:
+    purpose of the links (`transport.tcp_link.tune`).
+
+    Raise the error of the first link that failed, after all links were closed.
     """
     above = sorted((peer for peer in others if peer.rank > rank), key=lambda peer: peer.rank)
     below = {peer.rank: peer.name for peer in others if peer.rank < rank}
@@ -44,28 +45,35 @@ def join(
         for peer in above:
             try:
                 dialled[peer.rank] = dialler.dial(peer)
-            except LinkClosed as error:  # not to be taken for a link that was there, and that somebody else closed
+            except LinkClosed as error:  # LinkClosed would mean a link that worked before
                 raise Refused(f"{peer} cannot be reached: {error}") from error
             links[peer.rank] = dialled[peer.rank].link
         if listener is not None:
-            # Those below dial one after the other, in two ways, and measure.
+            # The lower ranks dial one after the other, over TCP and then over gRPC, and measure.
             links |= listener.wait_for(below, 4 * deadlines.connect_timeout_s * (len(others) + 1))
         group = Group(rank, links)
-        agree(group, dialled)
+        _agree(group, dialled.values())
+        return group, dialled
     except BaseException:
         for link in links.values():
             link.close()
+        raise
+    finally:
         if listener is not None:
             listener.close()
-        raise
-    relink = Relink(dialler, above, below, dialled, listener)
-    if listener is not None and not relink.able:
-        listener.close()
-    return group, relink
+
+
+def _agree(group: Group, dialled: Collection[Dialled]) -> None:
+    """Agree on the worst latency and bandwidth in the group. dialled: the links that this rank measured."""
+    figures = [link.figures for link in dialled]
+    group.agree(
+        max((f.latency_s for f in figures), default=0.0),
+        min((min(f.send_bytes_per_s, f.receive_bytes_per_s) for f in figures), default=math.inf),
+    )
 
 
 def polling_s(threads: int) -> float:
-    """Return how long waits may poll: not at all under a CPU quota that the computing threads use up, nor on a sleeping
+    """Return how long waits may poll. It is 0 under a CPU quota that the computing threads use up, and on a sleeping
     device of a lab, which shares its cores with all others."""
     if sleep_profile():
         return 0.0

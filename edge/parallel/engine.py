@@ -22,10 +22,9 @@ from edge.llama.predicting import HiddenListener
 from edge.llama.vocabulary import TokenTable
 from edge.llm.interface import DecodesBySteps
 from edge.multimodal.placing import RankRows
-from edge.net.relink import LinkState, Relink
+from edge.net.dialling import LinkState
 from edge.parallel import steps
 from edge.parallel.leader import Leader
-from edge.parallel.link_watch import RankLinks
 from edge.parallel.shard import Shard
 from edge.parallel.states import SpreadStates
 from edge.parallel.step_times import StepTimes, Summary, summaries_of
@@ -55,14 +54,12 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         wire: Wire | None = None,
         outputs: int | None = None,
         explain: Callable[[Exception], Exception] = lambda error: error,
-        relink: Relink | None = None,
         links: Sequence[LinkState] = (),
         adapters: Sequence[CheckedAdapter] = (),
     ) -> None:
         """model: the vocabulary of `file`. group: links to all ranks, which follow. outputs: as in EngineOptions, of
-        the last stage. explain: what is known beyond an error's own words, such as that a device has died. relink: the
-        links that may change between answers; links: those of all ranks, as they are. adapters: of which each
-        rank has loaded its part."""
+        the last stage. explain: adds a cause to an error, such as that a device has died. links: states of the links of
+        all ranks. adapters: each rank has loaded its part of them."""
         self.path: Path = file.path
         self.plan, self.model = plan, model
         self.shape = ModelShape.from_gguf(file)
@@ -77,7 +74,7 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         self._tables = [TokenTable(file.with_tensors(size.tensors)) for size in elastic_sizes(file)]
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain, adapters)
-        self.rank_links = RankLinks(self, plan, self.shape.n_embd, relink, links)
+        self.link_states = tuple(links)
         self.states = SpreadStates(self, plan)
         self._stopped = False
         self.listener: HiddenListener | None = None
@@ -108,8 +105,6 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
             raise EngineError(
                 f"{n_outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs"
             )
-        if n > max(1, n_outputs) and not self.pending:  # a prompt
-            self.rank_links.between_answers()
         if masks and len(masks) != n_outputs:
             raise EngineError(f"{len(masks)} masks were given for {n_outputs} rows that give logits")
         self.adapters.choose(adapters)
@@ -154,11 +149,6 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         if self.shard.place.last:
             self.shard.engine.hidden.give()
         self.listener = self.shard.engine.hidden.listener = listener
-
-    def kv_clear(self) -> None:
-        if not self.pending:
-            self.rank_links.between_answers()
-        super().kv_clear()
 
     # --- all ranks ---
 

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError
 from edge.llm.states import Part, States
-from edge.net.relink import Order, Relink, Report
 from edge.parallel import logits, masks, steps
 from edge.parallel.shard import Shard
 from edge.parallel.steps import Op, Step
@@ -22,11 +21,9 @@ from transport.frame import Kind
 from transport.link import IDLE_S, Link
 
 
-def follow(
-    shard: Shard, group: Group, algorithm: str = "auto", wire: Wire | None = None, relink: Relink | None = None
-) -> None:
-    """Do the steps that come until rank 0 ends them. `group` has links to all ranks; relink: those that may change.
-    Errors end it: those of links, and EngineError."""
+def follow(shard: Shard, group: Group, algorithm: str = "auto", wire: Wire | None = None) -> None:
+    """Do the steps that come until rank 0 ends them. `group` has links to all ranks. Raise the errors of links, and
+    EngineError."""
     shard.join(group, algorithm, wire)
     place = shard.place
     assert place.source is not None, "rank 0 makes the steps"
@@ -57,16 +54,6 @@ def follow(
             _exchange_block(step, shard, home)
         elif step.op in (Op.KEEP, Op.COUNT, Op.RESTORE):
             _keep_blocks(step, shard, home)
-        elif step.op is Op.LINKS:
-            if step.numbers[0]:
-                if relink is None or step.numbers[0] not in set(Order):
-                    raise ProtocolError(f"rank 0 orders {step.numbers[0]} for links, which rank {place.rank} cannot do")
-                relink.again(group, Order(step.numbers[0]))
-                shard.join(group, algorithm, wire)
-                source, home = group.links[place.source], group.links[0]
-                feeds = [group.links[rank] for rank in place.feeds]
-            report = Report(shard.times.computed_s(), relink.states() if relink else ())
-            home.send(json.dumps(report.to_json()).encode(), Kind.CONTROL)
         elif step.op in (Op.SNAPSHOT, Op.SET_BACK):
             _states_for(step, shard)
             is_done = shard.keep(step)
@@ -78,13 +65,11 @@ def follow(
             raise EngineError(f"rank {place.rank} cannot forget what rank 0 could; use one kind of layers a stage")
 
 
-def follow_groups(
-    shards: Sequence[Shard], group: Group, algorithm: str, wire: Wire | None, relink: Relink | None = None
-) -> None:
+def follow_groups(shards: Sequence[Shard], group: Group, algorithm: str, wire: Wire | None) -> None:
     """As `follow`, with a shard for each group of sequences: each has a thread, and a lane of every link. The first
-    error ends all of them; links stay as they are where there are several."""
+    error ends all of them."""
     if len(shards) == 1:
-        follow(shards[0], group, algorithm, wire, relink)
+        follow(shards[0], group, algorithm, wire)
         return
     with ThreadPoolExecutor(len(shards), "group") as pool:
         own_lanes = group.lanes(len(shards))

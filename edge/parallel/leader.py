@@ -62,7 +62,7 @@ class Leader:
         """heads: tokens whose logits each rank of the last stage computes. explain: adds what is known beyond an
         error's own words, such as that a device has died."""
         self.file = file
-        self.shard, self.group, self.algorithm, self.wire = shard, group, algorithm, wire
+        self.shard, self.group = shard, group
         self.heads = heads
         # All ranks hear of other scales, in order with steps.
         self.adapters = EngineAdapters(
@@ -71,18 +71,12 @@ class Leader:
         self.pending: deque[PendingStep] = deque()  # steps whose logits wait to be collected
         self.failed: Exception | None = None
         self.busy: set[int] = set()  # threads in a step, or what belongs to it
-        self.on_token: Callable[[float, float], None] = lambda seconds, compute_s: None  # of one row, alone
         self._logits = np.empty((0, n_vocab), np.float32)
         self._explain = explain
         self._done = -math.inf  # when the last step, or the wait for one, was over
-        self.join()
-
-    def join(self) -> None:
-        """Compute over the links that the group has now."""
-        place = self.shard.place
-        self._peers = [self.group.links[rank] for rank in place.peers]
-        self._feeds = [self.group.links[rank] for rank in place.feeds]
-        self.shard.join(self.group, self.algorithm, self.wire)
+        self._peers = [group.links[rank] for rank in shard.place.peers]
+        self._feeds = [group.links[rank] for rank in shard.place.feeds]
+        shard.join(group, algorithm, wire)
 
     def submit_rows(
         self, n: int, outputs: int, top: int, masks: Sequence[Mask | None], tokens: Ints | None = None
@@ -90,12 +84,12 @@ class Leader:
         """Make a decode step of the first `n` rows of the shard, do rank 0's part of it, and remember what will come of
         it; `outputs` of them give logits. tokens: of the rows, where the listener gets their hidden states. To be
         called by `guarded`."""
-        shard, now = self.shard, time.perf_counter()
+        shard = self.shard
         self._make_way()
         query = LogitsQuery.from_masks(top, masks, [*self.heads.values()])
         numbers = (n, outputs, query.top, len(query.masks))
         heard = tokens is not None and (outputs > 0 or shard.place.last)
-        step = Step(Op.DECODE, now - self._done > _PAUSE_S, numbers, masks=query.masks, hidden=heard)
+        step = Step(Op.DECODE, time.perf_counter() - self._done > _PAUSE_S, numbers, masks=query.masks, hidden=heard)
         shard.begin()
         for link in self._peers:
             link.send(steps.pack(step, shard.rows), Kind.CONTROL)
@@ -104,9 +98,7 @@ class Leader:
                 steps.send_states(link, shard.rows.deep)
         shard.compute(n)
         feed(shard, step, self._feeds)
-        pending = PendingStep(outputs, query, shard.time_of(n), now, alone=n == 1 and not self.pending)
-        for other in self.pending:
-            other.alone = False
+        pending = PendingStep(outputs, query, shard.time_of(n))
         if shard.place.last:
             pending.own = [row.copy() for row in shard.logits(n)]
             if tokens is not None and shard.engine.hidden.listener is not None:
@@ -132,8 +124,6 @@ class Leader:
         self.pending.popleft()
         self.shard.times.add(step.time)
         self._done = time.perf_counter()
-        if step.alone:
-            self.on_token(self._done - step.began, step.time.compute_s)
         return logits
 
     def _make_way(self, most_bytes: int = _ANSWERS_BYTES) -> None:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.net.prefer import fast_end
 from edge.parallel.logits import LogitsQuery
 
 Floats = NDArray[np.float32]
@@ -82,21 +81,13 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._steps: deque[StepTime] = deque(maxlen=KEPT)
-        self._computed_s: deque[float] = deque(maxlen=KEPT)  # of decode steps since they were asked for
         self.decoded = 0  # decode steps so far
 
     def add(self, step: StepTime) -> None:
         """Remember one."""
         self._steps.append(step)
         if step.decode:
-            self._computed_s.append(step.compute_s)
             self.decoded += 1
-
-    def computed_s(self) -> float:
-        """Seconds in llama.cpp of a decode step since the last call, at the fast end; 0 where there was none."""
-        fastest_s = fast_end(sorted(self._computed_s)) if self._computed_s else 0.0
-        self._computed_s.clear()
-        return fastest_s
 
     def clear(self) -> None:
         """Forget all."""
@@ -149,8 +140,6 @@ class PendingStep:
     outputs: int
     query: LogitsQuery
     time: StepTime  # so far
-    began: float  # time.perf_counter()
-    alone: bool  # one row, with nothing else under way
     own: list[Floats] = field(default_factory=list)  # of rank 0's rows of the head, where it is in the last stage
     logits: Floats | None = None  # where they came already
     # Tokens, positions and sequences of the rows that give logits, where their hidden states come behind these.

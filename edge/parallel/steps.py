@@ -78,7 +78,6 @@ class Op(IntEnum):
     # Tell rank 0 how long steps took; numbers: 1 to forget them afterwards, of how many, of how many rows; 0: of all
     TIMES = 6
     END = 7  # no more steps come
-    LINKS = 8  # change links, and tell rank 0 how they are; numbers: an Order of edge/net/relink.py
     READ = 9  # send keys and values to rank 0
     WRITE = 10  # add keys and values that rank 0 sends
     KEEP = 11  # keep blocks of a sequence on disk, and tell rank 0; this and what follows names blocks by hashes

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
 from devices.remembered import Remembered
 from edge.cluster.session import EngineSession, measured
 from edge.errors import WorkerError
+from edge.net.dialling import KINDS
 from partition.errors import PlanError
 from partition.predict.speeds import MOST_S, Links, LinkSpeed
 from transport import edge_pb2 as pb
@@ -112,11 +113,9 @@ def _measured(a: EngineSession, b: EngineSession, trip_s: float) -> tuple[LinkSp
 
 def _trip(session: EngineSession, state: pb.LinkState) -> float:
     """Return the round trip of 8 KiB over a link, which its lower rank measured."""
-    trips: Mapping[str, float] = {"tcp": state.tcp_round_trip_s, "grpc": state.grpc_round_trip_s}
-    trip = trips.get(state.kind, -1.0)
-    if not 0 <= trip < MOST_S:
+    if state.kind not in KINDS or not 0 <= state.round_trip_s < MOST_S:
         raise WorkerError(f"{session.device} says of its links what cannot be; is it of another version?")
-    return trip
+    return state.round_trip_s
 
 
 def rough_text(link: LinkSpeed | None) -> str:

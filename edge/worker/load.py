@@ -20,7 +20,6 @@ from edge.llm.generate import GreedyDrafter
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.prefixes import seal
 from edge.llm.states import held_bytes
-from edge.net.relink import Relink
 from edge.paging import memory
 from edge.paging.budget import other_parts
 from edge.paging.memory import MemoryNeed
@@ -71,7 +70,7 @@ class WholeModel(_LoadedRunner):
         super().__init__(engine, need)
         self._engine = engine
 
-    def run(self, _: pb.Run, group: Group, __: Relink | None) -> None:
+    def run(self, _: pb.Run, group: Group) -> None:
         """Answer rank 0's requests for drafts, until its end. EdgeError in a larger group; errors of links and of the
         engine."""
         only_other(group, "a whole model drafts")
@@ -86,9 +85,9 @@ class SlicePart(_LoadedRunner):
         super().__init__(shards[0].engine, need)
         self._shards, self._shard = shards, shards[0]
 
-    def run(self, request: pb.Run, group: Group, relink: Relink | None) -> None:
+    def run(self, request: pb.Run, group: Group) -> None:
         """Compute the steps that come, until their end. Raises errors of links and of the engine."""
-        follow_groups(self._shards, group, request.algorithm, WIRES[request.wire], relink)
+        follow_groups(self._shards, group, request.algorithm, WIRES[request.wire])
 
     def close(self) -> None:
         """Free the model, once nothing is left that is made of it."""

@@ -12,7 +12,6 @@ from edge.elastic.share import SHARE
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.multimodal.encoder import MediaEncoder
 from edge.multimodal.projector import open_projector
-from edge.net.relink import Relink
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart, only_other
 from edge.worker.media_queries import follow
@@ -36,7 +35,7 @@ class EncoderPart(LoadedPart):
     def describe(self) -> pb.Loaded:
         return pb.Loaded(memory_bytes=self._need)
 
-    def run(self, _: pb.Run, group: Group, __: Relink | None) -> None:
+    def run(self, _: pb.Run, group: Group) -> None:
         """Answer rank 0's requests, until its end. EdgeError in a larger group; errors of links."""
         only_other(group, "an encoder works")
         follow(self._encoder, group.links[0])

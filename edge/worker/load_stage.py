@@ -7,7 +7,6 @@ from collections.abc import Callable
 from devices.probe import own_rss
 from edge.elastic.share import SHARE
 from edge.errors import NotEnoughMemory
-from edge.net.relink import Relink
 from edge.onnx import stage as onnx_stage
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart
@@ -35,7 +34,7 @@ class OnnxPart(LoadedPart):
             threads=engine.threads,
         )
 
-    def run(self, _: pb.Run, group: Group, __: Relink | None) -> None:
+    def run(self, _: pb.Run, group: Group) -> None:
         """Compute the items that come, until their end. Raises errors of links and of the engine."""
         before, after = group.rank - 1, (group.rank + 1) % group.world_size
         onnx_stage.follow(self.stage, group.links[before], group.links[after])

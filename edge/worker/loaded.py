@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from edge.errors import EdgeError
-from edge.net.relink import Relink
 from transport import edge_pb2 as pb
 from transport.collective import Group
 
@@ -18,9 +17,9 @@ class LoadedPart(ABC):
         """Return its kind of description, and the memory it takes."""
 
     @abstractmethod
-    def run(self, request: pb.Run, group: Group, relink: Relink | None) -> None:
-        """Take part in the steps of rank 0 of the group, until it ends them. relink: links that may be replaced.
-        EdgeError if this part has no work in a group; errors of links and of the engine."""
+    def run(self, request: pb.Run, group: Group) -> None:
+        """Take part in the steps of rank 0 of the group, until it ends them. Raise EdgeError if this part has no work
+        in a group; errors of links and of the engine."""
 
     def time(self, request: pb.Time) -> pb.Timed:
         """Return how long it takes by itself. EdgeError if it cannot be timed."""

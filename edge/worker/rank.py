@@ -32,7 +32,6 @@ from edge.errors import EdgeError
 from edge.net import peers
 from edge.net.dialling import Dialled
 from edge.net.peers import HEARTBEAT_S
-from edge.net.relink import Relink
 from edge.net.rendezvous import TRANSPORTS, join, polling_s
 from edge.parallel.topology import world_size
 from edge.worker.limits import ResourceLimits, compute_on
@@ -92,7 +91,6 @@ class Rank:
         )
         self._connecting = False
         self._group: Group | None = None
-        self._relink: Relink | None = None
         self._loaded: LoadedPart | None = None
         self._stages: tuple[int, ...] = ()  # ranks of each stage, if a slice is loaded; empty for a whole model
         self.opened = pb.Opened(tcp_port=self._listener.tcp_port, pid=os.getpid())
@@ -119,7 +117,7 @@ class Rank:
             peers.Peer(p.rank, p.name, p.host, p.port, p.tcp_port, p.session, usable_elsewhere(p.addresses))
             for p in request.peers
         ]
-        self._group, self._relink = join(
+        self._group, dialled = join(
             mine,
             self._open.secret,
             others,
@@ -130,9 +128,7 @@ class Rank:
             listener=self._listener,
             streams=self._open.streams,
         )
-        return pb.Event(
-            connected=pb.Connected(links=[_state(rank, link) for rank, link in self._relink.dialled.items()])
-        )
+        return pb.Event(connected=pb.Connected(links=[_state(rank, link) for rank, link in dialled.items()]))
 
     def _load(self, request: pb.Load) -> pb.Event:
         if self._loaded is not None:
@@ -224,7 +220,7 @@ class Rank:
             n_ranks = world_size(self._stages)
             if self._stages and n_ranks != group.world_size:
                 raise EdgeError(f"a slice for {n_ranks} ranks is loaded, {group.world_size} are connected")
-            self._part().run(request, group, self._relink)
+            self._part().run(request, group)
         except Exception as error:
             for link in group.links.values():
                 link.refuse(f"rank {group.rank}: {error}")
@@ -252,14 +248,8 @@ class Rank:
 
 
 def _state(rank: int, dialled: Dialled) -> pb.LinkState:
-    """Return how a link was chosen."""
-    return pb.LinkState(
-        rank=rank,
-        kind=dialled.link.kind,
-        tcp_round_trip_s=dialled.tcp_s,
-        grpc_round_trip_s=dialled.grpc_s,
-        why=dialled.why,
-    )
+    """Return the message about a link that this rank dialled."""
+    return pb.LinkState(rank=rank, kind=dialled.link.kind, round_trip_s=dialled.round_trip_s, why=dialled.why)
 
 
 def emit(control: TcpLink, event: pb.Event) -> None:

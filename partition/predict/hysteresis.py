@@ -19,7 +19,6 @@ PLAN_OFF = 1.15  # a token against what its computing and the links explain
 FAR = 1.5  # tokens against their prediction; less is corrected device by device
 CHANGED = 1.5  # a rank's steps against what they took until now
 LONE_CHANGED = 2.0  # those of the only rank that computes: a long history slows it, too, and no other rank shows that
-LINK = 1.25  # another way for a link, against the usual one
 DRAFT = 1.05  # passes of several rows, or windows over stages, against plain ones
 DRAFT_STAYS = 1.02  # the same, where they are in use: what is known of acceptance swings
 THREADS = 1.25  # another number of threads

@@ -117,8 +117,7 @@ def test_without_shares_the_planner_says_who_computes(
     assert layers(several) == [[0, 0], [0, 8]]
     [link] = several["links"]
     assert (link["ranks"], link["kind"]) == ([0, 1], several["ranks"][1]["link"])
-    assert re.match(r"(tcp|grpc) \d+ us for 8 KiB there and back, (grpc|tcp) \d+ us", link["why"])
-    assert isinstance(several["link_changes"], list)
+    assert re.fullmatch(r"tcp \d+ us for 8 KiB there and back", link["why"])
     assert re.fullmatch(
         r"all layers on \S+, tokens on this device: [\d.,]+ ms a token, 10,000 ms a token on this device alone",
         several["why"],
@@ -130,7 +129,7 @@ def test_without_shares_the_planner_says_who_computes(
     assert single["why"].startswith("use one device: 100 ms a token on this device alone; with the others")
     assert [(rank["device"], rank["link"], rank["decode"]) for rank in single["ranks"]] == [("local", None, None)]
     assert single["plan"]["stages"][0]["layers"] == [0, 8]
-    assert (single["links"], single["link_changes"]) == ([], [])
+    assert single["links"] == []
     code, out, error = run("bench", *QUICK, *how)
     assert code == 0, error
     assert f"plan: {single['why']}\n" in out
@@ -230,13 +229,12 @@ def test_transport_is_that_of_the_links(chat: Chat, two: Two, transport: str) ->
 
 def test_allreduce_is_the_algorithm(chat: Chat, two: Two) -> None:
     how = ("--workers", workers(*two), "--parallel", "tensor", "--shares", "1,1,1", "--allreduce")
-    star, mesh, split, ring = (chat(*how, algorithm) for algorithm in ("star", "mesh", "split", "ring"))
-    assert [said["allreduce"] for said in (star, mesh, split, ring)] == ["star", "mesh", "split", "ring"]
+    star, mesh, split = (chat(*how, algorithm) for algorithm in ("star", "mesh", "split"))
+    assert [said["allreduce"] for said in (star, mesh, split)] == ["star", "mesh", "split"]
     first = moved(star, 1, "sent")  # its part to rank 0, which sends the sum to both
     assert moved(star, 0, "received") == pytest.approx(2 * first, rel=0.1)
     assert moved(mesh, 1, "sent") == pytest.approx(2 * first, rel=0.1)  # its part to both
     assert moved(split, 0, "sent") == pytest.approx(4 / 3 * first, rel=0.1)  # thirds: of its part, and of the sum
-    assert moved(ring, 1, "received") == pytest.approx(2 * first, rel=0.1)  # a part from rank 0, and then the sum
 
 
 def test_a_saved_plan_is_used_as_it_is_or_edited(chat: Chat, two: Two, tmp_path: Path, alone: list[int]) -> None:

@@ -178,10 +178,10 @@ def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monke
     ("kind", "trip"), [("x", 1.0), ("", 1.0), ("tcp", math.nan), ("tcp", -1.0), ("grpc", math.inf), ("tcp", 1e9)]
 )
 def test_round_trips_that_cannot_be(kind: str, trip: float) -> None:
-    state = pb.LinkState(rank=1, kind=kind, tcp_round_trip_s=trip, grpc_round_trip_s=trip)
+    state = pb.LinkState(rank=1, kind=kind, round_trip_s=trip)
     with pytest.raises(WorkerError, match=r"fake says of its links what cannot be"):
         links._trip(Fake(), state)
-    assert links._trip(Fake(), pb.LinkState(rank=1, kind="tcp", tcp_round_trip_s=2e-4)) == pytest.approx(2e-4)
+    assert links._trip(Fake(), pb.LinkState(rank=1, kind="tcp", round_trip_s=2e-4)) == pytest.approx(2e-4)
 
 
 class Fake(EngineSession):

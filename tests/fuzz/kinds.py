@@ -275,7 +275,7 @@ class Messages(Kind):
             pb.Peer(rank=rank, name="a", host="h", port=1, tcp_port=2, session="s", addresses=["10.0.0.1"])
             for rank in (0, 3)
         ]
-        link = pb.LinkState(rank=2, kind="tcp", tcp_round_trip_s=1e-3, why="as measured")
+        link = pb.LinkState(rank=2, kind="tcp", round_trip_s=1e-3, why="as measured")
         recipe = Recipe(sha256(b"model").hexdigest(), 1000, (Literal(b"header"), Zeros(30)))
         crl = b"-----BEGIN X509 CRL-----\n" + b"MIIBITCByAIBATAKBggqhkjOPQQDAjAS" * 4 + b"\n-----END X509 CRL-----\n"
         return [
@@ -283,7 +283,7 @@ class Messages(Kind):
             pb.Command(load=pb.Load(slice="0" * 64, stage=pb.Stage(takes=boundary, gives=boundary, threads=1))),
             pb.Command(connect=pb.Connect(peers=peers, transport="auto")),
             pb.Command(measure=pb.Measure(rank=0, seconds=1.0)),
-            pb.Command(allreduce=pb.Allreduce(n_floats=100, algorithm="ring", wire="f32", repeats=1)),
+            pb.Command(allreduce=pb.Allreduce(n_floats=100, algorithm="split", wire="f32", repeats=1)),
             pb.Command(run=pb.Run(wire="f32", algorithm="auto")),
             pb.Command(time=pb.Time(rows=[1, 8], steps=3, depth=10)),
             pb.Command(answer=pb.Answer(rank=0)),
@@ -318,7 +318,7 @@ class Messages(Kind):
             raise EdgeError(str(error)) from error
 
     def _take(self, message: Any) -> None:
-        from edge.cluster.deployment import _state
+        from edge.cluster.rank_group import _state
         from edge.worker.messages import profile_from
 
         pb, context = self._pb, _Context()
@@ -421,7 +421,7 @@ def _value(field: Any, chance: random.Random) -> Any:
 
 
 WORDS: Sequence[str] = ("", "x", "f32", "q8_0", "auto", "tcp", "grpc", "float32", "int64", "..", "/etc/passwd", "a\nb",
-                        "\u202e", "f16", "ring", "CPUExecutionProvider", "on", "0" * 64)  # fmt: skip
+                        "\u202e", "f16", "split", "CPUExecutionProvider", "on", "0" * 64)  # fmt: skip
 
 KINDS = {
     "gguf": GgufFiles,

@@ -43,7 +43,7 @@ SECTIONS = {
     "bench_speculate": (),
     "bench_startup": (),
     "bench_survive": ("pause", "stress"),
-    "bench_transport": ("matrix", "roundtrip", "far"),
+    "bench_transport": ("matrix", "roundtrip"),
     "bench_warming": ("home", "agent", "foreground"),
 }
 
@@ -316,7 +316,6 @@ def test_transport() -> None:
     if not THOROUGH:
         return
     assert all(seconds > 0 for seconds in result["roundtrip"]["median_s"].values())
-    assert all(row["bandwidth_ab_gbps"] > 0 for row in result["far"]["rows"])
 
 
 def test_slices() -> None:

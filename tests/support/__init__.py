@@ -13,8 +13,8 @@ FORKED_COMMAND = "tests.support.forked_command"  # what fork servers of tests ru
 ENGINE = "an engine process"  # asks them for one, in place of a command
 MODULE = "a module"  # and for a process that runs one, which has the end of its name
 MOST_OF_A_NAME = 15  # characters; Linux keeps no more
-# Seconds that `edge.net.dialling` tries a link for: tests ask what is done with figures, and not how true they are.
-BRIEF_LINKS = {"_TRIAL_S": 0.003, "_MEASURE_S": 0.01}
+# Seconds that `edge.net.dialling` measures a link for: tests check what is done with figures, not how true they are.
+BRIEF_LINKS = {"_ROUND_TRIPS_S": 0.003, "_MEASURE_S": 0.01}
 # Figures of a device that was busy count as long as any: beside other tests it always is.
 BRIEF_MEASUREMENTS: dict[str, float] = {
     "edge.survey.survey.OWN_TRIES": 0,

@@ -25,13 +25,12 @@ from transport.frame import Kind, check_of, pack_header
 from transport.lanes import lanes
 from transport.link import Deadlines, Link
 from transport.relay import relay
-from transport.striped_link import StripedLink
 from transport.tcp_link import TcpLink
 
 WAIT_S = 60.0  # never reached: only against a hang
 PATIENT = Deadlines(step_timeout_s=WAIT_S, send_timeout_s=WAIT_S)
 STREAMS = ("tcp", "tls", "unix")  # a frame is no unit on these: it may come in pieces
-KINDS = ("memory", *STREAMS, "grpc", "relay", "striped", "lane", "shaped memory", "shaped tcp", "shaped grpc")
+KINDS = ("memory", *STREAMS, "grpc", "relay", "lane", "shaped memory", "shaped tcp", "shaped grpc")
 STAMP = struct.Struct("<dd")  # before a frame that crosses a shaped link
 
 T = TypeVar("T")
@@ -175,9 +174,6 @@ class Bench:
             outside.deadlines = inside.deadlines = PATIENT
             start(relay, outside, inside)
             return a, b
-        if kind == "striped":
-            pairs = [self._pair("tcp", deadlines) for _ in range(3)]
-            return StripedLink([a for a, _ in pairs], deadlines), StripedLink([b for _, b in pairs], deadlines)
         if kind == "lane":
             a, b = self._pair("tcp", deadlines)
             return lanes(a, 2)[1], lanes(b, 2)[1]

@@ -50,7 +50,7 @@ from transport.link import CONTROL_BYTES, Deadlines, Link
 from transport.tcp_link import TcpLink
 
 SIZES = (0, 1, 8 << 10, 1 << 20)
-RAW_KINDS = tuple(kind for kind in KINDS if kind not in ("relay", "striped", "lane"))
+RAW_KINDS = tuple(kind for kind in KINDS if kind not in ("relay", "lane"))
 ENDS = pytest.mark.parametrize("swapped", [False, True], ids=["this end", "other end"])
 ALL = pytest.mark.parametrize("kind", KINDS)
 HELD_BACK = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lane"])  # a thread reads all of those

@@ -123,7 +123,7 @@ def test_a_plan_has_links_in_their_directions(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(session, "answers", lambda _: iter([pb.Event(measured=next(rounds))]))
     monkeypatch.setattr(links, "Remembered", lambda name: Remembered(name, tmp_path))
     a, b = Session(0, "desk"), Session(1, "pi")
-    state = pb.LinkState(rank=1, kind="tcp", tcp_round_trip_s=0.004, grpc_round_trip_s=9.0)
+    state = pb.LinkState(rank=1, kind="tcp", round_trip_s=0.004)
     sessions: Any = [a, b]
 
     def between(state: pb.LinkState = state) -> list[tuple[str, str, float, float]]:
@@ -136,7 +136,7 @@ def test_a_plan_has_links_in_their_directions(monkeypatch: pytest.MonkeyPatch, t
     assert {item.answer.rank for item in b.reported} == {0}
     assert between() == expected  # remembered, the same way round: nobody is asked again
     assert len(a.reported) == 2
-    over_grpc = pb.LinkState(rank=1, kind="grpc", tcp_round_trip_s=9.0, grpc_round_trip_s=0.004)
+    over_grpc = pb.LinkState(rank=1, kind="grpc", round_trip_s=0.004)
     assert between(over_grpc) == [("local", "pi:1", 0.003, 100e6), ("pi:1", "local", 0.003, 12.4e6)]
 
 

@@ -1,32 +1,25 @@
-"""A dial is answered by the device that was named, not just by any member of the cluster."""
+"""Dialling a rank: the kind of link, and that the named device answers, not just any member of the cluster."""
 
 import socket
-import struct
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from devices.errors import TrustError
-from edge.net import peers
-from edge.net.dialling import Dialled, Dialler
-from edge.net.peers import HELLO, SECRET_BYTES, STRIPE, Listener, Peer
+from edge.net import dialling
+from edge.net.dialling import Dialled, Dialler, LinkState
+from edge.net.peers import HELLO, SECRET_BYTES, Listener, Peer
+from edge.net.rendezvous import _agree
 from tests.support import memory_link
-from tests.support.helpers import until
 from tests.support.trust import Cluster, membership_in, shown
 from transport import security
-from transport.errors import LinkClosed, ProtocolError, Refused
+from transport.errors import LinkClosed, ProtocolError, Refused, TransportError
 from transport.frame import Kind
-from transport.link import Deadlines, Link
+from transport.link import Deadlines
 from transport.measure import LinkFigures
-from transport.striped_link import MOST_STRIPES, StripedLink
-from transport.tcp_link import TcpLink
 
 SECRET = bytes(range(SECRET_BYTES))
 QUICK = Deadlines(5.0, 5.0, 5.0)
@@ -91,28 +84,94 @@ def test_a_peer_returns_the_very_hello(returned: bytes, accepted: bool, monkeypa
     dialler = Dialler(0, SECRET, QUICK, None, 0, "tcp")
     peer = Peer(1, "pi", "127.0.0.1", 0, 1, "s")
     if accepted:
-        assert dialler.connect("tcp", peer) is here
+        assert dialler.connect("tcp", peer) == ("127.0.0.1", here)
     else:
         with pytest.raises(ProtocolError, match=r"rank 1 \(pi\) did not return our HELLO"):
             dialler.connect("tcp", peer)
         assert here.broken is not None
 
 
-def test_an_error_at_the_second_way_leaves_no_link_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where this device's credentials are replaced by damaged ones."""
+def test_link_that_cannot_be_measured_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = memory_link.pair()
     monkeypatch.setattr(Dialler, "_tcp", lambda *_: here)
     there.send(HELLO.pack(SECRET, 0, 1), Kind.HELLO)
-    ways: list[Any] = [None]
-
-    def credentials() -> Any:
-        if not ways:
-            raise TrustError("the credentials are damaged")
-        return ways.pop()
-
-    with pytest.raises(TrustError):
-        Dialler(0, SECRET, QUICK, credentials, 0).dial(Peer(1, "pi", "127.0.0.1", 1, 1, "s"))
+    there.close()
+    with pytest.raises(TransportError):
+        Dialler(0, SECRET, QUICK, None, 0).dial(Peer(1, "pi", "127.0.0.1", 1, 1, "s"))
     assert here.broken is not None
+
+
+# The kind of link.
+
+
+def kinds_dialled(patch: pytest.MonkeyPatch, **failing: TransportError) -> list[str]:
+    """Replace dialling, by kind, by links in memory or these errors. Return the kinds that are dialled."""
+    dialled = []
+
+    def connect(self: Dialler, kind: str, peer: Peer) -> tuple[str, Any]:
+        dialled.append(kind)
+        if kind in failing:
+            raise failing[kind]
+        link, _ = memory_link.pair()
+        link.kind = kind
+        return peer.host, link
+
+    patch.setattr(Dialler, "connect", connect)
+    patch.setattr(dialling, "round_trips", lambda *_: [1e-4, 2e-4, 5e-4])
+    patch.setattr(dialling, "measure_once", lambda *_: figures(1e-4, 1e9, 1e9))
+    return dialled
+
+
+def figures(round_trip_s: float, send: float, receive: float) -> LinkFigures:
+    return LinkFigures(round_trip_s, round_trip_s, round_trip_s, send, receive)
+
+
+@pytest.mark.parametrize(
+    ("transport", "tcp_port", "kinds"),
+    [("auto", 1, ["tcp"]), ("tcp", 1, ["tcp"]), ("grpc", 1, ["grpc"]), ("auto", 0, ["grpc"])],
+)
+def test_first_kind_that_connects_is_used(
+    transport: str, tcp_port: int, kinds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialled = kinds_dialled(monkeypatch)
+    result = Dialler(0, SECRET, QUICK, None, 0, transport).dial(Peer(1, "pi", "127.0.0.1", 1, tcp_port, "s"))
+    assert dialled == kinds
+    assert (result.link.kind, result.round_trip_s) == (kinds[0], 2e-4)
+    assert result.why == f"{kinds[0]} 200 us for 8 KiB there and back"
+
+
+def test_grpc_is_used_if_tcp_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled = kinds_dialled(monkeypatch, tcp=LinkClosed("nothing listens there"))
+    result = Dialler(0, SECRET, QUICK, None, 0).dial(Peer(1, "pi", "127.0.0.1", 1, 1, "s"))
+    assert dialled == ["tcp", "grpc"]
+    assert result.why == "grpc 200 us for 8 KiB there and back, tcp failed: nothing listens there"
+
+
+def test_last_error_is_raised_if_no_kind_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds_dialled(monkeypatch, tcp=LinkClosed("no TCP"), grpc=LinkClosed("no gRPC"))
+    with pytest.raises(LinkClosed, match="no gRPC"):
+        Dialler(0, SECRET, QUICK, None, 0).dial(Peer(1, "pi", "127.0.0.1", 1, 1, "s"))
+
+
+def test_group_agrees_on_its_worst_link() -> None:
+    agreed: list[tuple[float, float]] = []
+
+    class Agrees:
+        def agree(self, latency_s: float, bandwidth: float) -> None:
+            agreed.append((latency_s, bandwidth))
+
+    link, _ = memory_link.pair()
+    dialled = [Dialled(link, 0.0, worst, "") for worst in (figures(1e-3, 5e6, 9e6), figures(4e-3, 8e6, 7e6))]
+    _agree(Agrees(), dialled)  # type: ignore[arg-type]
+    assert agreed == [(2e-3, 5e6)]
+
+
+def test_link_state_of_another_device_is_checked_and_printable() -> None:
+    state = LinkState((1, 2), "grpc", "a\x1b[31m" + "b" * 1000)
+    assert state.to_json() == {"ranks": [1, 2], "kind": "grpc", "why": "a [31m" + "b" * 294}
+    for ranks, kind in (((2, 1), "tcp"), ((1, 1), "tcp"), ((-1, 1), "tcp"), ((0, 1), "smoke")):
+        with pytest.raises(ValueError, match="have no link of kind"):
+            LinkState(ranks, kind, "")
 
 
 # Several addresses of one device.
@@ -140,11 +199,6 @@ def test_an_impostor_at_the_first_address_is_refused_and_the_next_is_tried(
         assert other._links == {}
         for link in (result.link, there):
             link.close()
-        # What answered is dialled first from then on.
-        listener.expect(0)
-        again = dialler.connect("tcp", replace(peer, addresses=()))
-        assert isinstance(again, TcpLink)
-        again.close()
     finally:
         listener.close()
         other.close()
@@ -162,100 +216,3 @@ def test_every_address_is_somebody_elses(cluster: Cluster) -> None:
             dialled(cluster, "grpc", port=port, addresses=("127.0.0.2",))
     finally:
         server.stop(None).wait()
-
-
-# Several connections of one link.
-
-FAR = LinkFigures(0.05, 0.06, 0.05, 8e6, 8e6)
-
-
-def far(monkeypatch: pytest.MonkeyPatch, striped_bytes_per_s: float) -> None:
-    """Links seem to be 25 ms long: one connection carries 8 MB/s, several together as much as is said."""
-
-    def figures(_: Dialler, link: Link, seconds: float = 0.0) -> LinkFigures:
-        rate = striped_bytes_per_s if isinstance(link, StripedLink) else FAR.send_bytes_per_s
-        return LinkFigures(0.05, 0.06, 0.05, rate, rate)
-
-    monkeypatch.setattr(Dialler, "figures", figures)
-
-
-@pytest.mark.parametrize("secure", [False, True], ids=["in the clear", "tls"])
-def test_a_far_link_has_several_connections_where_they_carry_more(
-    cluster: Cluster, tmp_path: Path, secure: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    far(monkeypatch, 40e6)
-    with linked(cluster, tmp_path, secure) as (result, there):
-        assert isinstance(result.link, StripedLink)
-        assert isinstance(there, StripedLink)
-        assert len(result.link.links) == len(there.links) == 4
-        assert "; 4 connections carry 38.1 MiB/s together, one 7.63 MiB/s" in result.why
-        assert result.figures.send_bytes_per_s == 40e6
-        data = bytes(range(256)) * 4000
-        result.link.send(data)
-        assert bytes(there.receive(max_bytes=len(data)).payload) == data
-        there.send(data[:7])
-        assert bytes(result.link.receive().payload) == data[:7]
-
-
-def test_a_far_link_stays_one_connection_where_more_carry_no_more(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    far(monkeypatch, 9e6)
-    with linked(cluster, tmp_path) as (result, there):
-        assert type(result.link) is type(there) is TcpLink
-        assert result.why.endswith("; 4 connections carry no more than one: 7.63 MiB/s")
-        there.send(b"x")
-        assert bytes(result.link.receive().payload) == b"x"
-
-
-def test_a_peer_that_knows_no_such_links_is_reached_over_one(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An older one takes a longer HELLO for a damaged one."""
-    far(monkeypatch, 40e6)
-    monkeypatch.setattr(peers, "STRIPE", struct.Struct(""))
-    with linked(cluster, tmp_path) as (result, there):
-        assert type(result.link) is type(there) is TcpLink
-        assert "; 4 connections at once failed: " in result.why
-
-
-def test_a_near_link_is_not_tried_with_several(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Dialler, "_striped", None)  # calling it fails
-    with linked(cluster, tmp_path) as (result, _):
-        assert type(result.link) is TcpLink
-
-
-@pytest.mark.parametrize(("number", "n"), [(0, MOST_STRIPES + 1), (2, 2), (0, 0)])
-def test_a_connection_that_cannot_be_is_refused(cluster: Cluster, tmp_path: Path, number: int, n: int) -> None:
-    """Also one of the same number again; and a link that never comes whole ends with the listener."""
-    listener = Listener("127.0.0.1", tmp_path / "door", 1, SECRET, QUICK, None, 0)
-    dialler = Dialler(0, SECRET, QUICK, None, 0, "tcp")
-    peer = Peer(1, "pi", "127.0.0.1", 0, listener.tcp_port, "s")
-    first = dialler.connect("tcp", peer, STRIPE.pack(bytes(8), 0, 2))
-    until(lambda: bool(listener._stripes), "the first connection is not kept")  # or another would be the first
-    try:
-        for stripe in (STRIPE.pack(bytes(8), number, n), STRIPE.pack(bytes(8), 0, 2)):
-            with pytest.raises(LinkClosed):
-                dialler.connect("tcp", peer, stripe).receive()
-    finally:
-        listener.close()
-    with pytest.raises(LinkClosed):
-        first.receive()
-
-
-@contextmanager
-def linked(cluster: Cluster, folder: Path, secure: bool = False) -> Iterator[tuple[Dialled, Link]]:
-    """A link as rank 0 dialled it, and as rank 1 has it."""
-    here, there = (shown(membership_in(cluster.at(name))) for name in ("desk", "pi"))
-    listener = Listener("127.0.0.1", folder / "door", 1, SECRET, QUICK, (lambda: there) if secure else None, 0)
-    dialler = Dialler(0, SECRET, QUICK, (lambda: here) if secure else None, 0, "tcp")
-    try:
-        result = dialler.dial(Peer(1, "pi", "127.0.0.1", 0, listener.tcp_port, "s"))
-        links = listener.wait_for({0: "desk"}, 5.0)
-        yield result, links[0]
-        result.link.close()
-        links[0].close()
-    finally:
-        listener.close()

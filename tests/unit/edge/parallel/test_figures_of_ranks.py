@@ -193,14 +193,3 @@ def test_a_sum_takes_slow_devices_longer() -> None:
     fast, slow = _with_sums([device(2 * MS), device(6 * MS)])
     assert slow.sum_s == pytest.approx(3 * fast.sum_s)
     assert fast.sum_s == pytest.approx(90e-6)
-
-
-def test_seconds_of_steps_are_those_since_they_were_asked_for() -> None:
-    times = StepTimes()
-    assert times.computed_s() == 0.0
-    for seconds in (1.0, 5.0, 3.0):  # it becomes slower, then a little faster
-        for _ in range(20):
-            times.add(StepTime(1, seconds))
-            times.add(StepTime(0, 0.5))  # parts of prompts do not count
-        assert times.computed_s() == seconds
-        assert times.computed_s() == 0.0

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from edge.cluster.session import EngineSession
-from edge.net import dialling
-from edge.net.dialling import OTHER, USUAL, Dialler, Trial
 from edge.onnx.bench import full_window
 from edge.onnx.pipeline import Result
 from edge.survey.links import measure_links
@@ -19,10 +17,9 @@ from tests.support import memory_link
 from tests.support.deployments import own_folders
 from transport import edge_pb2 as pb
 from transport import measure as measuring
-from transport.errors import LinkClosed
 from transport.frame import Kind
 from transport.link import Deadlines
-from transport.measure import TENSOR_BYTES, measure
+from transport.measure import measure
 
 
 class Clock:
@@ -76,66 +73,6 @@ def test_one_burst_changes_no_figure_but_p99(begins: float, monkeypatch: pytest.
         assert getattr(burst, rate) == pytest.approx(getattr(quiet, rate), rel=0.05)
 
 
-def trials(patch: pytest.MonkeyPatch, **takes: Sequence[float | Exception]) -> dict[str, Trial]:
-    """Two ways; what the round trips of each try take, in turn, the last one from then on."""
-    left = {kind: list(take) for kind, take in takes.items()}
-    ways = {kind: Trial(memory_link.pair()[0]) for kind in takes}
-    kinds = {id(trial.link): kind for kind, trial in ways.items()}
-
-    def round_trips(link: Any, n_bytes: int, seconds: float) -> list[float]:
-        assert n_bytes == TENSOR_BYTES
-        total = left[kinds[id(link)]]
-        took = total.pop(0) if len(total) > 1 else total[0]
-        if isinstance(took, Exception):
-            raise took
-        return [took] * 20
-
-    patch.setattr(dialling, "round_trips", round_trips)
-    return ways
-
-
-def dialler(pauses: list[float]) -> Dialler:
-    return Dialler(0, bytes(16), Deadlines(), None, 0, pause=pauses.append)
-
-
-def test_the_link_of_the_session_where_tcp_is_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures of a real burst: 963 us for gRPC, 940 for TCP, which takes 100 when it is let."""
-    pauses: list[float] = []
-    ways = trials(monkeypatch, tcp=[1205e-6, 1205e-6, 1205e-6, 100e-6], grpc=[963e-6])
-    kind, why = dialler(pauses).compare(ways, {})
-    assert kind == USUAL
-    assert why == "tcp 100 us for 8 KiB there and back, grpc 963 us"
-    assert len(pauses) == 1
-
-
-def test_the_reasons_for_a_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = dialler([]).compare
-    assert compare(trials(monkeypatch, tcp=[1e-3], grpc=[0.9e-3]), {}) == (
-        USUAL,
-        "tcp 1000 us for 8 KiB there and back, grpc 900 us, which is not clearly and repeatedly faster",
-    )
-    assert compare(trials(monkeypatch, tcp=[1e-3], grpc=[0.5e-3]), {}) == (
-        OTHER,
-        "grpc 500 us for 8 KiB there and back, tcp 1000 us: clearly slower in each of 5 rounds",
-    )
-    assert compare(trials(monkeypatch, grpc=[0.5e-3]), {USUAL: LinkClosed("nothing listens there")}) == (
-        OTHER,
-        "grpc 500 us for 8 KiB there and back, tcp failed: nothing listens there",
-    )
-
-
-@pytest.mark.parametrize(("breaks", "remaining"), [(USUAL, OTHER), (OTHER, USUAL)])
-def test_a_way_that_breaks_is_not_taken(breaks: str, remaining: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    takes: dict[str, list[float | Exception]] = {breaks: [1e-4, LinkClosed("gone")], remaining: [9e-4]}
-    if breaks == OTHER:
-        takes[breaks] = [LinkClosed("gone")]
-    failed: dict[str, Any] = {}
-    ways = trials(monkeypatch, **takes)
-    assert dialler([]).compare(ways, failed)[0] == remaining
-    assert list(ways) == [remaining]
-    assert list(failed) == [breaks]
-
-
 class Reported(EngineSession):
     """A session with the events of a test."""
 
@@ -160,7 +97,7 @@ def test_links_are_surveyed_twice_and_the_best_is_remembered(tmp_path: Path, mon
         return pb.Event(measured=pb.Measured(kind="tcp", **figures))
 
     answered = pb.Event(answered=pb.Answered())
-    state = pb.LinkState(rank=1, kind="tcp", tcp_round_trip_s=2e-4)
+    state = pb.LinkState(rank=1, kind="tcp", round_trip_s=2e-4)
     a = Reported(0, [measured(2e-2, 1e6, 9e8), measured(2e-4, 1e9, 3e8)])
     b = Reported(1, [answered, answered])
     clock, pauses, pairs = Clock(), list[float](), list[int]()
