@@ -28,7 +28,7 @@ from edge.parallel.leader import Leader
 from edge.parallel.shard import Shard
 from edge.parallel.states import SpreadStates
 from edge.parallel.step_times import StepTimes, Summary, summaries_of
-from edge.parallel.steps import Op, Step
+from edge.parallel.steps import Times
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
 from quant.gguf.elastic import elastic_sizes
@@ -170,8 +170,7 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
     def times(self, *, clear: bool = False, last: int = 0, rows: int = 0) -> list[dict[str, Summary]]:
         """Return the step times of each rank, as `StepTimes.summaries`. clear: begin anew."""
         own = self.own_times.summaries(last, rows)
-        step = Step(Op.TIMES, numbers=(int(clear), last, rows, 0))
-        others = self.ordered(step, lambda: self.reports(summaries_of))
+        others = self.ordered(Times(clear, last, rows), lambda: self.reports(summaries_of))
         if clear:
             self.own_times.clear()
         return [own, *others]

@@ -1,4 +1,4 @@
-"""A rank that follows: steps come over a data link, and go on to whoever depends on this rank."""
+"""Follower rank: it receives steps over a data link, passes them on to the next stage, and computes its part."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from edge.constraints.constraint import Mask
 from edge.errors import EngineError
-from edge.llm.states import Part, States
+from edge.llm.states import States
 from edge.parallel import logits, masks, steps
 from edge.parallel.shard import Shard
-from edge.parallel.steps import Op, Step
 from edge.tasks import results
 from partition.plan.plan import Range
 from transport.collective import Group, Wire
@@ -36,33 +36,17 @@ def follow(shard: Shard, group: Group, algorithm: str = "auto", wire: Wire | Non
         if frame.kind is not Kind.CONTROL:
             raise ProtocolError(f"{source.peer} sent {frame.kind.name} where a step was expected")
         step = steps.unpack(frame.payload, shard.rows)
-        if step.op is Op.DECODE:
+        if isinstance(step, steps.Decode):
             idle_s = 0.0 if step.fresh else time.perf_counter() - began
             _decode(shard, step, source, feeds, home, idle_s)
             continue
         for link in feeds:
             link.send(steps.pack(step, shard.rows), Kind.CONTROL)
-        if step.op is Op.END:
+        if isinstance(step, steps.End):
             return
-        if step.op is Op.TIMES:
-            clear, last, rows, _ = (max(0, number) for number in step.numbers)
-            summaries = {kind: summary.to_json() for kind, summary in shard.times.summaries(last, rows).items()}
-            home.send(json.dumps(summaries).encode(), Kind.CONTROL)
-            if clear:
-                shard.times.clear()
-        elif step.op in (Op.READ, Op.WRITE):
-            _exchange_block(step, shard, home)
-        elif step.op in (Op.KEEP, Op.COUNT, Op.RESTORE):
-            _keep_blocks(step, shard, home)
-        elif step.op in (Op.SNAPSHOT, Op.SET_BACK):
-            _states_for(step, shard)
-            is_done = shard.keep(step)
-            if step.op is Op.SET_BACK:
-                home.send(json.dumps(is_done).encode(), Kind.CONTROL)
-        elif step.op is Op.REMOVE and step.numbers[3] == steps.ASKED:
-            home.send(json.dumps(shard.keep(step)).encode(), Kind.CONTROL)
-        elif not shard.keep(step) and step.numbers[3]:
-            raise EngineError(f"rank {place.rank} cannot forget what rank 0 could; use one kind of layers a stage")
+        answer = _carry_out(step, shard, home)
+        if answer is not None:
+            home.send(json.dumps(answer).encode(), Kind.CONTROL)
 
 
 def follow_groups(shards: Sequence[Shard], group: Group, algorithm: str, wire: Wire | None) -> None:
@@ -84,7 +68,7 @@ def follow_groups(shards: Sequence[Shard], group: Group, algorithm: str, wire: W
             raise
 
 
-def _decode(shard: Shard, step: Step, source: Link, feeds: list[Link], home: Link, idle_s: float) -> None:
+def _decode(shard: Shard, step: steps.Decode, source: Link, feeds: list[Link], home: Link, idle_s: float) -> None:
     n, place = step.rows, shard.place
     allowed: list[Mask | None] = [None] * step.outputs
     if step.masks and place.last:
@@ -93,7 +77,7 @@ def _decode(shard: Shard, step: Step, source: Link, feeds: list[Link], home: Lin
     shard.begin()
     steps.receive_states(source, shard.rows.embeddings[:n], shard.wire if place.stage else None)
     if place.stage:
-        shard.rows.deep = None  # they stay on the first stage
+        shard.rows.deep = None  # such rows stay on the first stage
     elif shard.rows.deep is not None:
         steps.receive_states(source, shard.rows.deep)
     if step.hidden and place.last:
@@ -108,42 +92,61 @@ def _decode(shard: Shard, step: Step, source: Link, feeds: list[Link], home: Lin
     shard.times.add(shard.end(shard.time_of(n, idle_s)))
 
 
-def _exchange_block(step: Step, shard: Shard, home: Link) -> None:
-    """Send rank 0 this rank's part of a block, or add what it sends."""
-    states = _states_for(step, shard)
-    sequence, start, end, _ = step.numbers
+def _carry_out(step: steps.Step, shard: Shard, home: Link) -> Any:
+    """Carry out any step but a decode. Return the answer to rank 0 as values of JSON, or None if it gets none."""
+    match step:
+        case steps.Times(clear, last, rows):
+            summaries = {kind: summary.to_json() for kind, summary in shard.times.summaries(last, rows).items()}
+            if clear:
+                shard.times.clear()
+            return summaries
+        case steps.Read() | steps.Write():
+            _exchange_block(step, shard, home)
+        case steps.Keep(sequence, start, hashes):
+            _states_of(sequence, shard).keep(sequence, start, hashes)
+            return len(hashes)
+        case steps.Count(part, hashes):
+            return shard.engine.states.n_cached(hashes, part)
+        case steps.Restore(sequence, start, part, hashes):
+            return _states_of(sequence, shard).restore(sequence, start, hashes, part)
+        case steps.Snapshot(sequence):
+            _states_of(sequence, shard)
+            shard.keep(step)
+        case steps.SetBack(sequence):
+            _states_of(sequence, shard)
+            return shard.keep(step)
+        case steps.Remove(answers=True):
+            return shard.keep(step)
+        case steps.Remove(removed=True):
+            if not shard.keep(step):
+                rank = shard.place.rank
+                raise EngineError(f"rank {rank} cannot forget what rank 0 could; use one kind of layers a stage")
+        case steps.Remove() | steps.Copy() | steps.Shift() | steps.Clear() | steps.Adapt():
+            shard.keep(step)
+    return None
+
+
+def _exchange_block(step: steps.Read | steps.Write, shard: Shard, home: Link) -> None:
+    """Send rank 0 this rank's part of a block, or add the part that rank 0 sends."""
+    sequence, start, end = step
+    states = _states_of(sequence, shard)
     if not 0 <= start < end <= start + states.most_read:
         raise ProtocolError(f"positions {start} to {end} were asked for; needed are up to {states.most_read}")
     positions = Range(start, end)
-    if step.op is Op.READ:
+    if isinstance(step, steps.Read):
         steps.send_block(home, states.read(sequence, positions), states.shape)
     else:
         states.write(sequence, steps.receive_block(home, states.shape, positions))
 
 
-def _keep_blocks(step: Step, shard: Shard, home: Link) -> None:
-    """Keep this rank's part of blocks, count what is kept, or restore it; tell rank 0 how many blocks that are."""
-    states = _states_for(step, shard)
-    sequence, start, number, part = step.numbers
-    if part not in range(4):
-        raise ProtocolError(f"{part} as the part that blocks are of others; update both devices")
-    if step.op is Op.KEEP:
-        states.keep(sequence, start, step.hashes)
-    elif step.op is Op.COUNT:
-        number = states.n_cached(step.hashes, Part(part))
-    else:
-        number = states.restore(sequence, start, step.hashes, Part(part))
-    home.send(json.dumps(number).encode(), Kind.CONTROL)
-
-
-def _states_for(step: Step, shard: Shard) -> States:
-    """Return the KV cache states that a step is about. ProtocolError for an unknown sequence: llama.cpp aborts."""
-    if not 0 <= step.numbers[0] < shard.engine.sequences:
-        raise ProtocolError(f"sequence {step.numbers[0]} was asked for; this rank has {shard.engine.sequences}")
+def _states_of(sequence: int, shard: Shard) -> States:
+    """Return the KV cache states of a shard. Raise ProtocolError for an unknown sequence, because llama.cpp aborts."""
+    if not 0 <= sequence < shard.engine.sequences:
+        raise ProtocolError(f"sequence {sequence} was asked for; this rank has {shard.engine.sequences}")
     return shard.engine.states
 
 
-def feed(shard: Shard, step: Step, links: list[Link]) -> None:
+def feed(shard: Shard, step: steps.Decode, links: list[Link]) -> None:
     """Hand a computed step to the next stage."""
     for link in links:
         link.send(steps.pack(step, shard.rows), Kind.CONTROL)

@@ -27,7 +27,7 @@ from edge.parallel.follower import feed
 from edge.parallel.logits import LogitsQuery
 from edge.parallel.shard import Shard
 from edge.parallel.step_times import Ints, PendingStep
-from edge.parallel.steps import Op, Step, output_rows
+from edge.parallel.steps import Adapt, CacheStep, Clear, Copy, Decode, End, Remove, SetBack, Shift, Step, output_rows
 from partition.plan.plan import Range
 from partition.slices.rules import has_windows
 from quant.gguf.file import GgufFile
@@ -39,7 +39,7 @@ Floats = NDArray[np.float32]
 T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 600.0  # for a step's logits, from all stages; that a device is gone is noticed sooner, and otherwise
-_ANSWERS_BYTES = 128 << 10  # that may be under way: a link's buffers hold them, whoever reads or not
+_ANSWERS_BYTES = 128 << 10  # of answers under way, which the buffers of a link hold even if nobody reads
 _PAUSE_S = 0.1  # between steps: longer, and it was the person who kept the ranks waiting
 
 
@@ -59,15 +59,13 @@ class Leader:
         explain: Callable[[Exception], Exception],
         adapters: Sequence[CheckedAdapter] = (),
     ) -> None:
-        """heads: tokens whose logits each rank of the last stage computes. explain: adds what is known beyond an
-        error's own words, such as that a device has died."""
+        """heads: tokens whose logits each rank of the last stage computes. explain: adds a cause to an error, such as
+        that a device has died."""
         self.file = file
         self.shard, self.group = shard, group
         self.heads = heads
         # All ranks hear of other scales, in order with steps.
-        self.adapters = EngineAdapters(
-            adapters, lambda new: self.on_cache(Step(Op.ADAPT, numbers=(len(new), 0, 0, 0), scales=new))
-        )
+        self.adapters = EngineAdapters(adapters, lambda scales: self.on_cache(Adapt(scales)))
         self.pending: deque[PendingStep] = deque()  # steps whose logits wait to be collected
         self.failed: Exception | None = None
         self.busy: set[int] = set()  # threads in a step, or what belongs to it
@@ -87,9 +85,8 @@ class Leader:
         shard = self.shard
         self._make_way()
         query = LogitsQuery.from_masks(top, masks, [*self.heads.values()])
-        numbers = (n, outputs, query.top, len(query.masks))
         heard = tokens is not None and (outputs > 0 or shard.place.last)
-        step = Step(Op.DECODE, time.perf_counter() - self._done > _PAUSE_S, numbers, masks=query.masks, hidden=heard)
+        step = Decode(n, outputs, query.top, time.perf_counter() - self._done > _PAUSE_S, heard, query.masks)
         shard.begin()
         for link in self._peers:
             link.send(steps.pack(step, shard.rows), Kind.CONTROL)
@@ -171,16 +168,16 @@ class Leader:
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
         """Forget positions [start, end) of a sequence. False where this cache keeps no history and must be cleared."""
-        return self.on_cache(Step(Op.REMOVE, numbers=(sequence, start, end, 0)))
+        return self.on_cache(Remove(sequence, start, end))
 
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
-        self.on_cache(Step(Op.COPY, numbers=(source, target, start, end)))
+        self.on_cache(Copy(source, target, start, end))
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
         """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
         check_shift(self.file)
-        self.on_cache(Step(Op.SHIFT, numbers=(sequence, start, end, delta)))
+        self.on_cache(Shift(sequence, start, end, delta))
 
     @property
     def can_shift(self) -> bool:
@@ -189,33 +186,32 @@ class Leader:
 
     def kv_clear(self) -> None:
         """Forget everything."""
-        self.on_cache(Step(Op.CLEAR))
+        self.on_cache(Clear())
 
     def kv_last(self, sequence: int) -> int:
         """The last position held for a sequence; -1 if none."""
         return self.shard.engine.kv_last(sequence)
 
-    def on_cache(self, step: Step) -> bool:
-        """Do an operation on the KV cache of all ranks, behind the steps that were submitted. False as `Shard.keep`, of
-        any rank."""
-        # First here: where this cache cannot do it, no other can, and nothing has changed yet.
+    def on_cache(self, step: CacheStep) -> bool:
+        """Do an operation on the KV cache of all ranks, behind the steps that were submitted. Return False as
+        `Shard.keep`, if any rank does."""
+        # Rank 0 goes first: if its cache cannot do the operation, no other cache can, and nothing has changed yet.
         is_done = self.guarded(lambda: self.shard.keep(step), EngineError)
-        if step.op is Op.SET_BACK and not is_done:
-            return False  # it is of no use then whether others could
-        asks = step.op is Op.SET_BACK or (step.op is Op.REMOVE and not self.shard.knows_removals)
-        if step.op is Op.REMOVE:
-            step = step._replace(numbers=(*step.numbers[:3], steps.ASKED if asks else int(is_done)))
+        if isinstance(step, SetBack) and not is_done:
+            return False
+        asks = isinstance(step, SetBack) or (isinstance(step, Remove) and not self.shard.knows_removals)
+        sent = step._replace(removed=is_done, answers=asks) if isinstance(step, Remove) else step
 
         def others() -> bool:
             if asks:
-                self._make_way(0)  # logits come before what the ranks say
-            self.send(step)
+                self._make_way(0)  # logits come before the answers of the ranks
+            self.send(sent)
             return not asks or all(self.reports(_truth))
 
         return self.guarded(others) and is_done
 
     def ordered(self, step: Step, work: Callable[[], T]) -> T:
-        """Have the other ranks do a step that is no decode, and do rank 0's part of it."""
+        """Have the other ranks carry out any step but a decode. Return the result of `work`, rank 0's part of it."""
         if self.pending:
             raise EngineError("steps are under way; collect their logits first")
 
@@ -245,7 +241,7 @@ class Leader:
             self.pending.clear()  # nothing comes of them any more
             self.failed = self._explain(error)
             raise self.failed from error
-        except BaseException:  # Ctrl-C twice: this rank left a step that the others go on with
+        except BaseException:  # Ctrl-C twice: this rank left a step that the others complete
             self.pending.clear()
             self.failed = EngineError("a step was interrupted, so the devices no longer hold the same; start again")
             raise
@@ -257,7 +253,7 @@ class Leader:
         if self.failed is None:
             self.failed = EngineError("the engine is closed")
             with suppress(TransportError):  # it has gone; whoever closes the sessions sees to the rest
-                self.send(Step(Op.END))
+                self.send(End())
 
 
 def _truth(said: Any) -> bool:

@@ -26,10 +26,11 @@ from edge.llama.hooks import Hook
 from edge.llama.llama import Model, has_gpu
 from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
+from edge.llm.snapshots import Snapshots
 from edge.parallel.error_feedback import ErrorFeedback, adds_sums
 from edge.parallel.sleeping import open_runner
 from edge.parallel.step_times import StepTime, StepTimes
-from edge.parallel.steps import Op, Step, output_rows
+from edge.parallel.steps import Adapt, CacheStep, Clear, Copy, Remove, SetBack, Shift, Snapshot, output_rows
 from edge.parallel.thin import ThinEngine
 from edge.parallel.topology import Topology
 from partition.architectures.description import Rules
@@ -198,29 +199,24 @@ class Shard:
         """True if this rank can say for all ranks what they can forget."""
         return not isinstance(self.engine, ThinEngine) or self.engine.knows_removals
 
-    def keep(self, step: Step) -> bool:
-        """Do an operation on the KV cache, or change the adapters in use; False where a removal has to be one of
-        everything, and where there is no snapshot."""
-        a, b, c, d = step.numbers
-        if step.op is Op.REMOVE:
-            return self.engine.kv_remove(a, b, c)
-        if step.op in (Op.SNAPSHOT, Op.SET_BACK):
-            snapshots = self.engine.states.snapshots
-            if snapshots is None:
-                raise ProtocolError(
-                    f"rank {self.place.rank} has no recurrent layers, of which snapshots were asked for"
-                )
-            if step.op is Op.SET_BACK:
-                return snapshots.set_back(a, b, step.hashes[0])
-            snapshots.make(a, step.hashes[0])
-        if step.op is Op.COPY:
-            self.engine.kv_copy(a, b, c, d)
-        elif step.op is Op.SHIFT:
-            self.engine.kv_shift(a, b, c, d)
-        elif step.op is Op.CLEAR:
-            self.engine.kv_clear()
-        elif step.op is Op.ADAPT:
-            self.engine.adapters.use(step.scales)
+    def keep(self, step: CacheStep) -> bool:
+        """Do an operation on the KV cache, or change the adapters in use. Return False if only everything can be
+        removed, or if there is no snapshot."""
+        match step:
+            case Remove(sequence, start, end):
+                return self.engine.kv_remove(sequence, start, end)
+            case Copy(source, target, start, end):
+                self.engine.kv_copy(source, target, start, end)
+            case Shift(sequence, start, end, delta):
+                self.engine.kv_shift(sequence, start, end, delta)
+            case Clear():
+                self.engine.kv_clear()
+            case Snapshot(sequence, block_hash):
+                _snapshots_of(self).make(sequence, block_hash)
+            case SetBack(sequence, length, block_hash):
+                return _snapshots_of(self).set_back(sequence, length, block_hash)
+            case Adapt(scales):
+                self.engine.adapters.use(scales)
         return True
 
     def close(self) -> None:
@@ -297,6 +293,14 @@ def load_shards(
             closing.callback(shards[-1].close)
         closing.pop_all()
         return shards
+
+
+def _snapshots_of(shard: Shard) -> Snapshots:
+    """Return the snapshots of a shard's recurrent layers. Raise ProtocolError if it has no such layers."""
+    snapshots = shard.engine.states.snapshots
+    if snapshots is None:
+        raise ProtocolError(f"rank {shard.place.rank} has no recurrent layers, of which snapshots were asked for")
+    return snapshots
 
 
 def _add(node: Node, deep: Floats | None) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from edge.llm.snapshots import Snapshots
 from edge.llm.states import CacheUse, Part, blocks_of
 from edge.parallel import steps
 from edge.parallel.leader import Leader
-from edge.parallel.steps import MOST_HASHES, Op, Step
+from edge.parallel.steps import MOST_HASHES, BlockStep, CacheStep, Count, Keep, Read, Restore, SetBack, Snapshot, Write
 from partition.plan.plan import Plan, Range
 from partition.slices.source import Source
 from partition.state.parts import cut, join
 from partition.state.sequence import KVBlock, check
 from partition.state.shape import StateShape
 from transport.link import Link
+
+B = TypeVar("B", bound=BlockStep)
 
 
 class SpreadStates:
@@ -46,8 +48,7 @@ class SpreadStates:
         def parts() -> list[tuple[KVBlock, StateShape]]:
             return [(own, shapes[0]), *self._receive(sorted(self._leader.group.links.items()), positions)]
 
-        step = Step(Op.READ, numbers=(sequence, positions.start, positions.stop, 0))
-        return join(self._leader.ordered(step, parts), self._whole)
+        return join(self._leader.ordered(Read(sequence, positions.start, positions.stop), parts), self._whole)
 
     def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]:
         """Ask all ranks for keys and values in blocks of `most_read`, behind the steps that were submitted. Later
@@ -61,7 +62,7 @@ class SpreadStates:
         first, later = ([pair for pair in links if (pair[0] in peers) == is_peer] for is_peer in (True, False))
         for part in blocks_of(positions, self.most_read):
             own = self._own.read(sequence, part)
-            step = Step(Op.READ, numbers=(sequence, part.start, part.stop, 0))
+            step = Read(sequence, part.start, part.stop)
             near.append([(own, shapes[0]), *leader.ordered(step, partial(self._receive, first, part))])
 
         def received() -> list[KVBlock]:
@@ -82,7 +83,7 @@ class SpreadStates:
             for rank, link in sorted(self._leader.group.links.items()):
                 steps.send_block(link, cut(block, self._whole, self._shapes[rank]), self._shapes[rank])
 
-        self._leader.ordered(Step(Op.WRITE, numbers=(sequence, block.positions.start, block.positions.stop, 0)), send)
+        self._leader.ordered(Write(sequence, block.positions.start, block.positions.stop), send)
 
     @property
     def keeps(self) -> bool:
@@ -102,11 +103,12 @@ class SpreadStates:
     def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
         """As `States.keep`, on all ranks. All have read what they keep when this returns."""
 
-        def keep(step: Step) -> int:
-            self._own.keep(sequence, step.numbers[1], step.hashes)
+        def keep(step: Keep) -> int:
+            self._own.keep(sequence, step.start, step.hashes)
             return len(step.hashes)
 
-        self._least(self._steps(Op.KEEP, sequence, start, hashes), keep)
+        chunks = self._chunks(start, hashes)
+        self._least((Keep(sequence, chunk_start, some) for chunk_start, some, _ in chunks), keep)
 
     def n_cached(self, hashes: Sequence[bytes]) -> int:
         """Return how many leading ones of these blocks all ranks keep; with recurrent layers, up to one with a snapshot
@@ -117,27 +119,29 @@ class SpreadStates:
         return n_blocks
 
     def _least_cached(self, hashes: Sequence[bytes]) -> int:
-        counts = self._steps(Op.COUNT, 0, 0, hashes)
-        return self._least(counts, lambda step: self._own.n_cached(step.hashes, Part(step.numbers[3])))
+        counts = (Count(part, some) for _, some, part in self._chunks(0, hashes))
+        return self._least(counts, lambda step: self._own.n_cached(step.hashes, step.part))
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
-        """As `States.restore`, on all ranks. Some may have added more than all have: whoever asks removes that."""
+        """As `States.restore`, on all ranks. Some ranks may have added more blocks than all have; the caller removes
+        those."""
 
-        def restore(step: Step) -> int:
-            return self._own.restore(sequence, step.numbers[1], step.hashes, Part(step.numbers[3]))
+        def restore(step: Restore) -> int:
+            return self._own.restore(sequence, step.start, step.hashes, step.part)
 
-        return self._least(self._steps(Op.RESTORE, sequence, start, hashes), restore)
+        chunks = self._chunks(start, hashes)
+        return self._least((Restore(sequence, chunk_start, part, some) for chunk_start, some, part in chunks), restore)
 
-    def _steps(self, op: Op, sequence: int, start: int, hashes: Sequence[bytes]) -> Iterator[Step]:
-        """Steps with so many hashes each. The snapshot of them all is behind the last."""
+    def _chunks(self, start: int, hashes: Sequence[bytes]) -> Iterator[tuple[int, tuple[bytes, ...], Part]]:
+        """Yield the hashes of each step, with the position where its blocks start and the part that they are. The
+        snapshot of them all is behind the last."""
         for lo in range(0, len(hashes), MOST_HASHES):
             some = tuple(hashes[lo : lo + MOST_HASHES])
             part = (Part.BEHIND if lo else Part.WHOLE) | (Part.BEFORE if lo + len(some) < len(hashes) else Part.WHOLE)
-            numbers = (sequence, start + lo * self.block, len(some), part if op is not Op.KEEP else 0)
-            yield Step(op, numbers=numbers, hashes=some)
+            yield start + lo * self.block, some, part
 
-    def _least(self, queries: Iterator[Step], own: Callable[[Step], int]) -> int:
-        """The least number of leading blocks that any rank says of these steps."""
+    def _least(self, queries: Iterable[B], own: Callable[[B], int]) -> int:
+        """Return the least number of leading blocks that any rank reports for these steps. own: reports for rank 0."""
         done = 0
         for step in queries:
             least = self._leader.ordered(step, partial(self._of_all, own, step))
@@ -146,7 +150,7 @@ class SpreadStates:
                 break
         return done
 
-    def _of_all(self, own: Callable[[Step], int], step: Step) -> int:
+    def _of_all(self, own: Callable[[B], int], step: B) -> int:
         return min(own(step), *self._leader.reports(_number))
 
 
@@ -159,12 +163,12 @@ def _number(said: Any) -> int:
 class SpreadSnapshots:
     """As `edge.llm.snapshots.Snapshots`, on all ranks, behind the steps that were submitted."""
 
-    def __init__(self, own: Snapshots, on_cache: Callable[[Step], bool]) -> None:
+    def __init__(self, own: Snapshots, on_cache: Callable[[CacheStep], bool]) -> None:
         """own: rank 0's. on_cache: as of `Leader`."""
         self._own, self._on_cache = own, on_cache
 
     def make(self, sequence: int, block_hash: bytes) -> None:
-        self._on_cache(Step(Op.SNAPSHOT, numbers=(sequence, 0, 1, 0), hashes=(block_hash,)))
+        self._on_cache(Snapshot(sequence, block_hash))
 
     def has(self, block_hash: bytes) -> bool:
         """As `Snapshots.has`, of this device: others may have dropped theirs."""
@@ -172,4 +176,4 @@ class SpreadSnapshots:
 
     def set_back(self, sequence: int, length: int, block_hash: bytes) -> bool:
         """As `Snapshots.set_back`. Where it is False some ranks may have set theirs back."""
-        return self._on_cache(Step(Op.SET_BACK, numbers=(sequence, length, 1, 0), hashes=(block_hash,)))
+        return self._on_cache(SetBack(sequence, length, block_hash))

@@ -15,7 +15,7 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.scheduler import Scheduler
-from edge.parallel.steps import Op
+from edge.parallel.steps import Adapt, Step
 from partition.errors import CannotSlice
 from quant.errors import ModelFileError
 from tests.support.adapters import native_logits, write_adapter
@@ -139,13 +139,13 @@ def test_ranks_hear_of_a_change_alone(tmp_path: Path, monkeypatch: pytest.Monkey
 
     model = synthetic(tmp_path / "model.gguf", "llama")
     adapter = write_adapter(tmp_path / "adapter.gguf", model)
-    sent: list[Op] = []
+    sent: list[type[Step]] = []
     pack = steps.pack
-    monkeypatch.setattr(steps, "pack", lambda step, rows: (sent.append(step.op), pack(step, rows))[1])
+    monkeypatch.setattr(steps, "pack", lambda step, rows: (sent.append(type(step)), pack(step, rows))[1])
     with ranks_here(model, TENSOR, replace(EXACT, lora=(f"{adapter}:0",)), tmp_path) as engine:
         for scales in ((), (0.0,), None, (1.0,), (1.0,), (0.5,), ()):
             logits(engine, scales)
-    assert sent.count(Op.ADAPT) == 3
+    assert sent.count(Adapt) == 3
 
 
 @pytest.mark.parametrize("lies", ["shape", "architecture"])

@@ -16,7 +16,7 @@ from edge.errors import EdgeError, EngineError
 from edge.parallel.follower import follow
 from edge.parallel.masks import pack as pack_masks
 from edge.parallel.shard import Shard
-from edge.parallel.steps import Op, Step, pack
+from edge.parallel.steps import Decode, End, Keep, Read, Remove, Shift, Write, pack
 from edge.parallel.topology import place
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock, LayerRows, encode
@@ -131,7 +131,7 @@ def follow_all(stage: Shard, frames: Sequence[tuple[bytes, Kind]]) -> tuple[Base
     for payload, kind in frames:
         ours.send(payload, kind)
     came = []
-    if not frames or frames[-1][0][:1] == bytes([Op.END]):
+    if not frames or frames[-1][0] == pack(End(), stage.rows):
         assert done.exception(TIMEOUT_S) is None
     error = done.exception(TIMEOUT_S)
     theirs.close()
@@ -151,12 +151,12 @@ def decode_step(
     stage.rows.sequences[:rows] = sequence
     stage.rows.outputs[:rows] = 0
     stage.rows.outputs[rows - 1] = 1
-    return pack(Step(Op.DECODE, True, (rows, 1, top, len(masks)), masks=masks), stage.rows)
+    return pack(Decode(rows, 1, top, masks=masks), stage.rows)
 
 
 def test_a_rank_that_is_told_the_truth(stage: Shard) -> None:
     state = np.ones((1, 128), np.float32).tobytes()
-    end = (pack(Step(Op.END), stage.rows), Kind.CONTROL)
+    end = (pack(End(), stage.rows), Kind.CONTROL)
     error, came = follow_all(stage, [(decode_step(stage), Kind.CONTROL), (state, Kind.DATA), end])
     assert error is None
     assert [len(frame.payload) for frame in came] == [4 * 512]
@@ -224,15 +224,13 @@ def test_a_rank_that_is_told_lies(stage: Shard, lie: str) -> None:
         "long states": [(step, control), (state * 2, data)],
         "states first": [(state, data), (step, control)],
         "another sequence": [(decode_step(stage, sequence=77), control), (state, data)],
-        "no sequence": [(pack(Step(Op.REMOVE, numbers=(300, 0, -1, 0)), stage.rows), control)],
-        "keys of no sequence": [(pack(Step(Op.READ, numbers=(300, 0, 1, 0)), stage.rows), control)],
-        "keys of no positions": [(pack(Step(Op.READ, numbers=(0, 5, 5, 0)), stage.rows), control)],
-        "keys of all positions": [(pack(Step(Op.WRITE, numbers=(0, 0, 2**31 - 1, 0)), stage.rows), control)],
-        "keys written to no sequence": [(pack(Step(Op.WRITE, numbers=(-1, 0, 1, 0)), stage.rows), control), keys],
-        "keys kept of no sequence": [
-            (pack(Step(Op.KEEP, numbers=(2, 0, 1, 0), hashes=(bytes(32),)), stage.rows), control)
-        ],
-        "no": [(pack(Step(Op.SHIFT, numbers=(0, 0, 0, 0)), stage.rows)[:-1], control)],
+        "no sequence": [(pack(Remove(300, 0, -1), stage.rows), control)],
+        "keys of no sequence": [(pack(Read(300, 0, 1), stage.rows), control)],
+        "keys of no positions": [(pack(Read(0, 5, 5), stage.rows), control)],
+        "keys of all positions": [(pack(Write(0, 0, 2**31 - 1), stage.rows), control)],
+        "keys written to no sequence": [(pack(Write(-1, 0, 1), stage.rows), control), keys],
+        "keys kept of no sequence": [(pack(Keep(2, 0, (bytes(32),)), stage.rows), control)],
+        "no": [(pack(Shift(0, 0, 0, 0), stage.rows)[:-1], control)],
     }[lie]
     error, _ = follow_all(stage, frames)
     assert isinstance(error, (ProtocolError, EngineError)), repr(error)

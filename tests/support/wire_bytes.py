@@ -18,7 +18,7 @@ from edge.net.peers import HELLO, SECRET_BYTES
 from edge.onnx.wire import Boundary, Item, Receiver, Tensor, send
 from edge.onnx.wire import Op as ItemOp
 from edge.parallel.masks import pack as pack_masks
-from edge.parallel.steps import Op, Step, pack
+from edge.parallel.steps import Decode, Keep, pack
 from edge.worker import draft_queries
 from edge.worker.draft_queries import DraftQuery
 from edge.worker.messages import options_message, stage_message
@@ -33,10 +33,10 @@ from transport.link import Link
 
 FOLDER = ROOT / "tests" / "data" / "wire"
 SECRET = bytes(range(SECRET_BYTES))
-DECODE = Step(Op.DECODE, False, (2, 1, 40, 0))
+DECODE = Decode(2, 1, 40, fresh=False)
 MASKS = pack_masks((0, 40), [np.arange(40) % 3 == 0])
-MASKED = DECODE._replace(numbers=(2, 1, 7, len(MASKS)), masks=MASKS)
-KEEP = Step(Op.KEEP, True, (3, 64, 2, 0), (b"\x11" * 32, b"\x22" * 32))
+MASKED = DECODE._replace(top=7, masks=MASKS)
+KEEP = Keep(3, 64, (b"\x11" * 32, b"\x22" * 32))
 DRAFT_QUERY = DraftQuery(300, 7, (5, 31999))
 BOUNDARY = Boundary((Tensor("hidden", "float32", (1, 3), (0,)), Tensor("mask", "int64", (2,))), inner=True, passed=2)
 ITEM = Item(ItemOp.RUN, 7, "f16", (0.25, 0.5))

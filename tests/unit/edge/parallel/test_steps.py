@@ -11,12 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edge.llama.llama import Batch
+from edge.llm.states import Part
+from edge.parallel import steps
 from edge.parallel.step_times import KEPT, StepTime, StepTimes, Summary
 from edge.parallel.steps import (
     HASH_BYTES,
     MOST_HASHES,
     PART_FLOATS,
-    Op,
+    Decode,
     Step,
     max_bytes,
     output_rows,
@@ -33,11 +35,29 @@ from transport.errors import ProtocolError
 
 CAPACITY = 24
 INT32 = st.integers(-(2**31), 2**31 - 1)
-HEAD = struct.Struct("<BBHiiii")
+HEAD = struct.Struct("<BBBBiiii")  # of a decode
+UINT32 = st.integers(0, 2**32 - 1)
+HASH = st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES)
+HASHES = st.sampled_from((1, 2, MOST_HASHES)).map(lambda n: tuple(i.to_bytes(HASH_BYTES, "little") for i in range(n)))
+PART = st.sampled_from([Part(i) for i in range(4)])
+SCALES = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=64).map(tuple)
+OTHERS = st.one_of(
+    st.builds(steps.Remove, INT32, INT32, INT32, st.booleans(), st.booleans()),
+    *(st.builds(operation, INT32, INT32, INT32, INT32) for operation in (steps.Copy, steps.Shift)),
+    *(st.builds(operation) for operation in (steps.Clear, steps.End)),
+    *(st.builds(operation, INT32, INT32, INT32) for operation in (steps.Read, steps.Write)),
+    st.builds(steps.Times, st.booleans(), UINT32, UINT32),
+    st.builds(steps.Keep, INT32, INT32, HASHES),
+    st.builds(steps.Count, PART, HASHES),
+    st.builds(steps.Restore, INT32, INT32, PART, HASHES),
+    st.builds(steps.Snapshot, INT32, HASH),
+    st.builds(steps.SetBack, INT32, INT32, HASH),
+    st.builds(steps.Adapt, SCALES),
+)
 
 
 @st.composite
-def decodes(draw: st.DrawFn) -> tuple[Step, Batch]:
+def decodes(draw: st.DrawFn) -> tuple[Decode, Batch]:
     """Any decode of a rank that takes CAPACITY rows."""
     n = draw(st.integers(1, CAPACITY))
     rows = Batch(CAPACITY)
@@ -50,12 +70,11 @@ def decodes(draw: st.DrawFn) -> tuple[Step, Batch]:
     expected = int(rows.outputs[:n].sum())
     top = draw(st.integers(0, 2**31 - 1))
     masks = draw(st.binary(max_size=40)) if top and expected else b""
-    numbers = n, expected, top, len(masks)
-    return Step(Op.DECODE, draw(st.booleans()), numbers, masks=masks, hidden=draw(st.booleans())), rows
+    return Decode(n, expected, top, draw(st.booleans()), draw(st.booleans()), masks), rows
 
 
 @given(decodes())
-def test_a_decode_comes_as_it_was_sent(sent: tuple[Step, Batch]) -> None:
+def test_decode_is_received_as_sent(sent: tuple[Decode, Batch]) -> None:
     step, rows = sent
     data = pack(step, rows)
     parts = 0 if rows.offsets is None else 12
@@ -72,50 +91,40 @@ def test_a_decode_comes_as_it_was_sent(sent: tuple[Step, Batch]) -> None:
     assert list(output_rows(there, n)) == np.flatnonzero(rows.outputs[:n]).tolist()
 
 
-@given(st.sampled_from([op for op in Op if op is not Op.DECODE]), st.booleans(), st.tuples(*[INT32] * 4), st.data())
-def test_other_steps_come_as_they_were_sent(
-    op: Op, fresh: bool, numbers: tuple[int, int, int, int], data: st.DataObject
-) -> None:
-    names: tuple[bytes, ...] = ()
-    if op in (Op.KEEP, Op.COUNT, Op.RESTORE, Op.SNAPSHOT, Op.SET_BACK):
-        n = data.draw(st.sampled_from((1, 2, MOST_HASHES)))
-        names = tuple(i.to_bytes(HASH_BYTES, "little") for i in range(n))
-        numbers = (*numbers[:2], n, numbers[3])
-    scales: tuple[float, ...] = ()
-    if op is Op.ADAPT:
-        scales = tuple(data.draw(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=64)))
-        numbers = (len(scales), *numbers[1:])
-    step = Step(op, fresh, numbers, names, scales=scales)
+@given(OTHERS)
+def test_other_steps_are_received_as_sent(step: Step) -> None:
     packed = pack(step, Batch(CAPACITY))
-    assert len(packed) == HEAD.size + HASH_BYTES * len(names) + 4 * len(scales) <= max_bytes(0)
-    assert unpack(packed, Batch(CAPACITY)) == step
+    assert len(packed) <= max_bytes(0)
+    for form in (packed, bytearray(packed), memoryview(packed)):
+        received = unpack(form, Batch(CAPACITY))
+        assert (type(received), received) == (type(step), step)
 
 
 @given(
     st.binary(max_size=300)
     | st.builds(
         lambda head, rest: HEAD.pack(*head) + rest,
-        st.tuples(st.integers(0, 16), st.integers(0, 2), st.sampled_from((0, 0, 0, 1)), *[st.integers(-2, 26)] * 4),
+        st.tuples(st.integers(0, 17), *[st.integers(0, 2)] * 2, st.integers(0, 5), *[st.integers(-2, 26)] * 4),
         st.integers(0, CAPACITY).flatmap(lambda n: st.binary(min_size=9 * n, max_size=9 * n)),
     )
 )
-@example(HEAD.pack(1, 0, 0, 2**31 - 1, 0, 0, 0))
-@example(HEAD.pack(1, 0, 0, -1, 0, 0, 0) + bytes(9))
-def test_bytes_of_any_kind_are_a_step_or_an_error(data: bytes) -> None:
+@example(HEAD.pack(1, 0, 0, 0, 2**31 - 1, 0, 0, 0))
+@example(HEAD.pack(1, 0, 0, 0, -1, 0, 0, 0) + bytes(9))
+def test_any_bytes_are_a_step_or_an_error(data: bytes) -> None:
     rows = Batch(CAPACITY)
     try:
         step = unpack(data, rows)
     except ProtocolError:
         return
     assert isinstance(step, Step)
-    if step.op is Op.DECODE:
+    if isinstance(step, Decode):
         assert 1 <= step.rows <= CAPACITY
         assert step.top >= 0
-        assert step.numbers[1] == len(list(output_rows(rows, step.rows)))
+        assert step.outputs == len(list(output_rows(rows, step.rows)))
 
 
-@given(decodes(), st.data())
-def test_a_step_with_one_byte_changed(sent: tuple[Step, Batch], data: st.DataObject) -> None:
+@given(decodes() | st.tuples(OTHERS, st.builds(Batch, st.just(CAPACITY))), st.data())
+def test_step_with_one_byte_changed_is_a_step_or_an_error(sent: tuple[Step, Batch], data: st.DataObject) -> None:
     step, rows = sent
     packed = bytearray(pack(step, rows))
     at = data.draw(st.integers(0, len(packed) - 1))
@@ -127,40 +136,50 @@ def test_a_step_with_one_byte_changed(sent: tuple[Step, Batch], data: st.DataObj
 @pytest.mark.parametrize(
     ("head", "rest", "why"),
     [
-        ((0, 0, 0, 0, 0, 0, 0), 0, "operation 0 with flags 0 and 0 is none; update both devices"),
-        ((17, 0, 0, 0, 0, 0, 0), 0, "operation 17"),
-        ((15, 0, 0, 0, 0, 0, 0), 0, "a step of 0 block hashes"),
-        ((12, 0, 0, 0, 0, 0, 0), 0, "a step of 0 block hashes came with 0 bytes"),
-        ((12, 0, 0, 0, 0, 2, 0), 63, "a step of 2 block hashes came with 63 bytes"),
-        ((13, 0, 0, 0, 0, 257, 0), 32 * 257, "it takes 1 to 256"),
-        ((2, 2, 0, 0, 0, 0, 0), 0, "flags 2 and 0"),
-        ((2, 0, 7, 0, 0, 0, 0), 0, "flags 0 and 7"),
-        ((2, 0, 1, 0, 0, 0, 0), 0, "flags 0 and 1"),
-        ((1, 0, 2, 1, 0, 0, 0), 9, "flags 0 and 2"),
-        ((2, 0, 1024, 0, 0, 0, 0), 0, "flags 0 and 1024"),
-        ((2, 0, 256, 0, 0, 0, 0), 0, "flags 0 and 256"),
-        ((1, 0, 512, 1, 0, 0, 0), 9, "a step of 1 rows came in 29 bytes"),
-        ((1, 0, 0, 0, 0, 0, 0), 0, "a step of 0 rows"),
-        ((1, 0, 0, 25, 0, 0, 0), 225, "a step of 25 rows came in 245 bytes; this rank takes 1 to 24 rows"),
-        ((1, 0, 0, 3, 0, 0, 0), 26, "a step of 3 rows came in 46 bytes"),
-        ((1, 0, 0, 3, 1, 0, 0), 27, "a step of 1 output rows marks others"),
-        ((1, 0, 0, 3, 0, -1, 0), 27, "marks others"),
-        ((1, 0, 0, 1, 0, 0, 5), 14, "5 bytes of masks came for 0 logits of 0 rows"),
-        ((1, 0, 0, 1, 1, 0, 5), 14, "5 bytes of masks came for 0 logits of 1 rows"),
-        ((1, 0, 0, 1, 1, 40, -1), 8, "-1 bytes of masks"),
-        ((1, 0, 0, 1, 1, 40, 2**20 + 1), 2**20 + 10, "1048577 bytes of masks came .* up to 1048576 bytes"),
-        ((1, 0, 0, 1, 1, 40, 5), 13, "a step of 1 rows came in 33 bytes"),
-        ((5, 0, 0, 0, 0, 0, 0), 1, "a step of 0 rows came in 21 bytes"),
+        ((2, 0, 0, 1, 0, 0, 0), 9, "a decode came with flags 2 and 0; update both devices"),
+        ((0, 2, 0, 1, 0, 0, 0), 9, "flags 0 and 2"),
+        ((0, 0, 2, 1, 0, 0, 0), 9, "a step of 1 rows came in 29 bytes"),
+        ((0, 0, 0, 0, 0, 0, 0), 0, "a step of 0 rows"),
+        ((0, 0, 0, 25, 0, 0, 0), 225, "a step of 25 rows came in 245 bytes; this rank takes 1 to 24 rows"),
+        ((0, 0, 0, 3, 0, 0, 0), 26, "a step of 3 rows came in 46 bytes"),
+        ((0, 0, 0, 3, 1, 0, 0), 27, "a step of 1 output rows marks others"),
+        ((0, 0, 0, 3, 0, -1, 0), 27, "marks others"),
+        ((0, 0, 0, 1, 0, 0, 5), 14, "5 bytes of masks came for 0 logits of 0 rows"),
+        ((0, 0, 0, 1, 1, 0, 5), 14, "5 bytes of masks came for 0 logits of 1 rows"),
+        ((0, 0, 0, 1, 1, 40, -1), 8, "-1 bytes of masks"),
+        ((0, 0, 0, 1, 1, 40, 2**20 + 1), 2**20 + 10, "1048577 bytes of masks came .* up to 1048576 bytes"),
+        ((0, 0, 0, 1, 1, 40, 5), 13, "a step of 1 rows came in 33 bytes"),
     ],
 )
-def test_what_is_wrong_is_said(head: tuple[int, ...], rest: int, why: str) -> None:
+def test_wrong_decode_is_refused(head: tuple[int, ...], rest: int, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
-        unpack(HEAD.pack(*head) + bytes(rest), Batch(CAPACITY))
+        unpack(HEAD.pack(1, *head) + bytes(rest), Batch(CAPACITY))
 
 
-def test_too_short() -> None:
-    with pytest.raises(ProtocolError, match="a step of 19 bytes came, it has at least 20"):
-        unpack(bytes(19), Batch(CAPACITY))
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "a step of 0 bytes has operation 0, which is none; update both devices"),
+        (bytes(20), "a step of 20 bytes has operation 0"),
+        (bytes([8]) + bytes(19), "operation 8"),
+        (bytes([17]) + bytes(19), "operation 17"),
+        (bytes([1]) + bytes(18), "a decode of 19 bytes came, it has at least 20"),
+        (bytes([4]) + bytes(15), "operation 4 came in 16 bytes; it takes 17"),
+        (bytes([5, 0]), "operation 5 came in 2 bytes; it takes 1"),
+        (bytes([15]) + bytes(39), "operation 15 came in 40 bytes; it takes 41"),
+        (bytes([12, 0]), "a step came with 0 bytes of block hashes"),
+        (bytes([12, 0]) + bytes(63), "a step came with 63 bytes of block hashes"),
+        (bytes([11]) + bytes(8 + 32 * 257), "it takes 1 to 256 hashes"),
+        (bytes([12, 4]) + bytes(32), "4 as the part that blocks are of others"),
+        (bytes([13]) + bytes(8) + bytes([9]) + bytes(32), "9 as the part"),
+        (bytes([16]) + bytes(7), "scales of adapters came in 7 bytes; there are up to 64"),
+        (bytes([16]) + bytes(4 * 65), "scales of adapters came in 260 bytes"),
+        (bytes([16]) + struct.pack("<f", float("nan")), "a scale of an adapter came that is no number"),
+    ],
+)
+def test_other_wrong_steps_are_refused(data: bytes, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        unpack(data, Batch(CAPACITY))
 
 
 # Hidden states.
