@@ -4,7 +4,7 @@ from edge.errors import EdgeError
 
 
 class TrustError(EdgeError):
-    """A cluster, an invitation or a certificate that cannot be used; the message says what to do."""
+    """A cluster, an invitation or a certificate is invalid; the message gives a remedy."""
 
 
 class DiscoveryError(EdgeError):
@@ -16,7 +16,7 @@ class LabFileError(EdgeError):
 
 
 class ClusterFileError(EdgeError):
-    """A file that describes a cluster, and cannot be used; the message names the key, what it needs and what it has."""
+    """A cluster file is invalid; the message names the key, its value and valid values."""
 
 
 class LabError(EdgeError):

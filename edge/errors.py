@@ -8,11 +8,11 @@ class EdgeError(Exception):
 
 
 class EngineError(EdgeError):
-    """llama.cpp or ONNX Runtime refused: a load, a context or a batch failed; the message carries its own last word."""
+    """llama.cpp or ONNX Runtime failed to load, to make a context or to compute; the message has its reason."""
 
 
 class NotEnoughMemory(EdgeError):
-    """The model does not fit at this context length; the message says need and have, part by part."""
+    """The model does not fit at this context length; the message gives need and have of each part."""
 
     least: int | None = None  # bytes of the least budget that would do; None: not known
 
@@ -67,11 +67,11 @@ class TextError(EdgeError):
 
 
 class SizeTooSmall(EdgeError):
-    """No file of the model can be as small as requested; the message says what the smallest is."""
+    """No file of the model can be as small as requested; the message gives the smallest size."""
 
 
 class ChatFileError(EdgeError):
-    """A file that should hold a saved conversation does not."""
+    """A file is no saved conversation."""
 
 
 class PrefixError(EdgeError):
@@ -79,7 +79,7 @@ class PrefixError(EdgeError):
 
 
 class SliceError(EdgeError):
-    """A slice cannot be cut, stored or used: its model file has changed, it is not there, or someone else writes it."""
+    """A slice cannot be cut, stored or used: it is missing, its model file changed, or another process writes it."""
 
 
 class SliceBusy(SliceError):
@@ -95,7 +95,7 @@ class NoRoom(SliceError):
 
 
 class WorkerError(EdgeError):
-    """A worker could not carry out a request, or its engine process died; the message has the worker's reason."""
+    """A worker refused a request, or its engine process died; the message has the worker's reason."""
 
     def __init__(self, message: str, error: str = "") -> None:
         """error: the class of the error on the worker, for instance NotEnoughMemory; empty where a process died."""

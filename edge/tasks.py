@@ -150,16 +150,15 @@ class Repeated(Closing):
 
 
 class Steps:
-    """Progress of steps that are worth showing: each has a label and reports how far it is. This class shows
-    nothing."""
+    """Progress of long steps. Each step has a label and reports its progress. This class shows nothing."""
 
     @contextmanager
     def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-        """Show one step for the length of the block. unit: "bytes", or the name of what is counted."""
+        """Show one step for the length of the block. unit: "bytes", or the name of the counted things."""
         yield _unseen
 
     def say(self, line: str) -> None:
-        """Show a sentence while the steps go on."""
+        """Show a sentence while a step runs."""
 
 
 class CheckedSteps(Steps):
@@ -186,7 +185,7 @@ class CheckedSteps(Steps):
 
 
 class ShowStep(Protocol):
-    """Callback that reports how far a step is."""
+    """Callback that reports the progress of a step."""
 
     def __call__(self, n: float, total: float | None = None, what: str = "") -> None:
         """Report `n` units done, of `total` if that has changed. what: the item in progress."""

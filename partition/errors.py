@@ -4,8 +4,8 @@ from edge.errors import EdgeError
 
 
 class PlanError(EdgeError, ValueError):
-    """A plan that cannot be: ranges that leave a gap, more ranks than there are heads to give out, a field that is not
-    one. The message says what was needed, what was there and what to do, in one line."""
+    """A plan is impossible or invalid: its ranges have a gap, it has more ranks than heads, a field is unknown. The
+    message gives need, have and a remedy in one line."""
 
 
 class CannotSlice(EdgeError, ValueError):

@@ -12,7 +12,7 @@ class ModelFileError(QuantError):
 
 
 class UnknownTypeError(QuantError):
-    """A tensor type nobody has heard of; the message lists the known ones."""
+    """A tensor type is unknown; the message lists the known ones."""
 
 
 class DoesNotFit(QuantError):

@@ -4,7 +4,7 @@ from edge.errors import EdgeError
 
 
 class TransportError(EdgeError):
-    """Base of what this package raises. The message names the peer, what was needed and what was there."""
+    """Base of this package's errors. The message names the peer, the need and the finding."""
 
 
 class LinkTimeout(TransportError):

@@ -47,17 +47,17 @@ def plan(
     options: PlanOptions = DEFAULTS,
     steps: Steps = SILENT,
 ) -> PlanChoice:
-    """Choose where a model should run: by the plan that is best by one objective, by measurement.
+    """Return the best plan for a model on a cluster, found by measurement.
 
-    limits: what objectives may be at most, in seconds (throughput: seconds a token or input), bytes or joules; with
-    types also "divergence", in nats a token. types: of a language model: choose between these types of its weights, too
-    ("q8_0"), or files that have them; the plan's model is then that file. text: to measure their divergence on; None:
-    the start of a bundled one.
+    objective: the figure to optimize. limits: upper bounds of other objectives, in seconds (throughput: seconds a token
+    or input), bytes or joules; with types also "divergence", in nats a token. types: types of a language model's
+    weights ("q8_0"), or files of these types, to choose from; the file becomes the plan's model. text: the text that
+    divergence is measured on; None: the start of a bundled text.
 
-    parallel, shares: of a language model, in place of an objective: every layer on all devices ("tensor"), some layers
-    on each ("pipeline"), and what part each does, this device first; None: by measurement.
+    parallel, shares: for language models, instead of an objective: "tensor" puts every layer on all devices, "pipeline"
+    some layers on each. shares are the relative parts, this device first; None: by measurement.
 
-    PlanError, with need and have, where nothing fits; WorkerError where the cluster is not open.
+    Raises PlanError, with need and have, if nothing fits, and WorkerError if the cluster is not open.
     """
     cluster.check_open()
     path = model_path(model)
@@ -85,12 +85,14 @@ def pareto(
     options: PlanOptions = DEFAULTS,
     steps: Steps = SILENT,
 ) -> Front:
-    """The plans between which a person can choose. measure: how many of the most promising ones are run and measured.
+    """Return the plans that are worth choosing between. `Front.pick` takes one of them.
 
-    axes: None: latency and throughput, with types also divergence. types: choose between these types of the weights,
-    too, or files that have them. max_divergence: nats a token that a type may diverge from the model. text: to measure
-    that on; None: the start of a bundled one. `Front.pick` takes one of them. PlanError, with need and
-    have, where nothing fits; WorkerError where the cluster is not open.
+    axes: None: latency and throughput, with types also divergence. measure: number of the most promising plans to run
+    and measure. types: types of the weights, or files of these types, to choose from. max_divergence: maximum
+    divergence of a type from the model, in nats a token. text: the text that divergence is measured on; None: the start
+    of a bundled text.
+
+    Raises PlanError, with need and have, if nothing fits, and WorkerError if the cluster is not open.
     """
     cluster.check_open()
     path = model_path(model)
@@ -153,11 +155,13 @@ def deploy(
 def deploy_onnx(
     choice: PlanChoice, cluster: Cluster, *, exchange: Exchange | None = None, steps: Steps = SILENT
 ) -> OnnxModel:
-    """A network in ONNX on the devices that its plan names, loaded. Where one of them is lost it goes on over those of
-    the cluster that answer, by another plan; `steps.say` is called.
+    """Load a network in ONNX on the devices of its plan.
 
-    exchange: transport and wire type of its tensors; None: as the plan's options say. WorkerError where a device of the
-    plan is not connected; PlanError for a plan of another model, or of a language model; TransportError.
+    If a device is lost, the network continues by another plan on the workers that answer, and `steps.say` reports it.
+
+    exchange: transport and wire type of the tensors; None: those of the plan's options. Raises WorkerError if a
+    device of the plan is not connected, PlanError if the plan is for another model or a language model, and
+    TransportError.
     """
     work = choice.options
     if not isinstance(choice.plan, OnnxPlan):

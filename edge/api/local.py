@@ -29,23 +29,23 @@ def load(
     reproducible: bool = False,
     **options: Any,
 ) -> Model:
-    """A language model on this device, loaded.
+    """Load a language model on this device.
 
-    model: a GGUF file, or REPO:FILE of the hub, which is fetched where it is not cached; None: the bundled one.
-    memory: bytes, or a text such as "3GiB", that the whole process may take; what does not fit is read again and again.
-    A range such as "1.2GiB..4GiB": as much of that as is free at any time, in fewer bits where the file has several
-    sizes (`prefer`: "speed" or "quality").
-    gpu_memory: the same of a GPU's memory; layers that do not fit pass through two buffers there.
-    prefix_cache: bytes, or a text, of disk space for what is computed of prompts: it is not computed again after a
-    restart. draft: how tokens of single answers are drafted, several of which one pass checks: "ngram", "mtp", the
-    file of a smaller model, "self", "auto" or "off". draft_worker: HOST or HOST:PORT of a worker that is to draft, by
-    that model.
-    reproducible: the same program gets the same tokens each time on this device, for some speed; answers need a seed or
-    a temperature of 0.
-    options: the other fields of EngineOptions: context, sequences, threads, ...
+    model: a GGUF file, a known name, or REPO:FILE of the hub, which is fetched if it is not cached; None: the bundled
+    model.
+    memory: maximum of the whole process, in bytes or as a text such as "3GiB"; weights that do not fit are read from
+    disk again and again. A range such as "1.2GiB..4GiB" follows the free memory, with fewer bits if the file has
+    several sizes (`prefer`: "speed" or "quality").
+    gpu_memory: maximum of GPU memory; layers that do not fit pass through two buffers there.
+    prefix_cache: disk space for computed prompts, in bytes or as a text, so that they survive a restart.
+    draft: source of drafted tokens: "ngram", "mtp", the file of a smaller model, "self", "auto" or "off".
+    draft_worker: HOST or HOST:PORT of a worker that runs the drafting model.
+    reproducible: the same program gets the same tokens each time on this device, at some cost of speed. Answers need a
+    seed or a temperature of 0.
+    options: other fields of EngineOptions: context, sequences, threads, ...
 
-    ModelFileError, NotEnoughMemory, EngineError, HubError; with a worker also WorkerError, TransportError, and
-    ValueError where no model is named for it.
+    Raises ModelFileError, NotEnoughMemory, EngineError, HubError; with a worker also WorkerError, TransportError,
+    and ValueError if no drafting model is named.
     """
     path = model_path(model)
     drafting = drafts(draft, path, worker=draft_worker)
@@ -68,10 +68,11 @@ def quantize(
     imatrix: PathLike | None = None,
     threads: int | None = None,
 ) -> Outcome:
-    """Write a GGUF in fewer bits to `out`: of one of llama.cpp's types, or within a size with the least damage.
+    """Write a GGUF file with fewer bits to `out`.
 
-    size: bytes, or a text such as "1900MiB". type: such as "q4_k_m". Give one of the two. imatrix: a file of an
-    importance matrix. ValueError unless one of size and type is given; SizeTooSmall, ModelFileError, EngineError.
+    Give either a size or a type. size: bytes, or a text such as "1900MiB"; the file within it with the least damage.
+    type: a type of llama.cpp such as "q4_k_m". imatrix: file of an importance matrix. Raises ValueError unless
+    exactly one of size and type is given, SizeTooSmall, ModelFileError, EngineError.
     """
     if (size is None) == (type is None):
         raise ValueError("give either a size or a type")

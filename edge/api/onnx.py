@@ -23,7 +23,7 @@ Array = NDArray[np.generic]
 class OnnxModel(Closing):
     """A network in ONNX. `open()` loads it, `close()` unloads it; it is also a context manager.
 
-    `edge.deploy_onnx` makes one whose stages are on several devices.
+    `edge.deploy_onnx` returns one whose stages run on several devices.
     """
 
     def __init__(
@@ -34,8 +34,9 @@ class OnnxModel(Closing):
         provider: str | None = None,
         dims: Mapping[str, int] | None = None,
     ) -> None:
-        """threads: one per physical core where None. provider: of ONNX Runtime, such as "cuda"; None: the best there
-        is. dims: values for dimensions that the network leaves open."""
+        """threads: None: one per physical core. provider: of ONNX Runtime, such as "cuda"; None: the best one
+        available.
+        dims: sizes of the network's open dimensions."""
         self.path = Path(path)
         self._threads, self._provider, self._dims = threads, provider, dict(dims or {})
         self._flow: Flow | None = None
@@ -44,31 +45,31 @@ class OnnxModel(Closing):
 
     @classmethod
     def over(cls, path: Path, start: Callable[[ExitStack], Flow]) -> OnnxModel:
-        """One that `start` brings up, with what is to be undone put on the stack."""
+        """Return a model that `start` loads. `start` puts what must be closed on the stack."""
         model = cls(path)
         model._start = start
         return model
 
     def open(self) -> OnnxModel:
-        """Load it. ModelFileError for what is no valid network; EngineError for what ONNX Runtime does not take."""
+        """Load the network. Raises ModelFileError if the file is invalid, EngineError if ONNX Runtime refuses it."""
         if self._flow is None:
             self._flow = self._start(self._stack)
         return self
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name for one input, an array for each of the network's inputs. EngineError where they do not
-        fit."""
+        """Return the outputs by name for one input: an array for each of the network's inputs. Raises EngineError if
+        they do not fit."""
         return next(self.map([feeds], in_flight=1))
 
     def map(self, feeds: Iterable[Mapping[str, Array]], *, in_flight: int = 4) -> Iterator[dict[str, Array]]:
-        """The outputs for many inputs, in order. in_flight: how many are under way at a time, on several devices."""
+        """Yield the outputs of many inputs, in order. in_flight: number of inputs in progress on several devices."""
         if self._flow is None:
             raise EngineError(f"{self.path.name} is not loaded: call open(), or use it in a with block")
         for result in self._flow(feeds, in_flight):
             yield dict(result.outputs)
 
     def close(self) -> None:
-        """Unload it."""
+        """Unload the network."""
         self._flow = None
         self._stack.close()
 

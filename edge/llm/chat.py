@@ -40,7 +40,7 @@ left out.
 
 
 class Chat:
-    """Messages so far, and asking for the next answer. Only what the model has not seen yet is computed."""
+    """A conversation with a model. Only tokens that the model has not seen yet are computed."""
 
     def __init__(
         self,
@@ -55,13 +55,14 @@ class Chat:
         encoder: MediaEncoder | None = None,
     ) -> None:
         """template: Jinja source to use instead of the model's own. renderer: a process for it that was started before;
-        by default, one is started. when_full: None is "shift" where the model allows it, else "forget". drafter:
-        drafts tokens of answers; by default, the model's own, if it has one. think: tokens that the model may think
-        before an answer; 0: it does not think; -1: as its template has it, without a bound. encoder: of pictures and
+        by default, one is started. when_full: handling of a full context; None: "shift" if the model can, otherwise
+        "forget".
+        drafter: drafts tokens of answers; by default, the model's own, if it has one. think: maximum tokens of a
+        thought before an answer; 0: no thought; -1: as the template has it, without a bound. encoder: of pictures and
         sounds.
 
-        TemplateError where the template is not valid, EngineError where "shift" is asked of a model that cannot,
-        ValueError for another word or number.
+        Raises TemplateError if the template is invalid, EngineError if the model cannot "shift", ValueError for
+        another word or number.
         """
         engine = model.engine if isinstance(model, Model) else model
         if when_full not in (None, *get_args(WhenFull)):
@@ -116,12 +117,12 @@ class Chat:
 
     @property
     def last_question(self) -> str | None:
-        """The last message of the user; None where there is none."""
+        """The last message of the user, or None."""
         place = self._last_question()
         return None if place is None else self.messages[place]["content"]
 
     def undo(self) -> str | None:
-        """Take back the last question and what followed it; the question, or None where there is none."""
+        """Remove the last question and everything after it. Return the question, or None if there is none."""
         question, place = self.last_question, self._last_question()
         self.messages = self.messages[:place]
         return question
@@ -139,18 +140,18 @@ class Chat:
         stop: Sequence[str] = (),
         on_prefill: PrefillProgress | None = None,
     ) -> Iterator[Response]:
-        """Add a user message and generate the answer, which joins the messages as far as it was generated.
+        """Add a user message and generate the answer. The generated part of the answer joins the messages.
 
-        Where the context is full the oldest exchanges are forgotten, unless `when_full` is "stop"; `dropped` says how
-        many messages. Where not even this message fits, ContextFull, and the conversation is as before. max_tokens:
-        None goes on to the end of the context, with "shift" until the answer has as many tokens as a context holds.
+        If the context is full, the oldest exchanges are dropped, unless `when_full` is "stop"; `dropped` counts
+        their messages. Raises ContextFull if not even this message fits; the conversation then stays as it was.
+        max_tokens: None: until the context is full; with "shift" as many tokens as a context holds.
         """
         messages = [*self.messages, {"role": "user", "content": self._media.attached + text}]
         return self._answer(messages, sampling, max_tokens, stop, on_prefill)
 
     def attach(self, data: bytes) -> int:
-        """Put a picture or sound, the bytes of a file, in front of the next question, until one is answered: how many
-        tokens it takes. MediaError where it cannot be used."""
+        """Attach a picture or sound, the bytes of a file, to the next question. Return its number of tokens. Raises
+        MediaError if the file is invalid."""
         return self._media.attach(data)
 
     def detach(self) -> None:
@@ -166,10 +167,10 @@ class Chat:
         stop: Sequence[str] = (),
         on_prefill: PrefillProgress | None = None,
     ) -> Iterator[Response]:
-        """Answer the last question again, or `text` in its place; the new exchange replaces the last one.
+        """Answer the last question again, or `text` instead of it. The new exchange replaces the last one.
 
-        Sampling with the same seed gives the same answer again. Where no answer comes, the conversation is as before.
-        ValueError where nothing was asked; else as `ask`.
+        The same seed gives the same answer again. If no answer comes, the conversation stays as it was. Raises
+        ValueError if there is no question, and the errors of `ask`.
         """
         place = self._last_question()
         if place is None:
@@ -226,7 +227,7 @@ class Chat:
                 self.messages = before  # a question without an answer would confuse the next one
 
     def prompt_tokens(self) -> list[int]:
-        """Token ids of the whole conversation, ready for the model to answer."""
+        """Return the token ids of the whole conversation, ready for the model to answer."""
         return self._tokens(self.messages)
 
     def _thinking(self) -> Thinking | None:
@@ -295,9 +296,9 @@ class Chat:
         return "" if token is None else self.engine.model.piece(token, special=True).decode(errors="replace")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the messages, and the document, as JSON: in a new file, or in place of a saved chat.
+        """Write the messages and the document as JSON to a new file, or over a saved chat.
 
-        ChatFileError where something else is there, OSError where it cannot be written; nothing changes then.
+        Raises ChatFileError if another kind of file has this name, OSError if writing fails. Nothing changes then.
         """
         path = Path(path)
         if not path.parent.is_dir():

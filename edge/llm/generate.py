@@ -21,20 +21,20 @@ class Usage:
     """Tokens of one generation."""
 
     prompt_tokens: int
-    cached_tokens: int  # of the prompt: those that were in the KV cache already
+    cached_tokens: int  # tokens of the prompt that were already in the KV cache
     completion_tokens: int
-    restored_tokens: int = 0  # of those in the cache: that were read from disk for this prompt
-    dropped_tokens: int = 0  # of the oldest: that were dropped in place, before or during the answer
-    thought_tokens: int = 0  # of the completion: those of thoughts
+    restored_tokens: int = 0  # cached tokens that were read from disk for this prompt
+    dropped_tokens: int = 0  # oldest tokens that were dropped in place, before or during the answer
+    thought_tokens: int = 0  # tokens of thoughts, part of the completion
 
 
 @dataclass
 class Timing:
     """Seconds and rates of one generation so far; a rate is 0 where there is nothing to measure yet."""
 
-    ttft_s: float  # accepted to first token
-    tpot_s: float  # time per output token: mean of those after the first
-    prefill_tokens_per_s: float  # prompt tokens that were computed, over the time that took
+    ttft_s: float  # from acceptance to the first token
+    tpot_s: float  # mean time of an output token after the first
+    prefill_tokens_per_s: float  # computed prompt tokens over their time
     decode_tokens_per_s: float  # 1 / tpot_s
 
 
@@ -43,12 +43,12 @@ class Response:
     """One step of a generation."""
 
     text: str  # new text; may be empty while a character or a stop string is incomplete
-    token_id: int | None  # None in the last response, which only says how it ended
-    finish_reason: str | None  # "stop", "length", "repetition", or None while it goes on
+    token_id: int | None  # None in the last response, which has the finish reason
+    finish_reason: str | None  # "stop", "length" or "repetition"; None before the end
     usage: Usage
     timing: Timing
     repetition: Repetition | None = None  # the loop that ended the answer
-    thought: str = ""  # new text of what the model thinks, which is no part of `text`
+    thought: str = ""  # new text of the model's thought, not part of `text`
 
 
 def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
@@ -92,7 +92,7 @@ def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
 
 
 class _Clock:
-    """When what happened, as responses say it."""
+    """Timestamps behind `Response.timing`."""
 
     def __init__(self, accepted: float, running: Running) -> None:
         self._accepted, self._running = accepted, running

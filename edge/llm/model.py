@@ -15,9 +15,9 @@ from edge.llm.scheduler import Scheduler
 
 
 class RequestStream(Closing):
-    """Requests on one model, answered together. Iterate over it for what comes of them; add and cancel meanwhile.
+    """Concurrent requests on one model. Iterate over it for their events; add and cancel requests at any time.
 
-    It is a context manager; leaving it drops what is not complete.
+    It is a context manager; leaving it cancels incomplete requests.
     """
 
     def __init__(self, model: Model) -> None:
@@ -33,14 +33,16 @@ class RequestStream(Closing):
         stop: Sequence[str] = (),
         adapters: Mapping[str, float] | None = None,
     ) -> int:
-        """Continue a text or token ids; the number that this request's events carry. It waits where all sequences are
-        taken. adapters: as of `Model.generate`. ContextFull where it alone does not fit."""
+        """Add a request that continues a text or token ids, and return its number, which its events carry.
+
+        The request waits while all sequences are in use. adapters: as for `Model.generate`. Raises ContextFull if
+        the request alone does not fit."""
         tokens = self._model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         scales = self._model.scales(adapters)
         return self._scheduler.add(Request(tokens, max_tokens, sampling or SamplingParams(), stop, adapters=scales))
 
     def cancel(self, number: int) -> None:
-        """End a request; an event with the reason "cancelled" follows, unless it has ended already."""
+        """End a request. An event with the reason "cancelled" follows, unless the request has ended already."""
         self._scheduler.cancel(number)
 
     def __iter__(self) -> Iterator[Event]:
@@ -49,28 +51,29 @@ class RequestStream(Closing):
             yield from self._scheduler.step()
 
     def close(self) -> None:
-        """Drop the requests that are not complete."""
+        """Cancel incomplete requests."""
         self._scheduler.close()
 
 
 class Model(Closing):
-    """A language model, loaded. `close()` unloads it, on all of its devices; it is also a context manager."""
+    """A loaded language model. `close()` unloads it on all of its devices; it is also a context manager."""
 
     def __init__(self, engine: TextEngine, close: Callable[[], None], drafter: Drafter | None = None) -> None:
-        """close: what ends the engine and all that belongs to it. drafter: drafts tokens of single answers."""
+        """close: ends the engine and everything that belongs to it. drafter: drafts tokens of single answers."""
         self.engine = engine
         self.drafter = drafter
         self._close = close
         self._scheduler = Scheduler(engine, slots=1, keep=True, drafter=drafter)
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Return the token ids of a text. add_special: with the tokens that the model expects around one (BOS, EOS).
-        parse_special: text such as "<|im_start|>" becomes its control token; else it is text like any other, which is
-        what a text from somebody else should be."""
+        """Return the token ids of a text.
+
+        add_special: add the tokens that the model expects around a text (BOS, EOS). parse_special: text such as
+        "<|im_start|>" becomes a control token; do not use it for untrusted text."""
         return self.engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of tokens; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.engine.model.piece(token) for token in tokens).decode(errors="replace")
 
     def generate(
@@ -82,24 +85,24 @@ class Model(Closing):
         stop: Sequence[str] = (),
         adapters: Mapping[str, float] | None = None,
     ) -> Iterator[Response]:
-        """Continue a text or token ids as they are, without a chat template. Responses as they come.
+        """Continue a text or token ids without a chat template, and yield responses.
 
-        max_tokens: None goes on until the context is full. stop: texts that end it and are not part of it. adapters:
-        the scale of each LoRA adapter that is to be used, by its name; None: as the model was loaded.
-        ContextFull for a prompt that leaves no room; SamplingError for options that cannot be used. Only one
-        generation or conversation runs at a time; `stream` runs several.
+        max_tokens: None: until the context is full. stop: texts that end the answer and are not part of it.
+        adapters: scales of LoRA adapters by name; None: the scales of loading. Raises ContextFull if the prompt
+        leaves no room, SamplingError if an option is invalid. Only one generation or conversation runs at a time;
+        `stream` runs several.
         """
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         sampling, scales = sampling or SamplingParams(), self.scales(adapters)
         return generate(self._scheduler, Request(tokens, max_tokens, sampling, stop, adapters=scales))
 
     def scales(self, adapters: Mapping[str, float] | None) -> Scales | None:
-        """Return the scales of adapters, by name, as requests have them. EngineError for an unknown name."""
+        """Return the scales of adapters by name, in the form that requests have. Raises EngineError for an unknown
+        name."""
         return None if adapters is None else scales_by_name(self.engine.adapters, adapters)
 
     def stream(self) -> RequestStream:
-        """Several requests at once, which come and go while others are answered. Load the model with as many
-        `sequences` as are to run at a time."""
+        """Return a stream of concurrent requests. Load the model with as many `sequences` as shall run concurrently."""
         return RequestStream(self)
 
     def close(self) -> None:

@@ -42,16 +42,16 @@ class SamplingParams:
     top_p: float = 0.95  # keep the most likely tokens that together have this probability; 1: all
     min_p: float = 0.05  # keep tokens at least this likely relative to the likeliest; 0: all
     repeat_penalty: float = 1.0  # divide the logits of the last PENALTY_LAST_N tokens by this; 1: off
-    frequency_penalty: float = 0.0  # taken from the logit of each of those tokens, as often as it is there
-    presence_penalty: float = 0.0  # taken once from each of them
-    typical_p: float = 1.0  # keep the tokens nearest to what is expected that together have this probability; 1: all
+    frequency_penalty: float = 0.0  # subtracted from those tokens' logits for each occurrence
+    presence_penalty: float = 0.0  # subtracted once from those tokens' logits
+    typical_p: float = 1.0  # keep the most typical tokens that together have this probability; 1: all
     dry_multiplier: float = 0.0  # DRY: penalty for a token that would prolong a repetition; 0: off
     dry_base: float = 1.75  # the penalty grows by this factor with each token of the repetition
     dry_allowed_length: int = 2  # tokens of a repetition that cost nothing
     dry_penalty_last_n: int = -1  # tokens that DRY looks back; -1: all of them, at most MAX_DRY_LAST_N; 0: off
-    dry_sequence_breakers: Sequence[str] = DRY_BREAKERS  # no repetition goes on across these
-    xtc_probability: float = 0.0  # XTC: how often all likely tokens but the least likely of them are left out; 0: never
-    xtc_threshold: float = 0.1  # tokens at least this likely are likely ones; above 0.5: off
+    dry_sequence_breakers: Sequence[str] = DRY_BREAKERS  # texts that end a repetition
+    xtc_probability: float = 0.0  # XTC: probability of removing all likely tokens except the last; 0: off
+    xtc_threshold: float = 0.1  # minimum probability of a likely token; above 0.5: off
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of tokens, by id
     seed: int = field(default_factory=lambda: secrets.randbelow(MAX_SEED + 1))
     grammar: str | None = None  # GBNF; only text its rule `root` derives is generated
@@ -59,9 +59,9 @@ class SamplingParams:
     regex: str | None = None  # only text that this regular expression matches as a whole
     lark: str | None = None  # only text of this grammar, in llguidance's form of Lark
     stop: Sequence[str] = ()  # strings that end the answer and are not part of its text
-    ignore_eos: bool = False  # go on past the end of a text, and in a repetition; a constraint that is complete ends it
-    min_tokens: int = 0  # tokens before anything but a constraint that is complete, or a full context, ends the answer
-    allow_repetition: bool = False  # do not end an answer that says the same over and over (edge.bounds.repetition)
+    ignore_eos: bool = False  # ignore the end of text and repetitions; a complete constraint still ends
+    min_tokens: int = 0  # least tokens, unless a constraint is complete or the context full
+    allow_repetition: bool = False  # do not end an answer that repeats itself (edge.bounds.repetition)
 
     def __post_init__(self) -> None:
         """SamplingError names the option that is out of its range."""
@@ -102,7 +102,7 @@ class SamplingParams:
 
     @property
     def looks_back(self) -> int:
-        """Tokens before the next one that its choice depends on, 1 or more."""
+        """Number of last tokens that the choice of the next depends on, 1 or more."""
         return max(PENALTY_LAST_N, self.dry_last_n)
 
     @property

@@ -32,34 +32,34 @@ _NUMBERS = re.compile(r"\[[\d,\s]+\]")
 class PlanChoice:
     """A plan for one model, and the reason for it. `edge.deploy` and `edge.deploy_onnx` run it.
 
-    Where the planner chose it, a model that runs by it is planned again after a loss, by the same measurements and for
-    the same objective. A plan that a person gave, or picked, stays as near as it can be.
+    If the planner chose it, it is planned again after a loss, by the same measurements and for the same objective. A
+    plan that a person wrote or picked keeps its shares as far as possible.
     """
 
     model: Path
     plan: Plan | OnnxPlan
-    why: str  # in one line
-    predicted: Prediction | None = None  # None for a plan that was read from a file
-    options: PlanOptions = DEFAULTS  # the work it was made for; the defaults for a plan that was read from a file
-    figures: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what a saved plan has for `edge simulate`
-    planner: Planner | None = field(default=None, repr=False)  # of a language model, which chose it; None: a person did
-    objective: str = "latency"  # that it is the best by, within `limits`
+    why: str  # reason in one line
+    predicted: Prediction | None = None  # None for a saved plan
+    options: PlanOptions = DEFAULTS  # the work it was made for; defaults for a saved plan
+    figures: Mapping[str, Any] = field(default_factory=dict, repr=False)  # figures for `edge simulate` in a saved plan
+    planner: Planner | None = field(default=None, repr=False)  # the planner that chose it; None: a person did
+    objective: str = "latency"  # the objective that the plan optimizes, within `limits`
     limits: Mapping[str, float] = field(default_factory=dict)
-    encoder: EncoderPlace | None = None  # of pictures and sounds for a language model, which the planner counts
-    is_given: bool = False  # a person said what each device does
-    keeps_off: bool = False  # of a network: this device is to have no stage, also after a loss
+    encoder: EncoderPlace | None = None  # place of the encoder of pictures and sounds
+    is_given: bool = False  # a person chose the shares
+    keeps_off: bool = False  # this device never has a stage of the network
 
     @classmethod
     def load(cls, model: PathLike | None, plan: PathLike, *, options: PlanOptions = DEFAULTS) -> PlanChoice:
-        """A saved plan for a model. options: the work it is to do; the file does not say. PlanError where the file
-        holds no plan for this kind of model; OSError where it cannot be read."""
+        """Return a saved plan for a model. options: the work, which the file does not contain. Raises PlanError if
+        the file is no plan for this kind of model, OSError if it cannot be read."""
         path = model_path(model)
         file = Path(plan)
         chosen = read_plan(file, OnnxPlan) if is_onnx(path) else read_plan(file, Plan)
         return cls(path, chosen, f"as {file} says", options=options, is_given=True)
 
     def with_own(self, **values: Any) -> PlanChoice:
-        """The plan of a language model with what a person said of this device, so that a saved one says it, too.
+        """Return the plan of a language model with a person's options of this device, so that a saved plan has them.
         values: fields of its shard; None: as planned."""
         assert isinstance(self.plan, Plan)
         changes = {name: value for name, value in values.items() if value is not None}
@@ -69,7 +69,7 @@ class PlanChoice:
         )
 
     def save(self, path: PathLike) -> None:
-        """Write the plan as JSON, which `load` and the commands' `--plan` take. OSError where it cannot be written."""
+        """Write the plan as JSON, for `load` and the commands' `--plan`. Raises OSError if writing fails."""
         save_plan(Path(path), self.plan, self.figures)
 
 

@@ -23,7 +23,7 @@ FORMAT = "edge-pareto-1"
 
 
 class Front:
-    """The plans of one model, or of one in several types: the front, and those it dominates."""
+    """The plans of one model, or of one model in several types: the Pareto front and the plans that it dominates."""
 
     def __init__(
         self,
@@ -33,8 +33,9 @@ class Front:
         *,
         max_divergence: float | None = None,
     ) -> None:
-        """Find the plans. axes: of AXES. options: those that the spaces were made with. max_divergence: types that
-        diverge more are left out. PlanError, with need and have, where no plan fits, or no type is within the limit."""
+        """Find the plans. axes: of AXES. options: the options that the spaces were made with. max_divergence: types
+        that diverge more are left out. Raises PlanError, with need and have, if no plan fits or no type is within
+        the limit."""
         self.options, self.axes = options, tuple(axes)
         self._all_spaces = tuple(spaces)
         self.spaces = tuple(within_divergence(spaces, max_divergence))
@@ -51,11 +52,8 @@ class Front:
         self.errors: dict[str, str] = {}  # why plans could not be measured, likewise
 
     def measure(self, most: int, fleet: Fleet | None, *, fresh: bool = False, steps: Steps = SILENT) -> None:
-        """Run the `most` most promising plans on their devices. From then on the front goes by what was measured, also
-        where this is interrupted.
-
-        What was measured in the last day is taken from then, unless `fresh`.
-        """
+        """Run the `most` most promising plans on their devices. From then on the front uses the measured figures,
+        even if this is interrupted. Measurements of the last day are reused unless `fresh`."""
         self.measured, self.errors = {}, {}
         measure(
             self.points, self.space_of, fleet, self.axes, most,
@@ -63,7 +61,7 @@ class Front:
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """The object of `edge pareto --json`: what was planned with, and all plans, those of the front first."""
+        """Return the object of `edge pareto --json`: the inputs of planning, and all plans, the front first."""
         values = [point.objectives(self.axes) for point in self.points]
         chosen = [
             _measured_values(self.measured[p.key], p, self.axes) if p.key in self.measured else None
@@ -134,10 +132,8 @@ class Front:
         }
 
     def pick(self, which: str) -> PlanChoice:
-        """One of the plans: "knee", an axis for the best of it, or an id of `to_json`. PlanError for anything else.
-
-        Where plans were measured, the knee and the best are among those.
-        """
+        """Return one plan: "knee", an axis for its best plan, or an id of `to_json`. If plans were measured, the
+        knee and the best are among the measured ones. Raises PlanError for anything else."""
         picked = pick(self.to_json(), which)
         point = self._point(picked)
         space = self.space_of[point.key]
@@ -145,7 +141,7 @@ class Front:
         return PlanChoice(space.path, point.plan, why, point.predicted, self.options, saved_figures(space, point))
 
     def plan(self, picked: Mapping[str, Any]) -> tuple[Plan | OnnxPlan, dict[str, Any]]:
-        """Return the plan of a point of `to_json`, and the figures that are saved beside it."""
+        """Return the plan of a point of `to_json`, and the figures that are saved with it."""
         point = self._point(picked)
         return point.plan, saved_figures(self.space_of[point.key], point)
 

@@ -22,7 +22,9 @@ from partition.plan.plan import LOCAL, Plan
 
 
 class Cluster(Closing):
-    """This device and others. `open()` connects them, `close()` lets them go; it is also a context manager."""
+    """This device and its workers. `open()` connects the workers, `close()` disconnects them; it is also a context
+    manager.
+    """
 
     def __init__(
         self,
@@ -32,10 +34,11 @@ class Cluster(Closing):
         insecure: bool = False,
         needs_all: bool = False,
     ) -> None:
-        """workers: HOST or HOST:PORT of each; none: this device alone. file: a cluster.toml, in their place.
-        insecure: also workers that do not encrypt. needs_all: `open` fails where a worker does not answer, and one that
-        is named twice gets two ranks. ValueError for both at once, and for a text in place of a list;
-        PlanError for too many; ClusterFileError for a file that cannot be used."""
+        """workers: HOST or HOST:PORT of each; none: this device alone. file: a cluster.toml, instead of workers.
+        insecure: also workers that do not encrypt. needs_all: `open` fails if a worker does not answer, and a worker
+        that is named twice gets two ranks. Raises ValueError if both workers and file are given, or a text instead
+        of a list; PlanError for too many workers; ClusterFileError if the file is invalid.
+        """
         if isinstance(workers, str):
             raise ValueError(f"workers must be a list, such as [{workers!r}]")
         if workers and file is not None:
@@ -53,14 +56,14 @@ class Cluster(Closing):
 
     @classmethod
     def of_lab(cls, *, insecure: bool = False) -> Cluster | None:
-        """This device and the emulated ones of the lab that is up; None where no lab is."""
+        """Return this device and the emulated devices of the running lab, or None if no lab runs."""
         state = lab_status()
         return None if state is None else cls(tuple(state.addresses.values()), insecure=insecure or state.shaped)
 
     @classmethod
     def of_presets(cls, names: Sequence[str]) -> Cluster:
-        """Devices as `devices.catalog` describes them, the first in place of this one. PlanError for an unknown name,
-        and for none or too many."""
+        """Return devices as `devices.catalog` describes them; the first replaces this device. Raises PlanError for
+        an unknown name, and for no or too many names."""
         if not 1 <= len(names) <= MAX_DEVICES:
             raise PlanError(f"1 to {MAX_DEVICES} presets can be compared, got {len(names)}")
         for name in names:
@@ -76,14 +79,12 @@ class Cluster(Closing):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """HOST:PORT of each worker. One that gets two ranks is there twice."""
+        """HOST:PORT of each worker. A worker with two ranks is there twice."""
         return self._all or tuple(worker.address for worker in self.devices.workers if worker.address is not None)
 
     def open(self) -> Cluster:
-        """Connect the workers that answer; `notes` names the others.
-
-        TransportError or WorkerError for one that answers and cannot take part, or that does not answer and is needed.
-        """
+        """Connect the workers that answer; `notes` names the others. Raises TransportError or WorkerError if a
+        worker answers and cannot take part, or does not answer and is needed."""
         if not self._is_open:
             if self._all:
                 self.fleet = self._stack.enter_context(Fleet(self._all, insecure=self.insecure))
@@ -95,17 +96,17 @@ class Cluster(Closing):
         return self
 
     def close(self) -> None:
-        """End all connections, and with them what runs on the workers."""
+        """End all connections, and everything that runs on the workers for them."""
         self.fleet, self._is_open = None, False
         self._stack.close()
 
     def check_open(self) -> None:
-        """WorkerError where `open` was not called: without its workers, a plan would be for this device alone."""
+        """Raise WorkerError if `open` was not called: a plan would then be for this device alone."""
         if not self._is_open:
             raise WorkerError("the cluster is not open: call open(), or use it in a with block")
 
     def connected(self, plan: Plan | OnnxPlan) -> Fleet | None:
-        """The workers of a plan; None where it has none. WorkerError for one that is not connected."""
+        """Return the workers of a plan, or None if it has none. Raises WorkerError if one is not connected."""
         there = self.fleet.workers if self.fleet else {}
         named = plan.all_devices if isinstance(plan, Plan) else plan.devices
         missing = [address for address in named if device(address) not in (LOCAL, *there)]
