@@ -51,14 +51,9 @@ class Answers(dict[int, ProcessAnswer]):
         super().__init__()
         self.suspects = Suspects(name)
 
-    @property
-    def n_foreground(self) -> int:
-        """Number of those that somebody waits for: all but those in the background."""
-        return sum(not answer.generation.background for answer in self.values())
-
     def n_of(self, client: str) -> int:
-        """Return the number of those that a client waits for."""
-        return sum(answer.client == client and not answer.generation.background for answer in self.values())
+        """Return the number of answers that a client waits for."""
+        return sum(answer.client == client for answer in self.values())
 
     def receive(self, message: Mapping[str, Any]) -> bool:
         """Handle a message about a request. Return whether it brings a token."""

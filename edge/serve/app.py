@@ -16,13 +16,11 @@ from starlette.routing import Route
 
 from edge.errors import EdgeError
 from edge.pictures.page import AXES
-from edge.serve.batches.runner import BatchRunner
-from edge.serve.batches.store import BatchStore
 from edge.serve.endpoints import HEALTH, endpoints
 from edge.serve.http.bodies import Json
 from edge.serve.http.errors import error_body, failure
 from edge.serve.http.security import Security
-from edge.serve.options import ServeOptions, batch_folder, check
+from edge.serve.options import ServeOptions, check
 from edge.serve.served import ServedModels
 
 PAGE = Path(__file__).with_name("page")
@@ -30,12 +28,13 @@ _GONE = 499  # for the log: the client has gone
 
 
 def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
-    """Return the app with all APIs and the page. Its state has `batches`, which are answered once they are resumed.
-    TrustError if other machines would be answered without a key."""
+    """Return the app with all APIs and the page.
+
+    Raises TrustError if the server would answer other machines without a key.
+    """
     check(options)
     page = _page()
-    batches = BatchRunner(BatchStore(batch_folder(options), has_keys=len(options.keys) > 1), models)
-    all_endpoints = endpoints(models, options, batches)
+    all_endpoints = endpoints(models, options)
     routes = [Route(endpoint.path, endpoint.handle, methods=[endpoint.method]) for endpoint in all_endpoints]
     app = Starlette(
         routes=[*routes, *(Route(path, handle) for path, handle in page.items())],
@@ -49,7 +48,6 @@ def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
         },
     )
     app.router.redirect_slashes = False  # each path has one form already
-    app.state.batches = batches
     return app
 
 

@@ -29,24 +29,18 @@ class EngineClient:
         self._reading = Places("tokens and templates", READING, waiting)
         self._pooling = Places("embeddings and ranks", 1, waiting)
 
-    @property
-    def busy(self) -> bool:
-        return self.process.busy
-
     async def generate(self, generation: Generation) -> ProcessAnswer:
-        self._check_queue(generation)
+        self._check_queue()
         if any(map(is_url, generation.media.values())):
             async with self._fetching.place():
                 return await self.process.generate(generation)
         return await self.process.generate(generation)
 
-    def _check_queue(self, generation: Generation) -> None:
-        """Raise Overloaded if no more requests may wait. Where there are several keys, none takes more than half of
-        what is left to wait."""
-        if generation.background:
-            return
+    def _check_queue(self) -> None:
+        """Raise Overloaded if the queue is full. If there are several keys, each key leaves half of the free places to
+        the others."""
         sequences, answers, caller = self.process.about.get("sequences", 1), self.process.answers, CALLER.get()
-        left = sequences + self._queue - answers.n_foreground
+        left = sequences + self._queue - len(answers)
         own = answers.n_of(caller.client) - sequences
         if left <= 0 or (caller.among_several and own >= 0 and own >= left):
             raise Overloaded(f"{sequences} requests are answered and {self._queue} wait: no more may; ask again later")

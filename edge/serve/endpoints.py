@@ -26,8 +26,6 @@ from edge.serve.apis.models import model_json, model_list
 from edge.serve.apis.native import NATIVE, NativeEmbeddingsRequest, native_embeddings
 from edge.serve.apis.rerank import RerankRequest, rerank
 from edge.serve.apis.responses import RESPONSES
-from edge.serve.batches.endpoints import batch_endpoints
-from edge.serve.batches.runner import BatchRunner
 from edge.serve.caller import check_administrator
 from edge.serve.http.bodies import Json, unless_gone
 from edge.serve.http.generating import answer
@@ -52,7 +50,7 @@ HEALTH = ("/health", "/v1/health", "/healthz", "/livez", "/ping", "/readyz")
 R = TypeVar("R", bound=BaseModel)
 
 
-def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner) -> list[Endpoint]:
+def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
     """Return all endpoints."""
 
     async def prometheus(_http: Request) -> Response:
@@ -134,7 +132,6 @@ def endpoints(models: ServedModels, options: ServeOptions, batches: BatchRunner)
         Endpoint("POST", "/lora-adapters", "Change those scales.", lora, AdapterScales),
         get("/slots", "Tell which answers are in the making.", lambda: state.slots(models)),
         *(Endpoint("GET", path, "Tell whether the models answer.", health) for path in HEALTH),
-        *batch_endpoints(batches),
         *ollama_endpoints(models),
         Endpoint("GET", "/metrics", "Tell figures to Prometheus.", prometheus),
         Endpoint("GET", "/openapi.json", "Tell all this.", description),

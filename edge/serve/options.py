@@ -6,10 +6,8 @@ import math
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from devices.errors import TrustError
-from devices.paths import state_folder
 from edge.net.channel import is_loopback
 
 MAX_BODY_BYTES = 32 << 20  # a prompt of a million tokens has 4 MB
@@ -34,7 +32,6 @@ class ServeOptions:
     ping_s: float = PING_S  # between two pings in a silent stream
     tls_cert: Path | None = None  # PEM of the server's certificate chain
     tls_key: Path | None = None  # PEM of its key, not encrypted; both or none
-    batches: Path | None = None  # folder of batches; None: that of `batch_folder`
     front: Path | None = None  # JSON of `edge pareto --json`
     idle_unload_s: float = math.inf  # a model that nobody uses for so long is unloaded
     pinned: tuple[str, ...] = ()  # models that are loaded at the start, and stay
@@ -52,11 +49,6 @@ class ServeOptions:
     def administrators(self) -> tuple[str, ...]:
         """The keys of administrators. An only key is one; of several keys those that are named."""
         return self.admin_keys or (self.keys if len(self.keys) == 1 else ())
-
-
-def batch_folder(options: ServeOptions) -> Path:
-    """Return the folder of batches: each address has its own, so that no two servers answer the same ones."""
-    return options.batches or state_folder() / "batches" / f"{quote(options.host, safe='')}-{options.port}"
 
 
 def check(options: ServeOptions) -> None:

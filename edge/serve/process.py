@@ -69,8 +69,8 @@ class EngineProcess:
 
     @property
     def busy(self) -> bool:
-        """True if somebody waits for it, so not for answers in the background, or the model is being moved."""
-        return self.answers.n_foreground > 0 or self.answers.n_other > 0 or self._starting.locked()
+        """True if a client waits for the process, or if the model is being moved."""
+        return bool(self.answers) or self.answers.n_other > 0 or self._starting.locked()
 
     async def start(self) -> None:
         """Load the model. The errors of loading it; EngineGone if the process ended."""

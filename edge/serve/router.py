@@ -27,7 +27,6 @@ from partition.plan.plan import LOCAL, Plan
 
 _BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file, its projector and its adapters
 _MOST_NAMED = 20  # models listed in an error message
-_RECENT_S = 60.0  # since a model was used, within which it is not unloaded for a batch
 
 _Loads = dict[str, asyncio.Task[EngineClient]]  # by the name of the model
 
@@ -190,20 +189,11 @@ class Router:
                 await self._unload(name)
             return can
 
-    def busy_beside(self, name: str | None) -> bool:
-        name = self._known(name)
-        busy = {other for other, model in self._models.items() if _is_used(model, self._lifetimes)}
-        busy |= {other for other, n in self._awaited.items() if n}
-        is_new = name not in self._models and not self._awaited[name]
-        if is_new and _needs_room(self._configs[name], self._adapters[name], self.memory):
-            busy |= {other for other in self._idle() if self._lifetimes.idle_s(other) < _RECENT_S}
-        return bool(busy - {name})
-
     async def unload_idle(self) -> None:
         """Unload the models that were idle for long enough."""
         async with self._loading:
             for name, model in list(self._models.items()):
-                if _is_used(model, self._lifetimes) or model.process.answers:
+                if _is_used(model, self._lifetimes):
                     self._lifetimes.use(name)
                 elif self.expires_s(name) <= 0:
                     self._say(f"{name}: let go, nobody uses it")

@@ -50,7 +50,6 @@ class Generation:
     namespace: str = ""  # of the prefix cache: its users may notice by speed that another had the same prompt
     adapters: Sequence[float] | None = None  # scale of each adapter; None: the model has none
     logprobs: int | None = None  # alternatives with each token; 0: its own probability alone; None: no probabilities
-    background: bool = False  # computed while nobody else asks
     media: Mapping[str, str] = field(default_factory=dict)  # base64 or URL of pictures and sounds, by marks in messages
     stand_ins: Mapping[str, str] = field(default_factory=dict)  # by mark, the text in place of one that cannot be taken
 
@@ -97,10 +96,6 @@ class ServedModel(Protocol):
     process's messages. Overloaded if too many wait; EngineGone if the process ended."""
 
     name: str  # the model's name in requests
-
-    @property
-    def busy(self) -> bool:
-        """True if somebody waits for an answer: not for those in the background."""
 
     async def generate(self, generation: Generation) -> Answer:
         """Begin an answer. It is accepted when this returns: errors of the request are raised here. ContextFull,
@@ -215,10 +210,6 @@ class ServedModels(Protocol):
 
     async def unload(self, name: str | None) -> bool:
         """Unload a model now; False if it is not loaded, in use, or stays. UnknownModel."""
-
-    def busy_beside(self, name: str | None) -> bool:
-        """Return whether somebody waits for an answer of another model than this one, or used one within the last
-        minute that would be unloaded for it. UnknownModel; OSError without its file."""
 
     async def fetch(self, name: str, progress: Progress) -> None:
         """Fetch a model by its name, and serve it. progress: gets bytes here and in all, in any thread. NotAllowed,

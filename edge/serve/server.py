@@ -18,7 +18,6 @@ from edge.errors import EdgeError
 from edge.models.wheels import Progress
 from edge.net.channel import check_own
 from edge.serve.app import create_app
-from edge.serve.batches.runner import BatchRunner
 from edge.serve.http.connections import bounded_connections
 from edge.serve.http.listeners import BOTH, listeners
 from edge.serve.lifetimes import Lifetimes
@@ -82,8 +81,7 @@ async def _serve(
     if threading.current_thread() is threading.main_thread():
         follow_memory_signals(lambda n_bytes: asyncio.run_coroutine_threadsafe(give_back(n_bytes), loop))
     app = create_app(router, options)
-    batches: BatchRunner = app.state.batches
-    server = _Server(uvicorn_config(app, options), router, batches)
+    server = _Server(uvicorn_config(app, options), router)
     tasks: list[asyncio.Task[None]] = []
     try:
         try:
@@ -98,10 +96,6 @@ async def _serve(
             except (EdgeError, OSError) as error:  # others answer
                 say(f"{name}: {error}")
         tasks = [asyncio.create_task(_unload_idle(router))]
-        try:
-            await batches.resume()
-        except (EdgeError, OSError) as error:
-            say(f"batches do not go on: {error}")
         host = f"[{options.host}]" if ":" in options.host else options.host
         scheme = "http" if options.tls_cert is None else "https"
         listening(f"{scheme}://{host}:{options.port}")
@@ -109,7 +103,6 @@ async def _serve(
     finally:
         for task in tasks:
             task.cancel()
-        await batches.close()
         await router.close()
 
 
@@ -153,15 +146,13 @@ def uvicorn_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Server that ends the engines first: their answers end then, and so do the streams that shutting down waits
-    for."""
+    """Server that closes the engines first, which ends the streams that the shutdown waits for."""
 
-    def __init__(self, config: uvicorn.Config, router: Router, batches: BatchRunner) -> None:
+    def __init__(self, config: uvicorn.Config, router: Router) -> None:
         super().__init__(config)
-        self._router, self._batches = router, batches
+        self._router = router
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop batches, which would load their models again, close the engines, then shut down."""
-        await self._batches.close()
+        """Close the engines, then shut down."""
         await self._router.close()
         await super().shutdown(sockets)

@@ -16,7 +16,7 @@ ENDS_IN_A_ROW = 2  # ends of processes that handled a request, after which it fa
 REFUSED_S = 600.0  # for which the same request is refused then
 _MOST_KNOWN = 1000  # requests; the oldest are forgotten
 # Of a request, what two that are the same may differ in.
-_OWN = ("background", "generated", "namespace", "number", "place")
+_OWN = ("generated", "namespace", "number", "place")
 
 
 class Case:

@@ -64,10 +64,6 @@ class Scripted:
         self.answers: list[ScriptedAnswer] = []
         self.turns: list[Mapping[str, Any]] = []  # that it was told
 
-    @property
-    def busy(self) -> bool:
-        return False
-
     async def generate(self, generation: Generation) -> Answer:
         try:
             await self.loaded.wait()
@@ -148,7 +144,6 @@ class ScriptedModels:
         self.scripted = Scripted()
         self.plans: list[Mapping[str, Any]] = []
         self.kept_s: float | None = None
-        self.other_is_busy = False
         self.memory = ScriptedMemory(self.scripted.name)
         self.fetched: list[str] | None = None  # None: that is not allowed
 
@@ -189,9 +184,6 @@ class ScriptedModels:
 
     async def unload(self, name: str | None) -> bool:
         return False
-
-    def busy_beside(self, name: str | None) -> bool:
-        return self.other_is_busy
 
     async def fetch(self, name: str, progress: Callable[[int, int], None]) -> None:
         if self.fetched is None:

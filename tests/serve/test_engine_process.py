@@ -392,22 +392,6 @@ def test_one_key_leaves_places_in_the_queue_for_another() -> None:
     assert with_router(work, queue=4) == ["2 plus 2 is 4."] * 2
 
 
-def test_an_answer_in_the_background_waits_behind_a_full_queue() -> None:
-    """Else a busy server would fail what nobody waits for."""
-
-    async def work(router: Router) -> str:
-        model = await router.model(None)
-        endless = [await model.generate(ENDLESS) for _ in range(3)]
-        with pytest.raises(Overloaded):
-            await model.generate(question(9))
-        behind = await model.generate(question(3, background=True))
-        for answer in endless:
-            answer.cancel()
-        return await text(behind)
-
-    assert with_router(work, queue=0) == "3 plus 2 is 5."
-
-
 def test_a_request_for_a_model_that_was_just_unloaded_is_told_so() -> None:
     async def work(router: Router) -> str:
         model = await router.model(None)

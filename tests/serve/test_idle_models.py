@@ -10,7 +10,6 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,17 +113,6 @@ def test_texts_that_are_embedded_keep_a_model() -> None:
     run(test)
 
 
-def test_who_waits_for_a_model_is_seen_by_others() -> None:
-    async def test(router: Router, clock: Clock) -> None:
-        loading = asyncio.ensure_future(router.model("a"))
-        await asyncio.sleep(0)  # it has begun
-        assert (router.busy_beside("a"), router.busy_beside("b")) == (False, True)
-        await loading
-        assert not router.busy_beside("b")
-
-    run(test)
-
-
 async def abandoned(router: Router, name: str) -> asyncio.Task[Any]:
     """Return the load of a model whose client gave up."""
     client = asyncio.ensure_future(router.model(name))
@@ -164,32 +152,6 @@ def test_a_load_that_is_done_is_forgotten() -> None:
 
     run(test)
     assert not unseen
-
-
-def test_a_batch_waits_where_a_model_that_was_just_used_would_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where there is room for both, nor for a model that stays, nor once it is loaded."""
-    memory = SimpleNamespace(available=0)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
-
-    async def test(router: Router, clock: Clock) -> None:
-        await router.model("a")
-        clock.now += 59
-        assert router.busy_beside("b")
-        assert not router.busy_beside("a")
-        memory.available = MODEL_PATH.stat().st_size * 2
-        assert not router.busy_beside("b")
-        memory.available = 0
-        router.keep("a", math.inf)
-        assert not router.busy_beside("b")
-        router.keep("a", None)
-        clock.now += 1
-        assert not router.busy_beside("b")
-        await router.model("b")
-        await router.model("c")
-        assert await loaded(router) == ["c"]
-        assert router.busy_beside("b")
-
-    run(test, ("a", "b", "c"))
 
 
 def test_requests_say_for_how_long_a_model_stays() -> None:

@@ -7,7 +7,6 @@ import http.server
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -219,23 +218,6 @@ def test_pictures_of_more_tokens_than_a_prompt_may_have_are_not_all_encoded(serv
     reply = ask(server, *(picture(png(seed)) for seed in range(100, 140)))
     assert reply.status_code == 400
     assert re.search(r"^1\d of 40 pictures and sounds have \d+ tokens already", reply.json()["error"]["message"])
-
-
-def test_a_batch_with_pictures(server: str) -> None:
-    from openai import OpenAI
-
-    content = [picture(png()), {"type": "text", "text": "What is it?"}]
-    body = {"model": "mrope", "messages": [{"role": "user", "content": content}], **GREEDY}
-    line = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body})
-    with OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as openai:
-        file = openai.files.create(file=("lines.jsonl", line.encode()), purpose="batch")
-        batch = openai.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-        until = time.monotonic() + TIMEOUT_S
-        while batch.status not in ("completed", "failed") and time.monotonic() < until:
-            batch = openai.batches.retrieve(batch.id)
-        assert batch.output_file_id is not None
-        answered = json.loads(openai.files.content(batch.output_file_id).text)
-    assert answered["response"]["body"]["choices"] == ask(server, picture(png())).json()["choices"]
 
 
 def test_edge_chat_sends_pictures_to_a_server(server: str, tmp_path: Path) -> None:

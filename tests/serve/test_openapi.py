@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from edge.serve.batches.runner import BatchRunner
-from edge.serve.batches.store import BatchStore
 from edge.serve.endpoints import endpoints
 from edge.serve.http.openapi import Endpoint, openapi
 from edge.serve.options import ServeOptions
@@ -23,8 +20,7 @@ if TYPE_CHECKING:
 
 
 def all_endpoints() -> list[Endpoint]:
-    models = ScriptedModels()
-    return endpoints(models, ServeOptions(), BatchRunner(BatchStore(Path("none")), models))
+    return endpoints(ScriptedModels(), ServeOptions())
 
 
 DESCRIPTION = openapi(all_endpoints())

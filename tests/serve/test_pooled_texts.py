@@ -22,7 +22,7 @@ class Loop:
     def __init__(self) -> None:
         self.may_score, self.answered = threading.Event(), threading.Semaphore(0)
 
-    def expect(self, number: int, *, background: bool = False) -> None:
+    def expect(self, number: int) -> None:
         """It may be cancelled."""
 
     def pool(self, number: int, what: str, arguments: Mapping[str, Any]) -> str:

@@ -244,8 +244,8 @@ def test_the_same_request_is_known_whoever_sends_it_with_whatever_seed() -> None
     def digest(what: str = "generate", prompt: str = "x", **more: Any) -> bytes:
         return Case(what, lambda: {"prompt": prompt, **more}).digest()
 
-    own = {"place": 1, "namespace": "a", "background": False, "generated": [], "sampling": {"seed": 1, "top_k": 2}}
-    others = {"place": 2, "namespace": "b", "background": True, "generated": [5], "sampling": {"seed": 2, "top_k": 2}}
+    own = {"place": 1, "namespace": "a", "generated": [], "sampling": {"seed": 1, "top_k": 2}}
+    others = {"place": 2, "namespace": "b", "generated": [5], "sampling": {"seed": 2, "top_k": 2}}
     assert digest(**own) == digest(**others)
     different = {digest(), digest("tokenize"), digest(prompt="y"), digest(sampling={"regex": "a"})}
     assert len(different) == 4

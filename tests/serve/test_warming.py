@@ -196,7 +196,7 @@ def conversation(engine: TextEngine, seconds: float) -> tuple[list[str], list[in
 
 
 def test_what_nobody_asked_for_leaves_first_where_the_cache_is_full() -> None:
-    """A batch, which runs in the background as well, came before it."""
+    """Another background request came before the prefix."""
     options = EngineOptions(threads=1, context=128, batch=32, sequences=2)
     with (
         Engine(MODEL_PATH, options) as engine,
@@ -206,12 +206,12 @@ def test_what_nobody_asked_for_leaves_first_where_the_cache_is_full() -> None:
         requests = WarmingRequests(inputs, lambda: scheduler, lambda job: None, Allowance(HOUR_S))
         requests._begin(Prefix([*range(10, 90)], "n", None))
         [ahead] = scheduler.waiting
-        batch = scheduler.prepare(Request([*range(110, 190)], 8, ends=False, background=True), number=1)
-        scheduler.enqueue(batch)
+        earlier = scheduler.prepare(Request([*range(110, 190)], 8, ends=False, background=True), number=1)
+        scheduler.enqueue(earlier)
         while scheduler.busy and not scheduler.preemptions["background"]:
             scheduler.step()
         assert ahead in scheduler.waiting
-        assert batch in scheduler.running
+        assert earlier in scheduler.running
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in the cache", "on disk"])

@@ -107,7 +107,7 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
                 control.send({"id": message["id"], "result": loop.heartbeat()})
             else:
                 if message["do"] in ("generate", *POOLED):
-                    loop.expect(message["id"], background=message.get("with", {}).get("background", False))
+                    loop.expect(message["id"])
                 threads.submit(message, _answer, message, loop, control.send)
     loop.end()
 

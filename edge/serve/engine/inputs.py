@@ -88,7 +88,6 @@ class InputProcessor:
             generated=generation["generated"],
             namespace=generation["namespace"],
             adapters=None if generation["adapters"] is None else tuple(generation["adapters"]),
-            background=generation["background"],
             media=media,
         )
 

@@ -205,10 +205,10 @@ class ServingLoop:
         self._engine.stop()
         self._jobs.put(None)
 
-    def expect(self, number: int, *, background: bool = False) -> None:
-        """Register a request that will be prepared: from now on it can be cancelled, and background requests wait for
-        it, unless it is one."""
-        self._arrivals.expect(number, background=background)
+    def expect(self, number: int) -> None:
+        """Register a request that will be prepared. From now on it can be cancelled, and prefix warming waits for
+        it."""
+        self._arrivals.expect(number)
 
     def cancel(self, number: int) -> None:
         """End a request within a step."""

@@ -44,7 +44,7 @@ def to_json(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
-async def read_body(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     """Return the whole body, decompressed. HTTPException if it does not arrive or cannot be decompressed."""
     try:
         with anyio.fail_after(BODY_S):
@@ -102,7 +102,7 @@ def utf8(body: bytes) -> bytes:
 async def read(request: Request, model: type[R]) -> R:
     """Return the validated body. ValidationError for errors in it, BadRequest for too many values, HTTPException if it
     does not arrive. Large ones are looked at in a thread, one at a time, so that other requests go on."""
-    body = utf8(await read_body(request))
+    body = utf8(await _read_body(request))
     if len(body) <= SHORT_BYTES:
         return model.model_validate_json(body)
 

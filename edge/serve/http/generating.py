@@ -77,21 +77,13 @@ async def answer(api: Api[R], models: ServedModels, http: Request, request: R, p
         raise
 
 
-async def background_answer(api: Api[R], models: ServedModels, request: R, namespace: str) -> Event | Sequence[Event]:
-    """Return the response to a request that is computed while nobody else asks. namespace: of the prefix cache. The
-    errors of the request and of its answers."""
-    return await _whole(api, request, await _begun(api, models, request, namespace, background=True))
-
-
 async def _whole(api: Api[R], request: R, begun: _Accepted) -> Event | Sequence[Event]:
     deltas = begun.deltas(streams=False)
     async with aclosing(deltas), aclosing(api.events(request, begun.model, deltas)) as events:
         return api.fold([event async for event in events])
 
 
-async def _begun(
-    api: Api[R], models: ServedModels, request: R, namespace: str, *, background: bool = False
-) -> _Accepted:
+async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) -> _Accepted:
     """Accept a request. Its errors are raised here, before anything is sent of its answers."""
     at = time.time()
     request.model = models.resolve(request.model)
@@ -100,15 +92,12 @@ async def _begun(
     request.admitted(about)
     parsed = await in_thread(api.parse, request, str(about["chat_template"] or ""))
     scales = request_scales(request, models)
-    generations = [
-        replace(generation, namespace=namespace, adapters=scales, background=background)
-        for generation in parsed.generations
-    ]
+    generations = [replace(generation, namespace=namespace, adapters=scales) for generation in parsed.generations]
     if generations[0].max_tokens == 0:  # an engine computes one token at least
         generations = [replace(generation, max_tokens=1) for generation in generations]
     talk = parsed.conversation
     continues = talk is not None and CONTINUES in talk.messages[-1]
-    is_one = len(generations) == 1 and not (background or generations[0].media or continues)
+    is_one = len(generations) == 1 and not (generations[0].media or continues)
     chat = Chat(model, talk, generations[0], at) if talk is not None and is_one else None
     return _Accepted(request.model, parsed, await begin(model, generations), chat)
 

@@ -32,7 +32,7 @@ _OF_APPS = re.compile(
     r"(app|capacitor|file|ionic|tauri|vscode-file|vscode-webview)://[a-z0-9.-]*|https?://tauri.localhost"
 )
 _ELSEWHERE = ("cross-site", "same-site")  # a browser's marks of requests from other pages than the server's own
-_NAMESPACE, _OWNER = "edge.namespace", "edge.owner"  # keys in the scope of a request
+_NAMESPACE = "edge.namespace"  # key in the scope of a request
 PREFLIGHT_S = 600  # that a browser remembers the answer to a preflight request
 
 
@@ -83,7 +83,7 @@ class Security:
             await send(message)
 
         try:
-            owner = scope[_OWNER] = self._checked(scope["path"], headers, scope["method"])
+            owner = self._checked(scope["path"], headers, scope["method"])
             caller = self._caller(owner, scope)
             CALLER.set(caller)
             scope[_NAMESPACE] = "" if self._shares_prefixes else owner
@@ -198,18 +198,13 @@ _NOT_OPENAI = re.compile(
 
 
 def _digest(key: str) -> str:
-    """Return a digest that does not reveal the key: whose prompts and files these are."""
+    """Return a digest that identifies the key without revealing it."""
     return hashlib.sha256(f"edge prefixes of {key}".encode()).hexdigest()
 
 
 def namespace_of(scope: Scope) -> str:
     """Return the namespace of the prompts of a request that was admitted."""
     return str(scope.get(_NAMESPACE, ""))
-
-
-def owner_of(scope: Scope) -> str:
-    """Return the owner of the files of a request that was admitted: a digest of its key, empty without one."""
-    return str(scope.get(_OWNER, ""))
 
 
 def _preflight(headers: Headers) -> Response:

@@ -1,1 +1,0 @@
-"""Batches of requests, answered while nobody else asks."""
