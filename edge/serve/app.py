@@ -52,7 +52,7 @@ def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
 
 
 def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
-    """Return handlers for the files of the page by path; the index is also at the root."""
+    """Return a handler for the path of each file of the page. The index is also at the root."""
 
     def sender(file: Path) -> Callable[[Request], Awaitable[Response]]:
         async def send(_request: Request) -> Response:
@@ -60,14 +60,15 @@ def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
 
         return send
 
-    files = {f"/{file.name}": file for file in (*PAGE.glob("*"), AXES) if file.is_file()}
+    files = {f"/{file.relative_to(PAGE).as_posix()}": file for file in PAGE.rglob("*") if file.is_file()}
+    files[f"/{AXES.name}"] = AXES
     handlers = {path: sender(file) for path, file in files.items()}
     if "/index.html" not in files:
         return handlers
     index = handlers["/index.html"]
 
     async def root(request: Request) -> Response:
-        """Send browsers the index, and programs the words by which some tell that a server of Ollama's API is there."""
+        """Send browsers the index, and programs the text by which they recognize an Ollama server."""
         is_program = request.headers.get("accept") == "*/*"
         return PlainTextResponse("Ollama is running") if is_program else await index(request)
 

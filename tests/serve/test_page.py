@@ -32,7 +32,9 @@ MARKDOWN = [
     ("> a\n> - b", "<blockquote><p>a</p><ul><li>b</li></ul></blockquote>"),
     ("a\n***\nb", "<p>a</p><hr><p>b</p>"),
     ("a  \nb", "<p>a<br>b</p>"),
-    ("<b>x</b> &lt;", "<p>&lt;b&gt;x&lt;/b&gt; &amp;lt;</p>"),
+    ("<b>x</b> &lt;", "<p>&lt;b&gt;x&lt;/b&gt; &lt;</p>"),
+    ("<div>\n<script>alert(1)</script>", "<p>&lt;div&gt;</p><p>&lt;script&gt;alert(1)&lt;/script&gt;</p>"),
+    ("- [x] a", "<ul><li>[x] a</li></ul>"),
     ("<img src=x onerror=alert(1)>", "<p>&lt;img src=x onerror=alert(1)&gt;</p>"),
     ("[x](javascript:alert(1))", "<p>[x](javascript:alert(1))</p>"),
     ("[x](data:text/html,1) [y](/v1/models)", "<p>[x](data:text/html,1) [y](/v1/models)</p>"),
@@ -361,9 +363,9 @@ def test_no_text_takes_ages_to_show(page: Page, number: int) -> None:
 
 
 def shown(page: Page, text: str) -> str:
-    """The HTML that a text becomes, without what every link has."""
+    """The HTML that a text becomes, without the attributes that every link has and without line breaks."""
     html = page.value(
         "import('/markdown.js').then(({show}) => { const e = document.createElement('div');"
         f" show(e, {json.dumps(text)}); return e.innerHTML; }})"
     )
-    return str(html).replace(' target="_blank" rel="noopener noreferrer nofollow"', "")
+    return str(html).replace(' target="_blank" rel="noopener noreferrer nofollow"', "").replace("\n", "")

@@ -1,6 +1,8 @@
 """Checks of the page of `edge serve` that need no browser."""
 
+import hashlib
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,8 +12,14 @@ import pytest
 from edge.pictures.page import AXES
 from tests.support import ROOT
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 FOLDER = ROOT / "edge" / "serve" / "page"
-FILES = sorted([*FOLDER.iterdir(), AXES])
+VENDOR = FOLDER / "vendor"
+FILES = sorted([*(file for file in FOLDER.iterdir() if file != VENDOR), AXES])
 SCRIPTS = sorted(file for file in FILES if file.suffix == ".js")
 STANDARD = {"http://www.w3.org/2000/svg"}  # the name of SVG's elements, never loaded
 
@@ -64,6 +72,16 @@ def test_scripts_never_make_elements_or_code_of_text(file: Path) -> None:
     assert FORBIDDEN.findall(file.read_text()) == []
 
 
+def test_every_library_is_listed_with_its_version_licence_and_checksum() -> None:
+    libraries = tomllib.loads((VENDOR / "vendor.toml").read_text())
+    listed = {name: digest for library in libraries.values() for name, digest in library["files"].items()}
+    files = {file.name: file.read_bytes() for file in VENDOR.iterdir() if file.name != "vendor.toml"}
+    assert {name: hashlib.sha256(content).hexdigest() for name, content in files.items()} == listed
+    for library in libraries.values():
+        assert library["license"]
+        assert any(library["version"] in files[name][:300].decode() for name in library["files"])
+
+
 def test_every_file_that_the_page_names_is_there_and_every_file_is_named() -> None:
     named = {"index.html"}
     for _, attributes in INDEX.elements:
@@ -72,8 +90,9 @@ def test_every_file_that_the_page_names_is_there_and_every_file_is_named() -> No
             assert not urlsplit(address).scheme
             named.add(address)
     for script in SCRIPTS:
-        named |= set(re.findall(r"""from "\./([\w.]+)";""", script.read_text()))
-    assert named == {file.name for file in FILES}
+        named |= set(re.findall(r"""(?:from|import) "\./([\w./]+)";""", script.read_text()))
+    libraries = {f"vendor/{file.name}" for file in VENDOR.glob("*.js")}
+    assert named == {file.name for file in FILES} | libraries
 
 
 def test_every_element_that_a_script_asks_for_is_there_once() -> None:

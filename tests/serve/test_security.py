@@ -289,7 +289,7 @@ def test_health_needs_no_key_and_everything_is_served_with_strict_headers(url: s
         assert httpx.get(url + path).status_code == 401, path
 
 
-@pytest.mark.parametrize("path", ["/", "/index.html", "/main.js", "/page.css"])
+@pytest.mark.parametrize("path", ["/", "/index.html", "/main.js", "/page.css", "/vendor/marked.esm.js"])
 def test_the_page_needs_no_key(url: str, path: str) -> None:
     response = httpx.get(url + path, headers={"Accept": "text/html"})
     assert response.status_code == 200
