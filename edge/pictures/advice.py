@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import PictureError
-from edge.pictures.canvas import SIZE_INCHES, TEXT, Label, add_labels, check_picture, new_axes, save
+from edge.pictures.canvas import SIZE_INCHES, TEXT, Entry, add_table, check_picture, new_axes, save
 
 _LINE, _FAINT = "#9aa5b1", "#c3cad2"
 _COLORS = {"resident": "#0b6fb8", "spread": "#0a8f6a", "paged": "#d1570f"}
@@ -62,6 +62,14 @@ def _figure(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Any
     shown = [name for name in _COLORS if any(row["placement"] == name for row in rows)]
     handles = [Line2D([], [], color=_COLORS[name], marker="o", linestyle="none", label=name) for name in shown]
     axes.legend(handles=handles, frameon=False, fontsize=11, labelcolor=TEXT, loc="lower right")
-    labels = [Label(n, f"{rows[i]['model']} {rows[i]['type']}", TEXT, 9.5) for n, i in enumerate(front)]
-    add_labels(axes, labels, [places[i] for i in front], (), places)
+    entries = [
+        Entry(
+            str(n),
+            places[i],
+            f"{rows[i]['model']} {rows[i]['type']}: {places[i][0]:.3g} s, {places[i][1]:.3g} GB",
+            _COLORS[rows[i]["placement"]],
+        )
+        for n, i in enumerate(front, 1)
+    ]
+    add_table(axes, entries)
     return axes.figure

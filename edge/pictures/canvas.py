@@ -1,41 +1,31 @@
-"""Canvas for pictures of points: axes, labels that do not cover points or each other, and saving."""
+"""Canvas for pictures of points: axes, a number at each point with a table below, and saving."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from devices.files import temporary_beside
 from edge.errors import PictureError
 
-SIZE_INCHES = (9.0, 6.0)  # of a picture of points with names
+SIZE_INCHES = (9.0, 6.0)  # a picture without its table
 TEXT, GRID, DPI = "#222222", "#e4e7eb", 150
-_BESIDE = 9.0  # pixels at 100 dots an inch between a point and its label
-_DISTANCES = (_BESIDE, 18.0, 28.0, 40.0, 54.0, 70.0, 90.0, 115.0, 145.0)
-_ANGLES = (45, 30, 60, 0, 90, -135, -150, -120, 180, -90, 135, -45, 150, 120, -30, -60)  # best first
-_OUTSIDE, _OVERLAP, _CROSSED = 1000.0, 600.0, 60.0  # penalties, added to the distance in pixels
-_RADIUS = 6  # pixels at 100 dots an inch of a point, with some room
-_STEPS = 100  # samples along each part of a line that labels keep away from
+_ROW_INCHES = 0.19  # height of a row in the table
 
 Place = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Label:
-    """Label of one of the points."""
+class Entry:
+    """A point with its number, and its row in the table below the chart."""
 
-    point: int  # number of the point
+    number: str
+    place: Place  # in units of the axes
     text: str
     color: str
-    size: float  # of the letters
     bold: bool = False
-    farther: float = 0.0  # extra pixels at 100 dots an inch, for a point that is drawn larger
-    optional: bool = False  # placed right beside its point, or left out if there is no room
 
 
 def check_picture(path: Path) -> None:
@@ -72,85 +62,31 @@ def save(figure: Any, path: Path) -> None:
         temporary.replace(path)
 
 
-def add_labels(
-    axes: Any,
-    labels: Iterable[Label],
-    points: Sequence[Place],
-    line: Sequence[Place] = (),
-    faint: Sequence[Place] = (),
-) -> None:
-    """Write each label beside its point, or farther away with a line to its point if it is crowded. The first labels
-    get the best places.
-
-    points: drawn points, in the units of the data, which no label may cover. line, faint: a line, and points, that a
-    label may cover if no other place is left. All but the labels must have been drawn, because sizes follow from that.
-    """
-    from matplotlib.path import Path as Line
+def add_table(axes: Any, entries: Sequence[Entry]) -> None:
+    """Write each number at the upper left of its point, and a table of all entries below the chart. The picture grows
+    by the height of the table."""
     from matplotlib.patheffects import withStroke
-    from matplotlib.transforms import Bbox
 
     figure = axes.figure
-    figure.draw_without_rendering()  # computes the layout
-    renderer, pixel = figure.canvas.get_renderer(), figure.dpi / 100
-    at, drawn, unimportant = (
-        axes.transData.transform(np.reshape(np.asarray(places, np.float64), (-1, 2)))
-        for places in (points, line, faint)
-    )
-    drawn = Line(drawn).interpolated(_STEPS).vertices if len(drawn) > 1 else drawn
-    radius = _RADIUS * pixel
-    occupied = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in at]
-    if (legend := axes.get_legend()) is not None:
-        occupied.append(legend.get_window_extent(renderer))
-    inside = axes.get_window_extent(renderer)
-
-    def cost(box: Any, point: Any, far: float, rank: int) -> float:
-        """Return the cost of a place: the label or its line covers others, or the line, or it is far away."""
-        outside = not all(inside.contains(x, y) for x, y in (box.min, box.max))
-        leader = Line([point, _nearest(box, point)]) if far > _BESIDE else None
-        crossed = sum(leader.intersects_bbox(other) for other in occupied) if leader else 0
-        worst = _OUTSIDE * outside + _OVERLAP * box.count_overlaps(occupied) + _CROSSED * crossed
-        on_line, on_faint = box.count_contains(drawn), box.count_contains(unimportant)
-        return float(worst + 12 * min(on_line, 20) + 3 * min(on_faint, 10) + far + 0.6 * rank)
-
-    for label in labels:
-        i = label.point
-        text = axes.text(
-            *points[i],
-            label.text,
-            fontsize=label.size,
-            fontweight="bold" if label.bold else "normal",
-            color=label.color,
-            verticalalignment="bottom",
-            parse_math=False,
+    width, height = figure.get_size_inches()
+    table_height = _ROW_INCHES * len(entries)
+    figure.set_size_inches(width, height + table_height)
+    grid = figure.add_gridspec(2, 1, height_ratios=(height, table_height))
+    axes.set_subplotspec(grid[0])
+    below = figure.add_subplot(grid[1], xlim=(0, 1), ylim=(len(entries), 0))
+    below.set_axis_off()
+    for row, entry in enumerate(entries):
+        look = {"color": entry.color, "fontweight": "bold" if entry.bold else "normal", "parse_math": False}
+        axes.annotate(
+            entry.number,
+            entry.place,
+            (-5, 3),
+            textcoords="offset points",
+            horizontalalignment="right",
+            fontsize=10,
             path_effects=[withStroke(linewidth=3, foreground="white", alpha=0.85)],
-            zorder=3.2,
+            zorder=6,
+            **look,
         )
-        size = text.get_window_extent(renderer).size
-        tried = []
-        for far in _DISTANCES[: 1 if label.optional else None]:
-            for rank, angle in enumerate(_ANGLES):
-                low = _corner(at[i], size, (far + label.farther) * pixel, angle)
-                box = Bbox([low, low + size])
-                tried.append((cost(box, at[i], far, rank), far, box))
-        least, far, box = min(tried, key=lambda place: place[:2])
-        if label.optional and least >= _OVERLAP:
-            text.remove()
-            continue
-        occupied.append(box)
-        to_data = axes.transData.inverted().transform
-        text.set_position(to_data(box.min))
-        if far > _BESIDE:
-            end = to_data(_nearest(box, at[i]))
-            axes.plot(*zip(points[i], end, strict=True), color=label.color, linewidth=0.7, zorder=1.5)
-
-
-def _corner(at: Any, size: Any, far: float, angle: float) -> Any:
-    """Return the lower left corner of a label of this size in a direction (degrees) from a point, so far away that they
-    do not touch."""
-    direction = np.array((math.cos(math.radians(angle)), math.sin(math.radians(angle))))
-    return at + far * direction - size * (1 - direction) / 2
-
-
-def _nearest(box: Any, at: Any) -> Any:
-    """Return the place of a box that is nearest to a point."""
-    return np.clip(at, box.min, box.max)
+        for x, text, side in ((0.05, entry.number, "right"), (0.065, entry.text, "left")):
+            below.text(x, row + 0.5, text, fontsize=9, verticalalignment="center", horizontalalignment=side, **look)

@@ -18,6 +18,14 @@ function mark(x, y, shape, size, attributes) {
   return draw("path", {d: path, ...attributes});
 }
 
+// A mark with hover text that describes its plan.
+function named(point, mark) {
+  const figures = `${digits(latency(point))} ms, ${digits(throughput(point))} ${UNIT}/s`;
+  const words = [point.id, ...(view.roles[point.id] || [])].join(", ");
+  mark.append(draw("title", {}, `${words}: ${point.label}; ${figures}`));
+  return mark;
+}
+
 // The plans that the chart and the table show, as the person chose; by latency.
 function visible() {
   const wanted = {all: () => true, near: point => near.has(point.id), none: () => false}[state.which];
@@ -63,7 +71,7 @@ function plot() {
   parts.push(draw("text", beside, `throughput (${UNIT}/s)`));
 
   for (const point of faint) {
-    parts.push(mark(at.get(point.id).x, at.get(point.id).y, shape(point), 3.2, {class: `faint ${color(point)}`}));
+    parts.push(named(point, mark(at.get(point.id).x, at.get(point.id).y, shape(point), 3.2, {class: `faint ${color(point)}`})));
   }
   parts.push(draw("path", {d: corners, class: "front"}));
   for (const [type, ids] of Object.entries(view.lines)) {
@@ -76,61 +84,14 @@ function plot() {
     if (point.measured) {
       const [px, py] = [x.at(latency(point)), y.at(throughput(point))];
       parts.push(draw("line", {x1: px, y1: py, x2: place.x, y2: place.y, class: `joined ${color(point)}`}));
-      rings.push(mark(px, py, shape(point), 5.5, {class: `ring ${color(point)}`}));
+      rings.push(named(point, mark(px, py, shape(point), 5.5, {class: `ring ${color(point)}`})));
       places.push({point, x: px, y: py});
     }
-    rings.push(mark(place.x, place.y, shape(point), 5.5, {class: `${point.measured ? "mark" : "ring"} ${color(point)}`}));
+    const style = `${point.measured ? "mark" : "ring"} ${color(point)}`;
+    rings.push(named(point, mark(place.x, place.y, shape(point), 5.5, {class: style})));
   }
-  svg.replaceChildren(...parts, ...rings, draw("circle", {id: "chosen", class: "chosen", r: 11}));
-  label(svg, out, at, {left, right, top, bottom});
+  const ids = out.map(point => draw("text", {x: at.get(point.id).x - 8, y: at.get(point.id).y - 7,
+    "text-anchor": "end", class: `id ${color(point)}${point.knee ? " knee" : ""}`}, point.id));
+  svg.replaceChildren(...parts, ...rings, ...ids, draw("circle", {id: "chosen", class: "chosen", r: 11}));
   show();
-}
-
-// A few words beside the knee, the best single device and the ends, where they cover least.
-function label(svg, out, at, inside) {
-  const words = new Map();
-  const say = (id, text) => { if (at.has(id)) words.set(id, [...(words.get(id) || []), text]); };
-  const choice = points.filter(point => point.on_front).length > 1;
-  if (choice) points.filter(point => point.knee && point.on_front).forEach(point => say(point.id, "knee"));
-  if (view.best_single !== null) say(view.best_single, "best single device");
-  if (choice) {
-    say(view.line[0], "least latency");
-    say(view.line.at(-1), "most throughput");
-  }
-  const taken = places.filter(place => shown.has(place.point.id))
-    .map(({x, y}) => ({x0: x - 8, x1: x + 8, y0: y - 8, y1: y + 8}));
-  const stairs = view.line.map(id => at.get(id));
-
-  function cost(box) {
-    const overlaps = taken.filter(o => box.x0 < o.x1 && o.x0 < box.x1 && box.y0 < o.y1 && o.y0 < box.y1).length;
-    const outside = box.x0 < inside.left || box.x1 > inside.right || box.y0 < inside.top || box.y1 > inside.bottom;
-    let crossed = 0;
-    stairs.forEach((corner, i) => {
-      const before = i ? stairs[i - 1].y : inside.bottom;
-      const after = i + 1 < stairs.length ? stairs[i + 1].x : inside.right;
-      crossed += box.x0 < corner.x && corner.x < box.x1 && box.y0 < before && corner.y < box.y1;
-      crossed += box.y0 < corner.y && corner.y < box.y1 && box.x0 < after && corner.x < box.x1;
-    });
-    return 1000 * outside + 300 * overlaps + 60 * crossed + box.far;
-  }
-
-  for (const [id, said] of words) {
-    const {x, y, point} = at.get(id);
-    const text = draw("text", {class: `word ${color(point)}${said.includes("knee") ? " knee" : ""}`},
-      `${id}: ${said.join(", ")}`);
-    svg.append(text);
-    const {width, height} = text.getBBox();
-    const boxes = [];
-    for (const far of [12, 24, 38]) {
-      for (const [dx, dy] of [[-1, -1], [1, 1], [-1, 0], [1, 0], [0, -1], [0, 1], [1, -1], [-1, 1]]) {
-        const x0 = dx < 0 ? x - far - width : dx > 0 ? x + far : x - width / 2;
-        const y0 = y + dy * (far + (dx ? -4 : 4)) - height / 2;
-        boxes.push({x0, y0, x1: x0 + width, y1: y0 + height, far});
-      }
-    }
-    const best = boxes.map(box => ({box, cost: cost(box)})).reduce((a, b) => b.cost < a.cost ? b : a).box;
-    taken.push(best);
-    text.setAttribute("x", best.x0);
-    text.setAttribute("y", best.y0 + 0.78 * height);
-  }
 }

@@ -1,9 +1,7 @@
-"""Picture of `edge pareto`: latency against throughput or first tokens, the front, what it dominates, measurements."""
+"""Picture of `edge pareto`: plans by latency and by throughput or first tokens, with their front and measurements."""
 
 from __future__ import annotations
 
-import re
-import textwrap
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,22 +10,24 @@ from typing import Any
 from edge.errors import PictureError
 from edge.models.paths import PathLike
 from edge.pictures import front_points
-from edge.pictures.canvas import SIZE_INCHES, TEXT, Label, Place, add_labels, check_picture, new_axes, save
+from edge.pictures.canvas import SIZE_INCHES, TEXT, Entry, Place, add_table, check_picture, new_axes, save
 from edge.pictures.front_points import Point, Result
 from quant.text import printable
 
 _QUIET, _LINE, _FILL = "#616e7c", "#52606d", "#f0f4f8"
 KIND_COLORS = {"single": "#5f6b7a", "pipeline": "#0b6fb8", "tensor": "#d1570f", "hybrid": "#0a8f6a"}
-# Of types, where these are chosen between; the one with the least divergence first.
+# Colors of types if the plans differ in quality. The type with the least divergence has the first color.
 TYPE_COLORS = ("#0b6fb8", "#0a8f6a", "#a17400", "#d1570f", "#b3246b", "#6b4fbb", "#5f6b7a")
-_FINE = (1, 1.25, 2, 2.5, 4, 5, 8)  # ticks of an axis of first tokens, in one a second
-_MARKERS = "os^DvPXph<>*"  # of types; of kinds, where types have the colors
-_MOST_NAMES, _MOST_LETTERS, _WIDTH, _LINES = 6, 55, 38, 2
+_FINE = (1, 1.25, 2, 2.5, 4, 5, 8)  # ticks of the axis of first tokens a second
+_MARKERS = "os^DvPXph<>*"  # shapes of types, or of kinds if types have colors
+_MOST_NAMES, _MOST_LETTERS, _ROW_LETTERS, _MOST_ROWS = 6, 55, 105, 20
 
 
 def write_picture(result: Result, path: PathLike) -> None:
-    """Draw the object of `edge pareto --json` as PNG, 1350 x 900 pixels: latency (ms) to the right, throughput up;
-    where first tokens are an axis and throughput is none, these, the soonest at the top.
+    """Draw the object of `edge pareto --json` as PNG, 1350 pixels wide: latency (ms) to the right, throughput up.
+
+    If first tokens are an axis and throughput is not, first tokens go up, the soonest at the top. Points have numbers,
+    which a table below the chart explains.
 
     The file appears under its name only when it is whole. PictureError as `check_picture`, or without plans.
     """
@@ -55,13 +55,12 @@ def _figure(result: Result) -> Any:
             look.mark(axes, measured, point, markersize=8, markeredgecolor="white", zorder=5)
         look.mark(axes, _predicted(point), point, markersize=8, markerfacecolor="white", markeredgewidth=1.8)
     seen = [_at(point) for point in shown] + [_predicted(point) for point in shown if point["measured"]]
-    faint_places = [_at(point) for point in faint]
-    _scale(axes, seen + faint_places, prompts=front_points.of_first_tokens(result))
-    corners = _draw_front(axes, front_points.line(result), _LINE)
+    _scale(axes, seen + [_at(point) for point in faint], prompts=front_points.of_first_tokens(result))
+    _draw_front(axes, front_points.line(result), _LINE)
     for type_, points in front_points.lines(result).items():
-        corners += _draw_front(axes, points, look.type_colors[type_], shaded=False)
+        _draw_front(axes, points, look.type_colors[type_], shaded=False)
     _write_around(axes, result, shown, faint, look)
-    add_labels(axes, _labels(result, shown, look), seen, corners, faint_places)
+    add_table(axes, _entries(result, shown, look))
     return axes.figure
 
 
@@ -80,7 +79,7 @@ def _measured(point: Point) -> Place | None:
 
 
 class _Look:
-    """Colors and marks of plans: of their kind and type, or, where types are chosen between, the other way round."""
+    """Colors and marks of plans. Kinds have colors and types have shapes, or the reverse if plans differ in quality."""
 
     def __init__(self, result: Result) -> None:
         self.types = front_points.several_types(result)
@@ -98,8 +97,10 @@ class _Look:
 
 
 def _scale(axes: Any, places: Sequence[Place], *, prompts: bool) -> None:
-    """Set the ranges with some room, logarithmic if values span much. prompts: what goes up are first tokens a second,
-    shown as their seconds."""
+    """Set the ranges of the axes with some room, logarithmic if values span much.
+
+    prompts: the vertical axis has first tokens a second, and its ticks show seconds.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for values, scale, set_range, axis in (
@@ -125,8 +126,8 @@ def _scale(axes: Any, places: Sequence[Place], *, prompts: bool) -> None:
             axis.set_major_locator(LogLocator(subs=_FINE))
 
 
-def _draw_front(axes: Any, points: Sequence[Point], color: str, *, shaded: bool = True) -> list[Place]:
-    """Draw the line of these points, and shade what it dominates. Return its corners."""
+def _draw_front(axes: Any, points: Sequence[Point], color: str, *, shaded: bool = True) -> None:
+    """Draw the line of these points. shaded: fill the area that it dominates."""
     (_, right), (low, _) = axes.get_xlim(), axes.get_ylim()
     corners: list[Place] = []
     height = low
@@ -137,7 +138,6 @@ def _draw_front(axes: Any, points: Sequence[Point], color: str, *, shaded: bool 
     if shaded:
         axes.fill_between(*zip(*corners, strict=True), low, color=_FILL, linewidth=0, zorder=0.5)
     axes.plot(*zip(*corners, strict=True), color=color, linewidth=1.6, zorder=3, solid_joinstyle="miter")
-    return corners
 
 
 def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequence[Point], look: _Look) -> None:
@@ -210,42 +210,20 @@ def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], look
         yield entry(f"dominated{outside}", markersize=4.5, alpha=0.5, markeredgewidth=0)
 
 
-def _labels(result: Result, shown: Sequence[Point], look: _Look) -> Iterable[Label]:
-    """Yield labels with roles for the knee, the best single device and the ends of the front; ids for others, if there
-    is room."""
-    on_front = front_points.front(result)
-    ends = front_points.line(result)
-    named: list[tuple[str, Point | None]] = [
-        ("best single device", front_points.best_single(result)),
-        ("least latency", ends[0]),
-        ("soonest first token" if front_points.of_first_tokens(result) else "most throughput", ends[-1]),
-    ]
-    if len(on_front) == 1:
-        named[1:] = [("best in both", on_front[0])]
-    else:
-        named.insert(0, ("the knee", front_points.knee(result)))
-    roles_by_point: dict[int, list[str]] = {}
-    for role, point in named:
-        if point is not None:
-            roles_by_point.setdefault(next(i for i, other in enumerate(shown) if other is point), []).append(role)
-    for i, words in roles_by_point.items():
-        point, is_knee = shown[i], "the knee" in words
-        roles = textwrap.wrap(f"{_short(point['id'], 8)}, {', '.join(words)}", _WIDTH)
-        size, farther = (11, 5) if is_knee else (10, 0)
-        yield Label(i, "\n".join((*roles, *_wrapped(point["label"]))), look.color(point), size, is_knee, farther)
-    for i, point in enumerate(shown):
-        if i not in roles_by_point:
-            yield Label(i, _short(point["id"], 8), _QUIET, 9, optional=True)
-
-
-def _wrapped(label: str) -> list[str]:
-    """Return the description of a plan as lines, broken between stages and after commas and colons: a device stays with
-    its layers."""
-    glued = re.sub(r"(?<![,:;|]) ", "\N{NO-BREAK SPACE}", printable(label))
-    if max(map(len, glued.split(" "))) > _WIDTH:
-        glued = printable(label)  # a stage that is too long for a line is broken between words
-    lines = textwrap.wrap(glued, _WIDTH, max_lines=_LINES, placeholder=" ...", break_on_hyphens=False)
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+def _entries(result: Result, shown: Sequence[Point], look: _Look) -> list[Entry]:
+    """Return entries for the plans with a role, and for others up to _MOST_ROWS, in order of latency."""
+    roles = front_points.roles(result)
+    chosen = sorted(shown, key=lambda point: point["id"] not in roles)[:_MOST_ROWS]
+    entries = []
+    for point in front_points.in_order(chosen):
+        latency, throughput = _at(point)
+        upwards = f"{front_points.figure(throughput)} {front_points.unit(result)}/s"
+        if front_points.of_first_tokens(result):
+            upwards = f"first token {front_points.figure(1 / throughput)} s"
+        words = ", ".join((f"{front_points.figure(latency)} ms", upwards, *roles.get(point["id"], ())))
+        text = _short(f"{words}: {point['label']}", _ROW_LETTERS)
+        entries.append(Entry(_short(point["id"], 8), _at(point), text, look.color(point), bool(point["knee"])))
+    return entries
 
 
 def _short(text: str, most: int = _MOST_LETTERS) -> str:

@@ -81,13 +81,31 @@ def knee(result: Result) -> Point | None:
     return next((point for point in front(result) if point["knee"]), None)
 
 
+def roles(result: Result) -> dict[str, list[str]]:
+    """Return, by the id of a plan, the roles of the knee, of the best single device and of the ends of the line."""
+    corners = line(result)
+    named: list[tuple[str, Point | None]] = [
+        ("knee", knee(result)),
+        ("best single device", best_single(result)),
+        ("least latency", corners[0]),
+        ("soonest first token" if of_first_tokens(result) else "most throughput", corners[-1]),
+    ]
+    if len(front(result)) == 1:
+        named = [named[1], ("best in both", corners[0])]
+    by_id: dict[str, list[str]] = {}
+    for role, point in named:
+        if point is not None:
+            by_id.setdefault(point["id"], []).append(role)
+    return by_id
+
+
 def of_first_tokens(result: Result) -> bool:
-    """Return whether first tokens are an axis of the front, and throughput is none."""
+    """Return whether first tokens are an axis of the front, and throughput is not."""
     return TTFT in result["objectives"] and "throughput_per_s" not in result["objectives"]
 
 
 def by_first_token(result: Result) -> Result:
-    """Return the object with first tokens in place of throughput: how many a second, so that more is better."""
+    """Return the object with first tokens a second instead of throughput, so that more is better."""
 
     def changed(figures: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         return figures and {**figures, "throughput_per_s": 1 / figures[TTFT]}
@@ -129,7 +147,7 @@ def several_types(result: Result) -> list[str]:
 
 
 def has_quality(result: Result) -> bool:
-    """Return whether the front is also one of divergence, so that types are what is chosen between."""
+    """Return whether divergence is an axis of the front and the plans have several types."""
     return "divergence" in result["objectives"] and bool(several_types(result))
 
 

@@ -73,7 +73,7 @@ function show() {
 function describe(point) {
   const {predicted, measured} = point;
   const badges = [point.id, point.type, point.parallel, point.on_front ? "on the front" : "dominated",
-    point.knee ? "knee" : null, point.id === view.best_single ? "best single device" : null,
+    ...(view.roles[point.id] || []),
     point.measured_on_front ? "on the front as measured" : null,
     anyMeasured && !point.measured ? "not measured" : null];
   const rows = view.figures.filter(({key}) => (predicted[key] ?? null) !== null).map(({key, scale, name}) => {

@@ -76,9 +76,8 @@ def embedded(values: Any) -> str:
 
 
 def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
-    """Return the values that the page shows beside the object itself."""
+    """Return the values that the page shows in addition to the object."""
     shown, near = front_points.visible_plans(result)
-    single = front_points.best_single(result)
     return {
         "log_from": front_points.LOG_FROM,
         "figures": [  # memory has a row for each device
@@ -94,7 +93,7 @@ def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
         "line": [point["id"] for point in front_points.line(result)],
         "shown": [point["id"] for point in shown],
         "near": [point["id"] for point in near],
-        "best_single": None if single is None else single["id"],
+        "roles": front_points.roles(result),
         "commands": {point["id"]: _commands(result, point, command, model) for point in result["points"]},
         "notes": front_points.notes(result),
     }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge.errors import PictureError
-from edge.pictures.canvas import TEXT, Label, Place, add_labels, check_picture, new_axes, save
+from edge.pictures.canvas import TEXT, Entry, Place, add_table, check_picture, new_axes, save
 from edge.quantization.comparison import Evaluation
 
 _MB = 1e6
@@ -100,7 +100,7 @@ def _figure(points: Sequence[ModelPoint], chosen: str | None, reference: str) ->
     axes.set_title(f"Size against mean KL divergence{to}", fontsize=13, color=TEXT, loc="left", wrap=True)
     if len(line) > 1:
         axes.legend(frameon=False, fontsize=11, labelcolor=TEXT)
-    add_labels(axes, _labels(points, places, chosen), places, line)
+    add_table(axes, list(_entries(points, places, chosen)))
     return axes.figure
 
 
@@ -117,17 +117,9 @@ def _drawn(point: ModelPoint, foot: float) -> float:
     return point.divergence if point.divergence > 0 else foot
 
 
-def _labels(points: Sequence[ModelPoint], places: Sequence[Place], chosen: str | None) -> list[Label]:
-    """Return a label for each point, the chosen one first."""
-    order = sorted(range(len(points)), key=lambda i: (points[i].label != chosen, places[i]))
-    return [
-        Label(
-            i,
-            points[i].label + (" (0)" if points[i].divergence <= 0 else ""),
-            color=_CHOSEN if points[i].label == chosen else TEXT,
-            size=12 if points[i].label == chosen else 10.5,
-            bold=points[i].label == chosen,
-            farther=5 if points[i].label == chosen else 0,
-        )
-        for i in order
-    ]
+def _entries(points: Sequence[ModelPoint], places: Sequence[Place], chosen: str | None) -> Iterable[Entry]:
+    """Yield an entry for each point, the smallest model first."""
+    for number, (place, point) in enumerate(sorted(zip(places, points, strict=True), key=lambda pair: pair[0]), 1):
+        is_chosen = point.label == chosen
+        text = f"{point.label}: {place[0]:.3g} MB, {point.divergence:.3g} nats"
+        yield Entry(str(number), place, text, _CHOSEN if is_chosen else TEXT, is_chosen)

@@ -9,7 +9,7 @@ import struct
 import subprocess
 from copy import deepcopy
 from html.parser import HTMLParser
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +36,7 @@ from edge.pictures.front_points import (
     lines,
     notes,
     relative_error,
+    roles,
     several_types,
     staircase,
     table,
@@ -79,6 +80,11 @@ def with_figures(figures: list[tuple[float, float]]) -> list[dict[str, Any]]:
     return [{"predicted": {"latency_s": latency, "throughput_per_s": rate}} for latency, rate in figures]
 
 
+def rows(drawn: Any) -> list[str]:
+    """The rows of the table below a picture, without their numbers."""
+    return [text.get_text() for text in drawn.axes[1].texts[1::2]]
+
+
 # What all three read.
 
 
@@ -109,7 +115,7 @@ def test_without_a_single_device_there_is_no_best_one() -> None:
     points = [point for point in MEASURED["points"] if point["parallel"] != "single"]
     result = {**MEASURED, "points": points}
     assert best_single(result) is None
-    assert "best single device" not in "".join(text.get_text() for text in _figure(result).axes[0].texts)
+    assert "best single device" not in "".join(rows(_figure(result)))
     assert fullest({}) is None
     assert fullest({"memory_bytes": {"a": 1, "b": 3, "c": 2}}) == ("b", 3)
 
@@ -236,7 +242,9 @@ def test_types_that_are_chosen_between_have_the_colors() -> None:
 def test_the_picture(tmp_path: Path) -> None:
     path = tmp_path / "front.png"
     write_picture(TYPES, path)
-    assert struct.unpack(">II", path.read_bytes()[16:24]) == (1350, 900)
+    width, height = struct.unpack(">II", path.read_bytes()[16:24])
+    assert width == 1350
+    assert height > 900  # with the table
     with Image.open(path) as image:
         colors = {color for _, color in image.convert("RGB").getcolors(1 << 20)}
     assert len(colors) > 200
@@ -264,8 +272,8 @@ def test_a_front_of_first_tokens_has_the_soonest_at_the_top(tmp_path: Path, monk
     assert axes.get_ylabel() == "first token of a prompt of 1024 tokens (s)"
     shown = [axes.yaxis.get_major_formatter()(rate, 0) for rate in (0.5, 2.0)]
     assert shown == ["2", "0.5"]
-    said = " ".join(text.get_text() for text in axes.texts)
-    assert "soonest first token" in said.replace("\n", " ")
+    said = " ".join(rows(drawn[0]))
+    assert "soonest first token" in said
     assert "throughput" not in said
     single = best_single(result)
     assert single is not None
@@ -273,61 +281,46 @@ def test_a_front_of_first_tokens_has_the_soonest_at_the_top(tmp_path: Path, monk
     assert best_single(result) is not single
 
 
-def test_labels_of_points_in_one_place_do_not_cover_each_other() -> None:
-    result = deepcopy(MEASURED)
-    for i, point in enumerate(result["points"]):  # two that are nearly alike, in the corner, and all others far away
-        on_front, figures = i < 2, (0.0140 + 0.0001 * i, 274.0 + i)
-        latency_s, per_s = figures if on_front else (0.02 + 0.001 * i, 100.0)
-        label = f"this device+pi+phone layers 0-{i} | mini layers {i + 1}-9"
-        point.update(on_front=on_front, knee=i == 0, measured=None, label=label)
-        point["predicted"].update(latency_s=latency_s, throughput_per_s=per_s)
-    test_labels_do_not_cover_each_other(result)
-    said = [text.get_text().replace("\n", " ") for text in _figure(result).axes[0].texts]
-    for point in front(result):  # broken between words
-        assert any(line.endswith(point["label"]) for line in said), said
-
-
 @each
-def test_labels_do_not_cover_each_other(result: dict[str, Any]) -> None:
+def test_each_number_in_the_picture_has_a_row_in_the_table(result: dict[str, Any]) -> None:
     drawn = _figure(result)
-    (axes,) = drawn.axes
-    renderer = drawn.canvas.get_renderer()
-    texts = [text for text in axes.texts if text.get_text() and not text.get_text().startswith("on ")]
-    for a, b in combinations(texts, 2):
-        assert not a.get_window_extent(renderer).overlaps(b.get_window_extent(renderer)), (a, b)
-    inside = drawn.get_window_extent(renderer)
-    for text in texts:
-        box = text.get_window_extent(renderer)
-        assert inside.x0 <= box.x0, text
-        assert box.x1 <= inside.x1, text
-    said = "\n".join(text.get_text() for text in texts)
+    axes, below = drawn.axes
+    numbers = [text.get_text() for text in axes.texts if not text.get_text().startswith("on ")]
+    written = [text.get_text() for text in below.texts]
+    assert written[::2] == numbers
+    points = {point["id"]: point for point in visible_plans(result)[0]}
+    assert len(numbers) == min(len(points), 20)
+    assert numbers == [point["id"] for point in points.values() if point["id"] in numbers]
+    for number, row in zip(numbers, rows(drawn), strict=True):
+        latency = f"{figure(1e3 * latency_s(points[number]))} ms"
+        assert row.startswith(", ".join((latency, f"{figure(throughput(points[number]))} ")))
+        assert all(f", {role}" in row for role in roles(result).get(number, ()))
+        assert row.endswith((points[number]["label"], "..."))
+    assert roles(result).keys() <= set(numbers)
     single = best_single(result)
     assert single is not None
-    assert f"{single['id']}, best single device" in said or "knee, best single device" in said
-    assert ("the knee" in said) == (len(front(result)) > 1)
+    assert "best single device" in roles(result)[single["id"]]
+    has_knee = any("knee" in words for words in roles(result).values())
+    assert has_knee == (len(front(result)) > 1)
     (legend,) = drawn.legends
     explained = legend.get_title().get_text()
-    assert ("Knee: beyond it, a little more of one costs much of the other." in explained) == ("the knee" in said)
+    assert ("Knee: beyond it, a little more of one costs much of the other." in explained) == has_knee
     assert ("Dominated: no better in anything, worse in some." in explained) == any(
         "dominated" in entry.get_text() for entry in legend.get_texts()
     )
-    marks = [
-        box
-        for line in axes.lines
-        if line.get_linestyle() == "None" and line.get_markersize() == 8
-        for box in [axes.transData.transform((line.get_xdata()[0], line.get_ydata()[0]))]
-    ]
-    for text in texts:
-        box = text.get_window_extent(renderer)
-        assert not any(box.contains(*place) for place in marks), text
+    drawn.draw_without_rendering()  # computes the layout
+    inside = drawn.get_window_extent()
+    for text in below.texts:
+        box = text.get_window_extent()
+        assert inside.x0 <= box.x0 <= box.x1 <= inside.x1, text
 
 
 def test_axes_are_logarithmic_where_values_span_much() -> None:
-    (axes,) = _figure(MEASURED).axes
+    axes, _ = _figure(MEASURED).axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
     far = deepcopy(MEASURED)
     front(far)[-1]["predicted"].update(latency_s=3.0, throughput_per_s=5000.0)
-    (axes,) = _figure(far).axes
+    axes, _ = _figure(far).axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
@@ -337,7 +330,7 @@ def test_a_picture_of_any_names(tmp_path: Path) -> None:
     write_picture(result, tmp_path / "front.png")
     write_picture({**ALONE, "model": "模型 $x$"}, tmp_path / "front.png")
     with Image.open(tmp_path / "front.png") as image:
-        assert image.size == (1350, 900)
+        assert image.width == 1350
 
 
 # The page.
@@ -420,6 +413,7 @@ def test_what_the_page_is_told() -> None:
     assert view["commands"].keys() == {point["id"] for point in TYPES["points"]}
     assert set(view["shown"]) | set(view["near"]) <= view["commands"].keys()
     assert view["types"] == ["q4_0", "q8_0"]
+    assert view["roles"] == roles(TYPES)
     for point in TYPES["points"]:
         assert view["commands"][point["id"]] == (
             ["edge chat"]

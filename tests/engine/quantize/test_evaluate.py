@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import namedtuple
-from itertools import combinations, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -302,23 +302,22 @@ POINTS = [
 ]
 
 
-def test_labels_do_not_cover_each_other() -> None:
-    figure = _figure(POINTS, "4.4 MB", "f16")
-    (axes,) = figure.axes
-    renderer = figure.canvas.get_renderer()
-    boxes = {label.get_text(): label.get_window_extent(renderer) for label in axes.texts}
-    assert boxes.keys() == {point.label for point in POINTS} - {"copy"} | {"copy (0)"}
-    for (a, box), (b, other) in combinations(boxes.items(), 2):
-        assert not box.overlaps(other), (a, b)
-    inside = figure.get_window_extent(renderer)
-    assert all(inside.x0 <= box.x0 and box.x1 <= inside.x1 for box in boxes.values())
+def test_each_point_has_a_number_and_a_row_by_size() -> None:
+    axes, below = _figure(POINTS, "4.4 MB", "f16").axes
+    numbers = [text.get_text() for text in axes.texts]
+    assert numbers == [text.get_text() for text in below.texts[::2]] == [str(n) for n in range(1, len(POINTS) + 1)]
+    rows = [text.get_text() for text in below.texts[1::2]]
+    by_size = sorted(POINTS, key=lambda point: point.size_bytes)
+    assert [row.partition(":")[0] for row in rows] == [point.label for point in by_size]
+    bold = [row.get_text() for row in below.texts[1::2] if row.get_fontweight() == "bold"]
+    assert bold == ["4.4 MB: 4.4 MB, 0.014 nats"]
     assert axes.get_yscale() == "log"
     assert [line.get_label() for line in axes.lines if not line.get_label().startswith("_")] == ["uniform types"]
 
 
 @pytest.mark.parametrize("divergences", [[3e-4], [7.4e-4, 2.8e-4], [2.1e-4, 2.2e-4], [9e-4, 1e-4], [1e-5, 0.1], [0.0]])
 def test_the_divergence_has_numbers_however_alike_models_are(divergences: list[float]) -> None:
-    (axes,) = _figure(
+    axes, _ = _figure(
         [ModelPoint(f"m{i}", 10**6 + i, divergence) for i, divergence in enumerate(divergences)], None, "f16"
     ).axes
     low, high = axes.get_ylim()
