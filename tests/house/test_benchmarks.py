@@ -33,7 +33,6 @@ SECTIONS = {
     "bench_pictures": (),
     "bench_planner": (),
     "bench_plans": (),
-    "bench_pool": (),
     "bench_prefixes": ("reading", "restart", "hybrid"),
     "bench_quantize": ("fit", "memory"),
     "bench_sameness": (),
@@ -224,16 +223,6 @@ def test_lora() -> None:
     rows = run("bench_lora")["rows"]
     assert [row["side"] for row in rows] == ["one", "tensor", "stages"]
     assert all(min(row["none_ms"], row["adapter_ms"], row["changed_ms"]) > 0 for row in rows)
-
-
-def test_pool() -> None:
-    [row] = run("bench_pool")["rows"]
-    assert row["groups"] > 0
-    assert row["requests"] > 0
-    assert row["members"] > 1
-    assert 0 < row["serves"] <= 1
-    assert row["request_s"]["p50"] >= 127 * row["token_s"]["p50"] / 3
-    assert row["device_s"] > 0
 
 
 def test_prefixes() -> None:
