@@ -44,7 +44,7 @@ class ProcessAnswer:
 class Answers(dict[int, ProcessAnswer]):
     """Answers that have not ended, by number, whichever process computes them."""
 
-    n_other = 0  # requests that wait for something else of the process, but for its state
+    n_other = 0  # requests to the process that are not answers, except those for its state
 
     def __init__(self, name: str) -> None:
         """name: of the model."""
@@ -65,7 +65,8 @@ class Answers(dict[int, ProcessAnswer]):
             self.suspects.acquit(case)
         if answer is None:
             return False
-        if "result" in message:  # at once: its pieces may come before the task that waits for the result goes on
+        # Set here, because pieces may arrive before the task that waits for the result continues.
+        if "result" in message:
             answer.accepted, answer.prompt_tokens = True, message["result"]["prompt_tokens"]
         elif "begun" in message:
             answer.begun = True

@@ -21,7 +21,7 @@ class EngineClient:
     """Implements `edge.serve.served.ServedModel`, which documents the methods; for one event loop."""
 
     def __init__(self, process: EngineProcess, queue: int) -> None:
-        """queue: requests that may wait beside the running ones."""
+        """queue: number of requests that may wait while others run."""
         self.name, self.process, self._queue = process.name, process, queue
         # One purpose never waits for another: the engine process has threads for each.
         waiting = queue + (process.config.options.get("sequences") or 1)

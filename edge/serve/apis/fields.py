@@ -69,6 +69,11 @@ def _bias_pairs(value: Any) -> Any:
     return biases
 
 
+def kind_of(value: Any) -> Any:
+    """Return the field `type` of JSON, or of an object made of it; None if there is none."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
 def at_most(n: int) -> BeforeValidator:
     """Return a validator that refuses an object of more entries before it collects their errors."""
 

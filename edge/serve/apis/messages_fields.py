@@ -15,6 +15,7 @@ from edge.serve.apis.fields import (
     Items,
     JsonObject,
     TemplateVariables,
+    kind_of,
     template_variables,
     think_tokens,
 )
@@ -22,7 +23,7 @@ from edge.serve.apis.history import CallId, Role, linked, past_call
 from edge.serve.apis.openai_fields import ResponseFormat, text_schema
 from edge.serve.apis.other_fields import MESSAGES_IGNORED, MESSAGES_REFUSED, Refused
 from edge.serve.apis.texts import KNOWN_PARTS, other_text, system_text
-from edge.serve.apis.tool_fields import ChosenTool, OtherTool, function_use
+from edge.serve.apis.tool_fields import ChosenTool, OtherTool, function_use, tool_tag
 from edge.serve.media import Attached, Part, attached, joined
 from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import Function, FunctionUse, Message
@@ -73,7 +74,7 @@ class ThinkingBlock(Fields):
 
 def _kind(block: Any) -> str:
     """Return the tag of a block."""
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    kind = kind_of(block)
     if not isinstance(kind, str) or kind in KNOWN_PARTS or kind == "search_result":
         return "text"
     kinds = {"tool_use": "call", "tool_result": "result", "thinking": "thinking", "redacted_thinking": "thinking"}
@@ -108,9 +109,8 @@ class AnthropicTool(Fields):
 
 
 def _tool_tag(tool: Any) -> str:
-    """Return the tag of a tool: a provider runs those whose type is not custom."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "Other" if isinstance(kind, str) and kind not in ("", "custom") else "Function"
+    """Return the tag of a tool. A provider runs tools of other types than custom."""
+    return tool_tag(tool, "custom")
 
 
 class ToolChoice(Fields):

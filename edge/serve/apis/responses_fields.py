@@ -19,6 +19,7 @@ from edge.serve.apis.fields import (
     StreamOptions,
     TemplateVariables,
     at_most,
+    kind_of,
     template_variables,
     think_tokens,
 )
@@ -90,8 +91,8 @@ _TAGS = {"message": "Message", "function_call": "Call", "function_call_output": 
 
 
 def _item_tag(item: Any) -> str:
-    """Return the tag of an item: one without a type is a message. A part of a message is no item."""
-    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    """Return the tag of an item: of a message if it has no type. A part of a message is refused as a message."""
+    kind = kind_of(item)
     is_part = kind in KNOWN_PARTS or (isinstance(kind, str) and kind.startswith(("input_", "output_")))
     return _TAGS.get(kind, "Other") if isinstance(kind, str) and kind and not is_part else "Message"
 
@@ -134,8 +135,7 @@ class NamespaceTool(Fields):
 
 
 def _tool_tag(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "Namespace" if kind == "namespace" else tool_tag(tool)
+    return "Namespace" if kind_of(tool) == "namespace" else tool_tag(tool)
 
 
 Tool = Annotated[

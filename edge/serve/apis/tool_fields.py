@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from edge.serve.apis.fields import Fields, FunctionName, GeneratingRequest, Items, JsonObject
+from edge.serve.apis.fields import Fields, FunctionName, GeneratingRequest, Items, JsonObject, kind_of
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.functions import Function, FunctionUse
 
@@ -17,7 +17,7 @@ _MODES: dict[str, Literal["auto", "none", "required"]] = {
 
 
 class OtherTool(Fields):
-    """A tool that a provider runs, or whose input is no JSON. The model does not get to know it."""
+    """A tool that a provider runs, or a tool whose input is not JSON. The model does not see it."""
 
     type: str = Field("unknown", description="any but function")
 
@@ -26,10 +26,10 @@ class OtherTool(Fields):
         yield self.type
 
 
-def tool_tag(tool: Any) -> str:
-    """Return the tag of a tool: that of a function, if it has the type, or no type."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "Other" if isinstance(kind, str) and kind not in ("", "function") else "Function"
+def tool_tag(tool: Any, function_type: str = "function") -> str:
+    """Return the tag of a tool. A tool without a type is a function, as is one of the type `function_type`."""
+    kind = kind_of(tool)
+    return "Other" if isinstance(kind, str) and kind not in ("", function_type) else "Function"
 
 
 class FunctionFields(Fields):
