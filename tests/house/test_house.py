@@ -5,6 +5,7 @@ import functools
 import re
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -34,8 +35,8 @@ def section(page: Path, title: str) -> str:
 # The tables of rooms in the page of the architecture: a room imports only itself and rooms above it in its package.
 ROOM_ROWS = re.findall(r"^\| `([\w/]+)` \| .* \|$", section(ROOT / "docs" / "architecture.md", "Rooms"), re.MULTILINE)
 ORDER = {row.replace("/", "."): place for place, row in enumerate(ROOM_ROWS)}
-MOST_FILES = 25  # in a folder
-MOST_LINES = 500  # in a file
+MANY_FILES = 25  # in a folder
+MANY_LINES = 500  # in a file
 # What computes on arrays loads numpy; whoever imports it is about to run a model, or to plan how.
 ON_ARRAYS = {"quant.gguf.imatrix", "quant.wire", "transport.collective", "partition.state.parts"} | {
     "partition.state.sequence",
@@ -109,19 +110,9 @@ def test_the_table_of_rooms_has_each_folder_and_nothing_else() -> None:
     assert set(ROOM_ROWS) == {name for name in folders if name.count("/") <= 1} - {"apps"} | files_of_apps
 
 
-def test_unit_tests_of_edge_lie_in_folders_of_their_rooms() -> None:
-    folders = [path.name for path in (ROOT / "tests" / "unit" / "edge").iterdir() if path.is_dir()]
-    assert not {name for name in folders if f"edge/{name}" not in ROOM_ROWS} - {"__pycache__"}
-
-
 def test_no_module_imports_itself_by_a_detour() -> None:
     sorter = TopologicalSorter({name: imported(path) & set(MODULES) - {name} for name, path in MODULES.items()})
     sorter.prepare()  # CycleError names the circle
-
-
-def test_no_folder_has_too_many_files() -> None:
-    count = Counter(path.parent for path in FILES)
-    assert not {str(folder): n for folder, n in count.items() if n > MOST_FILES}
 
 
 def test_benchmarks_and_tools_change_no_import_path() -> None:
@@ -136,10 +127,14 @@ def test_ctypes_lives_in_nine_files() -> None:
     assert users == ggml | llama | {"devices/processes/limits.py"}
 
 
-def test_no_file_has_too_many_lines() -> None:
-    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
-    generated = "_pb2.py"
-    assert not {name: n for name, n in lines.items() if n > MOST_LINES and not name.endswith(generated)}
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_large_files_and_rooms_give_a_warning() -> None:
+    lines = {path: len(path.read_text().splitlines()) for path in FILES if not path.name.endswith("_pb2.py")}
+    rooms = Counter(path.parent for path in FILES)
+    large = [f"{path.relative_to(ROOT)}: {n} lines" for path, n in lines.items() if n > MANY_LINES]
+    large += [f"{path.relative_to(ROOT)}: {n} files" for path, n in rooms.items() if n > MANY_FILES]
+    if large:
+        warnings.warn("consider dividing " + ", ".join(large), stacklevel=1)
 
 
 @pytest.mark.parametrize("folder", [*PACKAGES, "tools", "tests", "benchmarks"])

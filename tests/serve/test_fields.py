@@ -30,7 +30,6 @@ from edge.serve.options import ServeOptions
 from edge.templates.template import CONTINUES
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
-from tests.support import ROOT
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -117,13 +116,6 @@ def test_no_option_of_llama_server_is_unknown() -> None:
     assert set(LLAMA) <= names(native.NativeRequest)
     for request in others:
         assert set(LLAMA) <= names(request), request
-
-
-def test_the_docs_name_all_that_is_refused_and_ignored() -> None:
-    page = (ROOT / "docs" / "serve.md").read_text()
-    for request in (chat.ChatRequest, CompletionRequest, responses_fields.ResponsesRequest, messages.MessagesRequest):
-        missing = [name for name in (*request.refused, *request.ignored) if f"`{name}`" not in page]
-        assert not missing, request
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import re
 from typing import get_args
 
 import pytest
@@ -22,7 +21,6 @@ from partition.predict.objectives import (
     limited_by,
     searched,
 )
-from tests.support import ROOT
 
 
 def test_names_of_types_are_those_of_the_table() -> None:
@@ -32,21 +30,6 @@ def test_names_of_types_are_those_of_the_table() -> None:
     assert default_axes() == ("latency", "throughput")
     assert default_axes(["q8_0"]) == ("latency", "throughput", "divergence")
     assert searched(AXES) == tuple(axis for axis in AXES if axis != "divergence")
-
-
-def test_the_pages_name_each() -> None:
-    pages = [ROOT / "docs" / "cli" / f"{command}.md" for command in ("plan", "pareto")]
-    lines = [line for page in pages for line in page.read_text().splitlines()]
-    [objective] = [line for line in lines if line.startswith("| `--objective NAME` |")]
-    assert re.findall(r"`([a-z]+)`", objective.split("|")[2]) == list(SEARCHED)
-    [axes] = [line for line in lines if line.startswith("| `--axes A,B` |")]
-    assert re.findall(r"`([a-z]+)`", axes) == list(AXES)
-    for name, row in OBJECTIVES.items():
-        option = f"| `--{'min' if row.rate else 'max'}-{name} {row.limit[0]}` |"
-        assert any(line.startswith(option) for line in lines), option
-    assert f"`objective` is {', '.join(SEARCHED[:-1])} or {SEARCHED[-1]}" in (
-        (ROOT / "docs" / "python.md").read_text().replace("\n", " ")
-    )
 
 
 def test_limits_become_costs() -> None:
