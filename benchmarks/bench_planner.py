@@ -186,9 +186,9 @@ def _links(rng: np.random.Generator, many: int) -> Array:
     return both
 
 
-def _all_reduce_s(n_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) -> float:
+def _all_reduce_s(_: int, wire_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) -> float:
     """Everybody sends to everybody."""
-    return latency_s + (ranks - 1) * n_bytes / bytes_per_s
+    return latency_s + (ranks - 1) * wire_bytes / bytes_per_s
 
 
 def _objectives(values: Array) -> Array:

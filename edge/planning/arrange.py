@@ -129,9 +129,10 @@ def measured_speeds(
         )  # fmt: skip
 
 
-def allreduce_s(n_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) -> float:
-    """Seconds of one allreduce by the algorithm that is predicted to be the best, as ranks choose it."""
-    return min(choose(n_bytes, n_bytes, ranks, latency_s, bytes_per_s).seconds.values())
+def allreduce_s(n_bytes: int, wire_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) -> float:
+    """Return the seconds of one all-reduce by the algorithm that ranks choose (`transport.choice`)."""
+    choice = choose(n_bytes, wire_bytes, ranks, latency_s, bytes_per_s)
+    return choice.seconds[choice.algorithm]
 
 
 def can_share(file: GgufFile) -> bool:

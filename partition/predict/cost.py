@@ -24,8 +24,9 @@ from quant.types import CacheType
 from quant.wire import WIRES
 
 Numbers = Any  # a float, or an array of them
-# (bytes, ranks, latency_s, bytes_per_s) -> seconds of one allreduce over such links, by the best algorithm
-AllreduceSeconds = Callable[[int, int, float, float], float]
+# Seconds of one all-reduce by the best algorithm. Arguments: bytes as float32, bytes in the wire type, ranks, latency_s
+# and bytes_per_s of the links.
+AllreduceSeconds = Callable[[int, int, int, float, float], float]
 
 PROMPT_CHUNKS = 8  # chunks of a prompt, so that two stages work on different ones; more stages have more
 LEAST_CHUNK, MOST_CHUNK = 32, 512  # tokens; edge.llm.options.DEFAULT_BATCH is the most rows of a step
@@ -107,6 +108,11 @@ class Work:
         layers = range(self.shape.n_layers)
         layer_bytes = (self.shape.kv_layer_bytes(layer, tokens, self.kv.keys, self.kv.values) for layer in layers)
         return tuple(accumulate(layer_bytes, initial=0))
+
+    def sum_s(self, rows: float, ranks: int, latency_s: float, bytes_per_s: float) -> float:
+        """Return seconds of one all-reduce of the hidden states of `rows` over links with these figures."""
+        n_bytes = _F32 * self.shape.n_embd * max(1, round(rows))
+        return self.allreduce_s(n_bytes, self.state_bytes(rows), ranks, latency_s, bytes_per_s)
 
     def state_bytes(self, rows: float) -> int:
         """Return the wire bytes of the hidden states of `rows` between stages."""
@@ -205,13 +211,11 @@ class GroupCost:
     def sum_s(self, rows: float) -> float:
         """Return seconds of one all-reduce of `rows`."""
         way = self.slowest
-        n_bytes = self.work.state_bytes(rows)
-        return self.work.allreduce_s(n_bytes, len(self.speeds), way.latency_s, way.bytes_per_s)
+        return self.work.sum_s(rows, len(self.speeds), way.latency_s, way.bytes_per_s)
 
     def sum_busy_s(self, rows: float) -> float:
         """Return the seconds of these in which its bytes keep a link busy."""
-        n_bytes = self.work.state_bytes(rows)
-        return self.work.allreduce_s(n_bytes, len(self.speeds), 0.0, self.slowest.bytes_per_s)
+        return self.work.sum_s(rows, len(self.speeds), 0.0, self.slowest.bytes_per_s)
 
     def moved_s(self, kv: Numbers, ways: Sequence[LinkSpeed]) -> Numbers:
         """Return seconds in which the prompt's keys and values of a stage, `kv` bytes, cross the way of each rank.

@@ -58,11 +58,10 @@ class ClusterBounds:
         self._rate = [1 / self._slope(kind, 1) for kind in kinds]
         self._prompt_rate = [1 / self._slope(kind, work.prompt) for kind in kinds]
         self._answer_rate = [1 / self._answer_s(kind) for kind in kinds]
-        n_bytes = work.state_bytes(1)
-        self._hop_s = link.latency_s + n_bytes / link.bytes_per_s
+        self._hop_s = link.latency_s + work.state_bytes(1) / link.bytes_per_s
         self._back_s = link.latency_s
         self._sums_s = [
-            limits.sums_a_layer * work.allreduce_s(n_bytes, n, link.latency_s, link.bytes_per_s) if n > 1 else 0.0
+            limits.sums_a_layer * work.sum_s(1, n, link.latency_s, link.bytes_per_s) if n > 1 else 0.0
             for n in range(65)
         ]
 

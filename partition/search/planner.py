@@ -276,7 +276,7 @@ class Planner:
 
     def _sum_s(self, group: tuple[int, ...]) -> float:
         way = self.links.slowest([self.speeds[i].device for i in group])
-        return self.work.allreduce_s(self.work.state_bytes(1), len(group), way.latency_s, way.bytes_per_s)
+        return self.work.sum_s(1, len(group), way.latency_s, way.bytes_per_s)
 
     def _hop(self, measures: Measures, a: int, b: int) -> Array:
         key = measures.key, a, b

@@ -15,6 +15,7 @@ from partition.search.planner import Planner
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from tests.support.planning import best_of
+from transport.choice import choose
 
 MS = 1e-3
 FILE = GgufFile.open(MODEL_PATH)
@@ -93,5 +94,9 @@ def test_energy_needs_watts() -> None:
     assert result[0].objectives[0] == pytest.approx(10 * MS * (limits(FILE).sizes.layers + 0.1), rel=0.05)
 
 
-def test_the_sum_is_that_of_the_best_algorithm() -> None:
-    assert allreduce_s(8192, 2, 1 * MS, 1e9) == pytest.approx(MS + 8192 / 1e9)
+def test_sum_is_predicted_by_the_algorithm_that_ranks_choose() -> None:
+    assert allreduce_s(8192, 8192, 2, 1 * MS, 1e9) == pytest.approx(MS + 8192 / 1e9)
+    work = work_of(FILE, wire="q8")
+    wire_bytes = work.state_bytes(64)
+    chosen = choose(4 * 64 * work.shape.n_embd, wire_bytes, 4, 1 * MS, 1e6)
+    assert work.sum_s(64, 4, 1 * MS, 1e6) == chosen.seconds[chosen.algorithm]

@@ -60,9 +60,9 @@ def work(
     return Work(shape, limits, context, depth, prompt, concurrency, F16, mesh_s)
 
 
-def mesh_s(n_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) -> float:
+def mesh_s(_: int, wire_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) -> float:
     """An allreduce in which everybody sends to everybody."""
-    return latency_s + (ranks - 1) * n_bytes / bytes_per_s
+    return latency_s + (ranks - 1) * wire_bytes / bytes_per_s
 
 
 def device(

@@ -120,7 +120,7 @@ def test_sums_go_by_the_slowest_way() -> None:
     links = linked(names, but={("c", "b"): slow})
     third = [Shard(name, Range(2 * i, 2 * i + 2), Range(16 * i, 16 * i + 16), NOTHING) for i, name in enumerate(names)]
     total = GroupCost(work(), [device(name) for name in names], third, links)
-    assert total.sum_s(1) == pytest.approx(mesh_s(512, 3, 5 * MS, 1e6))
+    assert total.sum_s(1) == pytest.approx(mesh_s(512, 512, 3, 5 * MS, 1e6))
 
 
 @given(st.floats(1e-4, 1), st.floats(0.5, 1), st.floats(0, 1))
