@@ -36,7 +36,7 @@ class Kind(IntEnum):
     """Purpose of a frame."""
 
     DATA = 1  # a tensor or a part of one, raw
-    HELLO = 2  # who dials whom, the first frame of a link and its answer
+    HELLO = 2  # ranks of both ends and the secret: the first frame of a link, and its answer
     PING = 3  # to be sent back as PONG, for measuring
     PONG = 4
     CONTROL = 5  # an encoded command or event

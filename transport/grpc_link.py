@@ -1,7 +1,7 @@
-"""A link over a gRPC bidirectional stream: one frame a message, as raw bytes. The default data plane.
+"""A link over a gRPC bidirectional stream: one frame a message, as raw bytes. It is used if TCP cannot be reached.
 
-gRPC's Python interface pulls what a client sends out of an iterator and blocks in `next` for what comes. So a client
-sends through a queue, and one thread for all links of the process cancels streams that wait too long.
+gRPC's Python interface pulls the messages of a client out of an iterator, and blocks in `next` until a message comes.
+So a client sends through a queue, and one thread for all links of the process cancels streams that wait too long.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class DirectSender:
         return not self.expired
 
     def end(self) -> None:
-        """End the stream after what was sent."""
+        """End the stream after the messages that were sent."""
         if not self._ended:
             self._ended = True
             self._send(None)
@@ -112,7 +112,7 @@ class DirectSender:
 
 
 Serve = Callable[["GrpcLink"], None]
-Served = tuple[Serve, str, Deadlines]  # who serves the link, how its peer is called, its deadlines
+Served = tuple[Serve, str, Deadlines]  # function that serves the link, name of its peer, its deadlines
 
 
 class GrpcLink(Link):
@@ -184,8 +184,8 @@ class GrpcLink(Link):
             self._cancel()
 
     def _end(self) -> None:
-        # The peer ends the stream when it has read what is still queued, which sets free whoever waits here; if it does
-        # not, the watch does.
+        # The peer ends the stream when it has read all queued messages, which ends a wait here. Otherwise the watch
+        # ends that wait.
         self.outgoing.end()
         if self.wait_until:
             self.wait_until = time.monotonic() + _LAST_WORD_S
@@ -216,8 +216,8 @@ def answering(accept: Callable[[Iterator[bytes], grpc.ServicerContext], Served])
     """Make the handler of a method whose streams are links. `accept` inspects a call and returns its server, how the
     peer is named, and the deadlines; or it ends the call with `context.abort`. The link ends when its server returns.
 
-    gRPC's usual way, iterating over what is sent, costs a thread for each stream and a wake-up for each message. This
-    handler sends from the thread that has the message (gRPC: experimental_non_blocking).
+    gRPC usually iterates over the messages to send, which costs a thread for each stream and a wake-up for each of
+    them. This handler sends from the thread that has the message (gRPC: experimental_non_blocking).
     """
 
     def handler(requests: Iterator[bytes], context: grpc.ServicerContext, send: Callable[[bytes | None], None]) -> None:

@@ -16,10 +16,10 @@ from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
 from transport.frame import HEADER_BYTES, MAX_REASON, SEQUENCES, Buffer, Frame, Kind, pack_header
 from transport.received import ReceivedFrames
 
-PART_BYTES = 1 << 20  # of a large payload in one frame; gRPC messages have four times as much at most
-IDLE_S = 7 * 86400.0  # for a frame that nobody owes: a person may think for long, and a broken link is noticed
+PART_BYTES = 1 << 20  # most bytes of a large payload in one frame; a gRPC message holds four times as many
+IDLE_S = 7 * 86400.0  # wait for a next command: a person may pause for long, and a broken link is noticed
 CONTROL_BYTES = 1 << 20  # the largest payload `receive` takes where the caller names no other
-_GOODBYE_S = 0.05  # a last word is a courtesy; nobody waits for it
+_GOODBYE_S = 0.05  # for the last frame of a link, which is a courtesy
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Link(ABC):
     """Connection to one peer. Implementations move bytes; sequence numbers and errors are handled here."""
 
     kind: str = "?"  # tcp, grpc, memory
-    local_address: str = ""  # of our end on the network, where it has one
+    local_address: str = ""  # address of our end on the network, if it has one
 
     def __init__(self, peer: str, deadlines: Deadlines = DEFAULTS) -> None:
         self.peer = peer  # how messages name the other end

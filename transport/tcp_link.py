@@ -22,7 +22,7 @@ from transport.frame import HEADER_BYTES, Frame, Kind, parse_header
 from transport.link import DEFAULTS, Deadlines, Link
 
 POLL_S = 400e-6  # polling before blocking, at most: covers a round trip on a fast wire and little of a core's time
-_POLL_LEAST = 1 / 64  # of POLL_S: what is left where polling never pays, for instance with more ranks than cores
+_POLL_LEAST = 1 / 64  # share of POLL_S that remains if polling never pays, for instance with more ranks than cores
 _SEND_BUFFER = 256 << 10  # asked for; Linux doubles it. Collectives rely on room for two of their chunks
 # A peer that vanished without a word (power, cable, Wi-Fi) is noticed after about idle + interval x probes seconds.
 _KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
@@ -66,8 +66,8 @@ class TcpLink(Link):
     ) -> None:
         """poll_s: the most a wait polls before it blocks; 0 for a rank that is throttled by a CPU quota.
 
-        streams: for tensors that follow one another without an answer. The kernel then lets the send buffer grow to
-        what is under way on the path; a fixed one would hold a fast path of long delay to its size in every round trip.
+        streams: for tensors that follow one another without an answer. The kernel then lets the send buffer grow to the
+        bytes that are under way. On a path with a long delay a fixed buffer would limit each round trip to its size.
         """
         super().__init__(peer, deadlines)
         self._socket = sock
@@ -168,7 +168,7 @@ class TcpLink(Link):
             if got < length:
                 self._fill(buffer[got:], wait.rest(self.deadlines.step_timeout_s), inside=True)
             return
-        # Not what was asked for: the link ends, but a last word of the peer says why. Some of it may be in `buffer`.
+        # An unexpected frame ends the link. A last frame of the peer gives the reason; some of it may be in `buffer`.
         self._received.limit(received, length, len(buffer))
         payload = bytearray(buffer[: min(got, length)]).ljust(length, b"\0")
         self._fill(memoryview(payload)[got:], wait.rest(self.deadlines.step_timeout_s), inside=True)
@@ -180,7 +180,7 @@ class TcpLink(Link):
             got = self._receive([view], wait, inside)
             inside = True
             view = view[got:]
-            if view and time.monotonic() > wait.deadline:  # or a byte now and then would keep us for ever
+            if view and time.monotonic() > wait.deadline:  # a peer that sends single bytes does not prolong the wait
                 raise self._timeout(wait.timeout_s)
 
     def _receive(self, views: list[memoryview], wait: _Wait, inside: bool = False) -> int:
@@ -206,7 +206,7 @@ class TcpLink(Link):
             if got is not None:
                 self._poll_s = self._poll_most_s
                 return got
-            yield_cpu()  # to whoever computes what we wait for, should it run on this core
+            yield_cpu()  # the process that computes the data may need this core
         self._poll_s = max(self._poll_s / 2, self._poll_most_s * _POLL_LEAST)
         return None
 
@@ -228,7 +228,7 @@ class TcpLink(Link):
     def _look(self) -> None:
         """Raise LinkClosed if data is in flight to a peer that vanished, or the link was closed here.
 
-        Nothing else tells us soon, and the descriptor may belong to another file by then.
+        No other call notices this soon, and the descriptor may belong to another file later.
         """
         if self.broken is not None:
             raise self._gone()

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(report: LinkReport) -> None:
-    """As a table, what is wrong below it."""
+    """Print a report as a table, with its hints below."""
     link = report.profile
     best, median, p99 = map(_time, (link.latency_best_s, link.latency_median_s, link.latency_p99_s))
     rows = [

@@ -18,19 +18,19 @@ from transport import edge_pb2 as pb
 from transport.choice import Choice, choose
 from transport.errors import ProtocolError, Refused
 
-LOCAL = "local"  # in place of an address: this device
+LOCAL = "local"  # stands for the address of this device
 _MOST = 1e15  # seconds, or bytes a second; no figure is that large
 PAYLOADS = (4, 8 << 10, 256 << 10, 4 << 20)  # bytes: a flag, a row of decode, a small prefill, a large one
 
 
 @dataclass(frozen=True)
 class LinkReport:
-    """One connection: what it does, what it is good for, and what looks wrong."""
+    """One connection: its figures, the all-reduce that fits it, and hints about problems."""
 
     profile: LinkProfile
-    a_address: str  # of the workers' daemons, HOST:PORT, as the owner reaches them; LOCAL for this device
+    a_address: str  # HOST:PORT of the worker's daemon, as the owner reaches it; LOCAL for this device
     b_address: str
-    why: str  # this way, tcp or grpc, was chosen
+    why: str  # reason for tcp or grpc
     allreduce_s: float  # 8 KiB over it, measured; median
     choices: dict[int, Choice]  # by payload in bytes, for two ranks
     hints: list[str]
@@ -49,7 +49,7 @@ class LinkReport:
 
 
 def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: str = "auto") -> LinkReport:
-    """Measure from `a`, or from this device, to `b` for about so long.
+    """Measure from `a`, or from this device, to `b` for about `seconds`.
 
     Errors as those of sessions; Refused where the two cannot be linked.
     """

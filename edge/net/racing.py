@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from transport.errors import LinkTimeout, TransportError
 from transport.link import Link
 
-STAGGER_S = 0.25  # RFC 8305: between the beginnings of two tries; a try that fails lets the next one begin at once
-_STEPS = 3  # of a try, each at most one timeout long: connect, TLS, HELLO
+STAGGER_S = 0.25  # RFC 8305: from the start of one try to the next; after a failure the next try starts immediately
+_STEPS = 3  # steps of a try, each at most one timeout long: connect, TLS, HELLO
 
 
 def race(hosts: Sequence[str], dial: Callable[[str, float], Link], timeout_s: float) -> tuple[str, Link]:
@@ -21,7 +21,7 @@ def race(hosts: Sequence[str], dial: Callable[[str, float], Link], timeout_s: fl
     A later try may connect for less long, so several hosts that do not answer take no longer than one. All of it ends
     within three times `timeout_s`. The links of tries that end later are closed.
 
-    If no host answers, the error is that of the first host, and tells those of the others.
+    If no host answers, raise the error of the first host, with the errors of the other hosts in its message.
     """
     results: queue.SimpleQueue[tuple[str, Link | Exception]] = queue.SimpleQueue()
     over, ending = False, threading.Lock()

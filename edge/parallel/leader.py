@@ -39,7 +39,7 @@ Floats = NDArray[np.float32]
 T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 600.0  # for a step's logits, from all stages; that a device is gone is noticed sooner, and otherwise
-_ANSWERS_BYTES = 128 << 10  # of answers under way, which the buffers of a link hold even if nobody reads
+_ANSWERS_BYTES = 128 << 10  # most answers under way: the buffers of a link hold them until rank 0 reads
 _PAUSE_S = 0.1  # between steps: longer, and it was the person who kept the ranks waiting
 
 
