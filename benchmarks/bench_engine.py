@@ -6,19 +6,18 @@ The bare loop is llama.cpp's C interface with nothing around it: the limit for a
 context of their own over the same weights, greedy sampling included (the likeliest of the logits). Ratios are of the
 medians over all rounds; ours should reach 0.98. By default on a random file of TinyLlama-1.1B's shape at Q4_0.
 
-attention: tokens, and 32 rows of a prompt, after so many: with flash attention, without, and as an engine chooses
-(`edge/llama/attention_kernel.py`). The cache is filled with random numbers.
+prompts: prefill of long prompts beside llama_decode with the sizes that llama-bench uses (batches of 2,048 tokens in
+parts of 512), with flash attention and without it. Ours should reach 0.97 of each.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 import time
-from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from benchmarks.harness import Section, alternate, bench, bests, compared, media
 from devices.probe import default_threads, memory_bandwidth_gbps
 from edge.demo import MODEL_PATH
 from edge.llama import llama
-from edge.llama.attention_kernel import LENGTHS, random_block
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
@@ -40,16 +38,20 @@ from edge.models import synth
 from edge.models.synth import SHAPES
 from partition.model.model import decode_bytes
 
-ROWS = 32  # of a prompt
+LENGTHS = (256, 2048, 8192)  # tokens of a prompt
+LLAMA_BENCH_BATCH, LLAMA_BENCH_PART = 2048, 512  # tokens that llama-bench gives to llama_decode, and computes at once
 
 
 def main() -> None:
-    sections = {"loop": Section(measure, text), "attention": Section(measure_attention, attention_text)}
+    sections = {"loop": Section(measure, text), "prompts": Section(measure_prompts, prompts_text)}
     parser = parser_of(__doc__, sections, rounds=9)
     parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--gen-tokens", type=int, default=32)
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=LENGTHS, help="tokens of prompts (default: 256 to 8192)"
+    )
     bench(parser, sections, prepare)
 
 
@@ -69,8 +71,8 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     with Engine(args.model, options) as engine:
         engine.model.is_end = lambda token: False  # type: ignore[method-assign]  # both sides generate the full length
         prompt = np.random.default_rng(0).integers(0, engine.model.n_vocab, n).tolist()
-        bare = Bare(engine, n + m, n, args.threads, prompt, m)
-        result = alternate({"bare": bare.run, "ours": lambda: ours(engine, prompt, m)}, args.rounds)
+        with closing(Bare(engine, n + m, n, n, args.threads, prompt, m)) as bare:
+            result = alternate({"bare": bare.run, "ours": lambda: ours(engine, prompt, m)}, args.rounds)
         bytes_read = decode_bytes(engine.file, engine.shape)
     median, rows = medians(result), {row["figure"]: row for row in compared(result, "ours", "bare")}
     return {
@@ -97,28 +99,45 @@ def ours(engine: Engine, prompt: list[int], gen_tokens: int) -> dict[str, float]
         stamps.append(time.perf_counter())
     stamps.pop()  # the last response carries no token
     steps = [b - a for a, b in itertools.pairwise(stamps[1:])]
-    return {"prefill_s": stamps[1] - stamps[0], "decode_s": statistics.median(steps)}
+    return {"prefill_s": stamps[1] - stamps[0]} | ({"decode_s": statistics.median(steps)} if steps else {})
 
 
 class Bare:
     """llama_decode in a loop, on a context of its own over the engine's weights."""
 
-    def __init__(self, engine: Engine, n_ctx: int, n_batch: int, threads: int, prompt: list[int], gen_tokens: int):
+    def __init__(
+        self,
+        engine: Engine,
+        n_ctx: int,
+        n_batch: int,
+        n_ubatch: int,
+        threads: int,
+        prompt: list[int],
+        gen_tokens: int,
+        flash_attention: str = "auto",
+    ):
         params = L.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_batch, n_batch
+        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_batch, n_ubatch
         params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = llama.FLASH_ATTENTION[flash_attention]
         self.model = engine.model._handle
         self.context = L.llama_init_from_model(self.model, params)
         self.memory = L.llama_get_memory(self.context)
         self.n_vocab = engine.model.n_vocab
-        self.prompt, self.gen_tokens = prompt, gen_tokens
+        self.prompt, self.n_batch, self.gen_tokens = prompt, n_batch, gen_tokens
+
+    def close(self) -> None:
+        """Free the context."""
+        L.llama_free(self.context)
 
     def run(self) -> dict[str, float]:
-        """Seconds of a prefill with its first token, and of the median following token."""
+        """Return the seconds of a prefill with its first token, and of the median following token if there are any."""
         L.llama_memory_clear(self.memory, True)
-        tokens = (L.llama_token * len(self.prompt))(*self.prompt)
         began = time.perf_counter()
-        L.llama_decode(self.context, L.llama_batch_get_one(tokens, len(self.prompt)))
+        for start in range(0, len(self.prompt), self.n_batch):
+            part = self.prompt[start : start + self.n_batch]
+            tokens = (L.llama_token * len(part))(*part)
+            L.llama_decode(self.context, L.llama_batch_get_one(tokens, len(part)))
         token = self._likeliest()
         seconds, steps = time.perf_counter() - began, []
         first = (L.llama_token * 1)()
@@ -128,7 +147,7 @@ class Bare:
             L.llama_decode(self.context, L.llama_batch_get_one(first, 1))
             token = self._likeliest()
             steps.append(time.perf_counter() - began)
-        return {"prefill_s": seconds, "decode_s": statistics.median(steps)}
+        return {"prefill_s": seconds} | ({"decode_s": statistics.median(steps)} if steps else {})
 
     def _likeliest(self) -> int:
         logits = L.llama_get_logits_ith(self.context, -1)
@@ -147,64 +166,38 @@ def text(r: dict[str, Any]) -> str:
     )
 
 
-KERNELS = {"with": "on", "without": "off", "chosen": "auto"}
+KERNELS = {"with": "on", "without": "off"}
 
 
-def measure_attention(_: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Medians by length and kernel, and how far the chosen one is behind the better of the two."""
-    lengths = (16, 64) if args.tiny else LENGTHS
-    options = EngineOptions(context=lengths[-1] + ROWS, batch=ROWS, threads=args.threads, follows_load=True)
-    cases = []
-    with ExitStack() as closing:
-        sides = {
-            side: closing.enter_context(Engine(args.model, replace(options, flash_attention=how)))
-            for side, how in KERNELS.items()
-        }
-        for engine in sides.values():  # threads that followed the load would differ
-            engine._context.use_threads(args.threads)
-        for tokens in lengths:
-            for engine in sides.values():
-                engine.kv_clear()
-                engine.states.write(0, random_block(engine.states, tokens))
-            runs = {side: partial(after, engine, tokens) for side, engine in sides.items()}
-            median = medians(alternate(runs, args.rounds))
-            better = {figure: min(median[side][figure] for side in ("with", "without")) for figure in median["chosen"]}
-            cases.append(
-                {
-                    "tokens": tokens,
-                    "median": median,
-                    "flash": sides["chosen"].states.attention.flash,
-                    "behind": {figure: median["chosen"][figure] / seconds for figure, seconds in better.items()},
-                }
-            )
-        return {"cases": cases, "chosen": sides["chosen"].states.attention.describe()}
+def measure_prompts(_: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the seconds of a prefill by length and attention kernel, ours beside bare llama_decode."""
+    cases: list[dict[str, Any]] = []
+    for n in (16, 64) if args.tiny else args.lengths:
+        for words, kernel in KERNELS.items():
+            options = EngineOptions(context=n + 1, threads=args.threads, flash_attention=kernel)
+            with Engine(args.model, options) as engine:
+                prompt = np.random.default_rng(0).integers(0, engine.model.n_vocab, n).tolist()
+                sizes = n + 1, min(n, LLAMA_BENCH_BATCH), min(n, LLAMA_BENCH_PART)
+                with closing(Bare(engine, *sizes, args.threads, prompt, 1, kernel)) as bare:
+                    sides = {"bare": bare.run, "ours": lambda: ours(engine, prompt, 1)}  # noqa: B023
+                    result = alternate(sides, args.rounds)
+            [row] = compared(result, "ours", "bare")
+            cases.append({"tokens": n, "flash_attention": words, "median": medians(result), "compared": row})
+    for case in cases:  # the better kernel of llama.cpp, whichever that is at this length
+        best = min(other["median"]["bare"]["prefill_s"] for other in cases if other["tokens"] == case["tokens"])
+        case["of_better_kernel"] = best / case["median"]["ours"]["prefill_s"]
+    return {"cases": cases, "load": os.getloadavg()[0]}
 
 
-def after(engine: Engine, tokens: int) -> dict[str, float]:
-    """Seconds of the fastest of some tokens, and of some rows of a prompt, after so many tokens."""
-    figures = {}
-    for figure, n, times in (("token_s", 1, 4), ("rows_s", ROWS, 1)):
-        steps = []
-        for _ in range(times):
-            engine.kv_remove(0, tokens)
-            began = time.perf_counter()
-            engine.decode([5] * n, tokens)
-            steps.append(time.perf_counter() - began)
-        figures[figure] = min(steps)
-    return figures
-
-
-def attention_text(r: dict[str, Any]) -> str:
+def prompts_text(r: dict[str, Any]) -> str:
     """The result as Markdown."""
-    lines = [
-        [f"{case['tokens']:,}, {words}"]
-        + [f"{1e3 * case['median'][side][figure]:.1f}" for side in KERNELS]
-        + ["with" if case["flash"] else "without", f"{case['behind'][figure]:.3f}"]
-        for case in r["cases"]
-        for figure, words in (("token_s", "a token"), ("rows_s", f"{ROWS} rows"))
-    ]
-    header = ["tokens in the cache; ms", *KERNELS, "choice", "chosen / better"]
-    return table(header, lines) + f"\n\nChosen: {r['chosen']}."
+    lines = []
+    for case in r["cases"]:
+        rates = [f"{case['tokens'] / case['median'][side]['prefill_s']:.1f}" for side in ("bare", "ours")]
+        words = f"{case['tokens']:,}, {case['flash_attention']}"
+        lines.append([words, *rates, ratio_text(case["compared"]), f"{case['of_better_kernel']:.3f}"])
+    header = ["tokens, flash attention; tokens/s", "as llama-bench", "ours", "ratio", "ours / better kernel"]
+    return table(header, lines) + f"\n\nThe load average was {r['load']:.1f}."
 
 
 if __name__ == "__main__":

@@ -58,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
         memory = memory_json(engine)
         paging = engine.paging.figures(engine.memory) if engine.paging else []
         drafted = SpeculationResult.measure(engine, draft, args.prompt_tokens, args.gen_tokens, ShownSteps())
-        if engine.states.attention.times:
-            paging.append(("attention", engine.states.attention.describe()))
         if engine.gpu_layers:
             paging.append(("GPU", engine.gpu_layers.describe()))
         memory["speculation"] = drafted.to_json() if drafted else None

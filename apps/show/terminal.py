@@ -92,8 +92,6 @@ class _Talk:
             f" {count_text(engine.shape.n_params)} parameters,"
             f" context {engine.context}, {counted(engine.threads, 'thread')}"
         )
-        if engine.states.attention.times:
-            self._dim(engine.states.attention.describe())
         if engine.gpu_layers:
             self._dim(engine.gpu_layers.describe())
         if self._deployed:

@@ -53,10 +53,6 @@ class StopFlag:
         """Let all run again."""
         self._is_stopped, self.flag.value = False, b""
 
-    def be_as(self, other: StopFlag) -> None:
-        """Stop what another flag stops."""
-        self._is_stopped, self.flag.value = other._is_stopped, other.flag.value
-
     def error(self) -> Interrupted:
         """Return the error of a decode that ended. If only that was to end, the next one runs."""
         if not self._is_stopped:

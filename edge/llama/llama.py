@@ -294,12 +294,6 @@ class Context(Sequences):
             L.llama_free(self._handle)
             self._handle = None
 
-    def replace_by(self, fresh: Context) -> None:
-        """Free what this context has, and go on as `fresh`, which nobody may use or close from now on."""
-        self.close()
-        fresh.stopping.be_as(self.stopping)
-        vars(self).update(vars(fresh))
-
     def decode(self, batch: Batch, n: int) -> None:
         """Compute the first `n` rows. EngineError if llama.cpp refuses, Interrupted after `stop()`."""
         if not self._handle:

@@ -67,7 +67,7 @@ class Chat:
         engine = model.engine if isinstance(model, Model) else model
         if when_full not in (None, *get_args(WhenFull)):
             raise ValueError(f"when_full is {', '.join(get_args(WhenFull))} or None, not {when_full!r}")
-        if when_full in ("forget", "stop") and engine.states.attention.window is not None:
+        if when_full in ("forget", "stop") and engine.attention_window is not None:
             raise EngineError(f"an attention window drops the oldest tokens in place; leave out when_full {when_full}")
         if when_full == "shift" and not engine.can_shift:
             raise EngineError(
@@ -263,7 +263,7 @@ class Chat:
         Where some must go, half the room is cleared: every forgetting costs computing the rest of the prompt again, or
         is an approximation.
         """
-        if (window := self.engine.states.attention.window) is not None:
+        if (window := self.engine.attention_window) is not None:
             prompt = self.prompt_tokens()
             return self.messages, prompt, windowed(prompt, window) is prompt
         if self.when_full == "stop":

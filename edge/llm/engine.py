@@ -28,7 +28,7 @@ from edge.llm.interface import DecodesBySteps
 from edge.llm.options import DEFAULTS, EngineOptions, budget_options, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
-from edge.llm.states import States, attention_kernel, held_bytes
+from edge.llm.states import States, held_bytes
 from edge.multimodal.placing import PlacedRows
 from edge.paging.load import load_within
 from edge.paging.mapped import ModelInMemory, another_context, load_mapped
@@ -92,6 +92,7 @@ class ModelRunner(Closing):
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.sure_memory),
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
+        self.attention_window = options.attention_window
         n_embd = self.shape.n_embd if embeddings else 0
         new_batch = partial(llama.Batch, n_embd=n_embd, as_tokens=takes_tokens(self.file.architecture))
         if sharing is None:
@@ -112,9 +113,6 @@ class ModelRunner(Closing):
         if options.prefixes is not None:
             keep_prefixes(self.states, self.file, options.prefixes, held_bytes(self.shape) if options.memory else None)
         self.rows = new_batch(self.batch)
-        self.states.attention = attention_kernel(
-            self.states, self._context, options, loaded, self.shape, lambda: self.threads
-        )
         if self._choice is not None:
             self.threads = self._choice.begin()
             self._context.use_threads(self.threads)
@@ -146,7 +144,6 @@ class ModelRunner(Closing):
         outputs = int(np.count_nonzero(rows.outputs[:n]))
         if outputs > self.outputs:  # ggml would abort
             raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")
-        self.states.attention.before(int(rows.positions[n - 1]) + 1)
         self._loaded.decode(rows, n, outputs)
 
     def logits(self, row: int) -> NDArray[np.float32]:

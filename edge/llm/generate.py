@@ -60,7 +60,7 @@ def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
     """
     accepted = time.perf_counter()
     engine, most = scheduler.engine, request.max_tokens
-    ends_when_full = request.stays is None and engine.states.attention.window is None
+    ends_when_full = request.stays is None and engine.attention_window is None
     if ends_when_full and most is not None and most > engine.context - len(request.prompt):
         request = replace(request, max_tokens=None)
     running = scheduler.prepare(request)

@@ -106,11 +106,10 @@ def memory_news(engine: TextEngine) -> list[str]:
 
 
 def memory_json(engine: TextEngine) -> dict[str, Any]:
-    """The keys "attention", "gpu_layers", "memory" and "paging" of a command's --json; None without a GPU, or a
-    budget."""
+    """Return the keys "gpu_layers", "memory" and "paging" of a command's --json. Their values are None without a GPU
+    or without a budget."""
     paging = engine.paging
     on_gpu = {"gpu_layers": engine.gpu_layers.to_json() if engine.gpu_layers else None}
-    on_gpu["attention"] = engine.states.attention.to_json()
     if paging is None:
         return {**on_gpu, "memory": None, "paging": None}
     need, plan, stats = engine.memory, paging.plan, paging.stats()

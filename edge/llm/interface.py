@@ -17,7 +17,6 @@ from edge.adapters.adapter import Scales
 from edge.adapters.file import CheckedAdapter
 from edge.constraints.constraint import Mask
 from edge.errors import ContextFull, EdgeError, EngineError
-from edge.llama.attention_kernel import AttentionKernel
 from edge.llama.llama import Model
 from edge.llama.predicting import HiddenListener
 from edge.llm.states import CacheUse
@@ -44,7 +43,6 @@ class SequenceStates(Protocol):
     """Interface of `edge.llm.states.States` and `edge.parallel.states.SpreadStates`: keys and values of sequences."""
 
     use: CacheUse
-    attention: AttentionKernel  # of this device's part
     prefiller: Any  # the placement that computes prompts, a `PrefillPlacement`; None: this one
     block: int  # tokens of a block that is kept
     most_read: int  # tokens that can be read at once
@@ -79,6 +77,7 @@ class TextEngine(Protocol):
     batch: int  # rows one decode may have
     outputs: int  # of these, those that may give logits
     sequences: int  # independent ones; their ids begin at 0
+    attention_window: int | None  # as `EngineOptions.attention_window`
     threads: int  # of this device
     gpu_layers: GpuLayers | None  # of this device's part; None without a GPU
     memory: MemoryNeed  # of this device

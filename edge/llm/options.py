@@ -65,7 +65,7 @@ class EngineOptions:
     most_gpu_layers: int | None = None  # that a device lends, where gpu_layers is None
     gpu_memory: int | None = None  # bytes of a GPU's memory: layers that do not fit pass through two buffers there
     repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
-    flash_attention: str = "auto"  # auto: the faster, where it was measured; on, off
+    flash_attention: str = "auto"  # "on", "off", or "auto": on, unless the architecture has none
     attention_window: int | None = None  # tokens at the end of a history that stay, beside its first SINKS; None: all
     kv_type: str = "f16"  # of stored keys and values, or KEYS/VALUES; quantized values need flash attention
     memory: int | None = None  # bytes: a budget for the whole process; what does not fit is read again and again

@@ -214,7 +214,7 @@ def only_background(*queues: Iterable[Running]) -> bool:
 
 def check_window(engine: TextEngine) -> None:
     """EngineError where an attention window is set and the model cannot drop tokens in place."""
-    if engine.states.attention.window is not None and not engine.can_shift:
+    if engine.attention_window is not None and not engine.can_shift:
         raise EngineError(
             f"{engine.path.name} cannot have an attention window: it has windows of its own, recurrent layers or"
             " positions that are not rotations, so nothing can be dropped in place; leave attention_window out"
@@ -229,8 +229,8 @@ def windowed(prompt: Sequence[int], window: int) -> Sequence[int]:
 
 def prepare(number: int, request: Request, engine: TextEngine, given_up: Callable[[], bool]) -> Running:
     """A request that can run on an engine. The errors of `Scheduler.prepare`."""
-    if engine.states.attention.window is not None:
-        request = replace(request, prompt=windowed(request.prompt, engine.states.attention.window))
+    if engine.attention_window is not None:
+        request = replace(request, prompt=windowed(request.prompt, engine.attention_window))
         if request.max_tokens is None:  # no context ends it
             request = replace(request, max_tokens=engine.context)
     prompt, most = request.prompt, request.max_tokens
@@ -240,7 +240,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
         raise SamplingError(f"min_tokens is {request.sampling.min_tokens}, and max_tokens {most}: it must not be more")
     check_media(request.media, engine)
     scales_of(engine.adapters, request.adapters)  # for its errors, before anything is made
-    if most is None or request.stays is not None or engine.states.attention.window is not None:
+    if most is None or request.stays is not None or engine.attention_window is not None:
         check_prompt(prompt, engine)
     elif not 0 < len(prompt) + most <= engine.context or not prompt:
         raise ContextFull(
@@ -249,7 +249,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
     continuation = Continuation(engine.model, request, given_up)
     try:
         continuation.follow(request.generated)
-        return Running(number, continuation, engine.adapters, engine.states.attention.window)
+        return Running(number, continuation, engine.adapters, engine.attention_window)
     except BaseException:
         continuation.close()
         raise
@@ -259,7 +259,7 @@ def check_media(media: Sequence[EmbeddingRows], engine: TextEngine) -> None:
     """MediaError where an engine cannot take a picture."""
     if media and (problem := getattr(engine, "media_problem", "")):
         raise MediaError(problem)
-    if media and engine.states.attention.window is not None:
+    if media and engine.attention_window is not None:
         raise MediaError("an attention window drops tokens, and would cut a picture; leave one of them out")
     most = max((len(rows.embeddings) for rows in media if not rows.causal), default=0)
     if most > engine.batch:

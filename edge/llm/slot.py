@@ -321,7 +321,7 @@ def _advice(prompt_tokens: int, trained: int) -> str:
 
 def full_length(engine: TextEngine) -> int:
     """Return how many tokens a slot may hold."""
-    window = engine.states.attention.window
+    window = engine.attention_window
     return engine.context if window is None else SINKS + window
 
 

@@ -13,12 +13,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from edge.errors import EngineError
-from edge.llama.attention_kernel import AttentionKernel
 from edge.llama.llama import Context
-from edge.llm.options import EngineOptions, needs_flash
 from edge.llm.snapshots import Snapshots
-from edge.paging.gpu_layers import measured_key
-from edge.paging.mapped import ModelInMemory
 from edge.prefixes.group import blocks_a_file
 from edge.prefixes.keys import KEY_BYTES, block_hashes
 from edge.prefixes.sealed import SealedBlocks
@@ -137,8 +133,6 @@ class CacheUse:
 class States:
     """The keys and values of one model, or slice of one, on this device."""
 
-    attention: AttentionKernel  # that reads them
-
     def __init__(self, file: GgufFile, context: Context, kv: CacheType, snapshot_bytes: int = 0) -> None:
         """snapshot_bytes: of memory that snapshots of recurrent layers may take."""
         self._file, self._context, self.kv = file, context, kv
@@ -153,10 +147,6 @@ class States:
         self.block = in_window(file, BLOCK_TOKENS)
         self.most_read = in_window(file, READ_TOKENS)
         self.factors = position_factors(file, context.n_ctx)
-
-    def write_to(self, context: Context, block: KVBlock) -> None:
-        """Add a block to sequence 0 of another context over the same weights. The errors of `write`."""
-        States(self._file, context, self.kv).write(0, block)
 
     def share(self, other: States) -> None:
         """Keep blocks where `other` does, which is of another context over the same weights."""
@@ -306,37 +296,6 @@ class States:
                 return
         for start in range(0, n_tokens, self.block):  # where cells are free
             self.write(sequence, _part(whole, start, start + self.block))
-
-
-def attention_kernel(
-    states: States,
-    context: Context,
-    options: EngineOptions,
-    loaded: ModelInMemory,
-    shape: ModelShape,
-    threads: Callable[[], int],
-) -> AttentionKernel:
-    """Return the attention kernel of a context, which is chosen by measurement where that is possible."""
-    reasons = {
-        "as set": options.flash_attention != "auto",
-        f"a cache of {states.kv.name} needs it": needs_flash(states.kv),
-        "the default": not options.follows_load,
-        "the default under a budget": options.memory is not None,
-        "the default on a GPU": bool(loaded.gpu_layers and loaded.gpu_layers.layers),
-        "the default with adapters": bool(options.lora),
-        "the default, as nodes are watched": loaded.hooks is not None,
-    }
-    why = next((reason for reason, applies in reasons.items() if applies), "")
-    return AttentionKernel(
-        states,
-        context,
-        loaded.sizes,
-        shape,
-        threads,
-        lambda timed: measured_key(shape, loaded.sizes, threads(), timed),
-        why=why,
-        window=options.attention_window,
-    )
 
 
 def _part(block: KVBlock, start: int, stop: int) -> KVBlock:

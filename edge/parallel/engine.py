@@ -66,7 +66,7 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         self.context, self.batch = shard.engine.context, shard.engine.batch
         self.memory, self.paging = shard.engine.memory, shard.engine.paging
         self.threads, self.gpu_layers = shard.engine.threads, shard.engine.gpu_layers
-        self.sequences = shard.engine.sequences
+        self.sequences, self.attention_window = shard.engine.sequences, shard.engine.attention_window
         self.outputs = min(outputs or self.sequences, self.batch)
         self.stages = len(plan.computing)
         # One stage has one step at a time.

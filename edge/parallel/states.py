@@ -28,7 +28,7 @@ class SpreadStates:
         self.use = CacheUse()
         self.prefiller: Any = None  # as of `States`
         self._leader, self._plan, self._own = leader, plan, leader.shard.engine.states
-        self.attention, own = self._own.attention, self._own.snapshots
+        own = self._own.snapshots
         self.snapshots = SpreadSnapshots(own, leader.on_cache) if own is not None else None
         self.block, self.most_read, self.factors = self._own.block, self._own.most_read, self._own.factors
         self.describe, self.block_hashes = self._own.describe, self._own.block_hashes

@@ -135,8 +135,7 @@ class ThinEngine(ModelRunner):
         alone is larger than the options allow."""
         self._vocabulary = vocabulary
         super().__init__(path, replace(options, prefixes=None, lora=()), embeddings=True)
-        attention, self.states = self.states.attention, PositionStates(self.file, self._context, self.states.kv)
-        self.states.attention = attention
+        self.states = PositionStates(self.file, self._context, self.states.kv)
 
     def _load(
         self, request: LoadRequest, options: EngineOptions, accounted: Accounted | None, *, embeddings: bool

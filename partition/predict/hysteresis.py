@@ -24,7 +24,6 @@ DRAFT_STAYS = 1.02  # the same, where they are in use: what is known of acceptan
 THREADS = 1.25  # another number of threads
 GPU_LAYERS = 1.25  # other layers on the GPU
 BUSY_GPU_LAYERS = 4.0  # likewise, where something else had the processor meanwhile
-ATTENTION = 1.02  # the other attention kernel, at the same length
 READS = 1.1  # more threads and larger buffers that read weights
 READ_AHEAD = 1.02  # experts that are read before they are chosen, measured in the same passes
 LAID_OUT = 1.05  # reading weights that are laid out already: they take a file

@@ -48,7 +48,6 @@ KEYS = {
     "peak_rss_bytes": int,
     "speculation": type(None),
     "memory": type(None),
-    "attention": dict,
     "gpu_layers": type(None),
     "paging": type(None),
 }

@@ -68,7 +68,6 @@ KEYS = {
     },
     "seed": int,
     "memory": type(None),
-    "attention": {"flash": bool, "why": str, "measured": list},
     "gpu_layers": type(None),
     "paging": type(None),
 }

@@ -24,7 +24,7 @@ SECTIONS = {
     "bench_distributed": ("speed", "pipeline", "groups", "load"),
     "bench_drafts": ("resident", "far", "paged"),
     "bench_elastic": ("change", "follow", "chat"),
-    "bench_engine": ("loop", "attention"),
+    "bench_engine": ("loop", "prompts"),
     "bench_gpu": (),  # needs a llama.cpp that was built for a GPU
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
@@ -180,8 +180,8 @@ def test_engine() -> None:
     assert result["loop"]["decode_ratio"] > 0
     assert result["loop"]["prefill_ratio"] > 0
     if THOROUGH:
-        assert [case["tokens"] for case in result["attention"]["cases"]] == [16, 64]
-        assert all(case["behind"]["token_s"] > 0 for case in result["attention"]["cases"])
+        assert [case["tokens"] for case in result["prompts"]["cases"]] == [16, 16, 64, 64]
+        assert all(case["of_better_kernel"] > 0 for case in result["prompts"]["cases"])
 
 
 def test_paging() -> None:

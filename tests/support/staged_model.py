@@ -42,6 +42,7 @@ class StagedModel:
         self.now_s = 0.0
         self.failed: Exception | None = None
         self.logits_cross = False
+        self.attention_window: int | None = None
         self.lives: int | None = None  # results it still gives
         self.states = SimpleNamespace(
             block=64,
@@ -51,7 +52,6 @@ class StagedModel:
             use=CacheUse(),
             read=_read,
             prefiller=None,
-            attention=SimpleNamespace(window=None),
         )
         self.path = self.file = self.shape = None
         self.tokens: list[int] = []

@@ -42,7 +42,7 @@ class InputProcessor:
         self._config, self._engine, self._encoder = config, engine, encoder
         # Of one request, and of an answer that does not say. A window keeps the ends of what is longer.
         self._most_answer = min(engine.context, engine.shape.context_length or engine.context)
-        self._most_tokens = self._most_answer if engine.states.attention.window is None else _MOST_WINDOWED
+        self._most_tokens = self._most_answer if engine.attention_window is None else _MOST_WINDOWED
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
         self._infill = InfillPrompts(engine.model, engine.path.name, spm=config.spm_infill)
