@@ -21,7 +21,7 @@ from edge.llm.options import EngineOptions
 
 SEED = 0
 # What an engine says of its paging, by what it was doing.
-FIGURES = ("bytes_per_token", "disk_gbps", "stall_ms", "hidden_ms", "hit_rate", "predicted_right")
+FIGURES = ("bytes_per_token", "disk_gbps", "stall_ms", "hidden_ms", "hit_rate")
 
 
 class Side:

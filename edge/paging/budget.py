@@ -118,7 +118,7 @@ class Opening:
         outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
         if sizes.adapter_bytes:  # they stay in memory
             outside["adapters"] = sum(sizes.adapter_bytes)
-        at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
+        at_once = used * sizes.sequences  # experts that a row of each sequence may choose
         read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
         smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
         cache = sizes.contexts * cache_bytes(shape, sizes.context, sizes.kv)

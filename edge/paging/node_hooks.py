@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from edge.errors import EngineError
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
-from edge.llama.layer_stream import LAYER_OUT
 from edge.llama.products import Products
-from edge.paging.experts import MOST_ROWS, Experts, ReadAhead, Router
+from edge.paging.experts import Experts
 from edge.paging.plan import PagePlan
 from edge.paging.roles import Roles
 from edge.paging.window import Pager, Piece
@@ -33,12 +32,11 @@ class PagingHooks:
         places: Mapping[Piece, int],
         pager: Pager | None,
         experts: Experts | None,
-        routers: Mapping[int, Router],
         products: Products | None,
     ) -> None:
         """places: addresses of what stays. products: where the head is cut."""
         self._roles, self._plan, self._places = roles, plan, places
-        self._pager, self._experts, self._routers, self._products = pager, experts, routers, products
+        self._pager, self._experts, self._products = pager, experts, products
         self._streamed = {p.weight.address: p for p in plan.streamed if p not in plan.head_pieces}
         # What may be used in one way only; of experts, with their layer.
         self._factors = self._streamed.keys() | {p.weight.address for p in roles.factors if p.repacked}
@@ -46,7 +44,6 @@ class PagingHooks:
         self._banks: dict[int, tuple[int, int]] = {}
         if experts is not None:
             self._banks = {p.weight.address: (n, i) for n, ps in roles.experts.items() for i, p in enumerate(ps)}
-        self.read_ahead = ReadAhead()
         # Slots of the chosen experts, by layer: numbers, ggml's struct.
         self._slots: dict[int, tuple[NDArray[np.int32], Any]] = {}
         head = roles.head
@@ -77,8 +74,6 @@ class PagingHooks:
             for i in range(max(map(len, self._roles.experts.values()))):
                 uses, before = partial(self._uses_bank, i), partial(self._await_bank, experts, i)
                 hooks.append(Hook(uses, None, before, partial(experts.arrived, i)))
-            if self._routers:
-                hooks.append(Hook(self._comes_before_experts, partial(self._expect, experts)))
         if self._plan.head_pieces:
             hooks.append(Hook(self._is_head, self._multiply_head, self._skip_head))
         elif self._own_head is not None:
@@ -129,16 +124,6 @@ class PagingHooks:
     def _await_bank(self, experts: Experts, bank: int, node: Node) -> None:
         self._restores.append(node.use_source(self._slots[self._banks[node.source][0]][1], 2))
         experts.wait(bank)
-
-    def _comes_before_experts(self, node: Node) -> bool:
-        match = LAYER_OUT.fullmatch(node.name)
-        return match is not None and int(match[1]) + 1 in self._routers
-
-    def _expect(self, experts: Experts, node: Node) -> None:
-        hidden = node.view() if self.read_ahead.on else None
-        if hidden is not None and 0 < len(hidden) <= MOST_ROWS:
-            layer = _layer(node) + 1
-            experts.expect(layer, self._routers[layer].expect(hidden))
 
     # --- the head ---
 

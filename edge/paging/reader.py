@@ -112,19 +112,22 @@ class Reader:
         """Bytes that a reader takes for itself."""
         return threads * huge_pages(_buffer(row_bytes, chunk))
 
-    def submit(self, job: Job, *, urgent: bool = False) -> Job:
-        """Begin a job, before all that wait if urgent."""
-        self.submit_all((job,), urgent)
+    def submit(self, job: Job) -> Job:
+        """Queue a job behind all others."""
+        self._queue(self._ahead, (job,))
         return job
 
-    def submit_all(self, jobs: Sequence[Job], urgent: bool) -> None:
-        """Begin jobs in this order, before all that wait if urgent; those that wait already may become so. Jobs that
-        are done, or nearly, are left out."""
+    def submit_urgent(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs in this order, before all that `submit` queued."""
+        self._queue(self._urgent, jobs)
+
+    def _queue(self, queue: deque[Job], jobs: Sequence[Job]) -> None:
+        """Queue jobs, but for those that have failed or whose last chunk is being read."""
         with self._turn:
             for job in jobs:
                 if job.next < job.n_bytes and job.error is None:
                     self._forget(job)
-                    (self._urgent if urgent else self._ahead).append(job)
+                    queue.append(job)
             self._turn.notify_all()
 
     def wait(self, job: Job) -> None:

@@ -26,7 +26,6 @@ class PassStats:
     hidden_ms: float = 0.0  # weights were read while the engine computed
     compute_ms: float = 0.0  # the rest: computing, and waiting for a core that others have
     hit_rate: float | None = None  # of the experts chosen, those in memory already; None without experts
-    predicted_right: float | None = None  # of the experts expected, those chosen; None where none were
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "tokens"}
@@ -40,8 +39,6 @@ class PassStats:
         ]
         if self.hit_rate is not None:
             parts.append(f"{self.hit_rate:.0%} of the experts were in memory")
-        if self.predicted_right is not None:
-            parts.append(f"{self.predicted_right:.0%} of those expected were chosen")
         return ", ".join(parts)
 
 
@@ -83,7 +80,6 @@ class _Sum:
             hidden_ms=max(0.0, reads.busy_s - reads.wait_s) / n * 1e3,
             compute_ms=max(0.0, self.seconds - reads.wait_s) / n * 1e3,
             hit_rate=experts.hits / experts.chosen if experts.chosen else None,
-            predicted_right=experts.right / experts.expected if experts.expected else None,
         )
 
 
@@ -104,12 +100,11 @@ class Passes:
         self._tokens = len(sequences)
         self._decodes = len(set(sequences.tolist())) == len(sequences)
 
-    def end(self) -> float | None:
-        """End the pass and add its counts; return its seconds if it had one row."""
+    def end(self) -> None:
+        """End the pass and add its counts."""
         counts, seconds = self._counts(), self._clock() - self._began
         self._sums[self._decodes].add(self._tokens, seconds, self._before, counts)
         self._before = counts
-        return seconds if self._tokens == 1 else None
 
     def stats(self) -> PagingStats:
         """Return the statistics of the passes since the last `clear`."""

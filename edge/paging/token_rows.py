@@ -42,7 +42,7 @@ class TokenRows:
             missing = [int(t) for t in np.unique(tokens) if 0 <= t < self._weight.rows]
         file, offset = self._table.file, self._table.offset
         jobs = [Job(self._weight, file, offset + t * row, row, self._space, t * row, False) for t in missing]
-        self._reader.submit_all(jobs, urgent=True)
+        self._reader.submit_urgent(jobs)
         for job in jobs:
             self._reader.wait(job)
         self._there.update(missing)

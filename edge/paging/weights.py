@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge.llama import llama
 from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.products import Products
 from edge.paging.arena import Arena
 from edge.paging.budget import Opening
-from edge.paging.experts import ExpertCounts, Experts, Router
+from edge.paging.experts import ExpertCounts, Experts
 from edge.paging.memory import MemoryNeed
 from edge.paging.node_hooks import PagingHooks
 from edge.paging.plan import PagePlan
@@ -22,7 +19,6 @@ from edge.paging.roles import Roles
 from edge.paging.stats import PagingStats, Passes
 from edge.paging.token_rows import TokenRows
 from edge.paging.window import Pager, Piece
-from partition.slices.rules import router_first
 
 _HELPERS = 2  # threads more that read while nothing computes
 
@@ -71,18 +67,14 @@ class PagedWeights:
         """Load what stays by a plan, and be ready for what does not."""
         self._roles, self.plan = roles, plan
         self._places: dict[Piece, int] = {}  # addresses of what stays
-        self._routers: dict[int, Router] = {}
         self._load()
         if plan.streamed:
             self._pager = Pager(plan.streamed, plan.window, self._reader)
         if plan.expert_room:
             self._experts = Experts(roles.experts, plan.expert_room, self._reader)
-            self._routers = self._make_routers()
         if plan.head_pieces:
             self._products = Products(self._threads)
-        self._at_nodes = PagingHooks(
-            roles, plan, self._places, self._pager, self._experts, self._routers, self._products
-        )
+        self._at_nodes = PagingHooks(roles, plan, self._places, self._pager, self._experts, self._products)
         self._passes = Passes(self._reader, lambda: self._experts.counts if self._experts else ExpertCounts())
 
     # --- before and after a decode ---
@@ -98,9 +90,7 @@ class PagedWeights:
     def end(self) -> None:
         """End the decode."""
         self._at_nodes.restore()  # now, as its graph may be freed before the next one
-        seconds = self._passes.end()
-        if seconds is not None:
-            self._at_nodes.read_ahead.passed(seconds)
+        self._passes.end()
         if self._pager is not None:
             self._pager.end()
 
@@ -190,31 +180,3 @@ class PagedWeights:
         # A tied head that lies in memory as it lies in the file is the token table, too.
         if table is not None and not (self._roles.tied and whole_head and not whole_head.repacked):
             self._rows = TokenRows(table, self._reader)
-
-    def _make_routers(self) -> dict[int, Router]:
-        """Make the routers of all layers whose router and norm are plain numbers."""
-        is_first = router_first(self._shape.architecture)
-        by_name = {piece.weight.name: piece for piece in self.plan.resident}
-        routers = {}
-        for layer in self._roles.experts:
-            weights = self._floats(by_name.get(f"blk.{layer}.ffn_gate_inp.weight"))
-            norm = self._floats(
-                by_name.get(f"blk.{layer}.ffn_norm.weight", by_name.get(f"blk.{layer}.post_attention_norm.weight"))
-            )
-            if weights is not None:
-                routers[layer] = Router(
-                    weights, None if norm is None or is_first else norm[0], self._shape.n_experts_used
-                )
-        return routers
-
-    def _floats(self, piece: Piece | None) -> NDArray[np.float32] | None:
-        """The values [rows, columns] of something that stays; None unless they are float32."""
-        if piece is None:
-            return None
-        _, rows, columns = piece.weight.shape
-        if piece.n_bytes != 4 * rows * columns:
-            return None
-        job = self._jobs[piece]
-        view = job.space.view(job.start, piece.n_bytes)
-        values: NDArray[np.float32] = np.frombuffer(view, np.float32).reshape(rows, columns).copy()
-        return values

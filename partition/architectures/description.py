@@ -61,7 +61,6 @@ class Rules:
     fused_gate_up: bool = False  # ffn_up holds the rows of gate and then those of up
     shards_as: str = ""  # the architecture a shard is written as; "": its own
     whole_attention: str = ""  # why each rank computes all of attention, so that shards have parts of the rest alone
-    router_first: bool = False  # experts are chosen by what comes into the layer, before attention and without a norm
     experts_sum: str = "ffn_moe_out-{}"  # the node with the sum of a layer's experts; {}: its number
     # The node with that sum and the expert that all tokens pass through, where shards have parts of that one, too, as
     # its width follows from that of the others; "": every rank computes it.

@@ -148,7 +148,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         LLAMA, experts=experts("expert ff"), common={"window": 4096}, keys={"expert_gating_func": 2},
         rules=Rules(
             ff_key=EXPERT_KEY, window=Window(4, optional=True, full_first=True), period=8, no_stage_of=(4,),
-            experts_sum="ffn_out-{}", router_first=True,
+            experts_sum="ffn_out-{}",
         ),
         needs_gate=True,
     ),

@@ -25,7 +25,6 @@ THREADS = 1.25  # another number of threads
 GPU_LAYERS = 1.25  # other layers on the GPU
 BUSY_GPU_LAYERS = 4.0  # likewise, where something else had the processor meanwhile
 READS = 1.1  # more threads and larger buffers that read weights
-READ_AHEAD = 1.02  # experts that are read before they are chosen, measured in the same passes
 LAID_OUT = 1.05  # reading weights that are laid out already: they take a file
 TYPE = 1.02  # a larger type of weights, measured in the same rounds
 KERNEL = 1.15  # a type's kernel, measured alone

@@ -17,11 +17,6 @@ def takes_tokens(architecture: str) -> bool:
     return architecture in RULES and RULES[architecture].takes_tokens
 
 
-def router_first(architecture: str) -> bool:
-    """Return whether layers choose experts by their input, before attention and without a norm."""
-    return architecture in RULES and RULES[architecture].router_first
-
-
 def has_windows(file: GgufFile) -> bool:
     """Return whether a model has, or may have, layers with attention windows: where no key says so, too, layers of some
     architectures alternate between a window and all tokens."""

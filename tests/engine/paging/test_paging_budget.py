@@ -328,7 +328,7 @@ def test_without_a_budget_nothing_is_paged_and_with_room_nothing_is_read_again(m
         stats = engine.paging.stats()
     assert stats.decode.bytes_per_token < 2 * 4096  # rows of the token table
     assert stats.decode.stall_ms < 50
-    assert stats.decode.hit_rate is stats.decode.predicted_right is None
+    assert stats.decode.hit_rate is None
 
 
 def test_a_pass_reads_what_is_streamed_once(make_model: MakeModel) -> None:
@@ -351,7 +351,7 @@ def test_a_pass_reads_what_is_streamed_once(make_model: MakeModel) -> None:
     assert stats.decode.hidden_ms >= 0
     assert stats.decode.compute_ms > 0
     assert set(stats.decode.to_json()) == {
-        *("bytes_per_token", "disk_gbps", "stall_ms", "hidden_ms", "compute_ms", "hit_rate", "predicted_right")
+        *("bytes_per_token", "disk_gbps", "stall_ms", "hidden_ms", "compute_ms", "hit_rate")
     }
 
 

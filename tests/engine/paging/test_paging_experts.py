@@ -8,7 +8,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,11 +20,10 @@ from edge.llama.address_space import PAGE
 from edge.llama.buffers import CallerBuffer
 from edge.llama.hooks import Hook
 from edge.llm.engine import Engine
-from edge.paging import experts as experts_module
 from edge.paging import node_hooks
 from edge.paging import reader as reader_module
 from edge.paging.direct_file import DirectFile
-from edge.paging.experts import Experts, ReadAhead
+from edge.paging.experts import Experts
 from edge.paging.load import load_stub
 from edge.paging.reader import Reader
 from edge.paging.roles import Roles, sort_weights
@@ -34,8 +32,7 @@ from tests.engine.paging.conftest import MakeModel
 from tests.engine.paging.test_paging_ring import Bytes, bytes_at
 from tests.support import paging
 from tests.support.helpers import TIMEOUT_S, until
-from tests.support.paging import EXPERTS, OPTIONS, PROMPT, answer, least, paged, resident_answer
-from tests.support.slices import rewritten, synthetic
+from tests.support.paging import EXPERTS, OPTIONS, PROMPT, answer, least, paged
 
 USED = 2
 N_EXPERTS, N_LAYERS = 16, 4
@@ -97,36 +94,26 @@ def stored(make_model: MakeModel) -> Iterator[Stored]:
 
 
 numbers = st.sets(st.integers(0, N_EXPERTS - 1), min_size=1)
-steps = st.lists(st.tuples(st.sampled_from(["choose", "expect"]), st.integers(0, N_LAYERS - 1), numbers))
+steps = st.lists(st.tuples(st.integers(0, N_LAYERS - 1), numbers))
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=steps, slots=st.integers(1, 24), threads=st.integers(1, 3))
 def test_what_is_chosen_is_there_and_no_more_than_fits(
-    stored: Stored, steps: list[tuple[str, int, set[int]]], slots: int, threads: int
+    stored: Stored, steps: list[tuple[int, set[int]]], slots: int, threads: int
 ) -> None:
     reader = Reader(paging.MIB, threads, 64 << 10)
     experts = stored.experts(slots, reader)
-    chosen = right = expected = 0
-    predictions: dict[int, set[int]] = {}
+    chosen = 0
     try:
-        for what, layer, some in steps:
+        for layer, some in steps:
             target = set(sorted(some)[:slots])  # more than fit are never asked for
-            if what == "choose":
-                chosen_there(stored, experts, layer, target)
-                prediction = predictions.pop(layer, set())
-                chosen, right, expected = (
-                    chosen + len(target),
-                    right + len(prediction & target),
-                    expected + len(prediction),
-                )
-            else:
-                experts.expect(layer, target)
-                predictions[layer] = target
+            chosen_there(stored, experts, layer, target)
+            chosen += len(target)
             used = sorted([*experts._free, *(cached.slot for cached in experts._cached.values())])
             assert used == list(range(slots))  # each slot has one expert or none
         counts = experts.counts
-        assert (counts.chosen, counts.right, counts.expected) == (chosen, right, expected)
+        assert counts.chosen == chosen
         assert counts.hits <= counts.chosen
     finally:
         reader.close()
@@ -192,30 +179,7 @@ def test_reading_one_weight_of_an_expert_leaves_the_others(stored: Stored) -> No
         experts.close()
 
 
-def test_read_ahead_stays_only_where_it_is_faster() -> None:
-    for with_s, without_s, on in ((1.0, 2.0, True), (2.0, 1.0, False), (1.0, 1.01, False)):
-        choice, seen = ReadAhead(), []
-        for _ in range(40):
-            seen.append(choice.on)
-            choice.passed(with_s if choice.on else without_s)
-        assert seen[:32].count(True) == seen[:32].count(False) == 16
-        assert seen[32:] == [on] * 8
-
-
-def test_read_ahead_is_tried_again() -> None:
-    choice = ReadAhead()
-    for _ in range(32 + 1024):
-        choice.passed(2.0 if choice.on else 1.0)
-    assert not choice.on
-    seen = []
-    for _ in range(33):  # now it pays
-        seen.append(choice.on)
-        choice.passed(1.0 if choice.on else 2.0)
-    assert True in seen[:32]
-    assert choice.on
-
-
-def test_what_was_read_ahead_in_a_bad_moment_is_read_again(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expert_whose_read_failed_is_read_again(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -224,7 +188,7 @@ def test_what_was_read_ahead_in_a_bad_moment_is_read_again(stored: Stored, monke
     try:
         with monkeypatch.context() as bad:
             bad.setattr(os, "preadv", fail)
-            experts.expect(0, {1, 2})
+            experts.choose(0, {1, 2})
             until(lambda: all(job.error for c in experts._cached.values() for job in c.jobs), "all reads fail")
         chosen_there(stored, experts, 0, {1, 3})
         assert experts.counts.hits == 0
@@ -247,7 +211,7 @@ def test_a_read_that_hangs_costs_no_slot(stored: Stored, monkeypatch: pytest.Mon
         with monkeypatch.context() as bad:
             bad.setattr(os, "preadv", stuck)
             bad.setattr(reader_module, "READ_TIMEOUT_S", 0.05)
-            experts.expect(0, {1, 2})
+            experts.choose(0, {1, 2})
             until(lambda: reader._at_work == 2, "both threads read")
             for _ in range(2):
                 with pytest.raises(WeightsError, match=r"arrived in 0\.05 s"):
@@ -290,30 +254,11 @@ def test_the_router_chooses_what_it_does_with_all_in_memory_and_choices_add_up(
         assert current.counts.chosen == sum(len({n for row in rows for n in row}) for _, rows in seen)
         assert 0 <= current.counts.hits < current.counts.chosen
         assert stats.hit_rate == current.counts.hits / current.counts.chosen
-        assert current.counts.expected <= current.counts.chosen
-        assert stats.predicted_right == current.counts.right / current.counts.expected
         assert current._arena.n_bytes <= engine.paging.plan.expert_room + PAGE
-        # What was not there was read, and each read is of a missing expert, a prediction, or a dense weight.
+        # Each expert that was not in memory was read.
         size = current._slot_bytes
         missing = current.counts.chosen - current.counts.hits
-        assert stats.bytes_per_token * stats.tokens >= (missing - current.counts.right) * (size - 3 * 4096)
-
-
-def test_a_router_before_attention_is_known_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its choice is made of what the layer before gave, without the norm that comes after attention."""
-    monkeypatch.setattr(ReadAhead, "passed", lambda self, seconds: None)  # read ahead in all passes
-    figures = {"layers": 4, "embd": 512, "ff": 512, "vocab": 2048, "experts": 16, "experts_used": 2, "expert_ff": 256}
-    plain = synthetic(tmp_path / "plain.gguf", "smallthinker", "q4_0", **figures)
-    rng = np.random.default_rng(0)
-    norms = {f"blk.{n}.ffn_norm.weight": rng.lognormal(size=512).astype(np.float32) for n in range(4)}
-    path = rewritten(plain, tmp_path / "model.gguf", add=norms)
-    with paged(path, least(path)) as engine:
-        answer(engine, chunk=1)
-        assert engine.paging is not None
-        assert engine.paging._experts is not None
-        counts = engine.paging._experts.counts
-    assert counts.expected == (len(PROMPT) + 11) * 3 * 2
-    assert counts.right > 0.98 * counts.expected  # but for scores that last bits decide
+        assert stats.bytes_per_token * stats.tokens >= missing * (size - 3 * 4096)
 
 
 @pytest.mark.parametrize("arch", EXPERTS)
@@ -331,7 +276,7 @@ def test_more_room_means_more_hits_and_fewer_bytes(make_model: MakeModel, arch: 
             stats = engine.paging.stats().decode
             rates.append(stats.hit_rate)
             n_bytes.append(stats.bytes_per_token)
-    assert max(rates) == rates[-1] > 0.5  # of the others, it depends on how soon what is expected arrives
+    assert max(rates) == rates[-1] > 0.5
     assert rates[0] < rates[2]
     assert n_bytes == sorted(n_bytes, reverse=True)
 
@@ -371,21 +316,6 @@ def test_sequences_of_a_model_with_little_room_for_experts(make_model: MakeModel
         np.testing.assert_array_equal(result, np.stack([engine.logits(i) for i in range(8)]))
 
 
-def test_predictions_change_no_logits(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right or wrong, made or not."""
-    path = make_model("qwen3moe")
-    monkeypatch.setattr(experts_module, "_RUN", 2)
-    with paged(path, least(path)) as engine:
-        np.testing.assert_array_equal(answer(engine), resident_answer(path, True, min(16, engine.batch)))
-        assert engine.paging is not None
-        bad = list(engine.paging._routers.values())
-        assert len(bad) == N_LAYERS
-        for router in bad:
-            router._weights[:] = -router._weights  # the least likely
-        engine.kv_clear()
-        np.testing.assert_array_equal(answer(engine), resident_answer(path, True, min(16, engine.batch)))
-
-
 def test_experts_that_nobody_has_chosen_are_refused(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their product has numbers of experts where it needs slots, over which ggml would end the process."""
     path = make_model("qwen3moe")
@@ -398,7 +328,7 @@ def test_experts_that_nobody_has_chosen_are_refused(make_model: MakeModel, monke
 
 
 def test_reads_of_chosen_experts_that_fail_end_the_decode_only(make_model: MakeModel) -> None:
-    """At each weight: what was read ahead is none of it, as the first layer's experts are not expected."""
+    """At each weight of the experts."""
     path = make_model("qwen3moe")
     with paged(path, least(path)) as engine:
         expected = answer(engine)
