@@ -20,7 +20,6 @@ from edge.llama.ggml import cpu_device
 from edge.llama.hooks import NodeHooks
 from edge.llama.layer_stream import HostWeight, Layer, LayerStream, copy_layer, place_layer
 from edge.llama.llama import ContextSizes
-from edge.microbenchmark import sample_s
 from edge.paging import memory
 from edge.paging.gpu_layers import GpuLayers, measured_key
 from edge.paging.mapped import ModelInMemory, check_generates_text
@@ -142,7 +141,7 @@ def load_on_gpu(request: LoadRequest, budget: int, handle: int) -> ModelInMemory
             if streamed and is_gpu and stream.is_locked:
                 node_hooks.use(stream.hooks())
                 key = partial(measured_key, shape, sizes, threads, [*streamed, sizes.batch])
-                stream.processor_rows = processor_rows(sizes.batch, a_pass, key, sample_s(threads))
+                stream.processor_rows = processor_rows(sizes.batch, a_pass, key)
             node_hooks.use((*stream.hooks(), *hooks))
         parts["layers"] = sum(n for layer, n in layer_bytes.items() if layer not in streamed)
         if stream is not None:

@@ -180,7 +180,7 @@ def test_what_is_measured_is_remembered_by_the_batch_and_the_layers(monkeypatch:
     """A choice among few rows does not hold for a larger batch."""
     Driver(monkeypatch)
     keys: list[str] = []
-    monkeypatch.setattr("edge.gpu.load.processor_rows", lambda batch, a_pass, key, least_s: keys.append(key()) or 0)
+    monkeypatch.setattr("edge.gpu.load.processor_rows", lambda batch, a_pass, key: keys.append(key()) or 0)
     for name, value in (("_PRODUCTS_BYTES", 0), ("MARGIN_BYTES", 1 << 20)):
         monkeypatch.setattr(f"edge.gpu.load.{name}", value)
     for batch in (32, 32, 16):
