@@ -203,12 +203,10 @@ def engine_config(
     sequences: int = 1,
     *,
     draft: str = "off",
-    follows_load: bool = False,
 ) -> EngineConfig:
     """Return what the options say of the model at `path`: how to load it, for so many sequences, and where.
 
-    draft: where no --draft is given. follows_load: on this device alone, use as many threads as other programs leave
-    free. UsageError for options that do not go together.
+    draft: the source of drafts if no --draft is given. Raises UsageError for options that do not go together.
     """
     from edge.adapters.adapter import checked_for
     from edge.api.config import EngineConfig
@@ -225,10 +223,9 @@ def engine_config(
             several["save_plan"] = str(args.save_plan)
     mmproj = projector_of(args, path)
     lora = {"lora": checked_for(path, args.lora)} if getattr(args, "lora", None) else {}
-    follows = {"sequences": sequences, "follows_load": follows_load and devices is None}
     return EngineConfig(
         str(path.absolute()),
-        {**engine_values(args), **follows, **given_options(args, ("groups", "attention_window")), **lora},
+        {**engine_values(args), "sequences": sequences, **given_options(args, ("groups", "attention_window")), **lora},
         getattr(args, "prefix_cache", 0),
         draft=getattr(args, "draft", None) or draft,
         draft_worker=getattr(args, "draft_worker", None),

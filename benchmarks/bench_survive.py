@@ -278,7 +278,7 @@ def pause(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 scheduler = Scheduler(model.engine, slots=1, keep=True)
                 scheduler.add(Request(prompt, TOKENS + 2, GREEDY, ends=False))
                 next_token(scheduler)
-                model.engine.answered([])
+                model.engine.answered()  # type: ignore[attr-defined]
                 for _ in range(TOKENS):
                     began = time.perf_counter()
                     next_token(scheduler)

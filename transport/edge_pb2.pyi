@@ -278,13 +278,12 @@ class Encoder(_message.Message):
     def __init__(self, text_model: _Optional[str] = ..., text_model_bytes: _Optional[int] = ..., text_model_path: _Optional[str] = ...) -> None: ...
 
 class EngineOptions(_message.Message):
-    __slots__ = ("context", "batch", "sequences", "outputs", "threads", "follows_load", "gpu_layers", "repack", "flash_attention", "kv_type", "memory", "reserved", "window", "io_threads", "io_chunk", "verify", "groups", "rollback")
+    __slots__ = ("context", "batch", "sequences", "outputs", "threads", "gpu_layers", "repack", "flash_attention", "kv_type", "memory", "reserved", "window", "io_threads", "io_chunk", "verify", "groups", "rollback")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
-    FOLLOWS_LOAD_FIELD_NUMBER: _ClassVar[int]
     GPU_LAYERS_FIELD_NUMBER: _ClassVar[int]
     REPACK_FIELD_NUMBER: _ClassVar[int]
     FLASH_ATTENTION_FIELD_NUMBER: _ClassVar[int]
@@ -302,7 +301,6 @@ class EngineOptions(_message.Message):
     sequences: int
     outputs: int
     threads: int
-    follows_load: bool
     gpu_layers: int
     repack: bool
     flash_attention: str
@@ -315,7 +313,7 @@ class EngineOptions(_message.Message):
     verify: bool
     groups: int
     rollback: int
-    def __init__(self, context: _Optional[int] = ..., batch: _Optional[int] = ..., sequences: _Optional[int] = ..., outputs: _Optional[int] = ..., threads: _Optional[int] = ..., follows_load: _Optional[bool] = ..., gpu_layers: _Optional[int] = ..., repack: _Optional[bool] = ..., flash_attention: _Optional[str] = ..., kv_type: _Optional[str] = ..., memory: _Optional[int] = ..., reserved: _Optional[int] = ..., window: _Optional[int] = ..., io_threads: _Optional[int] = ..., io_chunk: _Optional[int] = ..., verify: _Optional[bool] = ..., groups: _Optional[int] = ..., rollback: _Optional[int] = ...) -> None: ...
+    def __init__(self, context: _Optional[int] = ..., batch: _Optional[int] = ..., sequences: _Optional[int] = ..., outputs: _Optional[int] = ..., threads: _Optional[int] = ..., gpu_layers: _Optional[int] = ..., repack: _Optional[bool] = ..., flash_attention: _Optional[str] = ..., kv_type: _Optional[str] = ..., memory: _Optional[int] = ..., reserved: _Optional[int] = ..., window: _Optional[int] = ..., io_threads: _Optional[int] = ..., io_chunk: _Optional[int] = ..., verify: _Optional[bool] = ..., groups: _Optional[int] = ..., rollback: _Optional[int] = ...) -> None: ...
 
 class Stage(_message.Message):
     __slots__ = ("takes", "gives", "threads", "provider")

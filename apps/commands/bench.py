@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     args.context = args.context or args.requests * (args.prompt_tokens + args.gen_tokens)
     devices = distributed.prepare(args)
-    config = distributed.engine_config(args, model_path(args.model), devices, args.requests, follows_load=True)
+    config = distributed.engine_config(args, model_path(args.model), devices, args.requests)
     with config.loaded(ShownSteps()) as (engine, deployed, draft):
         result, times = _measure(args, engine, deployed)
         memory = memory_json(engine)

@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"--json-schema: {bounds}")
     template = _read(args.chat_template) if args.chat_template else None
     path = model_path(args.model)
-    config = distributed.engine_config(args, path, devices, follows_load=True)
+    config = distributed.engine_config(args, path, devices)
     if args.least_memory is not None:
         from edge.elastic.share import SHARE
         from edge.elastic.signals import follow_memory_signals

@@ -91,8 +91,6 @@ def deploy(
     if not away and (fleet is None or (len(plan.all_devices) == 1 and resilience.seek is None)):
         if plan.model_digest not in ("", digest):
             raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
-        # One request alone has as many threads as others leave free, as without workers.
-        options = replace(options, follows_load=options.sequences == 1)
         single = alone(file.path, options, plan, steps)
         return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
     if options.least_memory is not None:  # each rank changes alone: what is kept on disk would be of several sizes

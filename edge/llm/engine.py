@@ -23,9 +23,8 @@ from edge.llama import llama
 from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
-from edge.llama.thread_choice import ThreadChoice, worth_threads
 from edge.llm.interface import DecodesBySteps
-from edge.llm.options import DEFAULTS, EngineOptions, budget_options, resolve
+from edge.llm.options import DEFAULTS, EngineOptions, budget_options, resolve, worth_threads
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
@@ -70,10 +69,8 @@ class ModelRunner(Closing):
         self._generates = generates(self.file)
         self.shape = ModelShape.from_gguf(self.file)
         self.context, self.threads, kv = resolve(options, self.shape)
-        self._choice: ThreadChoice | None = None  # where threads follow the load
         if options.threads is None:
             self.threads = min(self.threads, worth_threads(self.file, self.shape))
-            self._choice = ThreadChoice(self.threads) if options.follows_load else None
         batch = min(options.rows, self.context)
         options.check_sequences(batch)
         adapters = () if embeddings else CheckedAdapter.all_from(options.lora, self.file, self.shape)
@@ -113,9 +110,6 @@ class ModelRunner(Closing):
         if options.prefixes is not None:
             keep_prefixes(self.states, self.file, options.prefixes, held_bytes(self.shape) if options.memory else None)
         self.rows = new_batch(self.batch)
-        if self._choice is not None:
-            self.threads = self._choice.begin()
-            self._context.use_threads(self.threads)
 
     def _load(
         self, request: LoadRequest, options: EngineOptions, accounted: Accounted | None, *, embeddings: bool
@@ -150,13 +144,6 @@ class ModelRunner(Closing):
         """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
         logits: NDArray[np.float32] = self._context.logits(row)[0]
         return logits
-
-    def answered(self, step_s: Sequence[float]) -> None:
-        """An answer is complete, whose tokens took so many seconds: the next one may have another number of threads,
-        unless the options say one."""
-        if self._choice is not None:
-            self.threads = self._choice.answered(step_s)
-            self._context.use_threads(self.threads)
 
     def stop(self) -> None:
         """Make a decode that runs in another thread, and later ones, raise Interrupted."""

@@ -85,7 +85,6 @@ def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
                 finish = event.finish_reason
     finally:
         scheduler.cancel(running.number)
-        scheduler.engine.answered(running.step_s)
     thought, rest = ("", "") if event.token_id is not None else (event.thought, event.text)
     repetition = running.continuation.repetition if finish == "repetition" else None
     yield clock.response(rest, None, finish, thought, repetition)

@@ -14,8 +14,9 @@ from edge.errors import EngineError
 from edge.llama import llama
 from edge.paging.budget import BudgetOptions, OtherUses, context_within
 from edge.prefixes.store import DEFAULT_BYTES, default_folder
-from partition.model.model import ModelShape
+from partition.model.model import ModelShape, decode_bytes
 from partition.plan.plan import MOST_TURNS
+from quant.gguf.file import GgufFile
 from quant.types import CacheType, cache_type
 
 DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
@@ -33,6 +34,8 @@ MAX_IO_CHUNK = 256 << 20  # bytes
 MOST_ADAPTERS = 64  # of one model; llama.cpp has room for all of them in each graph
 PREFERENCES = get_args(Preference)
 DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
+# Bytes of a product's weights for each thread. Reading them takes about 20 us, and waiting for other threads 1 to 5 us.
+_THREAD_BYTES = 256 << 10
 _WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
 
 
@@ -60,7 +63,6 @@ class EngineOptions:
     outputs: int | None = None  # rows of one decode that may give logits; None: one a sequence
     draft_rows: int = 0  # of these, those that are there for drafts alone
     threads: int | None = None  # None: one per physical core this process may use, as far as the model is worth it
-    follows_load: bool = False  # of these, those that others leave free; answers are then not the same to the last bit
     gpu_layers: int | None = None  # None: where the build has a GPU, as many as fit and pay there, else 0
     most_gpu_layers: int | None = None  # that a device lends, where gpu_layers is None
     gpu_memory: int | None = None  # bytes of a GPU's memory: layers that do not fit pass through two buffers there
@@ -155,8 +157,8 @@ def reproducible(options: EngineOptions) -> EngineOptions:
     """The same with everything set that last bits depend on, and that would else follow free memory or measurements.
 
     Flash attention is off: from 512 cells on, llama.cpp shares the keys of a row out to threads, so its sums depend on
-    how many threads there are. Without it they do not, and threads may follow the load. EngineError for options that
-    cannot give the same tokens from run to run.
+    the number of threads. Sums without flash attention do not. Raises EngineError for options that cannot give the
+    same tokens from run to run.
     """
     if options.sequences > 1:
         raise EngineError(
@@ -209,6 +211,14 @@ def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, CacheT
             f" {SINKS + options.attention_window}, it is {context}"
         )
     return context, options.threads or default_threads(), kv
+
+
+def worth_threads(file: GgufFile, shape: ModelShape) -> int:
+    """Return the number of threads that have enough to do in each matrix product of a token, at least 1."""
+    products = [
+        tensor for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name != "token_embd.weight"
+    ]
+    return max(1, round(decode_bytes(file, shape) / max(1, len(products)) / _THREAD_BYTES))
 
 
 def budget_options(

@@ -87,7 +87,6 @@ class Running:
         self.token_at: float | None = None  # when its last token was chosen, by that clock; None before its first one
         self.prompt_rows_at = 0  # that had been submitted then, of all requests
         self.prefilled_at = 0.0  # when its first logits came, by time.perf_counter
-        self.step_s: list[float] = []  # that steps took which had one row of it and nothing else
         self.chosen_at = 0.0  # when its last token was chosen in this slot, by time.perf_counter; 0: before the first
         self.moved_at: int | None = None  # tokens of its answer when it moved to the placement that answers it
 

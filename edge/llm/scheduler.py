@@ -345,8 +345,6 @@ class Scheduler(Closing):
         logits, step = collected
         is_alone = not step.follows_cancelled and not self._in_flight.awaited
         took_s = self._budget.clock() - step.began
-        if step.n_rows == 1 and step.rows:
-            step.rows[0].running.step_s.append(took_s)
         if step.prompt_rows and self.engine.contexts > 1:
             self._budget.took(step.n_rows, step.prompt_rows, took_s)
         events, came = list[Event](), list[Came]()

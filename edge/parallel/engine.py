@@ -140,9 +140,6 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         """Decode again after `stop`."""
         self._stopped = False
 
-    def answered(self, step_s: Sequence[float]) -> None:
-        """An answer is complete. All ranks wait for each other: their threads are those that shares were made for."""
-
     def listen(self, listener: HiddenListener) -> None:
         """As `Engine.listen`. Of what another stage computes, the hidden states of rows that give logits come, in the
         type that crosses between stages."""

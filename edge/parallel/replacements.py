@@ -304,11 +304,10 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
         self.replacements.is_stopped = False
         self.replacements.engine.resume()
 
-    def answered(self, step_s: Sequence[float]) -> None:
-        """An answer is complete."""
+    def answered(self) -> None:
+        """Let the mirror copy what the answer added."""
         with self.replacements.alone(), suppress(EngineError):
             self.replacements.check()
-            self.replacements.engine.answered(step_s)
             self.replacements.follow(AFTER_S)
 
     def kv_clear(self) -> None:

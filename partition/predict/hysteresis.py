@@ -21,7 +21,6 @@ CHANGED = 1.5  # a rank's steps against what they took until now
 LONE_CHANGED = 2.0  # those of the only rank that computes: a long history slows it, too, and no other rank shows that
 DRAFT = 1.05  # passes of several rows, or windows over stages, against plain ones
 DRAFT_STAYS = 1.02  # the same, where they are in use: what is known of acceptance swings
-THREADS = 1.25  # another number of threads
 GPU_LAYERS = 1.25  # other layers on the GPU
 BUSY_GPU_LAYERS = 4.0  # likewise, where something else had the processor meanwhile
 READS = 1.1  # more threads and larger buffers that read weights

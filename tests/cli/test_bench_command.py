@@ -163,7 +163,6 @@ def test_engine_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> Non
         repack=False,
         flash_attention="on",
         kv_type="q8_0",
-        follows_load=True,
     )
 
 

@@ -134,9 +134,6 @@ class StagedModel:
         """All of a prompt."""
         return self.batch
 
-    def answered(self, step_s: Sequence[float]) -> None:
-        """Nothing is learned."""
-
     def stop(self) -> None:
         """Nothing computes."""
 

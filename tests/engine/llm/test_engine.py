@@ -8,14 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError
 from edge.llama import ggml, library
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch
 from edge.llm.engine import Engine
-from edge.llm.options import DEFAULT_CONTEXT, EngineOptions
+from edge.llm.options import DEFAULT_CONTEXT, EngineOptions, worth_threads
 from edge.models import shapes, synth
+from partition.model.model import ModelShape
 from quant.errors import UnknownTypeError
+from quant.gguf.file import GgufFile
 from tests.conftest import OPTIONS, Synthetic
 from tests.support import ROOT
 
@@ -308,3 +311,12 @@ def test_an_interrupted_decode_leaves_nothing_to_the_next_one(
             engine.decode([5, 6], 2)
         engine.kv_clear()
         assert (engine.decode([3, 4], 0) == expected).all()
+
+
+def test_tiny_model_is_worth_one_thread_and_wide_model_many(tmp_path: Path) -> None:
+    demo = GgufFile.open(MODEL_PATH)
+    assert worth_threads(demo, ModelShape.from_gguf(demo)) == 1
+    path = tmp_path / "wide.gguf"
+    synth.synthesize(path, shapes.shape("llama", layers=1, embd=2048, ff=8192, heads=8, kv=8, vocab=512), "q8_0")
+    wide = GgufFile.open(path)
+    assert worth_threads(wide, ModelShape.from_gguf(wide)) >= 16

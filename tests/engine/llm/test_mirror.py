@@ -113,7 +113,7 @@ def mirrored() -> Iterator[Mirrored]:
 
 def test_who_takes_over_computes_less_than_a_block(mirrored: Mirrored) -> None:
     mirrored.hold(TOKENS[:70])
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     assert mirrored.mirror.held_bytes == mirrored.mirror.copied_bytes == 64 * TOKEN_BYTES
     mirrored.first.lost = True
     result = mirrored.ask(TOKENS[70])
@@ -126,7 +126,7 @@ def test_who_takes_over_computes_less_than_a_block(mirrored: Mirrored) -> None:
 def test_without_a_copy_all_is_computed() -> None:
     mirrored = Mirrored(copies=False)
     mirrored.hold(TOKENS[:70])
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     mirrored.first.lost = True
     mirrored.ask(5)
     assert mirrored.computed_again == 70
@@ -210,7 +210,7 @@ def test_what_begins_alike_is_copied_once(mirrored: Mirrored) -> None:
     mirrored.hold(TOKENS[:32])
     mirrored.slots[1].copy_from(mirrored.slots[0])
     mirrored.hold(TOKENS[40:56], 32, sequence=1)
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     assert mirrored.blocks == 3
     mirrored.first.lost = True
     mirrored.ask(TOKENS[32])
@@ -220,11 +220,11 @@ def test_what_begins_alike_is_copied_once(mirrored: Mirrored) -> None:
 def test_no_more_is_held_than_may_be_and_what_is_in_use_comes_first() -> None:
     mirrored = Mirrored(3 * READ_TOKENS * TOKEN_BYTES)
     mirrored.hold(TOKENS[:64])
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     assert mirrored.blocks == 3
     mirrored.slots[0].cut(16)
     mirrored.hold(TOKENS[:48], 16)
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     assert mirrored.blocks == 3
     mirrored.first.lost = True
     mirrored.ask(5)
@@ -237,7 +237,7 @@ def test_what_was_shifted_is_computed(mirrored: Mirrored) -> None:
     mirrored.hold(TOKENS[:64])
     mirrored.slots[0].drop(20, 20)
     mirrored.hold(TOKENS[64:84], 44)
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     mirrored.first.lost = True
     mirrored.ask(5)
     assert mirrored.mirror.restored_tokens == 16
@@ -249,7 +249,7 @@ def test_a_copy_of_what_was_shifted_is_computed(mirrored: Mirrored) -> None:
     mirrored.slots[0].drop(20, 20)
     mirrored.slots[1].copy_from(mirrored.slots[0])
     mirrored.hold(TOKENS[64:68], 44, sequence=1)
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     mirrored.first.lost = True
     mirrored.ask(5, sequence=1)
     assert mirrored.mirror.restored_tokens == 16
@@ -262,7 +262,7 @@ def test_what_was_shifted_is_so_until_it_is_removed(mirrored: Mirrored, start: i
     mirrored.slots[0].drop(20, 20)
     mirrored.slots[0].cut(start)
     mirrored.hold(TOKENS[start:50], start)
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     mirrored.first.lost = True
     mirrored.ask(5)
     assert mirrored.mirror.restored_tokens == restored
@@ -274,7 +274,7 @@ def test_nothing_is_shifted_where_all_was_forgotten(mirrored: Mirrored) -> None:
     mirrored.slots[0].drop(1, 1)
     mirrored.slots[0].cut(0)
     mirrored.hold(TOKENS[40:88])
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     mirrored.first.lost = True
     mirrored.ask(5)
     assert mirrored.mirror.restored_tokens == 48
@@ -285,7 +285,7 @@ def test_who_parts_from_another_within_a_block_gets_whole_blocks(mirrored: Mirro
     mirrored.slots[1].copy_from(mirrored.slots[0])
     mirrored.slots[1].cut(20)
     mirrored.hold(TOKENS[50:78], 20, sequence=1)
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     assert mirrored.blocks == 5
     mirrored.first.lost = True
     other = [*mirrored.slots[1].tokens, 5]
@@ -298,7 +298,7 @@ def test_who_parts_from_another_within_a_block_gets_whole_blocks(mirrored: Mirro
 
 def test_what_was_removed_is_not_given(mirrored: Mirrored) -> None:
     mirrored.hold(TOKENS[:32])
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     mirrored.slots[0].cut(10)
     mirrored.hold(TOKENS[50:80], 10)
     mirrored.first.lost = True
@@ -309,12 +309,12 @@ def test_what_was_removed_is_not_given(mirrored: Mirrored) -> None:
 
 def test_nothing_is_held_where_nobody_can_be_lost(mirrored: Mirrored) -> None:
     mirrored.hold(TOKENS[:32])
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     mirrored.mirror.active = False
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     assert mirrored.mirror.held_bytes == 0
     mirrored.mirror.active = True
-    mirrored.engine.answered([])
+    mirrored.engine.answered()
     assert mirrored.blocks == 2
 
 

@@ -13,10 +13,10 @@ from edge.demo import MODEL_PATH
 SEVERAL = ("--workers", "10.0.0.1:7070,10.0.0.2:7071", "--parallel", "tensor", "--shares", "1,2,3", "--insecure")
 
 
-def config(*args: str, sequences: int = 1, draft: str = "off", follows_load: bool = False) -> EngineConfig:
+def config(*args: str, sequences: int = 1, draft: str = "off") -> EngineConfig:
     parsed = build_parser().parse_args(args)
     devices = distributed.prepare(parsed)
-    return distributed.engine_config(parsed, MODEL_PATH, devices, sequences, draft=draft, follows_load=follows_load)
+    return distributed.engine_config(parsed, MODEL_PATH, devices, sequences, draft=draft)
 
 
 @pytest.mark.parametrize("command", ["chat", "serve"])
@@ -45,8 +45,6 @@ def test_every_option_of_the_engine_is_in_it(command: str) -> None:
 
 def test_defaults_are_those_of_the_command() -> None:
     assert config("chat", draft="auto").draft == "auto"
-    assert config("chat", follows_load=True).options["follows_load"]
-    assert not config("chat", *SEVERAL, follows_load=True).options["follows_load"]  # other ranks wait for this one
 
 
 def test_it_crosses_to_an_engine_process_unchanged() -> None:

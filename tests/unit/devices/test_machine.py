@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices import machine, machine_disk
+from devices.busy import OthersLoad
 from devices.machine import Rate, describe_machine
 from devices.machine_cores import cache_bytes, core_kinds, instruction_sets
 from devices.machine_disk import disk_read_rate
@@ -327,3 +328,11 @@ values = st.recursive(
 def test_any_json_is_a_rate_or_a_clear_error(change: Any) -> None:
     with suppress(ValueError):
         assert Rate.from_json({**NUMBERS, **change} if isinstance(change, dict) else change)
+
+
+def test_load_of_others_is_all_use_of_cores_but_for_this_process() -> None:
+    counts = iter([(10.0, 100.0, 5.0), (10.01, 100.02, 5.0), (12.0, 103.5, 6.5), (14.0, 104.5, 8.5)])
+    load = OthersLoad(lambda: next(counts))
+    assert load.cores() == 0.0  # 10 ms are too few to tell, and count for the next answer
+    assert load.cores() == pytest.approx((3.5 - 1.5) / 2)
+    assert load.cores() == 0.0  # never below

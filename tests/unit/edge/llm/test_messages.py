@@ -46,7 +46,6 @@ ANY_OPTIONS = st.fixed_dictionaries(
         "sequences": st.integers(1, limits.MAX_SEQUENCES),
         "context": most(limits.MAX_CONTEXT),
         "threads": most(limits.MAX_THREADS),
-        "follows_load": st.booleans(),
         "repack": st.none() | st.booleans(),
         "flash_attention": st.sampled_from(["auto", "on", "off"]),
         "kv_type": st.sampled_from(sorted(KV_TYPES)),

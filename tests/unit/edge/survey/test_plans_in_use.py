@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from devices.remembered import Remembered
 from edge.demo import MODEL_PATH
-from edge.deployment import deploy as module
 from edge.deployment.replanning import Replanner
-from edge.llm.options import EngineOptions
 from edge.parallel.step_times import StepTime, StepTimes, Summary
 from edge.planning.arrange import by_use, chosen
 from edge.planning.choice import PlanChoice
-from edge.survey.cluster import Cluster
 from edge.survey.corrections import AGE_S, Corrections, UsedPlans, token_s
-from edge.tasks import Steps
-from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import FAR
 from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import best
 from partition.search.planner import Planner
-from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from tests.support import planning
 from tests.support.clock import Clock
@@ -188,20 +181,3 @@ def test_a_correction_leaves_the_quiet_moment(tmp_path: Path) -> None:
     by_now = Corrections(tmp_path).applied(busy)
     assert by_now.seconds == pytest.approx(5 * MS)
     assert by_now.at_best.seconds == pytest.approx(4 * MS)
-
-
-@pytest.mark.parametrize("sequences", [1, 2])
-def test_one_request_on_one_device_has_the_threads_that_are_free(
-    sequences: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = make_plan(limits(GgufFile.open(MODEL_PATH)), "", "", [LOCAL], "pipeline")
-    loaded: list[EngineOptions] = []
-
-    def load(path: Path, options: EngineOptions, steps: Steps) -> SimpleNamespace:
-        loaded.append(options)
-        return SimpleNamespace(close=lambda: None)
-
-    monkeypatch.setattr(module, "load", load)
-    with module.deploy(PlanChoice(MODEL_PATH, plan, ""), Cluster(), EngineOptions(sequences=sequences)):
-        pass
-    assert [options.follows_load for options in loaded] == [sequences == 1]
