@@ -10,7 +10,7 @@ from edge.llm.options import SINKS, EngineOptions
 from edge.llm.slot import Slot
 from tests.support import ROOT
 
-TEXT = (ROOT / "docs" / "security.md").read_text() + (ROOT / "docs" / "distributed.md").read_text()
+TEXT = (ROOT / "edge" / "quantization" / "calibration.txt").read_text()
 TOKENS, FIRST = 1100, 300  # of the text; from FIRST on they count, when every window here has been passed
 
 

@@ -9,7 +9,7 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from tests.support import ROOT
 
-TEXT = (ROOT / "docs" / "distributed.md").read_text()
+TEXT = (ROOT / "edge" / "quantization" / "calibration.txt").read_text()
 CHUNK, CHUNKS = 256, 2
 
 
