@@ -37,7 +37,7 @@ from edge.serve.served import ServedModel, ServedModels
 from edge.serve.warming import api as prefixes
 
 ANSWERING: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE, INFILL)
-# Paths that clients of llama.cpp's server use beside the usual ones.
+# Further paths that clients of llama.cpp's server use.
 ALIASES = {
     "/chat/completions": "/v1/chat/completions",
     "/responses": "/v1/responses",

@@ -11,7 +11,7 @@ from devices.errors import TrustError
 from edge.net.channel import is_loopback
 
 MAX_BODY_BYTES = 32 << 20  # a prompt of a million tokens has 4 MB
-MAX_BODIES_BYTES = 64 << 20  # of all requests together; each takes several times as much while it is parsed
+MAX_BODIES_BYTES = 64 << 20  # all requests together; parsing a request takes several times as much
 PING_S = 10.0  # proxies close connections that are silent for half a minute
 
 
@@ -26,19 +26,19 @@ class ServeOptions:
     allow_origins: tuple[
         str, ...
     ] = ()  # origins of other pages that may send requests, "https://example.org"; "*": all
-    allow_hosts: tuple[str, ...] = ()  # names of this server beside its own
+    allow_hosts: tuple[str, ...] = ()  # additional names of this server
     max_body_bytes: int = MAX_BODY_BYTES
     max_bodies_bytes: int = MAX_BODIES_BYTES
     ping_s: float = PING_S  # between two pings in a silent stream
     tls_cert: Path | None = None  # PEM of the server's certificate chain
     tls_key: Path | None = None  # PEM of its key, not encrypted; both or none
     front: Path | None = None  # JSON of `edge pareto --json`
-    idle_unload_s: float = math.inf  # a model that nobody uses for so long is unloaded
+    idle_unload_s: float = math.inf  # idle seconds after which a model is unloaded
     pinned: tuple[str, ...] = ()  # models that are loaded at the start, and stay
     memory: int | None = None  # bytes that all models share; None: each has what its options say
     shared_prefixes: bool = False  # share the prefix cache between keys: timing may show one the prompts of another
     admin_keys: tuple[str, ...] = ()  # may change what concerns all keys; none: an only key may
-    devices: tuple[str, ...] = ()  # addresses that plans in requests may have, beside those of `front`
+    devices: tuple[str, ...] = ()  # addresses that plans in requests may have, in addition to those of `front`
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class EngineProcess:
     ) -> None:
         """say: gets lines for people. share: of each of its processes, as `EngineChild` has it."""
         self.name, self.config, self.restarts, self._say = name, config, 0, say
-        self.about: Mapping[str, Any] = {}  # the key `model` of its status, as of the last time the model was loaded
+        self.about: Mapping[str, Any] = {}  # the key `model` of its status when the model was last loaded
         self.failed: Exception | None = None  # why it takes no more requests
         self.answers = Answers(name)
         self._share = share
@@ -78,12 +78,12 @@ class EngineProcess:
             await self._load(self.config)
 
     async def close(self, why: str = "the server ends") -> None:
-        """End the process; requests end with EngineGone, which says why."""
+        """End the process. Its requests end with EngineGone. why: the message of that error."""
         self._closing.set()
         reason = EngineGone(why)
         try:
             await self._end_child(reason)
-        finally:  # also where that is cancelled: nobody waits for an answer that does not come
+        finally:  # Also if the wait is cancelled, no request may wait for ever.
             self._give_up(reason)
         await asyncio.gather(*self._tasks)  # everything they wait for has failed
 
@@ -208,7 +208,7 @@ class EngineProcess:
     # --- the process ---
 
     async def _load(self, config: EngineConfig, *, resumes: bool = False) -> None:
-        """Start a process, and wait until it has loaded the model. Raise what it reports; then none is left.
+        """Start a process, and wait until it has loaded the model. If the process reports an error, raise it.
 
         resumes: as of `EngineConfig.deployed`.
         """
@@ -263,7 +263,7 @@ class EngineProcess:
                                 self._say(f"{error}; it is not started again")
                                 self._give_up(error)
                                 break
-                            self._say(f"{error}; it is tried again")  # as where a device goes while it loads
+                            self._say(f"{error}; it is tried again")  # a device may have disappeared during the load
         await self._go_on(running)
 
     async def _end_child(self, reason: Exception) -> None:

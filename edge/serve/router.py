@@ -122,7 +122,8 @@ class Router:
             loading = self._loads[name] = asyncio.create_task(load())
             loading.add_done_callback(partial(_forget, self._loads, name))
         try:
-            return await asyncio.shield(loading)  # goes on if its client has gone, who may come again
+            # The load continues if its client disconnects, because the client may ask again.
+            return await asyncio.shield(loading)
         except asyncio.CancelledError:
             if loading.cancelled():
                 raise EngineGone("the server ends") from None
@@ -146,7 +147,7 @@ class Router:
         return [model.process.health for model in self._models.values()]
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any], devices: Collection[str] = ()) -> None:
-        """As ServedModels.use_plan. A move that has begun goes on if its client has gone."""
+        """See ServedModels.use_plan. A move that has begun continues if its client disconnects."""
         name = self._known(name)
         known = {_address(device) for device in (LOCAL, *devices)}
         if foreign := [d for d in Plan.from_json(dict(plan)).all_devices if _address(d) not in known]:  # PlanError
@@ -184,7 +185,8 @@ class Router:
     async def unload(self, name: str | None) -> bool:
         name = self._known(name)
         async with self._loading:
-            may = CALLER.get().is_administrator or self.expires_s(name) <= LEAST_S  # nobody else wants it to stay
+            # At LEAST_S no other key wants the model to stay.
+            may = CALLER.get().is_administrator or self.expires_s(name) <= LEAST_S
             if can := may and name in self._idle():
                 await self._unload(name)
             return can
@@ -200,7 +202,7 @@ class Router:
                     await self._unload(name)
 
     def _idle(self) -> list[str]:
-        """Return the loaded models that nobody waits for, and that may be unloaded."""
+        """Return the loaded models that no client uses and that may be unloaded."""
         return [
             name
             for name, model in self._models.items()
@@ -208,7 +210,7 @@ class Router:
         ]
 
     async def fetch(self, name: str, progress: Progress) -> None:
-        """As ServedModels.fetch. A fetch that has begun goes on if its client has gone."""
+        """See ServedModels.fetch. A fetch that has begun continues if its client disconnects."""
         if name in self._configs:
             return
         check_administrator("have models fetched")
@@ -242,7 +244,7 @@ class Router:
         return next((model for model, adapters in self._adapters.items() if served in adapters.names), served)
 
     async def _unload_longest_idle(self, needs: str) -> bool:
-        """Unload the model, another than `needs`, that nobody has used for longest; False if none may be."""
+        """Unload the model that was unused for the longest time, except `needs`. Return False if there is none."""
         idle = [name for name in self._idle() if name != needs]
         if idle:
             longest = max(idle, key=self._lifetimes.idle_s)
@@ -251,7 +253,7 @@ class Router:
         return bool(idle)
 
     async def _unload(self, name: str, why: str = "the model was just unloaded; ask again to load it") -> None:
-        """Unload a model, unless somebody does so already. why: for requests that had found it loaded."""
+        """Unload a model, unless that has begun. why: the error message for requests that had found it loaded."""
         if (model := self._models.pop(name, None)) is not None:
             self._lifetimes.forget_users(name)
             await model.process.close(why)
@@ -265,7 +267,7 @@ def devices_of(configs: Mapping[str, EngineConfig]) -> tuple[str, ...]:
 
 
 def _is_used(model: EngineClient, lifetimes: Lifetimes) -> bool:
-    """Return whether a request has the model, be it that it waits for an answer or is about to ask for one."""
+    """Return whether a request uses the model: it waits for an answer, or will soon ask for an answer."""
     return model.process.busy or lifetimes.holders[model.name] > 0
 
 
@@ -278,7 +280,7 @@ def _address(device: str) -> tuple[str, int]:
 
 
 def _cancel_abandoned(loads: _Loads, awaited: Counter[str]) -> None:
-    """Cancel the loads that nobody waits for, if somebody waits for another model."""
+    """Cancel loads that no request waits for, if a request waits for another model."""
     if awaited.total():
         for name in [name for name in loads if not awaited[name]]:
             loads.pop(name).cancel()
@@ -289,7 +291,7 @@ def _forget(loads: _Loads, name: str, loading: asyncio.Task[EngineClient]) -> No
     if loads.get(name) is loading:
         del loads[name]
     if not loading.cancelled():
-        loading.exception()  # seen, where nobody waits for it any more
+        loading.exception()  # marks the error as retrieved if no request waits for the load
 
 
 def _needs_room(config: EngineConfig, adapters: ServedAdapters, memory: ModelMemory) -> bool:

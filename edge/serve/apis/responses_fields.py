@@ -91,7 +91,7 @@ _TAGS = {"message": "Message", "function_call": "Call", "function_call_output": 
 
 
 def _item_tag(item: Any) -> str:
-    """Return the tag of an item: of a message if it has no type. A part of a message is refused as a message."""
+    """Return the tag of an item. Items without a type, and parts of messages, are validated as messages."""
     kind = kind_of(item)
     is_part = kind in KNOWN_PARTS or (isinstance(kind, str) and kind.startswith(("input_", "output_")))
     return _TAGS.get(kind, "Other") if isinstance(kind, str) and kind and not is_part else "Message"
@@ -147,7 +147,7 @@ Tool = Annotated[
 
 
 def name_in_prompt(namespace: str | None, name: str) -> str:
-    """Return the name by which a model knows a function."""
+    """Return the name of a function in the prompt."""
     return f"{namespace}{'' if namespace.endswith('_') else '__'}{name}" if namespace else name
 
 

@@ -48,13 +48,13 @@ class NamedFunction(Fields):
 
 
 class ChosenTool(Fields):
-    """The tool that must be called, or tools of which one may or must be called."""
+    """A choice of tools: one tool that must be called, or tools of which one may or must be called."""
 
     type: str
     name: str | None = None
     function: NamedFunction | None = None
-    mode: str | None = None  # of allowed_tools: auto or required
-    tools: Items[JsonValue] | None = None  # of allowed_tools
+    mode: str | None = None  # auto or required; only for allowed_tools
+    tools: Items[JsonValue] | None = None  # only for allowed_tools
     allowed_tools: JsonObject | None = None
 
     ignored: ClassVar[frozenset[str]] = frozenset({"custom", "server_label"})

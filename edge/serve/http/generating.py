@@ -29,7 +29,7 @@ from edge.serve.served import Answer, ServedModels
 from edge.serve.warming.turns import Chat, noted
 from edge.templates.template import CONTINUES
 
-SEND_S = 60.0  # a client that reads nothing for so long counts as gone
+SEND_S = 60.0  # after which a client that reads nothing counts as disconnected
 NEVER_S = float(1 << 30)  # between pings of a stream that has none
 STATUS_S = 2.0  # errors of a stream's request that come later are its last event
 
@@ -41,7 +41,7 @@ class _Accepted:
     model: str
     parsed: ParsedRequest
     answers: Sequence[Answer]
-    chat: Chat | None  # None: it is no chat, or has several answers
+    chat: Chat | None  # None if the request is not a chat or has several answers
 
     def deltas(self, *, streams: bool) -> AsyncGenerator[tuple[int, Delta], None]:
         """Yield the deltas of all answers. streams: calls are given as they come."""
@@ -103,7 +103,7 @@ async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) 
 
 
 async def _known(beginning: asyncio.Future[_Accepted], limit_s: float | None) -> None:
-    """Wait, for so long at most, until a request is accepted. Raises its errors."""
+    """Wait until a request is accepted, at most `limit_s` seconds. Raises the errors of the request."""
     await asyncio.wait({beginning}, timeout=limit_s)
     if beginning.done():
         beginning.result()

@@ -33,7 +33,7 @@ _OF_APPS = re.compile(
 )
 _ELSEWHERE = ("cross-site", "same-site")  # a browser's marks of requests from other pages than the server's own
 _NAMESPACE = "edge.namespace"  # key in the scope of a request
-PREFLIGHT_S = 600  # that a browser remembers the answer to a preflight request
+PREFLIGHT_S = 600  # time for which a browser caches the answer to a preflight request
 
 
 class Security:
@@ -138,7 +138,7 @@ class Security:
             return False
 
     def _is_link(self, path: str, headers: Headers, method: str) -> bool:
-        """Return whether somebody follows a link to the page of this server."""
+        """Return whether a browser follows a link to the page of this server."""
         followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
         return method == "GET" and path in self._open_paths and followed
 
