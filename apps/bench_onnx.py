@@ -22,7 +22,7 @@ OWN = ("cuts", "dim", "input", "in_flight", "no_local")
 _OF_TEXT = (
     "prompt_tokens", "gen_tokens", "requests", "kv_type", "flash_attention", "context", "batch", "affinity",
     "gpu_layers", "gpu_memory", "repack", "memory", "window", "io_threads", "io_chunk", "parallel", "shares", "plan",
-    "save_plan", "allreduce", "spare", "draft", "draft_worker", "verify", "lora",
+    "save_plan", "allreduce", "draft", "draft_worker", "verify", "lora",
 )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ ENCODER_PLACES = ("auto", "here")
 
 _OF_SEVERAL = (
     "cut", "shares", "parallel", "save_plan", "transport", "wire", "allreduce", "in_flight", "insecure", "no_local",
-    "spare", "groups",
+    "groups",
 )  # fmt: skip
 _OF_A_PLAN = ("workers", "no_local", "cut", "shares", "parallel")
 _BESIDE_A_PLAN = ("save_plan", "transport", "wire", "in_flight", "insecure")  # of several devices
@@ -71,7 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
     else:
         words = "type of partial sums on their way; f16 halves their bytes, q8 quarters them"
         add(group, "--wire", help=f"{words} (default: f32)")
-        add(group, "--spare")
         choices = ("auto", *ALGORITHMS)
         option(group, "--allreduce", "how partial sums are summed (default: auto)", choices=choices)
     add(group, "--insecure")
@@ -215,7 +214,7 @@ def engine_config(
         check_output(args.save_plan, [path], force=True)
     several: dict[str, Any] = {}
     if devices is not None:
-        several = given_options(args, ("parallel", "shares", "affinity", "transport", "allreduce", "wire", "spare"))
+        several = given_options(args, ("parallel", "shares", "affinity", "transport", "allreduce", "wire"))
         several |= {"workers": devices.addresses[1:], "joining": devices.joining}
         if devices.plan is not None:
             several |= {"plan": devices.plan.to_json(), "plan_name": str(args.plan)}

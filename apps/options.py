@@ -78,11 +78,6 @@ def byte_size_or_none(text: str) -> int:
     return 0 if text.strip() == "0" else units.parse_bytes(text)
 
 
-def losses(text: str) -> int | str:
-    """Return how many devices may be lost: a number of 1 or more, or "auto"."""
-    return text if text == "auto" else units.positive_int(text)
-
-
 def address(text: str) -> str:
     """Return HOST:PORT of a worker; the port may be left out."""
     from devices.names import join_address, parse_address
@@ -181,10 +176,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--save-plan": {"type": Path, "metavar": "FILE", "help": "write the plan as JSON, to be used or edited"},
     "--shares": {"type": units.shares, "metavar": "X,Y,Z"},
-    "--spare": {
-        "type": losses, "metavar": "N",
-        "help": "be ready for the loss of N devices, or of as many as there is room for: auto (default: 0)",
-    },
     "--timeout": {"type": units.between(0.1, 3600), "metavar": "S"},
     "--threads": {"type": threads, "metavar": "N", "help": "default: one per physical core"},
     "--transport": {"choices": TRANSPORTS, "help": "of links (default: auto, tcp if it is reached, else grpc)"},

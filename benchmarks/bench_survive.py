@@ -1,6 +1,6 @@
 """Devices are lost while they answer: whether every answer is that of an undisturbed run, and how long it paused.
 
-    python benchmarks/bench_survive.py [--kills 100] [--seed 1] [--only stress|pause] [--spare N] [--json [FILE]]
+    python benchmarks/bench_survive.py [--kills 100] [--seed 1] [--only stress|pause] [--json [FILE]]
         [--round N] [--tiny]
 
 stress: questions to the bundled model on this device and two to four workers, in stages, shards and both. In each
@@ -10,9 +10,6 @@ with a command that makes its round again: --seed N --round N. Runs with differe
 
 pause: the same on a model of TinyLlama's shape, one worker of which all is killed, after a prompt of so many
 tokens: seconds until it is said, and until the next token. Beside it, what computing the history takes on this device.
-
---spare: in `stress`, be ready for the loss of N devices. In `pause`, every other round is ready for that of the worker;
-what a token takes while keys and values are copied is compared, too.
 
 --tiny: see that it works; the figures mean nothing.
 """
@@ -36,7 +33,7 @@ from typing import Any
 from benchmarks.harness import Section, bench, parser_of, table
 from benchmarks.losses import LosableWorker, losable_workers, possible_ways
 from edge.demo import MODEL_PATH
-from edge.deployment.deploy import Resilience, deploy
+from edge.deployment.deploy import deploy
 from edge.deployment.deployed import DeployedModel
 from edge.llm.chat import Chat
 from edge.llm.continuation import Request
@@ -132,7 +129,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of what is lost, how and when (default: 1)")
     parser.add_argument("--round", type=int, help="of `stress`, this one alone")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="of the pause's history (default: 64)")
-    parser.add_argument("--spare", type=int, default=0, help="losses that are prepared for (default: 0)")
     result = bench(parser, SECTIONS, prepare)
     if result.get("stress", {}).get("wrong"):
         raise SystemExit(1)
@@ -140,7 +136,7 @@ def main() -> None:
 
 def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     if args.tiny:
-        args.kills, args.rounds, args.prompt_tokens, args.spare = 4, 1, 20, 1
+        args.kills, args.rounds, args.prompt_tokens = 4, 1, 20
     return {}
 
 
@@ -182,7 +178,7 @@ def one_round(
     random.Random(f"{args.seed} block {number // len(ways)}").shuffle(order)
     with (
         losable_workers(folder, sum(ranks) - 1, ways) as workers,
-        running(MODEL_PATH, workers, ranks, min(args.spare, len(workers))) as (model, heard),
+        running(MODEL_PATH, workers, ranks) as (model, heard),
     ):
         heard.notice(model.engine)
         for i in range(ANSWERS_EACH):
@@ -265,36 +261,31 @@ def pause(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             began = time.perf_counter()
             Slot(single).prefill(prompt)
             prefills.append(time.perf_counter() - began)
-    kinds = {"without": 0, **({"with a spare": 1} if args.spare else {})}
-    results: dict[str, dict[str, list[float]]] = {
-        kind: {"noticed_s": [], "next_token_s": [], "token_s": []} for kind in kinds
-    }
+    results: dict[str, list[float]] = {"noticed_s": [], "next_token_s": [], "token_s": []}
     for number in range(args.rounds):
-        for kind, spare in kinds.items():
-            with (
-                losable_workers(folder / f"pause-{number}-{spare}", 1, ["kill process"]) as workers,
-                running(path, workers, (1, 1), spare, options) as (model, heard),
-            ):
-                scheduler = Scheduler(model.engine, slots=1, keep=True)
-                scheduler.add(Request(prompt, TOKENS + 2, GREEDY, ends=False))
-                next_token(scheduler)
-                model.engine.answered()  # type: ignore[attr-defined]
-                for _ in range(TOKENS):
-                    began = time.perf_counter()
-                    next_token(scheduler)
-                    results[kind]["token_s"].append(time.perf_counter() - began)
+        with (
+            losable_workers(folder / f"pause-{number}", 1, ["kill process"]) as workers,
+            running(path, workers, (1, 1), options) as (model, heard),
+        ):
+            scheduler = Scheduler(model.engine, slots=1, keep=True)
+            scheduler.add(Request(prompt, TOKENS + 2, GREEDY, ends=False))
+            next_token(scheduler)
+            for _ in range(TOKENS):
                 began = time.perf_counter()
-                workers[0].lose("kill process")
-                workers[0].lose("kill daemon")
                 next_token(scheduler)
-                results[kind]["next_token_s"].append(time.perf_counter() - began)
-                results[kind]["noticed_s"].append(heard.at[0] - began)
+                results["token_s"].append(time.perf_counter() - began)
+            began = time.perf_counter()
+            workers[0].lose("kill process")
+            workers[0].lose("kill daemon")
+            next_token(scheduler)
+            results["next_token_s"].append(time.perf_counter() - began)
+            results["noticed_s"].append(heard.at[0] - began)
     return {
         "model": path.stem if args.tiny else "tinyllama-1.1b",
         "prompt_tokens": args.prompt_tokens,
         "prefill_s": spread(prefills[1:]),
-        **{kind: {name: spread(values) for name, values in rows.items()} for kind, rows in results.items()},
-        "token_mean_s": {kind: statistics.mean(rows["token_s"]) for kind, rows in results.items()},
+        **{name: spread(values) for name, values in results.items()},
+        "token_mean_s": statistics.mean(results["token_s"]),
     }
 
 
@@ -318,16 +309,16 @@ def answer(engine: TextEngine, question: str, at: dict[int, Callable[[], None]])
 
 @contextmanager
 def running(
-    path: Path, workers: list[LosableWorker], ranks: tuple[int, ...], spare: int, options: EngineOptions = OPTIONS
+    path: Path, workers: list[LosableWorker], ranks: tuple[int, ...], options: EngineOptions = OPTIONS
 ) -> Iterator[tuple[DeployedModel, Heard]]:
-    """The model on this device and workers, so many ranks a stage. spare: losses that are prepared for."""
+    """The model on this device and workers, so many ranks a stage."""
     devices = [LOCAL, *(worker.address for worker in workers)]
     plan = make_plan(limits(GgufFile.open(path)), path.stem, "", devices, stages_of=ranks)
     heard = Heard()
-    choice, resilience = PlanChoice(path, plan, "as the plan says"), Resilience(spare)
+    choice = PlanChoice(path, plan, "as the plan says")
     with (
         Cluster(devices[1:], needs_all=True) as cluster,
-        deploy(choice, cluster, options, resilience=resilience, steps=heard) as model,
+        deploy(choice, cluster, options, steps=heard) as model,
     ):
         yield model, heard
 
@@ -356,14 +347,12 @@ def stress_text(r: dict[str, Any]) -> str:
 
 def pause_text(r: dict[str, Any]) -> str:
     """The result as Markdown."""
-    lines = []
-    for kind, token_s in r["token_mean_s"].items():
-        paused, noticed, token = (r[kind][name] for name in ("next_token_s", "noticed_s", "token_s"))
-        cells = (f"{paused['median']:.2f}", f"{paused['best']:.2f}", f"{noticed['median']:.2f}")
-        lines.append([kind, *cells, f"{1e3 * token_s:.2f}", f"{1e3 * token['median']:.2f}"])
-    header = ["", "next token after a kill, s", "best", "said after, s", "a token before, ms: mean", "median"]
+    paused, noticed, token = (r[name] for name in ("next_token_s", "noticed_s", "token_s"))
+    cells = [f"{paused['median']:.2f}", f"{paused['best']:.2f}", f"{noticed['median']:.2f}"]
+    cells += [f"{1e3 * r['token_mean_s']:.2f}", f"{1e3 * token['median']:.2f}"]
+    header = ["next token after a kill, s", "best", "said after, s", "a token before, ms: mean", "median"]
     current = f"{r['model']}, {r['prompt_tokens']} tokens held: prefill {r['prefill_s']['median']:.2f} s here.\n\n"
-    return current + table(header, lines)
+    return current + table(header, [cells])
 
 
 SECTIONS = {"stress": Section(stress, stress_text), "pause": Section(pause, pause_text)}

@@ -168,7 +168,7 @@ _SAMPLING = (
 _OF_THIS_PROCESS = (
     "resume", "lora", "mmproj", "encoder", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full",
     "attention_window", "grammar", "context", "threads", "affinity", "batch", "gpu_layers", "gpu_memory",
-    "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare", "reproducible",
+    "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "reproducible",
 )  # fmt: skip
 
 

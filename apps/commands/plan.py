@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,7 @@ from partition.predict.objectives import OBJECTIVES, SEARCHED, default_axes, sea
 from quant.text import printable, seconds_text
 
 if TYPE_CHECKING:
-    from edge.planning.llm_space import SpareCost
     from edge.planning.space import PlanSpace
-    from partition.plan.plan import Plan
     from partition.predict.pareto import Point
     from partition.search.changes import Change
 
@@ -36,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flag = f"--{'min' if objective.rate else 'max'}-{name}"
         requirements.add_argument(flag, type=kind, dest=f"limit_{name}", metavar=metavar, help=words)
     planning.add_type_arguments(parser)
-    add(parser, "--spare")
     distributed.add_media_arguments(parser)
     option(parser, "--save FILE", "write the plan, to be used with --plan", Path)
     add(parser, "--force", help="overwrite FILE")
@@ -46,22 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.save is not None:
         check_output(args.save, planning.sources(args), args.force)
-    from edge.cluster.standby import slices_limits
     from edge.planning.choose import best_of
     from edge.planning.describe import planned_json, saved_figures
     from edge.planning.encoder_place import place_json, place_text
     from edge.planning.llm_space import LlmSpace
-    from partition.plan.plan import Plan
 
     if is_onnx(args.model):
-        refuse(args, ("spare", "mmproj", "encoder"), "is of language models")
-    with planning.spaces(args, default_axes(args.types)) as (spaces, fleet):
+        refuse(args, ("mmproj", "encoder"), "is of language models")
+    with planning.spaces(args, default_axes(args.types)) as (spaces, _):
         caps = _caps(args)
         space, point, why = best_of(spaces, args.objective, caps)
         changes = space.changes(args.objective, {name: caps[name] for name in searched(caps)})
-        spare = None
-        if args.spare is not None and isinstance(space, LlmSpace):
-            spare = space.spare(point, args.spare, slices_limits(fleet))
         if args.save is not None:
             from edge.planning.choice import save_plan
 
@@ -70,14 +61,12 @@ def run(args: argparse.Namespace) -> int:
         first_token_s = (point.predicted.ttft_s or 0.0) + (placed.chosen.total_s if placed else 0.0)
         if args.json:
             encoder = None if placed is None else place_json(placed.times, placed.chosen, first_token_s)
-            return print_json(planned_json(space, args.objective, point, why, changes, spare, encoder))
+            return print_json(planned_json(space, args.objective, point, why, changes, encoder))
         _show(args, space, point, why, changes)
         if placed is not None:
             print(printable(place_text(placed.times, placed.chosen)))
             print(f"first token of a prompt with one: {seconds_text(first_token_s)}")
             print_notes(placed.times.notes)
-        if spare is not None and isinstance(point.plan, Plan):
-            _show_spare(spare, point.plan, space.names)
     return 0
 
 
@@ -110,14 +99,3 @@ def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, ch
     if args.save is not None:
         words = shlex.join(["edge", "chat", str(space.path), "--plan", str(args.save)])
         print(printable(f"saved: {args.save}{f'. Next: {words}' if space.type else ''}"))
-
-
-def _show_spare(spare: SpareCost, plan: Plan, names: Mapping[str, str]) -> None:
-    from edge.planning.describe import SPARE_COLUMNS, spare_lines, spare_rows
-
-    print()
-    if rows := spare_rows(spare, plan, names):
-        print_columns(SPARE_COLUMNS, rows, whole=("device",))
-        print()
-    for line in spare_lines(spare, names):
-        print(printable(line))

@@ -274,8 +274,6 @@ class _Talk:
             context += f", {self._last.usage.dropped_tokens} of the oldest dropped during the last answer"
         rows.append(("context", context))
         rows.append(("kept", self._chat.engine.states.describe()))
-        if self._deployed and self._deployed.standby:
-            rows.append(("standby", self._deployed.standby.describe()))
         rows.append(("drafts", self._chat.drafter.describe() if self._chat.drafter else "none"))
         rows.append(("seed", str(self._sampling.seed)))
         paging = self._chat.engine.paging

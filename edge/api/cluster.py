@@ -114,7 +114,6 @@ def deploy(
     prefix_cache: int | str = 0,
     draft: PathLike = "off",
     draft_worker: str | None = None,
-    spare: int | Literal["auto"] = 0,
     reproducible: bool = False,
     steps: Steps = SILENT,
     **options: Any,
@@ -122,10 +121,9 @@ def deploy(
     """A language model on the devices that its plan names.
 
     exchange: how tensors travel; None: as the plan's options say. memory: bytes, or a text such as "3GiB", for this
-    device. prefix_cache: as for `load`; each device keeps its part. draft, draft_worker: as for `load`. spare: losses
-    of devices to be ready for, by slices in place and a copy of keys and values here; "auto": as many as devices lend
-    room for. reproducible: as for `load`, also where a device is lost. options: other fields of
-    EngineOptions; context, sequences, threads, memory and kv_type that are not given are those the plan was made for.
+    device. prefix_cache: as for `load`; each device keeps its part. draft, draft_worker: as for `load`.
+    reproducible: as for `load`, also if a device is lost. options: other fields of EngineOptions; context, sequences,
+    threads, memory and kv_type default to those that the plan was made for.
 
     Where a device is lost or leaves, another plan takes over, with those that answer; a plan that `plan` chose is also
     left for a better one where a device became slow, or is there again. `steps` says so.
@@ -145,7 +143,7 @@ def deploy(
     }
     drafting = drafts(draft, choice.model, steps, worker=draft_worker, insecure=cluster.insecure)
     travel = exchange or Exchange(work.transport, wire=work.wire)
-    resilience = Resilience(spare, reproducible=reproducible)
+    resilience = Resilience(reproducible=reproducible)
     model = deploy_plan(
         choice, cluster, engine_options(drafting, **{**planned, **options}), travel, resilience, steps=steps
     )

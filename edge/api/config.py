@@ -56,7 +56,6 @@ class EngineConfig:
     allreduce: str = "auto"
     wire: str = "f32"
     insecure: bool = False
-    spare: int | str = 0  # number of losses to prepare for, or "auto"
     draft: str = "off"  # source of drafts, as in `edge.speculate.factory.drafts`
     draft_worker: str | None = None  # address of the device with the draft model; None: this one
     target_itl_ms: float | None = None  # between two tokens of an answer, beside prompts of others
@@ -174,7 +173,7 @@ class EngineConfig:
             if self.save_plan is not None:
                 choice.save(self.save_plan)
             exchange = Exchange(self.transport, self.allreduce, self.wire)
-            resilience = Resilience(self.spare, announced if self.joining else None, self.reproducible, resumes)
+            resilience = Resilience(announced if self.joining else None, self.reproducible, resumes)
             with deploy(choice, cluster, options, exchange, resilience, steps=steps) as model:
                 yield model
 

@@ -29,7 +29,6 @@ class Fleet(Closing):
 
     workers: dict[str, Remote]
     profiles: dict[str, DeviceProfile]
-    slices_limits: dict[str, int]  # bytes of slices that each keeps
 
     def __init__(
         self,
@@ -58,7 +57,6 @@ class Fleet(Closing):
             at = {address: different.index(device(address)) for address in addresses}
             self.workers = {address: reached[i] for address, i in at.items()}
             self.profiles = {address: described[i][0] for address, i in at.items()}
-            self.slices_limits = {address: described[i][1].slices_limit_bytes for address, i in at.items()}
             self._check_trust()
             label(reached, self.local_name)
         except BaseException:

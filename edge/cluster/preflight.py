@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from devices.probe import available_memory, own_rss
+from devices.probe import available_memory
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.model_slices import FileSlice, ModelSlices, adapter_bytes
 from edge.errors import NotEnoughMemory
@@ -73,18 +73,11 @@ def shared_rollback(
             + (0 if _pages(fleet, plan, rank, options) else slices[rank][0].weight_bytes)
             for rank in ranks
         )
-        spare = max(0, have - used - LEAST_PROCESS_BYTES) // 2  # the other half is for compute buffers
+        free = max(0, have - used - LEAST_PROCESS_BYTES) // 2  # the other half is for compute buffers
         layers = sum(len(plan.slice(rank).layers) for rank in ranks)
-        budget = max(1, min(have, ROLLBACK_PART * spare))
+        budget = max(1, min(have, ROLLBACK_PART * free))
         rollback = affordable(rollback, file, budget, groups_of(plan, options) * layers)
     return rollback
-
-
-def left_here(plan: Plan, slices: ModelSlices, options: EngineOptions) -> int:
-    """Bytes of this device's memory, or of its budget, that a plan leaves, at most; below 0 where it pages."""
-    left = available_memory() if options.memory is None else options.memory - own_rss()
-    used = sum(held_here(placement, slices, options) for placement in plan.placements)
-    return left - used - LEAST_PROCESS_BYTES  # of buffers, and what else comes with a model
 
 
 def held_here(plan: Plan, slices: ModelSlices, options: EngineOptions) -> int:

@@ -14,11 +14,9 @@ from edge.adapters.file import CheckedAdapter
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
 from edge.cluster.failures import is_loss, loss_reason
 from edge.cluster.fleet import Fleet, by_device, device
-from edge.cluster.model_slices import ModelSlices, adapter_bytes, send_ahead
-from edge.cluster.preflight import check_room, held_here, left_here
+from edge.cluster.model_slices import ModelSlices, send_ahead
+from edge.cluster.preflight import check_room, held_here
 from edge.cluster.rank_group import RankGroup
-from edge.cluster.spares import Room, Spares
-from edge.cluster.standby import Standby, slices_limits, stand_by
 from edge.deployment.deployed import DeployedModel
 from edge.deployment.kinds import Building, Running
 from edge.deployment.replanning import Replanner
@@ -30,7 +28,6 @@ from edge.llama import llama
 from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.parallel.mirror import Mirror, mirror_of
 from edge.parallel.moving import movable
 from edge.parallel.prefiller import PrefillPlacement
 from edge.parallel.replacements import ReplaceableEngine, Replacements
@@ -55,7 +52,6 @@ PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and 
 class Resilience:
     """Policy for devices that are lost, or join, while a model runs."""
 
-    spare: int | str = 0  # losses of devices that are prepared for; `edge.cluster.spares.AUTO`: as many as have room
     seek: FindWorkers | None = None  # finds devices that join; None: those of the plan are all
     reproducible: bool = False  # the same tokens from run to run, for options that are (`edge.llm.options`)
     resumes: bool = False  # devices of the plan that cannot be reached at the start count as lost
@@ -77,7 +73,7 @@ def deploy(
 
     Where a device is lost, leaves, became slow, is there again or joined, another plan takes over, as `resilience` has
     it; `steps` says so. WorkerError where a device of the plan is not connected, unless the model resumes; PlanError
-    for a plan of another model, or of a network; the errors of `Deployment`, `Engine` and `stand_by`.
+    for a plan of another model, or of a network; the errors of `Deployment` and `Engine`.
     """
     if not isinstance(choice.plan, Plan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
@@ -105,9 +101,6 @@ def deploy(
         replanner = Replanner(choice, file, digest)
         if resilience.reproducible:
             replanner = SameCuts(choice, file, digest, exchange.wire)
-        standby = None
-        if resilience.spare and plan.world_size > 1 and fleet is not None and not away:
-            standby = building.stand_by(resilience.spare, plan, replanner, fleet, steps)
         supervisor = Supervisor(replanner, building, steps, insecure=cluster.insecure)
         stack.callback(supervisor.close)
         why = choice.why
@@ -131,7 +124,7 @@ def deploy(
                 for line in replanner.learn(plan, model.times(), disturbed=disturbed):
                     steps.say(line)
 
-        model = DeployedModel(engine, supervisor.running, exchange, stack.pop_all().close, standby, watch, learn)
+        model = DeployedModel(engine, supervisor.running, exchange, stack.pop_all().close, watch, learn)
         supervisor.on_change.append(model.change)
         return model
 
@@ -179,7 +172,6 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self._slices = ModelSlices(file, digest, adapters, elastic=options.least_memory is not None)
         self._say = say
         self._vocabulary = llama.Model(file.path, vocabulary_only=True)
-        self._mirror: Mirror | None = None
         self._prefill_lost: Callable[[Plan, str, list[str]], None] = lambda plan, reason, lost: None
 
     def close(self) -> None:
@@ -199,26 +191,6 @@ class LlmBuilding(Building[Plan, TextEngine]):
             return plan
         self._say(f"prompts are computed by the devices that generate: {why}")
         return plan.placements[0]
-
-    def stand_by(
-        self, losses: int | str, plan: Plan, replanner: Replanner, fleet: Fleet, steps: Steps
-    ) -> Standby | None:
-        """Prepare for losses of devices, as `edge.cluster.standby.stand_by` does."""
-        spares = Spares(plan, replanner.addresses, replanner.plan, self._slices)
-        mirror = mirror_of(self._file, self._options, self._vocabulary, self._options.memory or plan.shard(0).memory)
-
-        def left(plan: Plan) -> int:
-            left = replanner.left_here(plan)
-            if left is None:
-                left = left_here(plan, self._slices, self._options)
-            else:  # a prediction knows no adapters
-                left -= adapter_bytes(self._slices.of_ranks(plan).get(0, ()))
-            return left - self._options.reserved
-
-        room = Room(left, slices_limits(fleet))
-        standby = stand_by(losses, spares, mirror, room, fleet, steps)
-        self._mirror = standby.mirror if standby else None
-        return standby
 
     def kept_running(
         self, supervisor: Supervisor[Plan, TextEngine], fleet: Fleet | None, plan: Plan, why: str, *, exact: bool
@@ -241,15 +213,13 @@ class LlmBuilding(Building[Plan, TextEngine]):
         def recovered(error: Exception) -> TextEngine:
             return supervisor.replace(error, replacements.losses_in_a_row, lambda: None)
 
-        replacements = Replacements(first, recovered, self._mirror)
+        replacements = Replacements(first, recovered)
         replacements.exact = exact
         return ReplaceableEngine(first, self._vocabulary, replacements)
 
     def load(
         self, fleet: Fleet | None, plan: Plan, life: ExitStack, steps: Steps
     ) -> tuple[TextEngine, RankGroup | None]:
-        if self._mirror is not None:
-            self._mirror.active = fleet is not None and plan.world_size > 1
         own, *others = plan.placements
         if fleet is None or not others:
             return self._load_placement(fleet, own, self._options, life, steps)
@@ -291,7 +261,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
                 self._say,
                 vocabulary=self._vocabulary,
                 gives_up=True,
-                reserved=reserved + (self._mirror.max_bytes if self._mirror else 0),
+                reserved=reserved,
                 leaves_at_once=leaves_at_once,
                 adapters=self._slices.adapters,
             )

@@ -8,7 +8,6 @@ from typing import Any, Generic
 
 from edge.closing import Closing
 from edge.cluster.deployment import Exchange
-from edge.cluster.standby import Standby
 from edge.deployment.kinds import E, P, Running
 from edge.deployment.watch import MembershipWatch
 from edge.llm.interface import TextEngine
@@ -60,14 +59,13 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         running: Running[Plan, TextEngine],
         exchange: Exchange,
         close: Callable[[], None],
-        standby: Standby | None = None,
         watch: MembershipWatch | None = None,
         learn: Callable[[DeployedModel], None] = lambda model: None,
     ) -> None:
-        """standby: what is held for a loss, where that was asked for. watch: of its devices; None: there are no others.
+        """watch: of its devices; None: there are no others.
         learn: called before it is unloaded, to correct what plans go by."""
         super().__init__(running, exchange, close)
-        self.engine, self.standby, self.watch, self._learn = engine, standby, watch, learn
+        self.engine, self.watch, self._learn = engine, watch, learn
 
     def close(self) -> None:
         if self.watch is not None:
@@ -141,5 +139,4 @@ class DeployedModel(Deployed[Plan, TextEngine]):
             "transport": self.exchange.transport,
             "wire": self.exchange.wire,
             "allreduce": self.exchange.algorithm,
-            "standby": self.standby.to_json() if self.standby else None,
         }

@@ -162,14 +162,6 @@ class Replanner(Deciding[Plan]):
             return []
         return [f"a token took {number_text(1e3 * took_s)} ms, where {number_text(1e3 * predicted_s)} were predicted"]
 
-    def left_here(self, plan: Plan) -> int | None:
-        """Bytes of this device's memory that a plan leaves, by prediction; None where nothing was measured."""
-        if self.planner is None:
-            return None
-        by_address = _by_address(self.planner)
-        used = predict(plan, self.planner.work, by_address, self.planner.links).memory_bytes
-        return by_address[LOCAL].memory_bytes - used.get(LOCAL, 0)
-
 
 def _by_address(planner: Planner) -> dict[str, DeviceSpeed]:
     return {device(speed.device): speed for speed in planner.speeds}

@@ -74,7 +74,6 @@ class MembershipWatch:
                 if self._replacements.quiet_s > REST_S:
                     self._replacements.switch_now()
                 return
-            self._replacements.copy_while_quiet(self._is_quiet)
             leaving = self._supervisor.running.leaving
             if leaving and leaving != self._stays_with:
                 self._offer_drain(leaving)

@@ -33,22 +33,17 @@ class Origin(NamedTuple):
     """Origin of the keys and values that a slot holds."""
 
     size: int = 0  # of a model of several sizes, which computed the first token
-    shifted: int | None = None  # tokens before the first that was shifted, or whose place is no position; None: all
-    resized: int | None = None  # tokens before the first that another size computed than the first token; None: all
-
-    @property
-    def exact(self) -> int | None:
-        """Tokens before the first whose keys and values are not what its history gives in one size; None: all."""
-        return min((end for end in (self.shifted, self.resized) if end is not None), default=None)
+    # Tokens before the first whose keys and values are not those that its history gives in one size; None: all.
+    exact: int | None = None
 
     def cut(self, length: int) -> Origin:
         """Return the origin of the first tokens alone."""
-        shifted, resized = (end if end is not None and end < length else None for end in (self.shifted, self.resized))
-        return Origin(self.size, shifted, resized)
+        return self if self.exact is None or self.exact < length else Origin(self.size)
 
-    def shift(self, start: int) -> Origin:
-        """Return the origin once tokens from position `start` on were shifted."""
-        return self._replace(shifted=start if self.shifted is None else min(start, self.shifted))
+    def inexact_from(self, start: int) -> Origin:
+        """Return the origin if tokens from position `start` on were shifted, or computed in another size, or have
+        places that are no positions."""
+        return self._replace(exact=start if self.exact is None else min(start, self.exact))
 
 
 class Slot:
@@ -66,7 +61,6 @@ class Slot:
         self.computed = 0  # tokens that the last `prefill` computed
         self.origin = Origin()
         self.steps: list[int] = []  # the first position of each step that computed them
-        self.mirrored = 0  # tokens that a mirror has seen to
         self.plan = SnapshotPlan()
         self._n_stored = 0  # tokens whose keys and values are on disk, or on their way there
         self._shifting = False  # the next step moves keys
@@ -111,14 +105,13 @@ class Slot:
         del self.tokens[length:]
         del self.steps[bisect_left(self.steps, length) :]
         self._n_stored = min(self._n_stored, length)
-        self.mirrored = min(self.mirrored, length)
         self.origin = self.origin.cut(length)
 
     def lost(self) -> None:
         """Note that somebody else has the sequence now, or that its engine is another one: nothing is held."""
         self.tokens.clear()
         self.steps.clear()
-        self._n_stored, self.mirrored, self.origin, self._shifting = 0, 0, Origin(), False
+        self._n_stored, self.origin, self._shifting = 0, Origin(), False
 
     def former(self) -> Former:
         """Return its state, for the engine that takes over."""
@@ -140,8 +133,8 @@ class Slot:
         self.tokens = tokens[:start] + tokens[start + n_tokens :]
         before, behind = bisect_left(self.steps, start), bisect_right(self.steps, start + n_tokens)
         self.steps = [*self.steps[:before], start, *(at - n_tokens for at in self.steps[behind:])]
-        self.origin = self.origin.shift(start)
-        self._n_stored, self.mirrored = min(self._n_stored, start), min(self.mirrored, start)
+        self.origin = self.origin.inexact_from(start)
+        self._n_stored = min(self._n_stored, start)
 
     # --- on disk ---
 
@@ -187,10 +180,10 @@ class Slot:
         size, start = pass_size(self.engine.paging), len(self.tokens)
         if not start:
             self.origin = self.origin._replace(size=size)
-        elif size != self.origin.size and self.origin.resized is None:
-            self.origin = self.origin._replace(resized=start)
+        elif size != self.origin.size:
+            self.origin = self.origin.inexact_from(start)
         if tokens and tokens[0] < 0 and self.engine.model.has_sections:
-            self.origin = self.origin.shift(start)  # places are not positions from here on, by which others read
+            self.origin = self.origin.inexact_from(start)  # from here on places are not the positions that reads use
         self.steps.append(start)
         self.tokens.extend(tokens)
         if not self.plan.wants(len(self.tokens)) or self.exact is not None:

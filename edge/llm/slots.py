@@ -188,14 +188,13 @@ class Slots:
                 slot.keep()
 
     def _hold_again(self, slot: Slot, history: Sequence[int], former: Former) -> None:
-        """Restore what is copied of what an engine before this one held of a history. The rest is computed with the
-        prompt, or where bits count here, in the very steps of before."""
+        """Count the tokens of a history that the engine before this one held, and that are computed again. They are
+        computed with the prompt, or here in the steps of before if the model is to compute the same bits."""
         use, end = self._engine.states.use, common_prefix(former.tokens, history)
         if end == len(history):  # its last token has to be computed for its logits, in the rows of before
             end = former.steps[-1] if use.exact and end == len(former.tokens) else end - 1
         if end <= len(slot.tokens):
             return
-        use.restore(slot, history[:end])
         use.computed_again += max(0, end - len(slot.tokens))
         if use.exact:
             slot.compute_again(former, end)

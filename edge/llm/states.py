@@ -123,9 +123,6 @@ class CacheUse:
         """Return the result of `work` on the engine, while no step is in flight."""
         return work(engine)
 
-    def restore(self, slot: Any, tokens: Sequence[int]) -> None:
-        """Give a slot what is copied of the keys and values of these tokens, which begin as it does."""
-
     def _clear(self, owner: CacheOwner) -> None:
         owner.engine.kv_clear()
 

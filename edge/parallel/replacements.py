@@ -9,19 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import EdgeError, EngineError, Interrupted
+from edge.errors import EngineError, Interrupted
 from edge.llama.llama import Model
 from edge.llm.interface import TextEngine
-from edge.llm.slot import Slot
 from edge.llm.states import CacheOwner, CacheUse
-from edge.parallel.mirror import AFTER_S, Mirror
 from edge.parallel.moving import read_states, write_states
 from edge.parallel.steps import chunk_rows
 
@@ -29,7 +27,6 @@ Floats = NDArray[np.float32]
 T = TypeVar("T")
 
 MOST_IN_A_ROW = 3  # losses without a token between them: then something else is wrong
-_ONE_COPY_S = 1e-6  # less than a copy takes
 _LOOK_S = 0.1  # how soon who waits for a move hears that it is to stop
 
 
@@ -40,17 +37,14 @@ class Replacements(CacheUse):
     its engine, and a loss of that is an error.
     """
 
-    def __init__(
-        self, engine: TextEngine, recovered: Callable[[Exception], TextEngine], mirror: Mirror | None = None
-    ) -> None:
-        """recovered: takes the error of the engine, and gives another one of the same model, context and batch; what it
-        raises is raised. mirror: copies keys and values."""
+    def __init__(self, engine: TextEngine, recovered: Callable[[Exception], TextEngine]) -> None:
+        """recovered: takes the error of the engine, and returns another engine of the same model, context and batch.
+        Its errors are raised."""
         super().__init__()
-        self._recovered, self.mirror = recovered, mirror
+        self._recovered = recovered
         self.ready: deque[Floats] = deque()  # logits that were collected before somebody asked for them
         self.is_stopped = False
         self.is_direct = False  # somebody computes without a scheduler
-        self.in_prompt = False  # the last step gives no logits: other ranks may still compute it, and more follow
         self._next: Callable[[], TextEngine | None] | None = None
         self._is_gone = False  # there is no engine, as a move failed
         self._lock = threading.RLock()
@@ -198,33 +192,6 @@ class Replacements(CacheUse):
         if states is None or not write_states(engine, states):
             self._begin_again()
 
-    # --- copies of keys and values ---
-
-    def copy_while_quiet(self, is_quiet: Callable[[], bool]) -> None:
-        """Let the mirror copy what is left. Who asks meanwhile waits for one copy at most: the lock is let go after
-        each, and `is_quiet` is asked before the next."""
-        is_more = True
-        while is_more and self._lock.acquire(blocking=False):
-            try:
-                is_more = is_quiet() and self.follow(_ONE_COPY_S)
-            finally:
-                self._lock.release()
-
-    def follow(self, most_s: float | None = None) -> bool:
-        """Let the mirror copy what slots hold, for so long at most: whether there may be more. Logits that were
-        collected hold no longer."""
-        if self.mirror is None or self._is_gone:
-            return False
-        if most_s is None and self.in_prompt:
-            return False  # a read would wait for its steps, and stages would wait for each other
-        with suppress(EdgeError):  # where the engine has failed, the next step says so
-            return self.mirror.follow(self.engine, self.slots, self.take_in, self.engine.uncollected, most_s)
-        return False
-
-    def restore(self, slot: Slot, tokens: Sequence[int]) -> None:
-        if self.mirror is not None:
-            self.mirror.restore(self.engine, slot, tokens)
-
 
 if TYPE_CHECKING:
     _AnyEngine = Any
@@ -256,20 +223,20 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
     def uncollected(self) -> int:
         return self.replacements.uncollected
 
-    def decode(self, *arguments: Any, outputs: str = "last", **how: Any) -> Floats:
-        with self._step(gives=outputs != "none") as engine:
-            logits: Floats = engine.decode(*arguments, outputs=outputs, **how)
+    def decode(self, *arguments: Any, **how: Any) -> Floats:
+        with self._step() as engine:
+            logits: Floats = engine.decode(*arguments, **how)
         return logits
 
     def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: NDArray[np.int8], **how: Any) -> None:
-        with self._step(gives=bool(outputs.any())) as engine:
+        with self._step() as engine:
             if engine.stages * engine.contexts == 1:  # one step at a time, and an engine before it may have had more
                 self.replacements.take_in()
             engine.submit(tokens, positions, sequences, outputs, **how)
 
     def collect(self) -> Floats:
         now = self.replacements
-        with now.alone(), self._timed():
+        with now.alone():
             now.check()
             logits = now.ready.popleft() if now.ready else now.engine.collect()
             now.losses_in_a_row = 0
@@ -277,19 +244,12 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
             return logits.copy() if now.uncollected else logits
 
     @contextmanager
-    def _step(self, *, gives: bool) -> Iterator[Any]:
+    def _step(self) -> Iterator[Any]:
         now = self.replacements
         with now.alone():
             now.check()
             now.is_direct = now.is_direct or now.owner is None
-            now.follow()
-            with self._timed():
-                yield now.engine
-            now.in_prompt = not gives
-
-    def _timed(self) -> Any:
-        mirror = self.replacements.mirror
-        return nullcontext() if mirror is None else mirror.step()
+            yield now.engine
 
     def chunk(self, n: int) -> int:
         """As `Engine.chunk`: where steps are to be those of before, in the first engine's."""
@@ -303,12 +263,6 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
     def resume(self) -> None:
         self.replacements.is_stopped = False
         self.replacements.engine.resume()
-
-    def answered(self) -> None:
-        """Let the mirror copy what the answer added."""
-        with self.replacements.alone(), suppress(EngineError):
-            self.replacements.check()
-            self.replacements.follow(AFTER_S)
 
     def kv_clear(self) -> None:
         """As `Engine.kv_clear`. Here another engine may take over for whoever computes without a scheduler."""

@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge.parallel.mirror import SHARE
 from partition.plan.formats import PLANNED
-from partition.plan.plan import LOCAL, Plan
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed, speed_to_json
 from partition.search.changes import Change
-from quant.text import age_text, bytes_text, counted, listed, number_text, seconds_text
+from quant.text import age_text, bytes_text, counted, number_text, seconds_text
 
 if TYPE_CHECKING:
-    from edge.cluster.spares import StandbySlice
-    from edge.planning.llm_space import SpareCost
     from edge.planning.space import PlanSpace
     from partition.predict.onnx_predict import OnnxDevice
 
 STAGE_COLUMNS = ("stage", "device", "holds", "computes", "then sends", "memory")
-SPARE_COLUMNS = ("device", "keeps beside on its disk", "memory")
 _OLD_S = 60.0  # figures that are older are said to be
 _SPEEDS = ("layer_s", "half_layer_s", "head_s", "step_s", "token_s", "prompt_token_s", "disk_bytes_per_s")
 
@@ -80,7 +75,6 @@ def planned_json(
     point: Point,
     why: str,
     changes: Sequence[Change],
-    spare: SpareCost | None = None,
     encoder: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The object of `edge plan --json`: the plan that is best by an objective, why, and what changes would buy.
@@ -96,75 +90,9 @@ def planned_json(
         "predicted": point.predicted.to_json(),
         "why": why,
         "changes": [change.to_json() for change in changes],
-        "spare": None if spare is None else spare_json(spare),
         "encoder": encoder,
         **known_json(space),
     }
-
-
-def spare_json(cost: SpareCost) -> dict[str, Any]:
-    """Return the cost of being ready for losses: bytes and seconds; devices as plans call them."""
-    slices = [
-        {
-            "device": standby.address,
-            "layers": [standby.cut.layers.start, standby.cut.layers.stop],
-            "heads": [standby.cut.heads.start, standby.cut.heads.stop],
-            "ff": [standby.cut.ff.start, standby.cut.ff.stop],
-            "bytes": standby.part.recipe.n_bytes,
-        }
-        for standby in cost.spare.standby
-    ]
-    after = [
-        {"lost": sorted(lost), "devices": list(dict.fromkeys(plan.devices)), "latency_s": cost.after_s[lost]}
-        for lost, plan in cost.spare.plans.items()
-    ]
-    return {
-        "losses": cost.spare.losses,
-        "slices": slices,
-        "memory_bytes": {LOCAL: cost.mirror.max_bytes} if cost.mirror else {},
-        "token_bytes": cost.mirror.token_bytes if cost.mirror else None,
-        "token_s": cost.token_s,
-        "after": after,
-        "missing": list(cost.missing),
-        "no_more": cost.no_more or None,
-    }
-
-
-def spare_rows(cost: SpareCost, plan: Plan, names: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """A row for each device that holds something: who, the slices on its disk, and its memory."""
-    slices: dict[str, list[StandbySlice]] = {LOCAL: []} if cost.mirror else {}
-    for standby in cost.spare.standby:
-        slices.setdefault(standby.address, []).append(standby)
-    rows = []
-    for address, standby_slices in slices.items():
-        size = bytes_text(sum(standby.part.recipe.n_bytes for standby in standby_slices))
-        slices_text = (
-            f"{size}: {', '.join(standby.describe(plan.sizes) for standby in standby_slices)}"
-            if standby_slices
-            else "nothing"
-        )
-        copied = cost.mirror if address == LOCAL else None
-        memory = f"{bytes_text(copied.max_bytes)} of keys and values" if copied else "nothing"
-        rows.append((names.get(address, address), slices_text, memory))
-    return rows
-
-
-def spare_lines(cost: SpareCost, names: Mapping[str, str]) -> list[str]:
-    """Return the cost and the gain of being ready for losses, a sentence each."""
-    spare = cost.spare
-    lines = [f"spare: ready for the loss of {counted(spare.losses, 'device')}"]
-    if cost.token_s:
-        lines[0] += f"; copying takes {SHARE:.0%} of a token at most, {seconds_text(cost.token_s)}"
-    if spare.losses and not spare.plans and not spare.missing:
-        lines = ["spare: this plan has no other device to lose"]
-    for lost, after in spare.plans.items():
-        token_s = cost.after_s[lost]
-        takes = "weights that have no room are paged" if token_s is None else f"{seconds_text(token_s)} a token"
-        who = listed([names.get(device, device) for device in after.devices])
-        lines.append(f"without {listed([names.get(device, device) for device in sorted(lost)])}: {takes} on {who}")
-    if cost.no_more:
-        lines.append(f"no more than that: {cost.no_more}")
-    return [*lines, *cost.missing]
 
 
 def saved_figures(space: PlanSpace, point: Point) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,9 @@ from typing import Any
 from devices.probe import default_threads
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
-from edge.cluster.model_slices import ModelSlices
-from edge.cluster.spares import AUTO, Room, Spare, Spares
-from edge.llama.llama import Model
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.parallel.mirror import SHARE, Mirror, mirror_of, not_copied
-from edge.planning.arrange import can_share, chosen, explained, name_of
+from edge.planning.arrange import can_share, explained, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
 from edge.planning.encoder_place import EncoderPlace
 from edge.planning.measure import Measured, measured
@@ -28,8 +23,7 @@ from edge.planning.type_files import TypeFile
 from edge.survey.llm_survey import REMEMBERED
 from edge.survey.profile import ClusterProfile
 from partition.errors import PlanError
-from partition.plan.arrange import make_plan
-from partition.plan.plan import LOCAL, Plan
+from partition.plan.plan import Plan
 from partition.predict.cost import Work
 from partition.predict.drafts import ROWS, Draft
 from partition.predict.hysteresis import PLAN, PREFILL, clearly_better
@@ -42,18 +36,6 @@ from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner
 from partition.search.turns import as_run, better_by_turns, by_turns
 from quant.gguf.file import GgufFile
-
-
-@dataclass(frozen=True)
-class SpareCost:
-    """Cost of being ready for losses of a plan's devices."""
-
-    spare: Spare
-    mirror: Mirror | None  # of keys and values, empty; None where none are copied
-    token_s: float  # that copying takes of a token, at most
-    after_s: Mapping[frozenset[str], float | None]  # what a token takes after losses; None: weights are paged
-    no_more: str  # why it is no more losses, where as many as possible were asked for
-    missing: tuple[str, ...]  # what it is not ready for, a sentence each
 
 
 class LlmSpace(PlanSpace):
@@ -254,48 +236,6 @@ class LlmSpace(PlanSpace):
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
         planner, _ = self._best(objective, caps)
         return changes(planner, objective, caps)
-
-    def spare(self, point: Point, losses: int | str, disk: Mapping[str, int]) -> SpareCost:
-        """Return the cost of `--spare` with so many losses, or AUTO. disk: as of `Room`. PlanError for more losses than
-        can be."""
-        plan = point.plan
-        assert isinstance(plan, Plan)
-        speeds = {speed.device: speed for speed in self._with_reserved(self.known.speeds, point.predicted.draft)}
-        alone = make_plan(self.work.limits, name_of(self.file), self.digest, [LOCAL], "pipeline")
-
-        def planned(workers: Sequence[str]) -> tuple[Plan, str]:
-            there = [i for i, speed in enumerate(self.known.speeds) if speed.device in (LOCAL, *workers)]
-            return (chosen(self.planner(there))[0].plan if workers else alone), ""
-
-        def left(plan: Plan) -> int:
-            used = predict(plan, self.work, speeds, self.known.links).memory_bytes
-            return speeds[LOCAL].memory_bytes - used.get(LOCAL, 0)
-
-        memory = self._options.memory
-        options = self._engine_options(memory=memory)
-        with closing(Model(self.path, vocabulary_only=True)) as vocabulary:
-            mirrored = mirror_of(self.file, options, vocabulary, memory or plan.shard(0).memory)
-        mirror = mirrored if isinstance(mirrored, Mirror) else None
-        slices = ModelSlices(self.file, self.digest, (), elastic=True)  # as in a range of memory: they take more disk
-        spares = Spares(plan, [name for name in speeds if name != LOCAL], planned, slices)
-        why = ""
-        if losses == AUTO:
-            spare, why = spares.most(Room(left, disk), mirror.max_bytes if mirror else 0)
-        else:
-            spare = spares.after(int(losses))
-        if not spare.plans:  # there is nothing to lose
-            mirror = None
-        token_s = SHARE * point.predicted.latency_s if mirror else 0.0
-        after_s = {lost: self._token_s(plan_after) for lost, plan_after in spare.plans.items()}
-        missing = (*spare.missing, *([not_copied(mirrored)] if isinstance(mirrored, str) else []))
-        return SpareCost(spare, mirror, token_s, after_s, why, missing)
-
-    def _token_s(self, plan: Plan) -> float | None:
-        """Predict a token of a plan; None where it has no room, as this device alone may have: it pages then."""
-        try:
-            return self.point(plan).predicted.latency_s
-        except PlanError:
-            return None
 
     def depends_on(self, point: Point) -> list[str]:
         work = (self.work.context, self.work.prompt, self.work.depth, self.work.kv.name)

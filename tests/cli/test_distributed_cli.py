@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -167,45 +166,10 @@ def test_a_first_share_of_0_leaves_this_device_without_layers(
         assert "needs a number above 0 for each device (or 0 for the first)" in capsys.readouterr().err
 
 
-def test_a_spare_holds_what_a_loss_would_need(run: Run, chat: Chat, two: Two, alone: list[int]) -> None:
-    how = ("--workers", workers(*two), "--parallel", "pipeline", "--shares", "2,1,1")
-    said = chat(*how, "--spare", "1", "--draft", "off")
-    assert said["token_ids"] == alone
-    current = said["standby"]
-    assert current["losses"] == 1
-    assert current["missing"] == []
-    assert set(current["slice_bytes"]) == {"this device", "one"}  # two has its layers either way
-    assert set(current["slices"]) == {"this device", "one"}
-    assert all(re.fullmatch(r"layers \d(-\d)?", reported) for reported in chain(*current["slices"].values()))
-    copied = (
-        (said["usage"]["prompt_tokens"] + said["usage"]["completion_tokens"])
-        // 16
-        * 16
-        * current["mirror"]["token_bytes"]
-    )
-    assert current["mirror"]["held_bytes"] in (
-        copied,
-        copied - 16 * current["mirror"]["token_bytes"],
-    )  # the last token is not held
-    assert current["mirror"]["max_bytes"] == 256 * current["mirror"]["token_bytes"]
-    assert chat(*how)["standby"] is None
-    assert chat(*how, "--spare", "auto", "--draft", "off")["standby"]["losses"] == 2
-    assert_refused(run("chat", *ASKED, *how, "--spare", "3"), 2, "loss of 3 devices", "has 2 workers", "ask for 0 to 2")
-    assert_refused(run("chat", *ASKED, "--spare", "1"), 2, "--spare is for several devices")
-
-
 @pytest.mark.parametrize("option", [("--insecure",), ("--shares", "1,1")])
 def test_workers_that_are_found_are_of_the_cluster(run: Run, option: tuple[str, ...]) -> None:
     words = f"{option[0]} is for workers that you name"
     assert_refused(run("chat", *ASKED, "--workers", "auto", *option), 2, words, "leave it out")
-
-
-@pytest.mark.parametrize("spare", ["0", "-1", "one", "autos"])
-def test_a_spare_is_a_number_of_devices(run: Run, capsys: pytest.CaptureFixture[str], spare: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run("chat", *ASKED, "--workers", "127.0.0.1:1", "--spare", spare)
-    assert ended.value.code == 2
-    assert "argument --spare: needs a whole number" in capsys.readouterr().err
 
 
 def test_one_worker_can_be_two_ranks(chat: Chat, two: Two, alone: list[int]) -> None:

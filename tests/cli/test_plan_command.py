@@ -78,7 +78,7 @@ def written(folder: Path, text: str) -> Path:
 def test_json_has_what_is_documented(edge: Run, one_worker: Worker) -> None:
     result = said(edge, "--workers", one_worker.address, "--insecure")
     assert {*result} == {
-        "format", "kind", "model", "type", "objective", "plan", "parallel", "predicted", "why", "changes", "spare",
+        "format", "kind", "model", "type", "objective", "plan", "parallel", "predicted", "why", "changes",
         "encoder", "devices", "links", "notes",
     }  # fmt: skip
     assert (result["format"], result["kind"], result["model"]) == (PLANNED, "llm", str(MODEL_PATH))
@@ -111,30 +111,6 @@ def test_for_people(edge: Run, what_if: Path) -> None:
     for what in ("latency", "throughput", "TTFT", "energy", "bound"):
         assert f"\n{what}: " in out
     assert "other is a preset (pi4): its figures are estimates" in out
-
-
-def test_what_a_spare_costs(edge: Run, tmp_path: Path) -> None:
-    faster = written(tmp_path, WHAT_IF.replace('preset = "pi4"\nwatts = 5', 'preset = "apple-m4"'))
-    assert said(edge, "--cluster", faster)["spare"] is None
-    result = said(edge, "--cluster", faster, "--spare", "1", "--context", "256")
-    devices = list(dict.fromkeys(device for stage in result["plan"]["stages"] for device in devices_of(stage)))
-    assert sorted(devices) == ["local", "other"], result["why"]
-    cost = result["spare"]
-    assert cost["losses"] == 1
-    assert cost["slices"] == []  # this device goes on alone, with the model's file
-    assert (cost["token_bytes"], cost["memory_bytes"]) == (4096, {"local": 256 * 4096})
-    assert cost["token_s"] == pytest.approx(0.02 * result["predicted"]["latency_s"])
-    [after] = cost["after"]
-    assert (after["lost"], after["devices"]) == (["other"], ["local"])
-    assert after["latency_s"] > result["predicted"]["latency_s"]
-    assert (cost["missing"], cost["no_more"]) == ([], None)
-    assert said(edge, "--cluster", faster, "--spare", "auto", "--context", "256")["spare"] == cost
-
-    code, out, error = edge("--cluster", faster, "--spare", "1", "--context", "256")
-    assert code == 0, error
-    assert re.search(r"^me +nothing +1\.00 MiB of keys and values$", out, re.MULTILINE), out
-    assert "\nspare: ready for the loss of 1 device; copying takes 2% of a token at most, " in out
-    assert re.search(r"^without other: [\d.]+ ms a token on me$", out, re.MULTILINE), out
 
 
 PHASES = """
@@ -186,11 +162,6 @@ def test_prompts_have_a_placement_of_their_own_where_that_is_clearly_sooner(edge
 
 def devices_of(stage: dict[str, Any]) -> list[str]:
     return [shard["device"] for shard in stage["shards"]]
-
-
-def test_a_spare_that_cannot_be(edge: Run, what_if: Path) -> None:
-    assert_refused(edge("--cluster", what_if, "--spare", "2"), 2, "loss of 2 devices and has 1 worker: ask for 0 to 1")
-    assert_refused(edge("net.onnx", "--cluster", what_if, "--spare", "1"), 2, "--spare is of language models")
 
 
 def test_objectives(edge: Run, what_if: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from edge.demo import MODEL_PATH
-from edge.deployment.deploy import Resilience
 from edge.errors import EdgeError, EngineError
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
@@ -110,21 +109,19 @@ def answered(scheduler: Scheduler) -> None:
 
 
 @pytest.mark.usefixtures("measured_briefly")
-@pytest.mark.parametrize(("spare", "groups"), [(0, None), (1, 2)])
+@pytest.mark.parametrize("groups", [None, 2])
 def test_many_answers_go_on_after_a_loss(
-    spare: int,
     groups: int | None,
     tmp_path: Path,
     requests: list[Request],
     plain: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From two groups over three ranks to two groups over two, as the plan or the options say: the same tokens. With a
-    spare, keys and values of both are copied meanwhile."""
+    """From two groups over three ranks to two groups over two, as the plan or the options say: the same tokens."""
     own_folders(monkeypatch, tmp_path / "own")
     with two_workers_to_end(tmp_path) as two:
         plan = replace(plan_for(MODEL_PATH, two, tensor(1, 1, 1)), microbatches=2)
-        with supervised(two, plan, replace(GROUPS, groups=groups), Resilience(spare)) as model:
+        with supervised(two, plan, replace(GROUPS, groups=groups)) as model:
             tokens: list[list[int]] = [[] for _ in requests]
             with Scheduler(model.engine) as scheduler:
                 for request in requests:

@@ -12,25 +12,14 @@ import pytest
 from edge.cluster import connect
 from edge.cluster import fleet as fleets
 from edge.demo import MODEL_PATH
-from edge.deployment.deploy import Resilience
 from edge.deployment.deployed import DeployedModel
 from edge.errors import EdgeError
-from edge.llm.chat import Chat
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.states import READ_TOKENS
-from edge.parallel import replacements
-from edge.parallel.replacements import ReplaceableEngine
-from edge.planning.arrange import work_shares
-from edge.slices.local import OwnSlices
-from partition.errors import PlanError
-from partition.plan.arrange import make_plan
-from partition.plan.plan import LOCAL, Plan
-from partition.slices.gguf_slice import limits, slice_recipe
-from quant.gguf.file import GgufFile
+from partition.plan.plan import Plan
 from tests.support.deployments import (
     OPTIONS,
     Heard,
@@ -42,8 +31,7 @@ from tests.support.deployments import (
     tensor,
     two_workers_to_end,
 )
-from tests.support.helpers import until
-from tests.support.thorough import THOROUGH, each_once
+from tests.support.thorough import each_once
 from tests.support.workers import Worker
 
 pytestmark = pytest.mark.usefixtures("measured_briefly")
@@ -100,11 +88,9 @@ def undisturbed() -> list[str]:
         return answers(single, {})
 
 
-def placed(
-    two: list[Worker], how: dict[str, Any], spare: int = 0
-) -> tuple[list[Worker], Plan, EngineOptions, Resilience]:
+def placed(two: list[Worker], how: dict[str, Any]) -> tuple[list[Worker], Plan, EngineOptions]:
     """For `supervised`."""
-    return two, plan_for(MODEL_PATH, two, how), OPTIONS, Resilience(spare)
+    return two, plan_for(MODEL_PATH, two, how), OPTIONS
 
 
 @pytest.mark.parametrize(
@@ -173,69 +159,6 @@ def test_many_answers_go_on(two: list[Worker]) -> None:
         expected = together(single, lambda: None)
     with supervised(two, plan_for(MODEL_PATH, two, pipeline(1, 1, 1)), options) as model:
         assert together(model.engine, lambda: kill_child(two[0])) == expected
-
-
-@pytest.mark.parametrize(
-    "how", [pipeline(1, 1, 1), *([tensor(1, 1, 1)] if THOROUGH else [])], ids=lambda how: how["parallel"]
-)
-def test_with_a_spare_the_history_is_not_computed_again(
-    two: list[Worker], how: dict[str, Any], undisturbed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replacements, "AFTER_S", 0.0)  # so that all is left to who looks in the background
-    heard = Heard()
-    with supervised(*placed(two, how, spare=1), steps=heard) as model:
-        assert isinstance(model.engine, ReplaceableEngine)
-        assert model.standby is not None
-        assert model.standby.mirror is not None
-        mirror = model.standby.mirror
-        chat, said = Chat(model.engine), []
-        for question in QUESTIONS:
-            current = chat.context_used
-            if question == QUESTIONS[-1]:
-                all_of_it = current // READ_TOKENS * READ_TOKENS * TOKEN_BYTES
-                until(lambda: mirror.held_bytes >= all_of_it, "all is copied")  # noqa: B023
-                two[1].kill()
-            responses = list(chat.ask(question, GREEDY, max_tokens=24))
-            said.append("".join(response.text for response in responses))
-        assert said == undisturbed
-        assert model.engine.replacements.recoveries == 1
-        assert mirror.restored_tokens > current - 2 * READ_TOKENS > 0
-        # Of the history less than a block; beside it parts of the question that were under way.
-        assert model.engine.replacements.computed_again < READ_TOKENS + responses[-1].usage.prompt_tokens - current
-        assert model.to_json([])["standby"]["mirror"]["restored_tokens"] == mirror.restored_tokens
-
-
-def test_slices_for_a_loss_are_there_before_it(two: list[Worker]) -> None:
-    file, heard = GgufFile.open(MODEL_PATH), Heard()
-    own = OwnSlices()
-    with supervised(*placed(two, pipeline(1, 1, 1), spare=2), steps=heard) as model:
-        assert model.standby is not None
-        digest, shares = own.model_digest(MODEL_PATH), work_shares(model.plan)
-        needed: dict[str, dict[str, int]] = {}
-        for item in two:  # goes on with this device; where both are lost it has the model's file itself
-            devices = [LOCAL, item.address]
-            plan = make_plan(limits(file), "", digest, devices, "pipeline", [shares[device] for device in devices])
-            for rank, name in enumerate(("this device", item.folder.name)):
-                recipe = slice_recipe(file, digest, plan.slice(rank))
-                needed.setdefault(name, {})[own.digest(recipe, MODEL_PATH)] = recipe.n_bytes
-            assert {f"{name}.slice" for name in needed[item.folder.name]} <= {
-                path.name for path in item.slices.iterdir()
-            }
-        running = [slice_recipe(file, digest, model.plan.slice(rank)) for rank in range(3)]
-        for recipe, current in zip(running, needed.values(), strict=True):
-            current.pop(own.digest(recipe, MODEL_PATH), None)
-        results = {name.partition(" at ")[0]: size for name, size in model.standby.slice_bytes.items()}
-        assert results == {name: sum(slices.values()) for name, slices in needed.items() if slices}
-        assert model.standby.missing == []
-    (line,) = [line for line in heard.lines if "ready for the loss of 2 devices" in line]
-    assert "4.00 KiB a token, at most 2.00 MiB" in line
-
-
-def test_nobody_can_be_ready_for_more_losses_than_there_are_workers(two: list[Worker]) -> None:
-    words = r"ready for the loss of .* has 2 workers: ask for 0 to 2"
-    for spare in (3, -1):
-        with pytest.raises(PlanError, match=words), supervised(*placed(two, pipeline(1, 1, 1), spare)):
-            raise AssertionError("it was loaded")
 
 
 def test_an_error_of_what_was_asked_is_no_loss(two: list[Worker]) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 import edge
 from edge.demo import MODEL_PATH
-from edge.deployment.deploy import Resilience
 from edge.llama.vocabulary import TokenTable
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
@@ -189,24 +188,6 @@ def test_after_a_loss_it_stays_thin_and_at_last_loads_all(tmp_path: Path, monkey
     assert len(set(second.devices)) == 2
     assert last.devices == (LOCAL,)
     assert len([line for line in heard.lines if "going on with" in line]) == 2
-
-
-@pytest.mark.usefixtures("measured_briefly")
-def test_what_is_copied_needs_no_second_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_folders(monkeypatch, tmp_path / "own")
-    with ExitStack() as stack:
-        two = stack.enter_context(two_workers_to_end(tmp_path))
-        plan, heard = plan_for(MODEL_PATH, two, pipeline(0, 1, 1)), Heard()
-        model = stack.enter_context(supervised(two, plan, resilience=Resilience(spare=2), steps=heard))
-        assert model.standby is not None
-        assert model.standby.missing == []
-        assert "this device" not in model.standby.slice_bytes  # thin, or the model's own file
-        mirror = model.standby.mirror
-        assert mirror is not None
-        with Engine(MODEL_PATH, OPTIONS) as single:
-            undisturbed = answers(single, {})
-        assert answers(model.engine, {30: lambda: lose(two[1])}) == undisturbed
-        assert mirror.restored_tokens > 0
 
 
 def test_a_link_of_its_own_is_not_needed_within_a_group(one_worker: Worker) -> None:

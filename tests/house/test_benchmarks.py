@@ -94,9 +94,8 @@ def test_busy_plans() -> None:
 
 def test_survive() -> None:
     result = run("bench_survive")
-    for name in ("without", "with a spare"):
-        row = result["pause"][name]
-        assert 0 < row["noticed_s"]["best"] <= row["next_token_s"]["best"], name
+    row = result["pause"]
+    assert 0 < row["noticed_s"]["best"] <= row["next_token_s"]["best"]
     if THOROUGH:
         assert (result["stress"]["answers"], result["stress"]["wrong"]) == (4, [])
 

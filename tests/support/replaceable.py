@@ -6,15 +6,12 @@ from typing import Any
 from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
-from edge.parallel.mirror import Mirror
 from edge.parallel.replacements import ReplaceableEngine, Replacements
 
 
-def replaceable(
-    engine: TextEngine, recovered: Callable[[Exception], TextEngine], mirror: Mirror | None = None
-) -> ReplaceableEngine:
-    """This engine, with those that `recovered` gives in reserve."""
-    return ReplaceableEngine(engine, engine.model, Replacements(engine, recovered, mirror))
+def replaceable(engine: TextEngine, recovered: Callable[[Exception], TextEngine]) -> ReplaceableEngine:
+    """Return an engine that `recovered` replaces after a loss."""
+    return ReplaceableEngine(engine, engine.model, Replacements(engine, recovered))
 
 
 class Mortal(Engine):

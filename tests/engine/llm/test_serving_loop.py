@@ -186,7 +186,7 @@ def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_
         slot = slots.admit(slots.place(prompt, 1), adapters=())
         engine.decode(prompt, 0, sequence=slot.sequence)
         slot.tokens += prompt
-        slot.origin = Origin(resized=exact)
+        slot.origin = Origin(exact=exact)
         hashes = engine.states.block_hashes(prompt[:exact])
         slots.leave(slot, keep=False)
         assert engine.states.n_cached(hashes) == 0

@@ -25,9 +25,8 @@ def test_every_option_of_several_devices_is_in_it(command: str) -> None:
     assert plain.workers == request.workers == ("10.0.0.1:7070", "10.0.0.2:7071")
     assert (plain.parallel, plain.shares, plain.insecure) == ("auto", None, False)
     assert (request.parallel, request.shares, request.insecure) == ("tensor", (1.0, 2.0, 3.0), True)
-    options = ("--transport", "grpc", "--allreduce", "star", "--wire", "q8", "--spare", "2")
-    travel = config(command, *SEVERAL[:2], *options)
-    assert (travel.transport, travel.allreduce, travel.wire, travel.spare) == ("grpc", "star", "q8", 2)
+    travel = config(command, *SEVERAL[:2], "--transport", "grpc", "--allreduce", "star", "--wire", "q8")
+    assert (travel.transport, travel.allreduce, travel.wire) == ("grpc", "star", "q8")
 
 
 @pytest.mark.parametrize("command", ["chat", "serve"])

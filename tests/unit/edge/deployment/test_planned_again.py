@@ -22,7 +22,7 @@ from partition.predict.hysteresis import NEW_PLAN
 from partition.predict.predict import predict
 from partition.predict.speeds import Curve, LinkSpeed
 from partition.search.planner import Planner
-from partition.slices.gguf_slice import limits, slice_recipe
+from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from tests.support import planning
 from tests.support.planning import MIB, MS
@@ -188,35 +188,9 @@ def test_a_thin_owner_takes_the_model_where_no_other_device_can(monkeypatch: pyt
     assert alone.devices == (LOCAL,)
 
 
-def test_a_thin_owner_needs_no_memory_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "available_memory", lambda: 100 * MIB)
+def test_a_thin_owner_needs_no_memory_for_weights() -> None:
     plan = make_plan(limits(FILE), "", "", (LOCAL, A), "pipeline", (0, 1))
-    free = preflight.left_here(plan, ModelSlices(FILE, 64 * "0", ()), EngineOptions(context=256))
-    assert free == 100 * MIB - preflight.LEAST_PROCESS_BYTES
-
-
-def test_what_a_measured_plan_leaves_of_this_device() -> None:
-    alone, both = (make_plan(WORK.limits, "made up", "", there, "pipeline") for there in ([LOCAL], [LOCAL, A]))
-    built = replanner(both, {LOCAL: MS, A: MS})
-    assert built.survey is not None
-    [memory] = [speed.memory_bytes for speed in built.survey.speeds if speed.device == LOCAL]
-    left, left_beside = built.left_here(alone), built.left_here(both)
-    assert left is not None
-    assert left_beside is not None
-    assert memory > left_beside >= left + 4 * 8 * MIB  # half of the layers
-
-
-def test_what_a_given_plan_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "available_memory", lambda: 100 * MIB)
-    monkeypatch.setattr(preflight, "own_rss", lambda: 20 * MIB)
-    plan = make_plan(limits(FILE), "", "", (LOCAL, A), "pipeline")
-    digest, layers = 64 * "0", len(plan.slice(0).layers)
-    slices = ModelSlices(FILE, digest, ())
-    current = slice_recipe(FILE, digest, plan.slice(0)).n_bytes + layers * 256 * 512  # bytes of a token in a layer
-    free = 100 * MIB - current - preflight.LEAST_PROCESS_BYTES
-    assert preflight.left_here(plan, slices, EngineOptions(context=256)) == free
-    budget = EngineOptions(context=256, memory=90 * MIB)  # of which this process has a part
-    assert preflight.left_here(plan, slices, budget) == free - 30 * MIB
+    assert preflight.held_here(plan, ModelSlices(FILE, 64 * "0", ()), EngineOptions(context=256)) == 0
 
 
 def test_of_too_many_devices_the_weakest_are_left_out() -> None:
