@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from devices.busy import LostTimeMeter
 from devices.probe import available_memory
 from edge.adapters.file import CheckedAdapter
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
@@ -23,7 +21,6 @@ from edge.deployment.replanning import Replanner
 from edge.deployment.reproducible import SameCuts, reproducible_plan
 from edge.deployment.supervisor import Supervisor
 from edge.deployment.watch import MembershipWatch
-from edge.errors import EdgeError
 from edge.llama import llama
 from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
@@ -44,7 +41,6 @@ from partition.plan.plan import LOCAL, Plan
 from quant.gguf.file import GgufFile
 from quant.text import listed
 
-DISTURBED = 0.05  # of the time: threads waited for longer, so other programs had this device's cores
 PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and has no other device left
 
 
@@ -92,7 +88,6 @@ def deploy(
     if options.least_memory is not None:  # each rank changes alone: what is kept on disk would be of several sizes
         options = replace(options, prefixes=None, groups=options.groups or 1)
         choice = replace(choice, options=replace(choice.options, groups=options.groups))
-    began, others = time.monotonic(), LostTimeMeter()
     with ExitStack() as stack:
         building = LlmBuilding(file, digest, options, exchange, steps.say, choice.encoder)
         stack.callback(building.close)
@@ -111,20 +106,9 @@ def deploy(
         joining = None
         if resilience.seek is not None:
             joining = JoiningDevices(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
-        replacements = engine.replacements
-        watch = MembershipWatch(supervisor, replanner, replacements, joining, steps)
+        watch = MembershipWatch(supervisor, replanner, engine.replacements, joining, steps)
         stack.callback(watch.close)
-
-        def learn(model: DeployedModel) -> None:
-            """Correct what was measured by what steps took, and say so."""
-            if options.sequences > 1 or replacements.recoveries + replacements.moves:
-                return
-            disturbed = others.lost_s() > DISTURBED * (time.monotonic() - began)
-            with suppress(EdgeError):  # a rank has gone: the next start sees to it
-                for line in replanner.learn(plan, model.times(), disturbed=disturbed):
-                    steps.say(line)
-
-        model = DeployedModel(engine, supervisor.running, exchange, stack.pop_all().close, watch, learn)
+        model = DeployedModel(engine, supervisor.running, exchange, stack.pop_all().close, watch)
         supervisor.on_change.append(model.change)
         return model
 

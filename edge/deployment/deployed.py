@@ -60,24 +60,15 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         exchange: Exchange,
         close: Callable[[], None],
         watch: MembershipWatch | None = None,
-        learn: Callable[[DeployedModel], None] = lambda model: None,
     ) -> None:
-        """watch: of its devices; None: there are no others.
-        learn: called before it is unloaded, to correct what plans go by."""
+        """watch: of its devices; None: there are no others."""
         super().__init__(running, exchange, close)
-        self.engine, self.watch, self._learn = engine, watch, learn
+        self.engine, self.watch = engine, watch
 
     def close(self) -> None:
         if self.watch is not None:
             self.watch.close()
-        self._learn(self)
-        self._learn = lambda model: None
         super().close()
-
-    def __exit__(self, failed: object = None, *_: object) -> None:
-        if failed is not None:
-            self._learn = lambda model: None
-        self.close()
 
     @property
     def _ranks(self) -> DistributedEngine | None:

@@ -9,11 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from edge.cluster.fleet import Fleet, by_device, device
 from edge.deployment.kinds import Deciding
-from edge.parallel.step_times import Summary
 from edge.planning.arrange import again, chosen, shared
 from edge.planning.choice import PlanChoice
-from edge.survey.corrections import Corrections, UsedPlans, token_s
-from edge.survey.link_corrections import LinkCorrections
 from edge.survey.survey import Survey
 from edge.tasks import Steps
 from partition.errors import PlanError
@@ -27,7 +24,6 @@ from partition.search.phases import paired, prefill_reason
 from partition.search.planner import Placed, Planner
 from partition.search.turns import as_run, better_by_turns
 from quant.gguf.file import GgufFile
-from quant.text import number_text
 
 
 class Replanner(Deciding[Plan]):
@@ -130,37 +126,7 @@ class Replanner(Deciding[Plan]):
             predicted = predict(plan, planner.work, _by_address(planner), planner.links)
         except PlanError:
             return float("inf")
-        cost = OBJECTIVES[name].cost_of(predicted)
-        return max(cost, UsedPlans().took_s(plan) or 0.0) if name == "latency" else cost
-
-    # --- what use says of the measurements ---
-
-    def learn(self, plan: Plan, times: Sequence[Mapping[str, Summary]], *, disturbed: bool = False) -> list[str]:
-        """Correct what was measured by what steps of this plan took, for the next one: a sentence for each device that
-        was clearly off, and one where the plan was. times: of each rank, with steps of one row. disturbed: whether
-        other programs had this device's cores meanwhile."""
-        if self.planner is None:
-            return []
-        off = self.far_off(plan, times)
-        planner = self.planner
-        made_from = (plan, planner.work, planner.speeds, planner.links, times)
-        lines = Corrections().correct(*made_from, disturbed=disturbed)
-        lines += LinkCorrections().correct(*made_from, disturbed=disturbed)
-        return [*lines, *(f"{clause}; the next plan goes by that" for clause in off)]
-
-    def far_off(self, plan: Plan, times: Sequence[Mapping[str, Summary]]) -> list[str]:
-        """A clause, where a token of a plan over several devices took far longer than predicted, which is then
-        remembered; else nothing. times: as for `learn`."""
-        took_s = token_s(times)
-        if self.planner is None or took_s is None or plan.world_size == 1:
-            return []
-        try:
-            predicted_s = predict(plan, self.planner.work, _by_address(self.planner), self.planner.links).latency_s
-        except PlanError:
-            return []
-        if not UsedPlans().learn(plan, predicted_s, took_s):
-            return []
-        return [f"a token took {number_text(1e3 * took_s)} ms, where {number_text(1e3 * predicted_s)} were predicted"]
+        return OBJECTIVES[name].cost_of(predicted)
 
 
 def _by_address(planner: Planner) -> dict[str, DeviceSpeed]:

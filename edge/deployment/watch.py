@@ -137,16 +137,13 @@ class MembershipWatch:
             self._steps.say(f"{joined.name} joined; the plan stays as it is")
 
     def _offer_without_stragglers(self) -> None:
-        """Where devices became slow, or fast again, or tokens take far longer than predicted, say so, and offer a plan
-        that is clearly better by now."""
+        """If devices became slow, or fast again, say so, and offer a plan that is clearly better by now."""
         self._slow_at = time.monotonic() + BUSY_S
         check = self._check_quiet if self._is_quiet() else self._supervisor.check_open
         if self.slow.is_due:
             self._replacements.between_steps(self.slow.look)
             if self.slow.survey is not None:
                 self._replanner.measured(self.slow.survey)
-            if self._supervisor.running.engine.sequences == 1:
-                self.slow.notes += self._replanner.far_off(self._supervisor.running.plan, self.slow.first_times())
         if not (reason := "; ".join(self.slow.notes)):
             return
         try:

@@ -11,7 +11,6 @@ from edge.cluster.fleet import Fleet, device
 from edge.llm.options import DEFAULT_CONTEXT
 from edge.planning.plan_options import PlanOptions
 from edge.slices.local import OwnSlices
-from edge.survey.corrections import UsedPlans
 from edge.survey.llm_survey import llm_speeds
 from edge.survey.profile import ClusterProfile
 from edge.tasks import Steps
@@ -21,11 +20,10 @@ from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
 from partition.predict.speeds import DeviceSpeed
-from partition.search.explain import alone, best, kind_of, outdoes, reason
+from partition.search.explain import best, reason
 from partition.search.planner import Placed, Planner
 from partition.slices.gguf_slice import check_tensor, limits
 from quant.gguf.file import GgufFile
-from quant.text import number_text
 from quant.types import cache_type
 from transport.choice import choose
 
@@ -37,29 +35,8 @@ def chosen(
 ) -> tuple[Placed, str]:
     """Return the best plan by an objective, and why, in one line. limits: on objectives. PlanError, with need and have,
     where nothing fits."""
-    return explained(planner, best(planner, objective, limits), objective, limits)
-
-
-def explained(
-    planner: Planner, placed: Placed, objective: str, limits: Mapping[str, float] | None
-) -> tuple[Placed, str]:
-    """Return the plan to take where `placed` is predicted to be the best, and why, in one line."""
-    in_use = ""
-    if objective == "latency" and not limits:
-        placed, in_use = by_use(planner, placed)
-    return placed, reason(planner, placed, objective, limits, in_use)
-
-
-def by_use(planner: Planner, placed: Placed) -> tuple[Placed, str]:
-    """The plan that is taken for the least latency, and a clause that says why where it is not the one given: this
-    device alone, where that one took longer in use."""
-    took_s = UsedPlans().took_s(placed.plan) if placed.plan.world_size > 1 else None
-    own = alone(planner, "latency") if took_s is not None else None
-    if took_s is None or own is None or outdoes(planner, placed, own, "latency", took_s):
-        return placed, ""
-    several = f"{kind_of(placed.plan)} on {len(set(placed.plan.devices))} devices"
-    predicted = f"{number_text(1e3 * placed.objectives[0])} were predicted"
-    return own, f"; in use, {several} took {number_text(1e3 * took_s)} ms a token, where {predicted}"
+    placed = best(planner, objective, limits)
+    return placed, reason(planner, placed, objective, limits)
 
 
 def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str) -> tuple[Plan, str]:

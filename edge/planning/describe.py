@@ -33,7 +33,6 @@ def known_json(space: PlanSpace) -> dict[str, Any]:
                 "estimate": speed.estimate,
                 "measured_age_s": None if speed.estimate else round(speed.age_s, 1),
                 "measured_while_busy": speed.busy,
-                "corrected": getattr(speed, "corrected", 1.0),
                 "memory_bytes": speed.memory_bytes,
                 "speeds": _speeds_json(speed),
             }
@@ -62,10 +61,6 @@ def notes(space: PlanSpace) -> list[str]:
     busy = [measured.name for measured in known.speeds if measured.busy]
     if busy:
         notes.append(f"measured while busy: {', '.join(busy)}; it may be faster, and is measured again next time")
-    factors = {measured.name: getattr(measured, "corrected", 1.0) for measured in known.speeds}
-    corrected = [f"{name} {factor:.2f} times" for name, factor in factors.items() if factor != 1.0]
-    if corrected:
-        notes.append(f"corrected by what steps in use took: {', '.join(corrected)} what was measured")
     return [*known.notes, *notes]
 
 

@@ -13,7 +13,7 @@ from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.planning.arrange import can_share, explained, name_of
+from edge.planning.arrange import can_share, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
 from edge.planning.encoder_place import EncoderPlace
 from edge.planning.measure import Measured, measured
@@ -191,7 +191,7 @@ class LlmSpace(PlanSpace):
         planner, plain = self.planner(), None
         try:
             planner, plain = self._best(objective, caps)
-            plain, why = explained(planner, plain, objective, caps)
+            why = reason(planner, plain, objective, caps)
         except PlanError as error:
             refused = error
         placed = paired(planner, plain, objective, caps) if self._phases else None

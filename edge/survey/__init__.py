@@ -1,1 +1,1 @@
-"""Profiling of devices and links: measured for planning, remembered, and corrected by use."""
+"""Profiling of devices and links: measured for planning, and remembered."""

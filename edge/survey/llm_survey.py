@@ -20,9 +20,7 @@ from devices.sleeping import sleep_profile
 from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession
-from edge.survey.corrections import Corrections
 from edge.survey.layer_times import device_speed, probes, timed
-from edge.survey.link_corrections import LinkCorrections
 from edge.survey.profile import ClusterProfile, profiled, with_links
 from edge.survey.survey import Devices, Survey, host_of, survey
 from edge.tasks import CancelScope, Progress
@@ -62,8 +60,7 @@ def llm_survey(
     than they offer. known: survey of devices that are not timed again, at least this one; its figures stay, also of
     devices that are not connected. scope: ends this when it is closed.
 
-    Times are corrected by those of steps in use. CannotSlice if the model has no layers to time; else the errors of
-    sessions.
+    CannotSlice if the model has no layers to time; else the errors of sessions.
     """
     devices = Devices(fleet, threads.get(LOCAL))
     known_times = {speed.device: speed for speed in known.speeds} if known else {}
@@ -72,7 +69,6 @@ def llm_survey(
         timings, links = survey(
             devices, profiler, closing, transport=transport, fresh=fresh, known_times=known_times, on_step=on_step
         )
-    links, corrections = LinkCorrections().applied(links), Corrections()
     speeds = []
     for rank, timing in enumerate(timings):
         speed = timing.times
@@ -80,10 +76,12 @@ def llm_survey(
         room, key, host = profiler.rooms[rank], profiler.keys[rank], host_of(profile, n_threads)
         if speed.device in known_times:
             continue
-        new = replace(
-            speed, memory_bytes=room, threads=n_threads, key=key, age_s=timing.age_s, quiet_s=timing.quiet_s, host=host
-        )
-        speeds.append(corrections.applied(new))
+        speeds.append(
+            replace(
+                speed, memory_bytes=room, threads=n_threads, key=key, age_s=timing.age_s, quiet_s=timing.quiet_s,
+                host=host,
+            )
+        )  # fmt: skip
     if known is None:
         return Survey(tuple(_with_sums(speeds)), links)
     speeds = [*known.speeds, *speeds]

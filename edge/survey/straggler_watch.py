@@ -1,5 +1,8 @@
-"""Straggler watch: notices devices that became slow while a model runs on them, and corrects the speeds for the next
-plan."""
+"""Straggler watch: notices devices that became slow while a model runs on them.
+
+The next plan of the running model goes by the new speed. The remembered measurement of the device is forgotten, so that
+the next survey measures the device again.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from devices.remembered import Remembered
 from edge.cluster.fleet import device
 from edge.cluster.roster import mark_slow
 from edge.llm.interface import TextEngine
 from edge.parallel.engine import DistributedEngine
-from edge.parallel.step_times import KEPT, Summary
-from edge.survey.corrections import LEAST_STEPS, Corrections
+from edge.parallel.step_times import KEPT
+from edge.survey.llm_survey import REMEMBERED
 from edge.survey.survey import Survey
 from partition.errors import PlanError
 from partition.plan.plan import Plan
@@ -23,6 +27,7 @@ from partition.predict.hysteresis import CHANGED, LONE_CHANGED, clearly_better
 from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed
 
+LEAST_STEPS = 16  # steps that a look needs to say anything about a rank
 IN_A_ROW = 3  # windows
 
 
@@ -31,11 +36,10 @@ class StragglerWatch:
     is followed by itself."""
 
     def __init__(self, survey: Survey[DeviceSpeed] | None, work: Work | None) -> None:
-        """survey, work: what plans are made from; None if plans are given."""
-        self.survey, self._work = survey, work  # the survey is corrected by step times
+        """survey, work: measurements and work that plans are made from; None if a person gave the plan."""
+        self.survey, self._work = survey, work  # speeds in the survey change with each finding
         self.windows = 0  # number of windows of steps so far
         self.notes: list[str] = []  # a clause for each device that is clearly slower or faster than it was
-        self._first: list[dict[str, Summary]] | None = None  # times of each rank, in the first window of one-row steps
         self._engine: DistributedEngine | None = None
         self._detectors: dict[int, StragglerDetector] = {}  # by rows of a step
         self._seen = 0  # decode steps at the last look
@@ -45,7 +49,6 @@ class StragglerWatch:
         self._engine = engine if isinstance(engine, DistributedEngine) else None
         self._plan, self._names, self._seen = plan, tuple(names), 0
         self._detectors.clear()
-        self._first = None
 
     @property
     def is_due(self) -> bool:
@@ -53,7 +56,7 @@ class StragglerWatch:
         return self._engine is not None and self._engine.own_times.decoded - self._seen >= LEAST_STEPS
 
     def look(self, engine: TextEngine) -> None:
-        """Ask the ranks for their times. Add to `notes`, and correct the survey. Errors of links."""
+        """Ask the ranks for their times. Add each finding to `notes` and to the survey. The errors of links."""
         if engine is not self._engine or self._engine is None:
             return
         last = min(KEPT, self._engine.own_times.decoded - self._seen)
@@ -62,8 +65,6 @@ class StragglerWatch:
             return
         self._seen = self._engine.own_times.decoded
         times = self._engine.times(last=last, rows=rows)
-        if rows == 1 and self._first is None:
-            self._first = times
         decode = [rank.get("decode") for rank in times]
         if not all(summary is not None and summary.steps >= LEAST_STEPS for summary in decode):
             return
@@ -73,13 +74,7 @@ class StragglerWatch:
         changes = detector.window(took_s)
         if changes:  # expectations for other numbers of rows hold no longer
             self._detectors = {rows: detector}
-        self.notes += [self._corrected(change) for change in changes]
-
-    def first_times(self) -> list[dict[str, Summary]]:
-        """Return the times of each rank, with steps of one row, at the first look since the plan began; after that,
-        nothing."""
-        times, self._first = self._first or [], [] if self._first is not None else None
-        return times
+        self.notes += [self._noted(change) for change in changes]
 
     def _expected_s(self, rows: int) -> list[float | None]:
         if self.survey is not None and self._work is not None:
@@ -90,15 +85,16 @@ class StragglerWatch:
                 pass
         return [None] * self._plan.world_size
 
-    def _corrected(self, change: SpeedChange) -> str:
+    def _noted(self, change: SpeedChange) -> str:
+        """Note a finding in the survey, forget the measurement of its device, and return a clause for people."""
         address = device(self._plan.devices[change.rank])
         mark_slow(address, change.times)
         if self.survey is not None and self._plan.devices.count(self._plan.devices[change.rank]) == 1:
             speeds = []
             for speed in self.survey.speeds:
                 if device(speed.device) == address:
-                    Corrections().learn(speed, change.times)
-                    speed = replace(speed.times(change.times), corrected=speed.corrected * change.times)
+                    Remembered(REMEMBERED).forget(speed.key)
+                    speed = speed.times(change.times)
                 speeds.append(speed)
             self.survey = replace(self.survey, speeds=tuple(speeds))
         became = f"{change.times:.1f} times as long as it did"

@@ -82,7 +82,6 @@ class DeviceSpeed:
     age_s: float = 0.0  # since it was measured
     busy: bool = False  # it was measured while something else kept the device busy
     quiet_s: float | None = None  # seconds of a layer decoding one row in the last remembered quiet moment
-    corrected: float = 1.0  # so many times what was measured: by what its steps in use take
     key: str = ""  # key under which the figures are remembered
     host: Host | None = None  # where it runs; None: on a machine of its own
 
@@ -149,7 +148,6 @@ class LinkSpeed:
     bytes_per_s: float
     estimate: bool = False
     age_s: float = 0.0
-    corrected: float = 1.0  # so many times as slow as was measured: by what tokens in use take
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency_s < math.inf:
@@ -159,11 +157,6 @@ class LinkSpeed:
                 f"a link of {self.bytes_per_s:.3g} bytes/s; needed is a number above 0, at most"
                 f" {FASTEST_LINK_BYTES_PER_S:.3g}, which no memory behind it exceeds; measure it again"
             )
-
-    def times(self, factor: float) -> LinkSpeed:
-        """Return the same link with messages that take so many times as long."""
-        bytes_per_s = min(self.bytes_per_s / factor, FASTEST_LINK_BYTES_PER_S)
-        return replace(self, latency_s=self.latency_s * factor, bytes_per_s=bytes_per_s)
 
 
 NOWHERE = LinkSpeed(0.0, FASTEST_LINK_BYTES_PER_S)  # from a device to itself

@@ -43,16 +43,16 @@ def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = No
     return own
 
 
-def outdoes(planner: Planner, several: Placed, own: Placed, objective: str, took: float = 0.0) -> bool:
+def outdoes(planner: Planner, several: Placed, own: Placed, objective: str) -> bool:
     """Return whether several devices are clearly better than the owner's alone, even if that one is as fast as when it
-    is quiet. took: the objective as it was in use, if known to be worse than predicted."""
+    is quiet."""
     first, *others = planner.speeds
     by_device = {speed.device: speed for speed in (first.at_best, *others)}
     new, old = (
         OBJECTIVES[objective].cost_of(predict(placed.plan, planner.work, by_device, planner.links, placed.microbatches))
         for placed in (several, own)
     )
-    return clearly_better(max(new, took), old, by=plan_threshold(is_busy(planner.speeds, several.plan.devices)))
+    return clearly_better(new, old, by=plan_threshold(is_busy(planner.speeds, several.plan.devices)))
 
 
 def is_busy(speeds: Iterable[DeviceSpeed | OnnxDevice], devices: Sequence[str]) -> bool:
@@ -80,15 +80,12 @@ def _out_of_reach(caps: Mapping[str, float], objective: str, nearest: Placed) ->
     return f"no plan has {limits}; the best {objective} there is is {nearest_value}"
 
 
-def reason(
-    planner: Planner, placed: Placed, objective: str, caps: Mapping[str, float] | None = None, in_use: str = ""
-) -> str:
-    """Explain the choice of this plan, in one line. caps: upper bounds of objectives. in_use: why not several devices,
-    if that is known from use; "" if it is predicted."""
+def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, float] | None = None) -> str:
+    """Explain the choice of this plan, in one line. caps: upper bounds of objectives."""
     own = alone(planner, objective, caps)
     value = OBJECTIVES[objective].describe(placed.objectives[0])
     if placed.plan.world_size == 1:
-        return f"use one device: {value} on this device alone{in_use or _others(planner, objective)}"
+        return f"use one device: {value} on this device alone{_others(planner, objective)}"
     if own is not None:
         alternative = f"{OBJECTIVES[objective].describe(own.objectives[0])} on this device alone"
     else:

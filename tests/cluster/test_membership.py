@@ -23,8 +23,7 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.parallel import shard
 from edge.parallel.replacements import Replacements
-from edge.survey.corrections import LEAST_STEPS
-from edge.survey.straggler_watch import IN_A_ROW
+from edge.survey.straggler_watch import IN_A_ROW, LEAST_STEPS
 from quant.gguf.file import GgufFile
 from tests.support.clock import Clock
 from tests.support.deployments import (

@@ -16,7 +16,7 @@ from apps.show.progress import ShownSteps
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
-from edge.survey.corrections import LEAST_STEPS
+from edge.survey.straggler_watch import LEAST_STEPS
 from tests.support.commands import main
 from tests.support.deployments import OPTIONS, Heard, greedy_answers, own_folders
 from tests.support.helpers import until

@@ -1,5 +1,6 @@
 """Devices that became slow: known times give known words, and a bad moment gives none."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,13 @@ import pytest
 from devices.remembered import Remembered
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import StepTime, StepTimes, Summary
-from edge.survey.corrections import LEAST_STEPS
-from edge.survey.straggler_watch import IN_A_ROW, SpeedChange, StragglerDetector, StragglerWatch
+from edge.survey.llm_survey import REMEMBERED
+from edge.survey.straggler_watch import IN_A_ROW, LEAST_STEPS, SpeedChange, StragglerDetector, StragglerWatch
 from edge.survey.survey import Survey
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.predict.predict import compute_s
+from partition.predict.speeds import speed_to_json
 from partition.search.planner import Planner
 from tests.support import planning
 
@@ -94,10 +96,19 @@ def looked(watch: StragglerWatch, engine: DistributedEngine) -> list[str]:
     return results
 
 
-def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_device_has_its_new_speed_in_the_next_plan_and_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     pi = "pi:7070"
-    speeds = tuple(planning.device(name, 10 * MS) for name in (LOCAL, pi))
+    speeds = tuple(replace(planning.device(name, 10 * MS), key=f"key of {name}") for name in (LOCAL, pi))
+    measurements = Remembered(REMEMBERED)
+
+    def remembered() -> list[bool]:
+        return [measurements.get(speed.key) is not None for speed in speeds]
+
+    for speed in speeds:
+        measurements.put(speed.key, speed_to_json(speed))
     links, work = planning.linked((LOCAL, pi)), planning.work(8)
     survey: Survey[Any] = Survey(speeds, links)
     plan, _ = planning.best_of(Planner(work, speeds, links, "made up", ""))
@@ -115,10 +126,12 @@ def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest
         return looked(watch, engine)
 
     assert [answer(times) for times in (1, 1, 30, 1, 30)] == [[]] * 5
+    assert remembered() == [True, True]
     assert [answer(30) for _ in range(IN_A_ROW - 1)] == [[], ["pi computes 30.0 times as long as it did"]]
     assert watch.survey is not None
     assert watch.survey.speeds[1].layer_s.at(1) == pytest.approx(300 * MS)
-    assert watch.survey.speeds[1].corrected == pytest.approx(30)
+    assert remembered() == [True, False]
+    measurements.put(speeds[1].key, speed_to_json(watch.survey.speeds[1]))  # as the next survey does
     by_now, _ = planning.best_of(Planner(work, watch.survey.speeds, links, "made up", ""))
     assert by_now.devices == [LOCAL] or by_now.devices == (LOCAL,)
     result = Remembered("slow-workers").get(pi)
@@ -126,7 +139,8 @@ def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest
     assert result[0] == 30
     assert [answer(1) for _ in range(IN_A_ROW)][-1] == ["pi computes 97 % less than it did"]
     assert Remembered("slow-workers").get(pi) is None
-    assert watch.survey.speeds[1].corrected == pytest.approx(1)
+    assert watch.survey.speeds[1].layer_s.at(1) == pytest.approx(10 * MS)
+    assert remembered() == [True, False]
     assert looked(watch, Timed(engine.ranks)) == []  # of a plan that is over
     assert watch.windows == 10
 
@@ -165,7 +179,7 @@ def test_steps_of_several_requests_are_measured_by_how_many_there_are(
     assert watch.windows == windows + 1  # the steps before count
 
 
-def test_a_device_with_two_ranks_is_corrected_by_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_with_two_ranks_keeps_its_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ranks disturb each other: what one of them takes says little of the device."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     pi = "pi:7070"
@@ -183,4 +197,4 @@ def test_a_device_with_two_ranks_is_corrected_by_neither(tmp_path: Path, monkeyp
         changes += looked(watch, engine)
     assert changes == ["pi computes 30.0 times as long as it did"]
     assert watch.survey is not None
-    assert [speed.corrected for speed in watch.survey.speeds] == [1, 1]
+    assert watch.survey.speeds == speeds
