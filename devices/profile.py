@@ -17,7 +17,6 @@ import psutil
 
 from devices import probe
 from devices.machine_cores import CPUINFO, read_line, sysctl
-from devices.sleeping import sleep_profile
 
 MAX_TEXT = 200  # characters; profiles come from other machines and end up on terminals
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # drawn anew at each start; containers see that of their machine
@@ -129,7 +128,7 @@ def describe(
         python=platform.python_version(),
         runtime=_text(runtime),
         llama_cpp=_text(llama_cpp),
-        host=None if sleep_profile() else host_id(),  # one that sleeps takes no cores from others
+        host=host_id(),
     )
 
 

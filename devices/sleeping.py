@@ -8,16 +8,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from pathlib import Path
 
 _LEAST_PRIORITY = 1  # of those that come before all others
 VARIABLE = "EDGE_LAB_PROFILE"
-
-
-def sleep_profile() -> Path | None:
-    """Return the file of the profile that this process sleeps by; None where it computes."""
-    path = os.environ.get(VARIABLE)
-    return Path(path) if path else None
 
 
 def run_first(*, children: bool = False) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from devices.names import host_name, join_address, parse_address
 from devices.paths import credentials_folder
 from devices.profile import DeviceProfile
-from devices.sleeping import sleep_profile
 from devices.trust import credentials
 from edge.closing import Closing
 from edge.cluster.client import Remote
 from edge.cluster.connect import CONNECT_TIMEOUT_S, reach
 from edge.errors import WorkerError
+from edge.parallel.engine_kinds import own_kind
 from edge.tasks import CancelScope, results, unwaited_pool
 from edge.version import version
 from partition.plan.plan import LOCAL, Plan
@@ -51,7 +51,7 @@ class Fleet(Closing):
                 described = results([pool.submit(worker.describe) for worker in reached])
             for worker, (profile, said) in zip(reached, described, strict=True):
                 check_versions(worker.name, profile)
-                check_sleeps(worker.name, said.sleeps)
+                own_kind().check_worker(worker.name, sleeps=said.sleeps)
                 if said.leaving:
                     raise Refused(f"{worker.name} is about to end and takes nothing new; go on without it")
             at = {address: different.index(device(address)) for address in addresses}
@@ -126,21 +126,6 @@ def label(workers: Sequence[Remote], *others: str) -> None:
     for worker in workers:
         if names[worker.name] > 1:
             worker.label = f"{worker.name} at {join_address(worker.host, worker.port)}"
-
-
-def check_sleeps(name: str, sleeps: bool) -> None:
-    """Raise Refused where that device sleeps and this process computes, or the other way round: zeros of a lab would
-    become somebody's answer."""
-    if sleeps and not sleep_profile():
-        raise Refused(
-            f"{name} is a sleeping device of a lab: it takes the time of its profile and answers with zeros. Run this"
-            " command in that lab, with `edge lab run DEVICE -- ...`, or use devices that compute"
-        )
-    if not sleeps and sleep_profile():
-        raise Refused(
-            f"{name} computes, and this command runs on a sleeping device of a lab; use sleeping devices alone, or run"
-            " it outside the lab"
-        )
 
 
 def check_versions(name: str, profile: DeviceProfile) -> None:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from edge.adapters.file import CheckedAdapter
 from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet
-from edge.slices.local import OwnSlices, rank_recipe
+from edge.parallel.engine_kinds import own_kind
+from edge.slices.local import OwnSlices
 from edge.tasks import Progress
 from partition.plan.plan import Plan, Slice
 from partition.slices.adapter_slice import adapter_recipe
@@ -73,12 +74,12 @@ class ModelSlices:
         return {0: [self._of_model(cuts[0]), *all_of]}
 
     def _of_model(self, cut: Slice) -> FileSlice:
-        largest = rank_recipe(self.file, self.digest, cut)
+        kind = own_kind()
+        largest = kind.recipe(self.file, self.digest, cut)
         if not self._elastic:
             return FileSlice(self.file.path, largest)
-        return FileSlice(
-            self.file.path, rank_recipe(self.file, self.digest, cut, elastic=True), largest_bytes=largest.n_bytes
-        )
+        recipe = kind.recipe(self.file, self.digest, cut, elastic=True)
+        return FileSlice(self.file.path, recipe, largest_bytes=largest.n_bytes)
 
     def check_unchanged(self) -> None:
         """Raise EngineError if the file of an adapter is not what was checked."""

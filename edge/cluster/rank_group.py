@@ -16,7 +16,8 @@ from edge.errors import WorkerError
 from edge.net import credentials
 from edge.net.dialling import LinkState
 from edge.net.peers import SECRET_BYTES, Peer
-from edge.net.rendezvous import join, polling_s
+from edge.net.rendezvous import join
+from edge.parallel.engine_kinds import own_kind
 from edge.tasks import CancelScope
 from transport import edge_pb2 as pb
 from transport.collective import Group
@@ -119,7 +120,7 @@ class RankGroup(Closing):
                 deadlines=self._deadlines,
                 credentials=partial(credentials.required, folder) if folder else None,
                 transport=self._transport,
-                poll_s=polling_s(threads),
+                poll_s=own_kind().polling_s(threads),
                 streams=self._streams,
             )
         except TransportError as error:  # another rank may know why: it could not reach the next one, say

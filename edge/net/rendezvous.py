@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Sequence
 
 from devices.probe import cpu_quota
-from devices.sleeping import sleep_profile
 from edge.net import peers
 from edge.net.dialling import KINDS, Dialled, Dialler
 from transport.collective import Group
@@ -73,9 +72,6 @@ def _agree(group: Group, dialled: Collection[Dialled]) -> None:
 
 
 def polling_s(threads: int) -> float:
-    """Return how long waits may poll. It is 0 under a CPU quota that the computing threads use up, and on a sleeping
-    device of a lab, which shares its cores with all others."""
-    if sleep_profile():
-        return 0.0
+    """Return how many seconds a wait may poll: none under a CPU quota that the computing threads use up."""
     quota = cpu_quota()
     return POLL_S if quota is None or quota >= threads else 0.0

@@ -27,8 +27,8 @@ from edge.llama.llama import Model, has_gpu
 from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
 from edge.llm.snapshots import Snapshots
+from edge.parallel.engine_kinds import open_slice
 from edge.parallel.error_feedback import ErrorFeedback, adds_sums
-from edge.parallel.sleeping import open_runner
 from edge.parallel.step_times import StepTime, StepTimes
 from edge.parallel.steps import Adapt, CacheStep, Clear, Copy, Remove, SetBack, Shift, Snapshot, output_rows
 from edge.parallel.thin import ThinEngine
@@ -99,7 +99,7 @@ class Shard:
         # The threads that shares were made for. The prefix cache is a part of the deployment.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
         sibling = None if sharing is None else sharing.engine
-        self.engine: ModelRunner = open_runner(path, options, place, self._hooks(file), progress, vocabulary, sibling)
+        self.engine: ModelRunner = open_slice(path, options, place, self._hooks(file), progress, vocabulary, sibling)
         self.rows = self.engine.rows
         self._has_gpu = has_gpu()
         self.hidden = np.empty((0, 0), np.float32)  # [rows, n_embd] of the last step, at the end of the stage

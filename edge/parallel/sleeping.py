@@ -1,12 +1,11 @@
 """Sleeping rank of a lab: an engine that waits for as long as its device's profile says, and computes zeros.
 
 Everything else of the rank is real: its process, its links, frames and collectives. Of its slice only the header is
-read. `open_runner` is the one place that decides between this engine, one that computes, and one without layers.
+read. `edge.parallel.engine_kinds` opens this engine.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -19,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.probe import own_rss
-from devices.sleeping import run_first, sleep_profile
-from edge.errors import EngineError, NotEnoughMemory
+from devices.sleeping import run_first
+from edge.errors import NotEnoughMemory
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch, Context, ContextSizes, Model
 from edge.llama.predicting import HiddenRows
@@ -28,14 +27,12 @@ from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.paging.mapped import ModelInMemory
 from edge.paging.memory import MIB, LoadRequest, MemoryNeed, cache_bytes
-from edge.parallel.thin import PositionsContext, PositionSnapshots, ThinEngine
-from edge.parallel.topology import Topology
+from edge.parallel.thin import PositionsContext, PositionSnapshots
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.table import RULES
 from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from partition.predict.part_times import PartTimes
-from partition.predict.presets import PartSizes
 from partition.slices.source import Source
 from partition.state.sequence import KVBlock, LayerRows, encode
 from partition.state.shape import StateShape
@@ -46,49 +43,6 @@ Floats = NDArray[np.float32]
 _MOST_LATE_S = 0.01  # of a wait that the next ones make good; more is another process's doing, and stays visible
 _LEAST_S = 1e-6  # of a wait, by the clock that does not wait: it has to go on
 _SLACK_NS = "1000"  # by which the kernel may wake this thread late; usually 50,000
-
-
-def open_runner(
-    path: str | os.PathLike[str],
-    options: EngineOptions,
-    place: Topology,
-    hooks: Sequence[Hook],
-    progress: Callable[[float], None] | None,
-    vocabulary: Model | None = None,
-    sharing: ModelRunner | None = None,
-) -> ModelRunner:
-    """Load a slice for a place among the ranks: into an engine that computes, one that sleeps, in a lab, or one without
-    layers, which takes the model's own file and its vocabulary. sharing: as ModelRunner. The errors of ModelRunner;
-    PlanError where the profile is none, OSError where it cannot be read."""
-    if place.thin:
-        if vocabulary is None:
-            raise EngineError("a rank without layers has nothing to load on another device; update both devices")
-        return ThinEngine(path, options, vocabulary)
-    profile = sleep_profile()
-    if profile is None:
-        return ModelRunner(path, options, hooks, progress, embeddings=True, sharing=sharing)
-    values = json.loads(profile.read_text())
-    sizes = PartSizes.from_file(GgufFile.open(path))
-    times = PartTimes(values, sizes, last=place.last, alone=len(place.group) == 1)
-    engine = SleepingEngine(path, options, hooks, times)
-    if place.rank:
-        engine.follow_snapshots()
-    return engine
-
-
-@contextmanager
-def timing_clock(engine: ModelRunner) -> Iterator[Callable[[], float] | None]:
-    """Yield the clock that steps of an engine are timed by; None: the usual one. A sleeping engine does not wait
-    meanwhile, and its clock goes on by what it would have waited."""
-    if not isinstance(engine, SleepingEngine):
-        yield None
-        return
-    sleeper = engine.sleeper
-    sleeper.skips = True
-    try:
-        yield lambda: sleeper.total_s
-    finally:
-        sleeper.skips = False
 
 
 class Sleeper:
@@ -143,6 +97,15 @@ class SleepingEngine(ModelRunner):
         self._times, self.sleeper, self._most_bytes = times, sleeper or Sleeper(), options.memory
         super().__init__(path, replace(options, memory=None, prefixes=None, lora=()), hooks, embeddings=True)
         self.hidden = _NoHidden(self._context, self.shape.n_embd)
+
+    @contextmanager
+    def timing_clock(self) -> Iterator[Callable[[], float] | None]:
+        """Yield a clock that goes on by the time of each wait. Meanwhile no wait takes any time."""
+        self.sleeper.skips = True
+        try:
+            yield lambda: self.sleeper.total_s
+        finally:
+            self.sleeper.skips = False
 
     def follow_snapshots(self) -> None:
         """Note the snapshots that a thin owner has its ranks make of recurrent layers, of which there is no state."""

@@ -9,26 +9,15 @@ from pathlib import Path
 
 from devices.files import usable
 from devices.paths import cache_folder, state_folder
-from devices.sleeping import sleep_profile
 from edge.errors import SliceBusy
 from edge.slices.cutting import Progress
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
-from partition.plan.plan import Slice
-from partition.slices.gguf_slice import blank_recipe, elastic_recipe, slice_recipe
 from partition.slices.recipe import Recipe
-from quant.gguf.file import GgufFile
 
 CACHE_BYTES = 20 << 30  # as a worker's default; one slice may be larger and has the place to itself then
 _LOOK_S = 0.2  # how often to see whether another command is done with a slice
 _REMEDY = "end other commands that run models on several devices"
-
-
-def rank_recipe(file: GgufFile, model_digest: str, cut: Slice, *, elastic: bool = False) -> Recipe:
-    """Return the recipe of a rank's slice: of the model, or made up where devices sleep, which each makes by itself.
-    elastic: of all sizes that the file holds. CannotSlice where it cannot be cut."""
-    recipe = blank_recipe if sleep_profile() else elastic_recipe if elastic else slice_recipe
-    return recipe(file, model_digest, cut)
 
 
 class OwnSlices(Digests):

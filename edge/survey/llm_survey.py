@@ -16,10 +16,10 @@ from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice
 from devices.probe import own_rss
 from devices.remembered import key_of
-from devices.sleeping import sleep_profile
 from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession
+from edge.parallel.engine_kinds import own_kind
 from edge.survey.layer_times import device_speed, probes, timed
 from edge.survey.profile import ClusterProfile, profiled, with_links
 from edge.survey.survey import Devices, Survey, host_of, survey
@@ -146,12 +146,9 @@ class _LayerProfiler:
 
 
 def _with_sums(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
-    """Set the time of an all-reduce on each processor: known on the fastest, and longer on others in proportion. Those
-    of sleeping devices are all this machine's."""
-    if sleep_profile():
-        return [replace(speed, sum_s=SUM_CPU_S) for speed in speeds]
-    fastest = min(speed.seconds for speed in speeds)
-    return [replace(speed, sum_s=SUM_CPU_S * speed.seconds / fastest) for speed in speeds]
+    """Set the time of an all-reduce on each processor: known on the fastest one, and longer on others in proportion."""
+    slowness = own_kind().slowness([speed.seconds for speed in speeds])
+    return [replace(speed, sum_s=SUM_CPU_S * times) for speed, times in zip(speeds, slowness, strict=True)]
 
 
 def llm_speeds(

@@ -6,22 +6,15 @@ from pathlib import Path
 
 from devices.machine import Machine, Rate, describe_machine
 from devices.names import host_name
-from devices.profile import describe
 from edge.llama import llama
 from edge.llama.ggml import gpu_names
-from edge.version import version
+from edge.parallel.engine_kinds import own_kind
 from quant.text import age_text, bytes_text, number_text
 
 
 def this_machine(folder: Path | None = None, fresh: bool = False) -> Machine:
     """Describe this machine, with the GPUs that llama.cpp finds. Disk reads are measured on the disk of `folder`."""
-    profile = describe(
-        host_name(),
-        gpu=gpu_backends(),
-        runtime=version("edge-runtime"),
-        llama_cpp=version("llama-cpp-python"),
-    )
-    return describe_machine(profile, folder=folder, fresh=fresh)
+    return describe_machine(own_kind().describe(host_name(), gpu=gpu_backends()), folder=folder, fresh=fresh)
 
 
 def gpu_backends() -> str | None:

@@ -12,15 +12,15 @@ from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 from devices.probe import available_memory, default_threads
-from devices.profile import DeviceProfile, describe
+from devices.profile import DeviceProfile
 from devices.remembered import BUSY_AGE_S, Remembered
 from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession, connect_all
 from edge.net.peers import SECRET_BYTES
+from edge.parallel.engine_kinds import own_kind
 from edge.survey.links import measure_links
 from edge.tasks import CancelScope, Progress, results, unwaited_pool
-from edge.version import version
 from partition.plan.plan import LOCAL
 from partition.predict.hosts import Host
 from partition.predict.onnx_predict import OnnxDevice
@@ -205,7 +205,7 @@ def better(new: T, old: T | None) -> T:
 
 def own_profile(name: str, threads: int) -> DeviceProfile:
     """Return this device's profile, as a worker would describe it."""
-    return describe(name, threads=threads, runtime=version("edge-runtime"), llama_cpp=version("llama-cpp-python"))
+    return own_kind().describe(name, threads=threads)
 
 
 def _known(cache: Remembered, profiler: Profiler[T], rank: int) -> DeviceTiming[T] | None:

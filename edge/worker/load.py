@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from devices.machine_disk import disk_read_rate
-from devices.sleeping import sleep_profile
 from edge.adapters.file import AdapterFile, adapter_sizes
 from edge.elastic.share import SHARE
 from edge.elastic.weights import ElasticWeights
@@ -23,9 +22,9 @@ from edge.llm.states import held_bytes
 from edge.paging import memory
 from edge.paging.budget import other_parts
 from edge.paging.memory import MemoryNeed
+from edge.parallel.engine_kinds import own_kind
 from edge.parallel.follower import follow_groups
 from edge.parallel.shard import Shard, load_shards
-from edge.parallel.sleeping import timing_clock
 from edge.parallel.topology import place
 from edge.worker.draft_queries import follow as follow_drafts
 from edge.worker.limits import ResourceLimits
@@ -99,8 +98,8 @@ class SlicePart(_LoadedRunner):
         steps."""
         if len(request.rows) > _MOST_TIMED:
             raise EdgeError(f"{len(request.rows)} kinds of steps to time; the most are {_MOST_TIMED}")
-        with timing_clock(self._shard.engine) as clock:
-            others = 0 if clock else request.other_bytes  # a device that sleeps has no caches
+        with own_kind().timing_clock(self._shard.engine) as clock:
+            others = 0 if clock else request.other_bytes  # an engine with a clock of its own uses no caches
             times = time_shard(self._shard, request.rows, request.steps, request.depth, clock, others)
         step_s, busy = [time.seconds for time in times], [time.busy for time in times]
         return pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if request.disk else 0.0, busy=busy)
@@ -132,7 +131,8 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     if limit and not uses_gpu:
         budget = min(limit, options.memory or limit)
         # Of weights that change there is one graph.
-        follows = (SHARE.is_divided or limits.gives_back) and (options.groups or 1) == 1 and not sleep_profile()
+        is_range = SHARE.is_divided or limits.gives_back
+        follows = is_range and (options.groups or 1) == 1 and own_kind().follows_memory
         options = replace(options, memory=budget, least_memory=max(1, budget - limits.gives_back) if follows else None)
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
@@ -159,8 +159,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             whole = min(options.memory, whole)
             options = replace(options, memory=SHARE.request(whole, whole))
     if here is None:
-        if sleep_profile():
-            raise EdgeError("this device of a lab sleeps: it has no weights to draft with; let another one draft")
+        own_kind().check_whole("draft")
         engine = _with_least(lambda own: Engine(request.path, own, progress=progress), options)
         return WholeModel(engine, need or engine.memory)
     shards = _with_least(lambda own: load_shards(request.path, own, here, progress), options)

@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from devices.sleeping import sleep_profile
 from edge.elastic.share import SHARE
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.multimodal.encoder import MediaEncoder
 from edge.multimodal.projector import open_projector
+from edge.parallel.engine_kinds import own_kind
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart, only_other
 from edge.worker.media_queries import follow
@@ -50,8 +50,7 @@ class EncoderPart(LoadedPart):
 def load(request: pb.Load, limits: ResourceLimits, folder: Path, progress: Callable[[float], None]) -> EncoderPart:
     """Load a projector. folder: of this engine process, for the text model's file with a hole in place of its weights.
     NotEnoughMemory, MediaError, ModelFileError."""
-    if sleep_profile():
-        raise EdgeError("this device of a lab sleeps: it has no weights to encode with; let another one encode")
+    own_kind().check_whole("encode")
     projector = open_projector(Path(request.path))
     need = projector.size_bytes + WORK_BYTES
     if request.memory_limit_bytes and need > request.memory_limit_bytes:

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from devices.network import path_hints, usable_elsewhere
-from devices.sleeping import run_first, sleep_profile
 from edge import log
 from edge.elastic.signals import ignore_memory_signals
 from edge.errors import EdgeError
 from edge.net import peers
 from edge.net.dialling import Dialled
 from edge.net.peers import HEARTBEAT_S
-from edge.net.rendezvous import TRANSPORTS, join, polling_s
+from edge.net.rendezvous import TRANSPORTS, join
+from edge.parallel.engine_kinds import own_kind
 from edge.parallel.topology import world_size
 from edge.worker.limits import ResourceLimits, compute_on
 from edge.worker.memory import follow_daemon, join_daemon
@@ -84,7 +84,7 @@ class Rank:
         # One thread more than there are cores would keep all others waiting.
         self._limits = replace(limits, threads=min(limits.threads, len(cores) or limits.threads))
         self._credentials, self._folder = credentials, folder
-        self._poll_s = polling_s(limits.threads)  # of all sessions' threads: they share the quota
+        self._poll_s = own_kind().polling_s(limits.threads)  # of all sessions' threads: they share the quota
         self._deadlines = deadlines_of(open_)
         self._listener = peers.Listener(
             host, folder / "door", open_.rank, open_.secret, self._deadlines, credentials, self._poll_s, open_.streams
@@ -277,8 +277,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     args = parser.parse_args(argv)
     log.set_up()
     ignore_memory_signals()
-    if sleep_profile():
-        run_first(children=True)
+    own_kind().prepare_process()
     control = TcpLink(socket.socket(fileno=args.control), "the daemon", poll_s=0)
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     ranks: list[Rank] = []

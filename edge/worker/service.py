@@ -14,15 +14,13 @@ import grpc
 from grpc_health.v1 import health
 
 from devices.errors import TrustError
-from devices.profile import describe
-from devices.sleeping import sleep_profile
 from devices.trust import credentials as trust_files
 from edge import log
 from edge.errors import EdgeError, SliceBusy, SliceError
 from edge.net import credentials as trust
+from edge.parallel.engine_kinds import own_kind
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
-from edge.version import version
 from edge.worker.limits import WorkerOptions
 from edge.worker.messages import profile_message
 from edge.worker.sessions import Sessions
@@ -90,14 +88,8 @@ class Worker:
 
     def Describe(self, _: pb.DescribeRequest, __: grpc.ServicerContext) -> pb.Description:  # noqa: N802
         """Return the device's profile, the worker's limits, and its sessions."""
-        options = self._options
-        profile = describe(
-            options.name,
-            threads=options.threads,
-            memory_limit_bytes=options.memory_limit_bytes,
-            runtime=version("edge-runtime"),
-            llama_cpp=version("llama-cpp-python"),
-        )
+        options, kind = self._options, own_kind()
+        profile = kind.describe(options.name, threads=options.threads, memory_limit_bytes=options.memory_limit_bytes)
         return pb.Description(
             name=options.name,
             profile=profile_message(profile),
@@ -108,7 +100,7 @@ class Worker:
             slices_limit_bytes=self._store.max_bytes,
             clock_s=time.time(),
             leaving=self.sessions.leaving.is_set(),
-            sleeps=sleep_profile() is not None,
+            sleeps=kind.sleeps,
         )
 
     def Session(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:  # noqa: N802

@@ -18,6 +18,7 @@ from edge.errors import Interrupted, NoRoom, NotEnoughMemory, WorkerError
 from edge.llama import llama
 from edge.paging.memory import MIB
 from edge.parallel.engine import DistributedEngine
+from edge.parallel.engine_kinds import EngineKind
 from edge.slices import local
 from edge.slices.local import OwnSlices
 from edge.slices.store import SliceStore
@@ -231,7 +232,7 @@ def test_a_full_cache_says_what_can_be_done(tmp_path: Path, monkeypatch: pytest.
 
 def test_waits_poll_by_the_threads_of_the_plan(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[int] = []
-    monkeypatch.setattr(rank_group, "polling_s", lambda threads: float(requests.append(threads) or 0))
+    monkeypatch.setattr(EngineKind, "polling_s", lambda _, threads: float(requests.append(threads) or 0))
     plan = plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
     first, last = plan.stages
     plan = replace(plan, stages=(replace(first, shards=(replace(first.shards[0], threads=1),)), last))

@@ -14,10 +14,11 @@ from devices.sleeping import VARIABLE
 from edge.cluster import client as remotes
 from edge.cluster import fleet as fleets
 from edge.cluster.client import Remote
-from edge.cluster.fleet import Fleet, check_sleeps, check_versions, device, label
+from edge.cluster.fleet import Fleet, check_versions, device, label
 from edge.cluster.session import RemoteSession
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
+from edge.parallel.engine_kinds import own_kind
 from edge.version import version
 from partition.plan.plan import LOCAL
 from partition.slices.recipe import whole
@@ -158,12 +159,12 @@ def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
             fleet.workers[a.address].describe()
 
 
-def test_who_sleeps_and_who_computes_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sleeping_and_computing_devices_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    check_sleeps("pi", sleeps=False)
+    own_kind().check_worker("pi", sleeps=False)
     with pytest.raises(Refused, match=r"pi is a sleeping device of a lab.*edge lab run"):
-        check_sleeps("pi", sleeps=True)
+        own_kind().check_worker("pi", sleeps=True)
     monkeypatch.setenv(VARIABLE, "profile.json")
-    check_sleeps("pi", sleeps=True)
+    own_kind().check_worker("pi", sleeps=True)
     with pytest.raises(Refused, match="pi computes"):
-        check_sleeps("pi", sleeps=False)
+        own_kind().check_worker("pi", sleeps=False)

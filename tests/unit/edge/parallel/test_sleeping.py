@@ -20,8 +20,9 @@ from edge.errors import Interrupted, NotEnoughMemory
 from edge.llama.hooks import Hook
 from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
+from edge.parallel.engine_kinds import open_slice, own_kind
 from edge.parallel.shard import Shard
-from edge.parallel.sleeping import Sleeper, SleepingEngine, open_runner, timing_clock
+from edge.parallel.sleeping import Sleeper, SleepingEngine
 from edge.parallel.topology import place
 from edge.planning.arrange import work_of
 from edge.worker.timing import time_shard
@@ -188,7 +189,7 @@ def test_a_survey_gets_the_profile_without_waiting(tmp_path: Path, monkeypatch: 
     plan = plan_of("pipeline", [1.0])
     path = write(MODEL_PATH, plan.slice(0), tmp_path / "whole.gguf")
     options = replace(OPTIONS, outputs=OPTIONS.rows)  # as the process sets it for a stage that is not the last
-    with closing(Shard(path, options, place(0, [1, 1]))) as shard, timing_clock(shard.engine) as clock:
+    with closing(Shard(path, options, place(0, [1, 1]))) as shard, own_kind().timing_clock(shard.engine) as clock:
         assert isinstance(shard.engine, SleepingEngine)
         assert clock is not None
         monkeypatch.setattr(shard.engine.sleeper, "_sleep", pytest.fail)
@@ -218,7 +219,7 @@ def test_rows_of_a_prompt_read_keys_together(tmp_path: Path) -> None:
 
 
 def test_what_computes_has_no_clock_of_its_own() -> None:
-    with closing(ModelRunner(MODEL_PATH, OPTIONS)) as engine, timing_clock(engine) as clock:
+    with closing(ModelRunner(MODEL_PATH, OPTIONS)) as engine, own_kind().timing_clock(engine) as clock:
         assert clock is None
 
 
@@ -314,4 +315,4 @@ def test_states_are_as_large_as_real_ones(both: tuple[ModelRunner, ModelRunner])
 def test_a_profile_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none.json"))
     with pytest.raises(OSError, match=r"none\.json"):
-        open_runner(MODEL_PATH, OPTIONS, place(0, [1]), [], None)
+        open_slice(MODEL_PATH, OPTIONS, place(0, [1]), [], None)

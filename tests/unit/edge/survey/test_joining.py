@@ -1,12 +1,13 @@
 """Devices that join: what a rank makes of the limits it runs under, and how often a device is tried."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devices.sleeping import VARIABLE
 from edge.errors import EngineError
 from edge.net import rendezvous
+from edge.parallel.engine_kinds import own_kind
 from edge.survey.joining import TRIES, JoiningDevices
 from edge.survey.survey import Survey
 from tests.support import planning
@@ -21,9 +22,9 @@ def test_a_rank_polls_unless_its_quota_is_for_computing(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, threads: int, polls: bool
 ) -> None:
     monkeypatch.setattr(rendezvous, "cpu_quota", lambda: quota)
-    assert rendezvous.polling_s(threads) == (POLL_S if polls else 0.0)
-    monkeypatch.setattr(rendezvous, "sleep_profile", lambda: Path("profile.json"))  # cores are others', too
-    assert rendezvous.polling_s(threads) == 0.0
+    assert own_kind().polling_s(threads) == (POLL_S if polls else 0.0)
+    monkeypatch.setenv(VARIABLE, "profile.json")  # a sleeping device shares its cores with others
+    assert own_kind().polling_s(threads) == 0.0
 
 
 def test_a_device_that_cannot_be_measured_is_tried_so_often_and_then_left_alone(
