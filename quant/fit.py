@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quant.errors import DoesNotFit
+from quant.front import non_dominated
 from quant.types import TensorType
 
 LEAST_FILL = 0.995  # the least part of the budget that a file should use
@@ -67,11 +68,7 @@ def fit(table: Mapping[str, Sequence[Choice]], budget: int, reserved: int = 0) -
 
 def undominated(choices: Sequence[Choice]) -> list[Choice]:
     """Return the choices that no other one beats in both bytes and damage, the smallest first."""
-    front: list[Choice] = []
-    for choice in sorted(choices, key=lambda c: (c.n_bytes, c.damage)):
-        if not front or choice.damage < front[-1].damage:
-            front.append(choice)
-    return front
+    return non_dominated(choices, lambda choice: (choice.n_bytes, choice.damage))
 
 
 def _solve(table: Mapping[str, Sequence[Choice]], most: int, least: int) -> Fit | None:

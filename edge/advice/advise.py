@@ -26,6 +26,7 @@ from edge.tasks import SILENT, Steps
 from partition.errors import CannotSlice, PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.pareto import Point
+from quant.front import non_dominated
 from quant.mixes import mix_by_name
 
 FORMAT = "edge-advice-1"
@@ -192,7 +193,7 @@ def advise(models: Sequence[KnownModel], cluster: Cluster, options: AdviceOption
             f"no model makes {options.min_tokens_per_s:g} tokens a second here; the most is {best.tokens_per_s:.3g}, of"
             f" {best.candidate.name}: use a lower --min-speed"
         )
-    front = _front(quick)
+    front = non_dominated(quick, lambda row: (row.answer_s, -row.candidate.shape.weight_bytes))
     ordered = [replace(row, on_front=row in front) for row in quick]
     ordered += [row for row in rows if row.point is None]
     profile = speeds[0].profile
@@ -286,12 +287,3 @@ def _widest(candidate: Candidate) -> str:
     """The published file with the most bits, which another type is made from."""
     best = max(candidate.model.types, key=lambda name: mix_by_name(name).type.bits_per_weight)
     return f"{candidate.model.repo}:{best}" if candidate.model.repo else candidate.model.name
-
-
-def _front(rows: Sequence[Row]) -> list[Row]:
-    """The rows that are larger than all that answer sooner. rows: the quickest first."""
-    front: list[Row] = []
-    for row in rows:
-        if not front or row.candidate.shape.weight_bytes > front[-1].candidate.shape.weight_bytes:
-            front.append(row)
-    return front

@@ -8,6 +8,7 @@ from typing import Any
 
 from edge.planning.measuring import OFF, SCATTER, is_off
 from partition.predict.objectives import OBJECTIVES, Objective
+from quant.front import non_dominated
 from quant.text import bytes_text
 
 Point = Mapping[str, Any]  # one of "points"
@@ -36,7 +37,12 @@ def dominated(result: Result) -> list[Point]:
 
 def in_order(points: Iterable[Point]) -> list[Point]:
     """Return the plans by latency; of equal ones, the one with the most throughput first."""
-    return sorted(points, key=lambda point: (latency_s(point), -throughput(point)))
+    return sorted(points, key=_place)
+
+
+def _place(point: Point) -> tuple[float, float]:
+    """Return the latency of a plan, and minus its throughput: both should be small."""
+    return latency_s(point), -throughput(point)
 
 
 def visible_plans(result: Result) -> tuple[list[Point], list[Point]]:
@@ -55,11 +61,7 @@ def staircase(points: Iterable[Point]) -> list[Point]:
 
     A front of more objectives than these two has further plans.
     """
-    corners: list[Point] = []
-    for point in in_order(points):
-        if not corners or throughput(point) > throughput(corners[-1]):
-            corners.append(point)
-    return corners
+    return non_dominated(points, _place)
 
 
 def line(result: Result) -> list[Point]:

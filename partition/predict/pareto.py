@@ -14,6 +14,7 @@ from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import Plan
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.prediction import Prediction
+from quant.front import non_dominated
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,11 @@ class Point:
 def on_front(values: Sequence[tuple[float, ...]]) -> list[bool]:
     """Return for each point whether it is on the Pareto front. Of equal points the first is.
 
-    What differs by less than a part in a billion is equal.
+    Values that differ by less than a part in a billion are equal.
     """
     rounded = [tuple(float(f"{x:.9g}") for x in point) for point in values]
-    is_on_front = [False] * len(values)
-    front: list[tuple[float, ...]] = []
-    for i in sorted(range(len(values)), key=lambda i: (rounded[i], i)):  # whoever dominates one comes before it
-        if not any(all(a <= b for a, b in zip(other, rounded[i], strict=True)) for other in front):
-            front.append(rounded[i])
-            is_on_front[i] = True
-    return is_on_front
+    front = set(non_dominated(range(len(values)), lambda i: rounded[i]))
+    return [i in front for i in range(len(values))]
 
 
 def knee(values: Sequence[tuple[float, ...]]) -> int | None:

@@ -24,6 +24,15 @@ class Solution:
     devices: int
 
 
+def no_worse(costs: Array, others: Array) -> NDArray[np.bool_]:
+    """Return where `costs` [K, ...] are at most `others` [K, ...] in each of the K rows: they dominate them there.
+
+    The arrays are broadcast against each other.
+    """
+    dominates: NDArray[np.bool_] = np.all(costs <= others, axis=0)
+    return dominates
+
+
 class Best:
     """Non-dominated solutions. Of those with equal objectives the one with the fewest devices, then the first found."""
 
@@ -35,8 +44,8 @@ class Best:
         """Add solutions that `beats` does not dominate, nor one another, and drop those that they dominate."""
         if not new:
             return
-        objectives = np.array([solution.objectives for solution in new])
-        rest = [old for old in self.solutions if not (objectives <= old.objectives).all(axis=1).any()]
+        objectives = np.array([solution.objectives for solution in new]).T
+        rest = [old for old in self.solutions if not no_worse(objectives, np.array(old.objectives)[:, None]).any()]
         self.solutions = sorted([*rest, *new], key=lambda solution: solution.objectives)
         self._known = None
 
@@ -71,7 +80,7 @@ class _Known:
         for at in range(0, len(ties), step):
             part = ties[at : at + step]
             new = objectives[:, None, part]
-            no_more = (self._objectives[:, :, None] <= new).all(axis=0)
+            no_more = no_worse(self._objectives[:, :, None], new)
             # What is no worse, and in nothing better, is equal.
             better = (self._devices[:, None] <= devices[part]) | (self._objectives[:, :, None] < new).any(axis=0)
             beaten[part] = (no_more & better).any(axis=0)

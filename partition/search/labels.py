@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from partition.search.best import Best, Solution
+from partition.search.best import Best, Solution, no_worse
 from partition.search.bounds import Bounds
 from partition.search.tables import Tables
 
@@ -202,7 +202,7 @@ class Search:
         devices = _count(labels.masks)
         best: list[int] = []
         for k in np.lexsort([devices, *objectives[::-1]]).tolist():  # whoever beats one comes before it
-            if not (objectives[:, best] <= objectives[:, k, None]).all(axis=0).any():
+            if not no_worse(objectives[:, best], objectives[:, k, None]).any():
                 best.append(k)
         self.best.add([self._solution(labels, objectives[:, k], k) for k in best])
 
@@ -278,7 +278,7 @@ def _not_after(labels: Labels, most: Array, order: Numbers) -> NDArray[np.bool_]
     masks, last, values, most = labels.masks[order], labels.last[order], labels.values[:, order], most[:, order]
     for step in range(1, min(_NEIGHBOURS, len(order))):
         a, b = slice(None, -step), slice(step, None)
-        alive[b] &= ~((last[a] == last[b]) & ((masks[a] & ~masks[b]) == 0) & (values[:, a] <= most[:, b]).all(axis=0))
+        alive[b] &= ~((last[a] == last[b]) & ((masks[a] & ~masks[b]) == 0) & no_worse(values[:, a], most[:, b]))
     return alive
 
 

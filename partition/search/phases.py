@@ -25,8 +25,9 @@ from partition.predict.predict import moved_s, prompt_and_moved_s
 from partition.predict.prediction import Prediction
 from partition.search.explain import is_busy
 from partition.search.pair_search import Pair, PairSearch
-from partition.search.planner import Placed, Planner, non_dominated
+from partition.search.planner import Placed, Planner
 from partition.search.prefills import PrefillSearch, PrefillTable
+from quant.front import non_dominated
 from quant.text import number_text
 
 MANY_SHORT = 3  # devices with too little memory for a pair, with which all pairs are searched; with more, some are

@@ -7,13 +7,12 @@ without layers before it (a thin owner).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise
 from math import ceil
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,8 @@ from partition.search.best import Solution
 from partition.search.problem import Problem, check_watts, one_stage, with_peaks
 from partition.search.search import Front, front
 from partition.search.stage_group import StageGroup
+from quant.front import non_dominated
 
-T = TypeVar("T")
 Array = NDArray[np.float64]
 MOST_EXACT = 8  # devices of which all groups are tried; of more, pairs and those that are linked best
 _MOST_GROUPS = 96  # then
@@ -294,14 +293,3 @@ class Planner:
             return cost.hop_s(self.work, before, after, self.links, rows)
 
         return np.repeat(measures.for_hop(hop)[:, None], n + 1, axis=1)
-
-
-def non_dominated(options: Iterable[T], objectives: Callable[[T], tuple[float, ...]]) -> list[T]:
-    """Return the options that no other one matches or beats in every objective, sorted by the first; of equals, the
-    first."""
-    front: list[T] = []
-    for option in sorted(options, key=objectives):  # whoever dominates one comes before it
-        values = objectives(option)
-        if not any(all(a <= b for a, b in zip(objectives(best), values, strict=True)) for best in front):
-            front.append(option)
-    return front

@@ -19,8 +19,9 @@ from partition.predict.speeds import Curve, LinkSpeed
 from partition.search.explain import best
 from partition.search.pair_search import Pair, PairSearch
 from partition.search.phases import Phases, paired, prefill_reason
-from partition.search.planner import Placed, Planner, non_dominated
+from partition.search.planner import Placed, Planner
 from partition.search.stage_group import StageGroup
+from quant.front import non_dominated
 from tests.support.planning import MIB, MS, device, linked, model, work
 from tests.support.random_plans import Case, objectives
 from tests.support.thorough import some

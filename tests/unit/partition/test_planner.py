@@ -19,8 +19,9 @@ from partition.predict.objectives import SEARCHED
 from partition.predict.predict import predict
 from partition.predict.speeds import Links, LinkSpeed
 from partition.search.explain import best, kind_of
-from partition.search.planner import Placed, Planner, non_dominated
+from partition.search.planner import Placed, Planner
 from partition.search.stage_group import StageGroup
+from quant.front import non_dominated
 from tests.support.planning import MIB, MS, best_of, device, linked, model, work
 from tests.support.random_plans import NAMES, Case, objectives
 from tests.support.thorough import some
