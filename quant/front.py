@@ -1,4 +1,4 @@
-"""Pareto dominance: an item dominates another one if it is no worse in any cost."""
+"""Pareto dominance: an item dominates another item if each of its costs is at most as large."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 def non_dominated(items: Iterable[T], costs: Callable[[T], tuple[float, ...]]) -> list[T]:
     """Return the items that no other item dominates, sorted by their costs. Of items with equal costs the first stays.
 
-    costs: returns the costs of an item, each of which should be small.
+    costs: a function that returns the costs of an item. Small costs are good.
     """
     front: list[T] = []
     front_costs: list[tuple[float, ...]] = []

@@ -1,4 +1,4 @@
-"""The one way from a plan of a language model, a cluster and options to a model that runs, and goes on running."""
+"""Deploying a language model: from a plan, a cluster and options to a model that survives the loss of devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edge.llama import llama
 from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.parallel.moving import movable
+from edge.parallel.moving import check_movable
 from edge.parallel.prefiller import PrefillPlacement
 from edge.parallel.replacements import ReplaceableEngine, Replacements
 from edge.planning.choice import PlanChoice
@@ -41,7 +41,8 @@ from partition.plan.plan import LOCAL, Plan
 from quant.gguf.file import GgufFile
 from quant.text import listed
 
-PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and has no other device left
+# Share of the free memory for a model that is larger than it and has no other device left.
+PAGED_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ def deploy(
 ) -> DeployedModel:
     """Return a language model that runs on the devices that its plan names.
 
-    Where a device is lost, leaves, became slow, is there again or joined, another plan takes over, as `resilience` has
-    it; `steps` says so. WorkerError where a device of the plan is not connected, unless the model resumes; PlanError
-    for a plan of another model, or of a network; the errors of `Deployment` and `Engine`.
+    If a device is lost, leaves, becomes slow, comes back or joins, another plan takes over as `resilience` allows.
+    `steps` shows a line then. WorkerError if a device of the plan is not connected, unless the model resumes. PlanError
+    for a plan of another model or of a network. The errors of `Deployment` and `Engine`.
     """
     if not isinstance(choice.plan, Plan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
@@ -85,7 +86,7 @@ def deploy(
             raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
         single = alone(file.path, options, plan, steps)
         return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
-    if options.least_memory is not None:  # each rank changes alone: what is kept on disk would be of several sizes
+    if options.least_memory is not None:  # each rank changes its size alone: blocks on disk would be of several sizes
         options = replace(options, prefixes=None, groups=options.groups or 1)
         choice = replace(choice, options=replace(choice.options, groups=options.groups))
     with ExitStack() as stack:
@@ -122,8 +123,11 @@ def alone(
     pages: bool = False,
     moved_bytes: int = 0,
 ) -> Engine:
-    """Load the whole model on this device, as its plan says where `options` do not. pages: within a part of the free
-    memory, where it is larger than that. moved_bytes: of it, for something else. The errors of Engine."""
+    """Load the whole model on this device, by `options` and otherwise by its plan. The errors of Engine.
+
+    pages: the model pages within a part of the free memory if it is larger than that memory.
+    moved_bytes: part of the free memory that something else will take.
+    """
     shard, free = plan.shard(0), max(0, available_memory() - moved_bytes)
     if options.gpu_memory is not None:
         return load(path, replace(options, threads=options.threads or shard.threads), steps)
@@ -136,7 +140,7 @@ def alone(
 
 
 class LlmBuilding(Building[Plan, TextEngine]):
-    """Loads the parts of a language model, always with the context and batch of the first time. `close()` it last."""
+    """Loader of a language model's parts, always with the context and batch of the first plan. `close()` it last."""
 
     def __init__(
         self,
@@ -147,11 +151,11 @@ class LlmBuilding(Building[Plan, TextEngine]):
         say: Callable[[str], None],
         encoder: EncoderPlace | None = None,
     ) -> None:
-        """digest: of the file. say: called with words about a device that is waited for. encoder: the place of pictures
-        and sounds; this device encodes once that one is lost."""
+        """digest: of the file. say: shows a line while a device is waited for. encoder: the device that encodes media;
+        if it is lost, this device encodes."""
         self._encoder = encoder
         self._file, self._options, self._exchange = file, options, exchange
-        # Whatever is loaded later has the adapters of now.
+        # Plans that are loaded later have the same adapters.
         adapters = CheckedAdapter.all_from(options.lora, file, ModelShape.from_gguf(file))
         self._slices = ModelSlices(file, digest, adapters, elastic=options.least_memory is not None)
         self._say = say
@@ -163,12 +167,12 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self._vocabulary.close()
 
     def with_phases(self, plan: Plan, *, reproducible: bool) -> Plan:
-        """The plan; without its placement of prompts where keys and values cannot move, after saying why."""
+        """Return the plan. If keys and values cannot move, show why and leave out its placement of prompts."""
         if plan.prefill is None:
             return plan
         why = "steps that are to be the same each time are computed by one placement" if reproducible else ""
         try:
-            movable(self._file, self._options, self._vocabulary)
+            check_movable(self._file, self._options, self._vocabulary)
         except CannotSlice as error:
             why = str(error)
         if not why:
@@ -179,8 +183,8 @@ class LlmBuilding(Building[Plan, TextEngine]):
     def kept_running(
         self, supervisor: Supervisor[Plan, TextEngine], fleet: Fleet | None, plan: Plan, why: str, *, exact: bool
     ) -> ReplaceableEngine:
-        """Start the plan: an engine that the supervisor replaces. exact: what is lost is computed again in the very
-        steps there were."""
+        """Start the plan and return an engine that the supervisor replaces. exact: after a loss, tokens are computed
+        again in the same steps as before."""
 
         def prefill_lost(plan: Plan, reason: str, lost: list[str]) -> None:
             running = supervisor.running
@@ -191,7 +195,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
             supervisor.change(replace(running, plan=plan.placements[0], workers=there))
 
         first = supervisor.start(fleet, plan, why)
-        self._prefill_lost = prefill_lost  # from now on something runs
+        self._prefill_lost = prefill_lost  # from now on a plan runs
         self._options = replace(self._options, context=first.context, batch=first.batch)
 
         def recovered(error: Exception) -> TextEngine:
@@ -225,8 +229,8 @@ class LlmBuilding(Building[Plan, TextEngine]):
         *,
         leaves_at_once: bool = False,
     ) -> tuple[TextEngine, Deployment | None]:
-        """Return the engine of one placement. reserved: bytes of this device's budget that the other one takes.
-        leaves_at_once: as of `Deployment`."""
+        """Return the engine of one placement. reserved: bytes of this device's budget that the other placement takes.
+        leaves_at_once: as in `Deployment`."""
         self._slices.check_unchanged()
         if fleet is None or plan.world_size == 1:
             options = replace(options, reserved=options.reserved + reserved)
@@ -254,7 +258,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
     def _prefill_placement(
         self, fleet: Fleet, plan: Plan, engine: TextEngine, life: ExitStack, steps: Steps
     ) -> PrefillPlacement:
-        """Load the placement of prompts beside the engine that generates, with the same context."""
+        """Load the placement of prompts, with the context of the engine that generates."""
         assert plan.prefill is not None
         options = replace(
             self._options, context=engine.context, batch=engine.batch, outputs=None, draft_rows=0, prefixes=None,
@@ -265,7 +269,8 @@ class LlmBuilding(Building[Plan, TextEngine]):
         def lost(error: Exception) -> None:
             reason = loss_reason(ranks.lost if ranks else [], error) if is_loss(error) else str(error)
             gone = ranks.lost_addresses if ranks else []
-            if not gone and is_loss(error) and plan.prefill is not None:  # of links alone: all are there again later
+            # If only links were lost, all devices can be reached again later.
+            if not gone and is_loss(error) and plan.prefill is not None:
                 gone = [device for device in plan.prefill.devices if device not in plan.devices]
             self._prefill_lost(plan, reason, gone)
 

@@ -1,4 +1,4 @@
-"""A language model that runs by a plan: where its parts are, what its steps take, and what is shown of it."""
+"""A language model that runs by a plan: its devices, the times of its steps, and its description for people."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from quant.text import counted, listed
 
 
 class Deployed(Closing, Generic[P, E]):
-    """A model on its devices. Where one is lost, it goes on with the others, and `running` changes. `close()` unloads
-    it; it is also a context manager."""
+    """A model on its devices. If a device is lost, the model runs on the others, and `running` changes. `close()`
+    unloads it; it is also a context manager."""
 
     def __init__(self, running: Running[P, E], exchange: Exchange, close: Callable[[], None]) -> None:
         self.running, self.exchange = running, exchange
@@ -42,7 +42,7 @@ class Deployed(Closing, Generic[P, E]):
         return self.running.names
 
     def change(self, running: Running[P, E]) -> None:
-        """Another plan runs now."""
+        """Note the plan that runs now."""
         self.running = running
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         close: Callable[[], None],
         watch: MembershipWatch | None = None,
     ) -> None:
-        """watch: of its devices; None: there are no others."""
+        """watch: watches the devices; None: the model has this device alone."""
         super().__init__(running, exchange, close)
         self.engine, self.watch = engine, watch
 
@@ -81,7 +81,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         return self._ranks.links if self._ranks else {}
 
     def times(self, *, clear: bool = False) -> list[dict[str, Summary]]:
-        """As `DistributedEngine.times`; nothing is known of a plan for this device alone."""
+        """As `DistributedEngine.times`. A plan for this device alone has no times."""
 
         def times(engine: TextEngine) -> list[dict[str, Summary]]:
             return engine.times(clear=clear) if isinstance(engine, DistributedEngine) else [{}]

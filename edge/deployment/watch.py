@@ -1,7 +1,7 @@
-"""Watching the devices that a language model runs on: who leaves, became slow, is there again, or joined.
+"""Watching the devices that a language model runs on: a device leaves, becomes slow, comes back, or joins.
 
-It looks in the background, and between two looks nothing is held up. What it sees it offers to the `Supervisor`, and
-what it says, people hear; it plans and loads nothing.
+The watch looks in the background and delays no step. It offers other plans to the `Supervisor` and shows lines. It
+plans and loads nothing itself.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from partition.plan.plan import Plan
 from quant.text import listed
 
 LOOK_S = 0.5  # between two looks whether a device leaves
-REST_S = 0.3  # without a step: nobody waits for one
-QUIET_S = 2.0  # without a step: nobody minds
-OFFER_S = 10.0  # between two looks whether a device is there again
-BUSY_S = 10.0  # between two looks whether a device became slow, where there is always somebody who asks
-CLOSE_S = 30.0  # for a move that hears late that it is to end
+REST_S = 0.3  # without a step: no request waits for one
+QUIET_S = 2.0  # without a step: a look at other devices disturbs no request
+OFFER_S = 10.0  # between two looks whether a device came back
+BUSY_S = 10.0  # between two looks whether a device became slow, if requests never pause
+CLOSE_S = 30.0  # for a move to notice that it has to end
 
 
 class MembershipWatch:
-    """Looks at the devices of a model until `close()`."""
+    """Watch over the devices of a model, until `close()`."""
 
     def __init__(
         self,
@@ -41,34 +41,34 @@ class MembershipWatch:
         joining: JoiningDevices | None,
         steps: Steps,
     ) -> None:
-        """joining: looks for devices that join; None: no others are to take part."""
+        """joining: finds devices that join; None: no other device takes part."""
         self._supervisor, self._replanner, self._replacements = supervisor, replanner, replacements
         self._joining, self._steps = joining, steps
         work = replanner.planner.work if replanner.planner else None
         self.slow = StragglerWatch(replanner.survey, work)
-        self._declined: set[str] = set()  # workers that joined, and that no better plan has
-        self._joined: JoinedDevice | None = None  # measured, and not offered yet
-        self._stays_with: list[str] = []  # devices that leave, and nothing else can do their part
+        self._declined: set[str] = set()  # workers that joined, and that no better plan uses
+        self._joined: JoinedDevice | None = None  # measured, but not offered yet
+        self._stays_with: list[str] = []  # devices that leave, although no other plan fits
         self._slow_at = time.monotonic() + BUSY_S
         self._begin(self._supervisor.running)
         supervisor.on_change.append(self._begin)
         self._looks = Repeated(self._look, LOOK_S, "members")
 
     def close(self) -> None:
-        """Look and offer no more. A look at who is there may take seconds and is not waited for; a move under way ends
+        """Look and offer no more. A look at devices may take seconds and is not waited for; a move under way ends
         soon."""
         self._looks.close()
         self._supervisor.stop()
         self._replacements.wait_for_move(CLOSE_S)
 
     def _begin(self, running: Running[Plan, TextEngine]) -> None:
-        """Another plan runs."""
+        """Watch the devices of another plan."""
         self.slow.begin(running.engine, running.plan, running.names)
         self._declined.clear()
         self._offer_at = time.monotonic() + OFFER_S
 
     def _look(self) -> None:
-        """Look whether another plan should take over. Errors are for the next request, which meets them, too."""
+        """Look whether another plan should take over. Errors are ignored, because the next request meets them, too."""
         with suppress(EdgeError):
             if self._replacements.is_moving:
                 if self._replacements.quiet_s > REST_S:
@@ -90,7 +90,7 @@ class MembershipWatch:
         return self._supervisor.offer(reason, is_worth, check, self._replacements.switch_to)
 
     def _offer_drain(self, names: list[str]) -> None:
-        """Offer any plan without devices that are about to end."""
+        """Offer any plan without the devices that are about to end."""
         reason = f"{listed(names)} {'are' if len(names) > 1 else 'is'} about to end"
         try:
             self._offer(reason, lambda plan: True, self._supervisor.check_open)
@@ -100,7 +100,7 @@ class MembershipWatch:
             self._steps.say(f"{reason}, and without it: {error}")
 
     def _offer_rejoin(self) -> None:
-        """Where devices are there that were not, offer a plan with them that is clearly better."""
+        """If devices came back, offer a plan with them that is clearly better."""
         known = {*self._supervisor.running.workers, *self._declined, *([self._joined.address] if self._joined else [])}
         missing = [address for address in self._replanner.addresses if address not in known]
         if not missing:
@@ -113,7 +113,7 @@ class MembershipWatch:
         self._offer(reason, self._pays, self._check_quiet)
 
     def _offer_join(self) -> None:
-        """Where a device joined, measure it, and offer a plan with it that is clearly better."""
+        """If a device joined, measure it, and offer a plan with it that is clearly better."""
         survey = self._replanner.survey
         if self._joining is None or survey is None or self._replacements.is_moving:
             return
@@ -164,11 +164,11 @@ class MembershipWatch:
         return self._replanner.planner is not None and self._pays(plan)
 
     def _is_quiet(self) -> bool:
-        """Return whether nobody waits for a step, and it is not to end."""
+        """Return whether no request waits for a step, and the watch is not closed."""
         return not self._supervisor.is_closed and self._replacements.quiet_s > REST_S
 
     def _check_quiet(self, *_: object) -> None:
-        """Interrupted once somebody asks: nothing that can wait is done beside an answer."""
+        """Raise Interrupted once a request computes: work that can wait must not slow an answer down."""
         self._supervisor.check_open()
         if self._replacements.quiet_s < REST_S:
             raise Interrupted("an answer began")

@@ -1,4 +1,4 @@
-"""Registry of engine kinds: engines that compute, that have no layers, and that take the time of a profile instead.
+"""Registry of engine kinds: an engine computes, is thin (it has no layers), or sleeps for the time of a profile.
 
 Every slice is opened here. This module is the only one that reads which device of a lab sleeps. The rest of the code
 uses the interface of `EngineKind`, and does not know which kind it has.
@@ -49,7 +49,7 @@ class EngineKind:
         vocabulary: Model | None,
         sharing: ModelRunner | None,
     ) -> ModelRunner:
-        """Open a slice for a place among the ranks. vocabulary, sharing: as of `open_slice`. The errors of
+        """Open a slice for a place among the ranks. vocabulary, sharing: as in `open_slice`. The errors of
         ModelRunner."""
         from edge.llm.engine import ModelRunner
 
@@ -93,7 +93,7 @@ class EngineKind:
         )
 
     def check_worker(self, name: str, *, sleeps: bool) -> None:
-        """Raise Refused if a worker's engines are of the other kind: zeros of a lab would become somebody's answer."""
+        """Raise Refused if a worker's engines are of the other kind: an answer would contain zeros of a lab."""
         if sleeps:
             raise Refused(
                 f"{name} is a sleeping device of a lab: it takes the time of its profile and answers with zeros. Run"
@@ -146,7 +146,7 @@ class SleepingKind(EngineKind):
         vocabulary: Model | None,
         sharing: ModelRunner | None,
     ) -> ModelRunner:
-        """As of `EngineKind`. PlanError if the file is no profile, OSError if it cannot be read."""
+        """As in `EngineKind`. PlanError if the file is no profile, OSError if it cannot be read."""
         from edge.parallel.sleeping import SleepingEngine
         from partition.predict.part_times import PartTimes
         from partition.predict.presets import PartSizes
@@ -187,7 +187,7 @@ class SleepingKind(EngineKind):
         memory_limit_bytes: int | None = None,
         gpu: str | None = None,
     ) -> DeviceProfile:
-        """As of `EngineKind`. The host is left out, because a sleeping device takes no cores from others."""
+        """As in `EngineKind`. The host is left out, because a sleeping device takes no cores from others."""
         profile = super().describe(name, threads=threads, memory_limit_bytes=memory_limit_bytes, gpu=gpu)
         return replace(profile, host=None)
 

@@ -1,5 +1,4 @@
-"""Keys and values on their way from one engine to another: whether a model's can move, and those of slots where both
-engines cannot be loaded at once."""
+"""Keys and values of slots on their way from one engine to another, which cannot be loaded at the same time."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ from quant.gguf.file import GgufFile
 _MOST_OF_FREE = 0.25  # of this device's memory, for keys and values on their way
 
 
-def movable(file: GgufFile, options: EngineOptions, vocabulary: Model) -> StateShape:
-    """The shape of a model's keys and values. CannotSlice where they cannot be read."""
+def check_movable(file: GgufFile, options: EngineOptions, vocabulary: Model) -> None:
+    """Raise CannotSlice if the keys and values of a model cannot be read."""
     if vocabulary.is_recurrent:
         raise CannotSlice(f"{file.architecture} models are recurrent: they hold nothing of each token")
-    return StateShape.of_model(Source.from_file(file), resolve(options, ModelShape.from_gguf(file))[2])
+    StateShape.of_model(Source.from_file(file), resolve(options, ModelShape.from_gguf(file))[2])
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,15 @@ class Beginning:
 
 
 def beginnings(slots: Sequence[Slot]) -> Iterator[Beginning]:
-    """The slots that hold anything in their order, each with the one before it that begins most like it."""
+    """Yield each slot that holds tokens, with the earlier slot that shares the longest prefix."""
     done: list[Slot] = []
     for slot in slots:
         if not slot.tokens:
             continue
-        # What was shifted depends on tokens that are no longer there.
+        # Keys and values that were shifted depend on tokens that were dropped.
         exact = slot.tokens[: slot.exact]
-        like = [other for other in done if other.namespace == slot.namespace]  # others may have other adapters
+        # Slots of other namespaces may have other adapters.
+        like = [other for other in done if other.namespace == slot.namespace]
         shared = ((common_prefix(other.tokens[: other.exact], exact), other.sequence) for other in like)
         start, sequence = max(shared, default=(0, 0))
         yield Beginning(slot.sequence, len(slot.tokens), sequence, start)
@@ -59,12 +59,12 @@ def beginnings(slots: Sequence[Slot]) -> Iterator[Beginning]:
 class HeldStates:
     """Keys and values of slots, in this device's memory."""
 
-    factors: str  # as `States.factors`: those that positions were turned by
+    factors: str  # as `States.factors`, by which positions were turned
     parts: list[tuple[Beginning, list[KVBlock]]]
 
 
 def read_states(engine: TextEngine, slots: Sequence[Slot]) -> HeldStates | None:
-    """The keys and values of an engine's slots. None where this model's cannot be read, or are too many for this
+    """Return the keys and values of an engine's slots. None if they cannot be read, or are too large for this
     device."""
     at_once, room = engine.states.most_read, _MOST_OF_FREE * available_memory()
     n_blocks = sum(-(-len(slot.tokens) // at_once) for slot in slots)  # at most
@@ -85,7 +85,7 @@ def read_states(engine: TextEngine, slots: Sequence[Slot]) -> HeldStates | None:
 
 
 def write_states(engine: TextEngine, states: HeldStates) -> bool:
-    """Give an empty engine these keys and values; where it cannot take them it is left empty, and False comes back."""
+    """Give an empty engine these keys and values. Return False, and leave it empty, if it cannot take them."""
     if engine.states.factors != states.factors:
         return False
     try:

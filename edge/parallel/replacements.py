@@ -1,7 +1,7 @@
-"""Replacing the engine of a model that runs, and using whichever one there is.
+"""Replacing the engine of a model while the model runs.
 
-After a loss the scheduler preempts all requests, and admits them again from the tokens it has: nothing is written down
-for that. A planned move takes the keys and values of its slots along where they can be read.
+After a loss the scheduler preempts all requests and admits them again from their tokens. A planned move takes the keys
+and values of the slots along if they can be read.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Floats = NDArray[np.float32]
 T = TypeVar("T")
 
 MOST_IN_A_ROW = 3  # losses without a token between them: then something else is wrong
-_LOOK_S = 0.1  # how soon who waits for a move hears that it is to stop
+_LOOK_S = 0.1  # between two looks of a waiting thread whether the engine was stopped
 
 
 class Replacements(CacheUse):
     """The engine that runs now, its users one after the other, and the engine that takes over from it.
 
-    Whoever computes without a scheduler begins with `kv_clear`. What it computed cannot go on elsewhere: it stays on
-    its engine, and a loss of that is an error.
+    A caller that computes without a scheduler begins with `kv_clear`. It cannot fail over: a loss of its engine is an
+    error.
     """
 
     def __init__(self, engine: TextEngine, recovered: Callable[[Exception], TextEngine]) -> None:
@@ -42,22 +42,22 @@ class Replacements(CacheUse):
         Its errors are raised."""
         super().__init__()
         self._recovered = recovered
-        self.ready: deque[Floats] = deque()  # logits that were collected before somebody asked for them
+        self.ready: deque[Floats] = deque()  # logits that were collected before `collect` was called
         self.is_stopped = False
-        self.is_direct = False  # somebody computes without a scheduler
+        self.is_direct = False  # a caller computes without a scheduler
         self._next: Callable[[], TextEngine | None] | None = None
-        self._is_gone = False  # there is no engine, as a move failed
+        self._is_gone = False  # there is no engine, because a move failed
         self._lock = threading.RLock()
         self._asked_at = time.monotonic()
         self.recoveries = self.moves = 0
-        self.losses_in_a_row = 0  # without a token between them, that which another engine is asked for included
+        self.losses_in_a_row = 0  # without a token between them, the loss under way included
         self._use_engine(engine)
 
     # --- one user after the other ---
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """As `CacheUse.alone`. Interrupted after `stop`, where another thread uses it."""
+        """As `CacheUse.alone`. Raise Interrupted after `stop` if another thread uses the engine."""
         self._asked_at = time.monotonic()  # from now on it is not quiet
         while not self._lock.acquire(timeout=_LOOK_S):
             if self.is_stopped:
@@ -82,7 +82,7 @@ class Replacements(CacheUse):
             return self._with_failover(alone)
 
     def clear(self) -> None:
-        """Forget everything, for somebody who computes without a scheduler."""
+        """Forget all sequences, for a caller that computes without a scheduler."""
         with self.alone():
             if self.owner is not None:
                 self.owner.yield_engine()
@@ -90,13 +90,13 @@ class Replacements(CacheUse):
             self._with_failover(lambda: self.engine.kv_clear())
 
     def check(self) -> None:
-        """EngineError where there is no engine."""
+        """Raise EngineError if there is no engine."""
         if self._is_gone:
             raise EngineError("the move to another engine was given up")
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since anything was asked; 0 while logits wait to be collected."""
+        """Seconds since the engine was last used; 0 while logits wait to be collected."""
         return 0.0 if self.uncollected else time.monotonic() - self._asked_at
 
     @property
@@ -116,7 +116,8 @@ class Replacements(CacheUse):
     # --- after a loss ---
 
     def _with_failover(self, work: Callable[[], T], losses: int = 0) -> T:
-        """Return the result of `work` on this engine, or on those that take over. losses: before it, in a row."""
+        """Return the result of `work` on this engine, or on the engines that take over. losses: number of losses in a
+        row before it."""
         self.losses_in_a_row = losses
         while True:
             try:
@@ -129,7 +130,7 @@ class Replacements(CacheUse):
                 if not is_lost or self.is_direct:
                     raise
                 if self.losses_in_a_row == MOST_IN_A_ROW:
-                    self.losses_in_a_row = 0  # whoever asks next may have more luck
+                    self.losses_in_a_row = 0  # the next call may succeed
                     raise
                 if self.is_stopped:
                     raise Interrupted("stopped on request") from error
@@ -154,7 +155,7 @@ class Replacements(CacheUse):
         if self.is_stopped:
             engine.stop()
 
-    # --- going on with another engine, while the one there is still computes ---
+    # --- a planned move, while this engine still computes ---
 
     @property
     def is_moving(self) -> bool:
@@ -162,22 +163,24 @@ class Replacements(CacheUse):
         return self._next is not None
 
     def switch_to(self, another: Callable[[], TextEngine | None]) -> None:
-        """Before the next step, or by `switch_now`, go on with the engine that `another` gives. Called in the thread
-        that asks; it ends the engine there is. None: that one is to stay."""
+        """Use the engine that `another` returns, from the next step or `switch_now` on.
+
+        `another` is called in the thread of that step. It ends the present engine, or returns None to keep it.
+        """
         self._next = another
 
     def switch_now(self) -> None:
-        """Switch now to what `switch_to` was given, so that nobody has to wait for it later."""
+        """Switch to the engine of `switch_to` now, so that no request waits for the switch later."""
         with self.alone():
             self._with_failover(lambda: None)
 
     def wait_for_move(self, timeout_s: float) -> None:
-        """Return when no move is under way, or after so many seconds."""
+        """Return when no move is under way, or after `timeout_s` seconds."""
         if self._lock.acquire(timeout=timeout_s):
             self._lock.release()
 
     def _move(self) -> None:
-        """To the next engine, with keys and values where they can be read and have room, else by tokens."""
+        """Move to the next engine: with keys and values if they can be read and have room, otherwise by tokens."""
         another, self._next = self._next, None
         assert another is not None
         self.take_in()
@@ -200,9 +203,9 @@ else:
 
 
 class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
-    """As `TextEngine`: whichever engine `replacements` has now. All that is not here is that engine's own."""
+    """A `TextEngine` that uses the engine which `replacements` has now. Other members are those of that engine."""
 
-    failed = None  # as long as another engine may take over
+    failed = None  # another engine may take over, so this one never fails
 
     def __init__(self, engine: TextEngine, model: Model, replacements: Replacements) -> None:
         """engine: the first one. model: the vocabulary, which outlives all engines."""
@@ -240,7 +243,7 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
             now.check()
             logits = now.ready.popleft() if now.ready else now.engine.collect()
             now.losses_in_a_row = 0
-            # Whoever looks between two steps takes in those under way, into the same array.
+            # `between_steps` collects the logits of steps under way into the same array.
             return logits.copy() if now.uncollected else logits
 
     @contextmanager
@@ -252,7 +255,7 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
             yield now.engine
 
     def chunk(self, n: int) -> int:
-        """As `Engine.chunk`: where steps are to be those of before, in the first engine's."""
+        """As `Engine.chunk`. If steps have to be the same as before a loss, it is that of the first engine."""
         engine = self.replacements.engine
         return chunk_rows(n, engine.batch, self._stages) if self.replacements.exact else engine.chunk(n)
 
@@ -265,5 +268,5 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
         self.replacements.engine.resume()
 
     def kv_clear(self) -> None:
-        """As `Engine.kv_clear`. Here another engine may take over for whoever computes without a scheduler."""
+        """As `Engine.kv_clear`. Another engine may take over here for a caller without a scheduler."""
         self.replacements.clear()
