@@ -1,4 +1,4 @@
-"""Our decode and prefill beside a bare llama_decode loop, alternating in one process on one loaded file.
+"""Our decode and prefill compared with a bare llama_decode loop, alternating in one process on one loaded file.
 
     python benchmarks/bench_engine.py [--only loop] [--rounds 9] [--json]
 
@@ -6,7 +6,7 @@ The bare loop is llama.cpp's C interface with nothing around it: the limit for a
 context of their own over the same weights, greedy sampling included (the likeliest of the logits). Ratios are of the
 medians over all rounds; ours should reach 0.98. By default on a random file of TinyLlama-1.1B's shape at Q4_0.
 
-prompts: prefill of long prompts beside llama_decode with the sizes that llama-bench uses (batches of 2,048 tokens in
+prompts: prefill of long prompts compared with llama_decode with the sizes of llama-bench (batches of 2,048 tokens in
 parts of 512), with flash attention and without it. Ours should reach 0.97 of each.
 """
 
@@ -39,7 +39,7 @@ from edge.models.synth import SHAPES
 from partition.model.model import decode_bytes
 
 LENGTHS = (256, 2048, 8192)  # tokens of a prompt
-LLAMA_BENCH_BATCH, LLAMA_BENCH_PART = 2048, 512  # tokens that llama-bench gives to llama_decode, and computes at once
+LLAMA_BENCH_BATCH, LLAMA_BENCH_PART = 2048, 512  # n_batch and n_ubatch of llama-bench, in tokens
 
 
 def main() -> None:
@@ -170,7 +170,7 @@ KERNELS = {"with": "on", "without": "off"}
 
 
 def measure_prompts(_: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the seconds of a prefill by length and attention kernel, ours beside bare llama_decode."""
+    """Return the seconds of a prefill by length and attention kernel, ours and those of bare llama_decode."""
     cases: list[dict[str, Any]] = []
     for n in (16, 64) if args.tiny else args.lengths:
         for words, kernel in KERNELS.items():
