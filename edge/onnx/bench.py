@@ -1,5 +1,4 @@
-"""Benchmark of an ONNX model: latency and throughput by one clock. They are two measurements, because neither follows
-from the other."""
+"""Benchmark of an ONNX model: latency and throughput, measured separately because neither follows from the other."""
 
 from __future__ import annotations
 
@@ -14,24 +13,26 @@ from typing import Any
 from edge.onnx.pipeline import MOST_WINDOW, Result
 from edge.onnx.samples import Array, Feeds
 
-_WAITING = 1.25  # times its latency in the idle flow: an input that takes longer has waited for others
-_TRIES = 3  # in which the inputs of a window must wait, before it counts as filling the flow
+# An input that takes longer than this multiple of its latency in the idle flow has waited behind others.
+_WAITING = 1.25
+_TRIES = 3  # measurements in which inputs must wait before the window counts as full
 
 Progress = Callable[[int, int], None]  # inputs completed, inputs in total
-# Yields the results of inputs in order, with at most so many of them in flight: `Pipeline.map`, or `sequential`.
+# A flow yields the results of inputs in order, with at most `window` (its second argument) of them in flight. Examples
+# are `Pipeline.map` and `sequential`.
 Flow = Callable[[Iterable[Mapping[str, Array]], int], Iterator[Result]]
 
 
 @dataclass(frozen=True)
 class FlowSpeed:
-    """Latency and throughput that were measured."""
+    """Measured latency and throughput of a flow."""
 
-    latency_ms_median: float  # of one input through the idle model, from handing it over to having its outputs
-    latency_ms_p90: float  # 90th percentile
-    throughput_per_s: float  # inputs completed, with the window full
-    compute_ms: tuple[float, ...]  # median of each stage, one input at a time
-    window: int  # inputs in flight for the throughput
-    repeats: int  # inputs that each of the two measurements counts
+    latency_ms_median: float  # median time in which the idle model answers one input
+    latency_ms_p90: float  # 90th percentile of the same time
+    throughput_per_s: float  # inputs completed per second while the window is full
+    compute_ms: tuple[float, ...]  # median computing time of each stage, with one input in flight
+    window: int  # inputs in flight during the throughput measurement
+    repeats: int  # inputs counted by each of the two measurements
 
 
 def speed_json(speed: FlowSpeed | None) -> dict[str, Any]:
@@ -46,12 +47,14 @@ def speed_json(speed: FlowSpeed | None) -> dict[str, Any]:
 def measure(
     flow: Flow, feeds: Mapping[str, Array], repeats: int, window: int | None = None, progress: Progress | None = None
 ) -> FlowSpeed:
-    """Measure latency and throughput of `flow` by `time.perf_counter`. Raises the errors of the flow.
+    """Measure latency and throughput of `flow` with `time.perf_counter`. Errors of the flow are raised.
 
-    Latency: one input at a time, after one that does not count. Throughput: `window` inputs are in flight and, whenever
-    one is complete, another one follows. The first `window` to be complete warm up; from the last of these on `repeats`
-    completions are counted, with as many behind them as keep the window full. window: None takes what `full_window`
-    says. Both are 1 or more.
+    Latency is measured with one input in flight, after one uncounted warm-up input. Throughput is measured with
+    `window` inputs in flight: each completed input is replaced by another. The first `window` completions warm up, then
+    `repeats` completions are counted. Further inputs keep the window full until the last counted completion.
+
+    repeats: number of counted inputs, at least 1
+    window: number of inputs in flight, at least 1; None chooses it with `full_window`
     """
     done = 0
     steps = 1 + repeats + 2 * (window or 1) - 1 + repeats
@@ -82,11 +85,13 @@ def measure(
 
 
 def full_window(flow: Flow, feeds: Mapping[str, Array], alone: Result) -> int:
-    """Return how many inputs in flight fill the flow. alone: the result of one input in the idle flow.
+    """Return the number of inputs in flight that fills the flow.
 
-    Where the window is what limits, an input that goes in takes as long as alone, so that window x interval = latency;
-    where it is a stage or a link, inputs wait, and the product is more. It doubles until it is a quarter more in each
-    of several tries: inputs also wait for a processor that is gone for a moment.
+    alone: the result of one input in the idle flow
+
+    If the window is the bottleneck, an input takes as long as in the idle flow. If a stage or a link is the bottleneck,
+    inputs wait, and each takes longer. The window doubles until inputs take a quarter longer in each of several
+    measurements. Several are needed because inputs also wait when the processor is briefly busy with other work.
     """
     window = len(alone.compute_s) + 1
     while 2 * window <= MOST_WINDOW:
@@ -97,13 +102,13 @@ def full_window(flow: Flow, feeds: Mapping[str, Array], alone: Result) -> int:
 
 
 def _waits(flow: Flow, feeds: Mapping[str, Array], window: int) -> float:
-    """Return the seconds in which as many inputs complete as are in flight, which is the latency of each."""
+    """Return the latency in seconds of each input when `window` inputs are in flight."""
     ended = [result.ended for result in flow(repeat(feeds, 2 * window), window)]
     return ended[-1] - ended[window - 1]
 
 
 def sequential(run: Callable[[Mapping[str, Array]], Feeds]) -> Flow:
-    """Return the flow of a function that computes one input at a time, whatever the window."""
+    """Return the flow of a function that computes one input at a time. Such a flow ignores the window."""
 
     def flow(feeds: Iterable[Mapping[str, Array]], window: int) -> Iterator[Result]:
         for inputs in feeds:

@@ -23,13 +23,13 @@ from quant.errors import ModelFileError
 _BAD_NODE = re.compile(r"Bad node spec for node\. Name: (.*) OpType: (\S+)")
 _NO_MEMORY = "Failed to allocate memory"
 
-_Shapes = tuple["tuple[int, ...] | None", ...]  # of the outputs; None if known only after the run
+_Shapes = tuple["tuple[int, ...] | None", ...]  # shapes of the outputs; None for a shape that only the run determines
 
 
 class OnnxEngine(Closing):
     """A loaded ONNX model.
 
-    `run` may be called from several threads at once. Python's lock is free while it computes.
+    Several threads may call `run` at the same time. Python's lock is released during the computation.
     """
 
     def __init__(
@@ -44,20 +44,23 @@ class OnnxEngine(Closing):
     ) -> None:
         """Load the file `model`, or the bytes of such a file, with all its weights.
 
-        threads: one per physical core where None. provider: such as "cuda"; where None, the best of this build that
-        takes the model. What it lacks runs on the CPU. dims: sizes for dimensions that the model leaves open, by name
-        or as "input[axis]", which are fixed from then on. buffers: sets of memory for outputs, used in turn: what `run`
-        gives is valid until the run that comes so many later begins, and at most so many run at once. 0: every run
-        makes new arrays, which the caller may keep. outputs: names of those to compute; empty: all that can be read.
+        threads: number of threads; None: one per physical core
+        provider: execution provider, such as "cuda"; None: the best one of this build that accepts the model. Operators
+            that the provider does not support run on the CPU.
+        dims: sizes of open dimensions, by name or as "input[axis]". These dimensions are fixed from then on.
+        buffers: number of memory sets for outputs, used in turn. The outputs of a run stay valid until `buffers` later
+            runs have begun, and at most this many runs may be concurrent. With 0 every run returns new arrays, which
+            the caller may keep.
+        outputs: names of the outputs to compute; empty: all readable outputs
 
-        OSError where the file cannot be read; ModelFileError for what is no valid ONNX model, has inputs that are no
-        tensors of numbers, or no output that can be read as an array; EngineError for a provider that is not there and
-        for an operator that ONNX Runtime does not know, with its node.
+        Raises OSError if the file cannot be read. Raises ModelFileError if it is not a valid ONNX model, if an input is
+        not a tensor of numbers, or if no output can be read as an array. Raises EngineError if the provider is not
+        available, or if ONNX Runtime does not support an operator; the message names the node.
         """
         self.path = model if isinstance(model, Path) else None
         self.threads = threads or default_threads()
         name = self.path.name if self.path else "the model"
-        graph, self.files = _checked(model)  # self.files: the model's file, and those with weights beside it
+        graph, self.files = _checked(model)  # `files` has the model's file and its files of weights
         shapeless = {
             tensor.name for tensor in (*graph.input, *graph.output) if not tensor.type.tensor_type.HasField("shape")
         }
@@ -70,7 +73,7 @@ class OnnxEngine(Closing):
         session, self.provider, self.fell_back_from = open_session(
             source, name, self.threads, provider, overrides, nodes
         )
-        # ONNX Runtime has no override for these.
+        # ONNX Runtime has no override for unnamed dimensions.
         unnamed = {key: size for key, size in sizes.items() if key not in named}
         self.inputs: tuple[Input, ...] = with_dims(inputs_of(session, shapeless), unnamed)
         self.outputs: tuple[Output, ...] = outputs_of(session, shapeless, outputs)
@@ -82,12 +85,14 @@ class OnnxEngine(Closing):
         self._shapes_hold = True
 
     def run(self, feeds: Mapping[str, Array]) -> Feeds:
-        """Return the outputs by name, for an array of the right type and shape under the name of each input.
+        """Compute the model and return its outputs by name.
 
-        Arrays are used where they lie, also read-only ones; those that are not contiguous are copied. They must not
-        change meanwhile. How long outputs are valid: see `buffers`, which counts for those whose shape the model
-        declares; the others are the caller's. SamplesError, which says need and have, for inputs that do not fit;
-        EngineError, which names the node, where ONNX Runtime fails; NotEnoughMemory; Interrupted after `stop`.
+        feeds: an array of the declared type and shape for each input, by name. Contiguous arrays are used without a
+            copy, also read-only ones. They must not change during the run.
+
+        If the engine has buffers, outputs with a declared shape are valid as described for `buffers` in `__init__`. The
+        caller may keep all other outputs. Raises SamplesError if an input does not fit, EngineError with the node's
+        name if ONNX Runtime fails, NotEnoughMemory if memory runs out, and Interrupted after `stop`.
         """
         session, options = self._session, self._options
         if session is None:
@@ -102,44 +107,45 @@ class OnnxEngine(Closing):
         except EngineError:
             if not any(shapes):
                 raise
-            # Declared shapes were not checked. Where a careless export has wrong ones, a run without buffers works.
+            # Declared shapes are unchecked. If a careless export declared wrong ones, a run without buffers succeeds.
             outputs = self._compute(session, options, arrays, (None,) * len(shapes))
             self._shapes_hold = False
             return outputs
 
     def stop(self) -> None:
-        """Make a run in another thread raise Interrupted at its next node, and all runs after it."""
+        """Make a run in another thread raise Interrupted at its next node. Later runs raise it, too."""
         self._options.terminate = True
 
     def resume(self) -> None:
-        """Allow runs again after `stop`. A run that `stop` is ending ends all the same."""
+        """Allow runs again after `stop`. A run that is already being stopped still ends."""
         self._options = self._new_options()
 
     def close(self) -> None:
-        """Free the model once runs in other threads have ended. Outputs that the caller has stay valid."""
+        """Free the model when runs in other threads have ended. Outputs that the caller holds stay valid."""
         self._session = None
 
     @staticmethod
     def _new_options() -> Any:
         options = runtime().RunOptions()
-        options.log_severity_level = 4  # nothing
-        # The default, no CUDA graph to replay. Unset, looking for it takes longer than a small model.
+        options.log_severity_level = 4  # log nothing
+        # -1 is the default: no CUDA graph to replay. If the entry is missing, its lookup takes longer than a small
+        # model.
         options.add_run_config_entry("gpu_graph_id", "-1")
         return options
 
     def _compute_any(self, session: Any, options: Any, feeds: Feeds) -> Feeds:
-        """Run a model with outputs of text or of maps, which ONNX Runtime puts into no memory of ours."""
+        """Run a model with outputs of text or of maps. ONNX Runtime cannot write these into preallocated memory."""
         with refusals(f"run {self.path.name if self.path else 'the model'}"):
             try:
                 values = session.run(self._names, feeds, options)
-            except Exception as exc:  # of no class that says why
+            except Exception as exc:  # ONNX Runtime's exceptions do not share a class that gives the reason
                 if options.terminate:
                     raise Interrupted("the run was stopped") from exc
                 raise
         return {name: as_array(value) for name, value in zip(self._names, values, strict=True)}
 
     def _compute(self, session: Any, options: Any, arrays: Feeds, shapes: _Shapes) -> Feeds:
-        """Run, with outputs in our own memory if their shapes are known before."""
+        """Run the model. Outputs whose shapes are known in advance are written into our own buffers."""
         with refusals(f"run {self.path.name if self.path else 'the model'}"):
             buffers = self._buffers.take(shapes)
             binding = session.io_binding()
@@ -152,13 +158,13 @@ class OnnxEngine(Closing):
                     binding.bind_output(name, "cpu", 0, output.dtype, output.shape, output.ctypes.data)
             try:
                 session.run_with_iobinding(binding, options)
-            except Exception as exc:  # of no class that says why
+            except Exception as exc:  # ONNX Runtime's exceptions do not share a class that gives the reason
                 if options.terminate:
                     raise Interrupted("the run was stopped") from exc
                 if _NO_MEMORY in str(exc):
                     raise MemoryError from exc
                 raise
-            if options.terminate:  # too late to end it early
+            if options.terminate:  # the stop came too late to end the run early
                 raise Interrupted("the run was stopped")
             values = binding.get_outputs() if None in shapes else buffers
             return {
@@ -195,7 +201,7 @@ class _Buffers:
 
 
 def _checked(model: Path | bytes) -> tuple[Any, frozenset[Path]]:
-    """Return the model's GraphProto, valid as far as can be seen without ONNX Runtime, and the files it lies in."""
+    """Return the model's GraphProto and the files that hold the model, after the checks that need no ONNX Runtime."""
     try:
         if isinstance(model, bytes):
             return parsed(model).graph, frozenset()

@@ -1,4 +1,4 @@
-"""ONNX model file, checked and read whole before native code sees it."""
+"""ONNX model file, read whole and checked before native code uses it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from partition.model.onnx_graph import uses
 from quant.errors import ModelFileError
 from quant.text import first_line
 
-_PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one file; what is larger keeps its weights in a file beside it
-_INLINE_LIMIT = 1_900_000_000  # bytes of weights that go into one file: names, nodes and shapes need room, too
+_PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one file; larger models keep their weights in a separate file
+_INLINE_LIMIT = 1_900_000_000  # bytes of weights that fit into one file with names, nodes and shapes
 _NO_SHAPE = "Field 'shape' of 'type' is required"
-_MOST_DIMS = 64  # of a tensor, as numpy has it
-_MOST_VALUES = 1 << 48  # of a tensor
-_LONGEST_NAME = 200  # characters of a tensor's name in an error
-_UNCHECKED = "edge.unchecked"  # domain of operators while a model is checked that the onnx package does not know
-_KEEP_INLINE = 1024  # bytes: smaller tensors, such as shapes, stay in the model where shape inference sees them
+_MOST_DIMS = 64  # limit of dimensions of a tensor, as in numpy
+_MOST_VALUES = 1 << 48  # limit of values of a tensor
+_LONGEST_NAME = 200  # limit of characters of a tensor's name in an error
+# Temporary domain of operators that the onnx package does not know, while it checks the model.
+_UNCHECKED = "edge.unchecked"
+_KEEP_INLINE = 1024  # smaller tensors in bytes, such as shapes, stay inside the model for shape inference
 
 
 @dataclass(frozen=True)
@@ -28,22 +29,22 @@ class OnnxFile:
     """An ONNX model in memory, and the files it was read from."""
 
     path: Path
-    model: Any  # onnx.ModelProto, with all weights
-    data_files: frozenset[Path]  # files beside it that held weights
+    model: Any  # onnx.ModelProto with all weights
+    data_files: frozenset[Path]  # separate files that held weights
     weight_bytes: int
-    size_bytes: int  # of all its files
+    size_bytes: int  # bytes of all files
 
     @property
     def external(self) -> bool:
-        """Return whether its weights go into a file beside it when it is written again."""
+        """Return whether `save` writes the weights into a separate file."""
         return bool(self.data_files) or self.weight_bytes > _INLINE_LIMIT
 
 
 def load(path: Path) -> OnnxFile:
-    """Read the model in `path`, with the weights in files beside it.
+    """Return the model in `path` with its weights, which may be in separate files.
 
-    OSError where a file cannot be read. ModelFileError, which names the tensor, for weights that are outside the
-    model's folder, missing or too short; also for what is not an ONNX model, is cut off, or breaks the rules of ONNX.
+    Raises OSError if a file cannot be read. Raises ModelFileError if the file is not a valid and complete ONNX model,
+    or if weights are outside the model's folder, missing, or too short; the message names the tensor.
     """
     import onnx
 
@@ -62,7 +63,7 @@ def load(path: Path) -> OnnxFile:
     _read_weights(path, model)
     _constants_not_inputs(model.graph)
     sort_nodes(model.graph)
-    model.ir_version = max(model.ir_version, 4)  # before, every initializer had to be an input
+    model.ir_version = max(model.ir_version, 4)  # older versions require every initializer to be an input
     weights = sum(len(tensor.raw_data) or int(tensor.ByteSize()) for tensor in tensors(model))
     size += sum(data_file.stat().st_size for data_file in data_files)
     file = OnnxFile(path, model, frozenset(data_files), weights, size)
@@ -72,8 +73,8 @@ def load(path: Path) -> OnnxFile:
 
 
 def parsed(content: bytes) -> Any:
-    """Return the model in these bytes, checked. They may name no data files: there is no folder for them.
-    ModelFileError."""
+    """Return the checked model in these bytes. Raises ModelFileError if it is invalid or has weights in separate
+    files."""
     import onnx
 
     model = _message(content, f"these {len(content)} bytes are no ONNX model", ", or are cut off")
@@ -87,7 +88,7 @@ def parsed(content: bytes) -> Any:
 
 
 def _message(content: bytes, refused: str, or_cut_off: str) -> Any:
-    """Return the ModelProto in these bytes. ModelFileError, which begins with `refused`."""
+    """Return the ModelProto in these bytes. Raises ModelFileError with a message that begins with `refused`."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -102,10 +103,10 @@ def _message(content: bytes, refused: str, or_cut_off: str) -> Any:
 
 
 def _check(model: Any, name: str) -> None:
-    """Raise ModelFileError for a model that breaks the rules of ONNX.
+    """Raise ModelFileError if the model breaks the rules of ONNX.
 
-    ONNX Runtime has operators of its own under the standard's name, which its optimizer writes. They are left to ONNX
-    Runtime, which refuses the operators that it does not know.
+    ONNX Runtime's optimizer writes private operators into the standard domain. Such operators are not checked here,
+    because ONNX Runtime refuses unknown operators itself.
     """
     import onnx
 
@@ -118,8 +119,8 @@ def _check(model: Any, name: str) -> None:
         node.domain = _UNCHECKED
     try:
         onnx.checker.check_model(model)
-    except Exception as exc:  # ValidationError, and others for what cannot be encoded
-        if _NO_SHAPE not in str(exc):  # of an output: ONNX Runtime, which checks too, finds it out
+    except Exception as exc:  # ValidationError, or another class if the model cannot be serialized
+        if _NO_SHAPE not in str(exc):  # an output without a shape is valid for ONNX Runtime
             raise ModelFileError(f"{name} is not a valid ONNX model: {first_line(exc)}") from exc
     finally:
         for node, domain in zip(unknown, domains, strict=True):
@@ -128,16 +129,16 @@ def _check(model: Any, name: str) -> None:
 
 
 def _is_unknown(node: Any) -> bool:
-    """Return whether the onnx package knows no operator of this name, in any version of the standard."""
+    """Return whether a node claims a standard operator that no version of the onnx package's standard has."""
     import onnx
 
     return node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type)
 
 
 def sort_nodes(graph: Any) -> bool:
-    """Put the nodes of a graph, and of its branches, into topological order; return whether any moved.
+    """Put the nodes of a graph and of its subgraphs into topological order; return whether any node moved.
 
-    Nodes that are in order keep their places. What no node makes, and circles, are left for the check of the model.
+    Nodes that are in order keep their places. Unknown inputs and cycles are left for the check of the model.
     """
     moved = [sort_nodes(branch) for node in graph.node for branch in branches(node)]
     makers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
@@ -149,7 +150,7 @@ def sort_nodes(graph: Any) -> bool:
         for place in places:
             users[place].append(i)
     left = [len(places) for places in needs]
-    ready = [i for i, n in enumerate(left) if not n]  # a heap: of the nodes that can come next, the first one comes
+    ready = [i for i, n in enumerate(left) if not n]  # heap of places, so that the earliest ready node comes next
     order = []
     while ready:
         order.append(heapq.heappop(ready))
@@ -158,7 +159,7 @@ def sort_nodes(graph: Any) -> bool:
             if not left[user]:
                 heapq.heappush(ready, user)
     if len(order) < len(needs):
-        return any(moved)  # a circle
+        return any(moved)  # the graph has a cycle
     nodes = [graph.node[i] for i in order]
     copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
@@ -167,8 +168,10 @@ def sort_nodes(graph: Any) -> bool:
 
 
 def keep_outputs(graph: Any, names: Collection[str] = ()) -> None:
-    """Leave only these outputs in a graph; without names, the tensors of numbers, which alone pass between devices.
-    ModelFileError for a name that the graph does not have, and where nothing is left."""
+    """Remove all other outputs from a graph. Without names, keep the tensors of numbers, which devices can exchange.
+
+    Raises ModelFileError if the graph does not have an output of that name, or if no output remains.
+    """
     outputs = {value.name: value for value in graph.output}
     if unknown := sorted(set(names) - outputs.keys()):
         raise ModelFileError(f"the model has no output {unknown[0]!r}; it has {', '.join(map(repr, outputs))}")
@@ -181,7 +184,7 @@ def keep_outputs(graph: Any, names: Collection[str] = ()) -> None:
 
 
 def _is_numbers(type_: Any) -> bool:
-    """Return whether a type is a tensor of numbers, or not declared."""
+    """Return whether a type is a tensor of numbers or undeclared."""
     import onnx
 
     kind = type_.WhichOneof("value")
@@ -189,7 +192,7 @@ def _is_numbers(type_: Any) -> bool:
 
 
 def branches(node: Any) -> Iterator[Any]:
-    """Yield the graphs inside a node: branches of an If, bodies of a Loop or a Scan."""
+    """Yield the subgraphs of a node: branches of an If, bodies of a Loop or a Scan."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -204,8 +207,9 @@ def _all_nodes(graph: Any) -> Iterator[Any]:
 
 
 def _is_text(message: Any) -> bool:
-    """Return whether all strings are UTF-8. The protobuf version of ONNX does not check, and gives bytes for the
-    others."""
+    """Return whether all strings are UTF-8. ONNX's protobuf version does not check this and returns other strings as
+    bytes.
+    """
     for field, value in message.ListFields():
         values = [value] if isinstance(value, (str, bytes)) or hasattr(value, "ListFields") else value
         if field.type == field.TYPE_STRING and not all(isinstance(item, str) for item in values):
@@ -216,9 +220,9 @@ def _is_text(message: Any) -> bool:
 
 
 def save(file: OnnxFile, path: Path) -> None:
-    """Write the model to `path`, and its weights to PATH.data where they go beside it. OSError when that fails.
+    """Write the model to `path`. If the weights are external, write them to PATH.data and drop them from memory.
 
-    Weights that were written beside it are no longer in memory.
+    Raises OSError if writing fails.
     """
     import onnx
 
@@ -232,7 +236,7 @@ def save(file: OnnxFile, path: Path) -> None:
 
 
 def tensors(model: Any) -> Iterator[Any]:
-    """Every TensorProto of a ModelProto: initializers, constants in nodes, those of subgraphs and functions."""
+    """Yield every TensorProto of a ModelProto: initializers and constants, also those of subgraphs and functions."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         yield from _node_tensors(function.node)
@@ -264,7 +268,7 @@ def _node_tensors(nodes: Any) -> Iterator[Any]:
 
 
 def _data_file(path: Path, tensor: Any, what: str) -> Path:
-    """Return the file that holds an external tensor, after checking that all of it is there."""
+    """Return the file that holds an external tensor, after checking that the file holds all its bytes."""
     fields = {entry.key: entry.value for entry in tensor.external_data}
     location = str(fields.get("location", ""))
     parts = (*PurePosixPath(location).parts, *PureWindowsPath(location).parts)
@@ -273,7 +277,9 @@ def _data_file(path: Path, tensor: Any, what: str) -> Path:
         raise ModelFileError(f"{what} has its data in {location!r}; only files in the model's own folder are read")
     data_file = path.parent / location
     if not data_file.exists():
-        raise ModelFileError(f"{what} has its data in {location!r}, which is not there; put it beside the model")
+        raise ModelFileError(
+            f"{what} has its data in {location!r}, which does not exist; put it into the model's folder"
+        )
     if not data_file.resolve().is_relative_to(path.parent.resolve()) or data_file.is_symlink():
         raise ModelFileError(f"{what} has its data in {location!r}, which is a link; put the file itself there")
     if not data_file.is_file():
@@ -283,7 +289,7 @@ def _data_file(path: Path, tensor: Any, what: str) -> Path:
         offset = int(fields.get("offset", "0") or "0")
         length = int(fields.get("length", "") or need)
     except ValueError as exc:
-        raise ModelFileError(f"{what} has an offset or a length that is no number") from exc
+        raise ModelFileError(f"{what} has an offset or a length that is not a number") from exc
     have = data_file.stat().st_size
     if offset < 0 or length != need:
         raise ModelFileError(f"{what} needs {need} bytes; {length} at offset {offset} of {location!r} are named")
@@ -293,7 +299,7 @@ def _data_file(path: Path, tensor: Any, what: str) -> Path:
 
 
 def _check_dims(tensor: Any, what: str) -> None:
-    """Raise ModelFileError for more dimensions than arrays have, a negative one, and more values than memory holds."""
+    """Raise ModelFileError if the tensor has too many dimensions, a negative dimension, or too many values."""
     if len(tensor.dims) > _MOST_DIMS:
         raise ModelFileError(f"{what} has {len(tensor.dims)} dimensions; at most {_MOST_DIMS} are possible")
     if least := next((dim for dim in tensor.dims if dim < 0), None):
@@ -304,7 +310,7 @@ def _check_dims(tensor: Any, what: str) -> None:
 
 
 def _dense_bytes(tensor: Any, what: str) -> int:
-    """Return the bytes that a tensor's values take."""
+    """Return the size of a tensor's values in bytes."""
     import onnx
 
     values = prod(tensor.dims)
@@ -321,7 +327,7 @@ def _dense_bytes(tensor: Any, what: str) -> int:
 
 
 def _read_weights(path: Path, model: Any) -> None:
-    """Read the external weights, whose files were checked, into the model."""
+    """Read the external weights into the model. Their files have been checked."""
     from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
     for tensor in tensors(model):
@@ -330,15 +336,16 @@ def _read_weights(path: Path, model: Any) -> None:
                 load_external_data_for_tensor(tensor, str(path.parent))
             except OSError:
                 raise
-            except Exception as exc:  # the onnx package has checks of its own, and no class for them
+            except Exception as exc:  # the onnx package has more checks, and no common class for their errors
                 raise ModelFileError(f"{path}: tensor {tensor.name!r}: {first_line(exc)}") from exc
             tensor.data_location = 0  # DEFAULT
             tensor.ClearField("external_data")
 
 
 def _constants_not_inputs(graph: Any) -> None:
-    """Remove weights from the inputs, where old models list them, too. A weight that a caller may change is no constant
-    and would not be quantized."""
+    """Remove weights from the inputs, where old models list them, too. A weight that is also an input is not constant,
+    and would not be quantized.
+    """
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
     graph.ClearField("input")

@@ -1,4 +1,4 @@
-"""Pictures as inputs of an ONNX model: read, resized, and scaled as the model was trained."""
+"""Pictures as inputs of an ONNX model: read, resized, and scaled as in the model's training."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from quant.text import first_line
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Mean and deviation of ImageNet's pixels by channel: most networks for pictures were trained with them.
+# Mean and standard deviation of ImageNet's pixels by channel. Most vision networks were trained with these values.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# A part of the formats that Pillow reads: some others start programs, some are seldom tested.
+# Allowed formats. Pillow reads more, but some of these start programs, and some are rarely tested.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-_MODES = {1: "L", 3: "RGB"}  # by channels
+_MODES = {1: "L", 3: "RGB"}  # Pillow's mode by number of channels
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Scaling of pixels from 0 to 255 to floats: (pixel / scale - mean) / std."""
+    """Scaling of pixels (0 to 255) to floats: (pixel / scale - mean) / std."""
 
     scale: float = 255.0
-    mean: tuple[float, ...] = (0.0,)  # by channel, or one for all
+    mean: tuple[float, ...] = (0.0,)  # one value for each channel, or one for all
     std: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True)
 class _Target:
-    """Layout of the pixels that an input takes."""
+    """Pixel layout of an input."""
 
-    batch: int | None  # None: there is no batch axis
+    batch: int | None  # None if the input has no batch axis
     channels: int
-    height: int | None  # None: the picture's own, or as the other side is scaled
+    height: int | None  # None if open: the picture's own height, or scaled like the width
     width: int | None
     channels_first: bool
 
     def size(self, own: tuple[int, int]) -> tuple[int, int]:
-        """Return width and height in the input, of a picture with the size `own`."""
+        """Return width and height that a picture of the size `own` gets in the input."""
         width, height = own
         if self.width is None and self.height is None:
             return own
@@ -53,14 +53,19 @@ class _Target:
 
 
 def picture(path: Path, spec: Input, scaling: Scaling | None) -> tuple[Array, Scaling | None, str]:
-    """Read the picture in `path` as an array for an input: N x C x H x W or N x H x W x C, or either without N. Return
-    it, how its pixels were scaled, if they were, and what was done to it, for people.
+    """Read a picture as an array for an input: N x C x H x W or N x H x W x C, or either without N.
 
-    It is turned as its EXIF data say, resized to H x W with its sides stretched, and RGB, or gray where there is one
-    channel. Where the model leaves H and W open, it keeps its size; where one of them, its proportions. Where the model
-    takes several at once, it is repeated. scaling: for inputs of floats; where None, that of ImageNet for RGB, and 0 to
-    1 for gray. Inputs of uint8 take pixels as they are. OSError where it cannot be read; SamplesError for what is no
-    picture, or for an input that takes none; NotEnoughMemory.
+    Return the array, the scaling of its pixels (None if unscaled), and a description of the changes for people.
+
+    The picture is turned as its EXIF data say. It is stretched to H x W, and converted to RGB or, for one channel, to
+    gray. If H and W are open, it keeps its size. If one of them is open, it keeps its proportions. If the model has a
+    fixed batch size, the picture is repeated.
+
+    scaling: scaling for inputs of floats; None: ImageNet's for RGB, and 0 to 1 for gray. Inputs of uint8 get unscaled
+        pixels.
+
+    Raises OSError if the file cannot be read. Raises SamplesError if it is not a picture, or if the input does not look
+    like a picture. Raises NotEnoughMemory if memory runs out.
     """
     target = _target(spec)
     dtype = spec.dtype
@@ -88,7 +93,8 @@ def picture(path: Path, spec: Input, scaling: Scaling | None) -> tuple[Array, Sc
 
 
 def _scaling(scaling: Scaling | None, channels: int) -> Scaling:
-    """Return the scaling for a number of channels. SamplesError if it is for another number of them."""
+    """Return the scaling for pictures with this number of channels. Raises SamplesError if `scaling` has another
+    number."""
     if scaling is None:
         return Scaling(255.0, MEAN, STD) if channels == len(MEAN) else Scaling()
     for name, values in (("mean", scaling.mean), ("std", scaling.std)):
@@ -100,12 +106,12 @@ def _scaling(scaling: Scaling | None, channels: int) -> Scaling:
 
 
 def _target(spec: Input) -> _Target:
-    """Return the layout of pixels that an input takes. SamplesError for one that does not look like a picture."""
+    """Return the pixel layout of an input. Raises SamplesError if the input does not look like a picture."""
     shape = spec.shape
     first = len(shape) in (3, 4) and shape[-3] in _MODES
     if not first and not (len(shape) in (3, 4) and shape[-1] in _MODES):
         raise SamplesError(
-            f"input {spec.name!r} takes the shape {shape_text(shape)}, which is no picture of 3 or 1 channels; give a"
+            f"input {spec.name!r} takes the shape {shape_text(shape)}, not that of a picture of 3 or 1 channels; give a"
             " .npz file"
         )
     channels, height, width = shape[-3:] if first else (shape[-1], *shape[-3:-1])
@@ -118,7 +124,7 @@ def _target(spec: Input) -> _Target:
 
 
 def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
-    """Return bytes (H, W, C), and width and height of the picture before it was resized."""
+    """Return pixels as bytes (H, W, C), and the picture's width and height before resizing."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     with path.open("rb") as file, warnings.catch_warnings():
@@ -139,15 +145,15 @@ def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
             raise SamplesError(f"{path} has too many pixels to be a usual picture: {first_line(exc)}") from exc
         except UnidentifiedImageError as exc:
             raise SamplesError(f"{path} is no picture ({', '.join(_FORMATS)}) and no .npz file") from exc
-        except Exception as exc:  # every format of Pillow has others
+        except Exception as exc:  # each format of Pillow raises other classes
             raise SamplesError(f"{path} is a damaged picture, or is cut off: {first_line(exc)}") from exc
 
 
 def _eight_bits(image: Image) -> Image:
-    """Return a gray picture with 8 of its 16 bits, if it has these: converting it would cut larger values off."""
+    """Return a 16-bit gray picture as 8-bit, and others unchanged. Pillow's own conversion would clip large values."""
     from PIL.Image import fromarray
 
-    if not image.mode.startswith("I;16") and (image.format, image.mode) != ("PPM", "I"):  # as Pillow reads a PGM
+    if not image.mode.startswith("I;16") and (image.format, image.mode) != ("PPM", "I"):  # Pillow reads a PGM as "I"
         return image
     return fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
 

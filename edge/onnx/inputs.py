@@ -14,7 +14,7 @@ from edge.onnx.samples import Array, Feeds, Input, SamplesError, opened_arrays
 from edge.onnx.signature import listed
 
 _SUFFIXES = (".npz", ".npy")
-_MAGIC = (b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY")  # of files that have another name
+_MAGIC = (b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY")  # first bytes of such files, which may have another suffix
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class ReadInputs:
     """Input arrays read from files."""
 
     feeds: Feeds
-    scalings: dict[str, Scaling]  # of the inputs whose pixels were scaled
-    notes: tuple[str, ...]  # how pictures were changed, for people
+    scalings: dict[str, Scaling]  # scaling of each input whose pixels were scaled
+    notes: tuple[str, ...]  # changes of pictures, for people
 
     def to_json(self) -> dict[str, Any]:
         """Return type and shape of each input, and how pixels were scaled."""
@@ -37,11 +37,13 @@ class ReadInputs:
 def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | None) -> ReadInputs:
     """Read a value for each input, from "FILE" or "NAME=FILE".
 
-    A picture goes into the input of its name, or into the only one there is. A .npz file without a name gives an array
-    for every input that it has one for; with a name the array of that name, or the only one. Arrays become the model's
-    type where no value changes but in its precision. OSError where a file cannot be read. SamplesError for what is no
-    picture and no arrays, for names that the model does not have, and for inputs without or with two values. Shapes are
-    checked by whoever runs the model.
+    A picture is used for the named input, or for the model's only input. A .npz file without a name provides an array
+    for every input that it has an array of the same name for. With a name, it provides the array of that name or its
+    only array. Arrays are converted to the model's type if values lose nothing but precision. Shapes are not checked
+    here.
+
+    Raises OSError if a file cannot be read. Raises SamplesError if a file is neither a picture nor arrays, if the model
+    has no input of that name, or if an input has no value or two.
     """
     by_name = {input_.name: input_ for input_ in inputs}
     feeds: Feeds = {}
@@ -70,13 +72,14 @@ def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | Non
 
 
 def path_of(text: str) -> Path:
-    """Return the file in "FILE" or "NAME=FILE", as far as that can be seen without the model. A name may have a "="."""
+    """Return the existing file in "FILE" or "NAME=FILE", without knowing the model. A name may contain "=" itself."""
     files = [text, *(text[i + 1 :] for i, character in enumerate(text) if character == "=")]
     return Path(next((file for file in files if file and Path(file).exists()), files[min(1, len(files) - 1)]))
 
 
 def is_arrays(path: Path) -> bool:
-    """Return whether a file is a .npz or .npy file, by its name or its first bytes. OSError."""
+    """Return whether a file is a .npz or .npy file, by its suffix or first bytes. Raises OSError if it cannot be
+    read."""
     if path.suffix in _SUFFIXES:
         return True
     with path.open("rb") as file:
@@ -84,7 +87,7 @@ def is_arrays(path: Path) -> bool:
 
 
 def _split(text: str, inputs: dict[str, Input]) -> tuple[str | None, Path]:
-    """Return the name of an input, if there is one before a "=", and the file. Names and files may have a "=", too."""
+    """Return the input's name before "=" (None if there is none) and the file. Names and files may contain "=", too."""
     name = max((name for name in inputs if text.startswith(f"{name}=")), key=len, default=None)
     if name is not None:
         return name, Path(text[len(name) + 1 :])
@@ -94,7 +97,7 @@ def _split(text: str, inputs: dict[str, Input]) -> tuple[str | None, Path]:
 
 
 def _arrays(path: Path, name: str | None, inputs: dict[str, Input]) -> Feeds:
-    """Return the arrays of a file by the name of their input: of one input, or of all that it has arrays for."""
+    """Return the arrays of a file by input: one input, or all inputs that the file has arrays for."""
     with opened_arrays(path, "save smaller arrays there") as archive:
         if isinstance(archive, np.ndarray):
             if name is None and len(inputs) != 1:
@@ -111,7 +114,7 @@ def _arrays(path: Path, name: str | None, inputs: dict[str, Input]) -> Feeds:
 
 
 def _typed(array: Array, spec: Input, path: Path) -> Array:
-    """Return the array in the model's type. SamplesError if values would change by more than their precision."""
+    """Return the array in the model's type. Raises SamplesError if values would lose more than precision."""
     dtype = spec.dtype
     if array.dtype == dtype:
         return array

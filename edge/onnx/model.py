@@ -1,4 +1,4 @@
-"""ONNX model of the owner: the checked file, its graph, and the stages it is cut into."""
+"""ONNX model in the owner's process: the checked file, its graph, and the stages it is cut into."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from partition.slices.onnx_recipe import stage_recipe
 from partition.slices.onnx_slice import slice_model
 from partition.slices.recipe import Recipe, whole
 
-_MOST_BYTES = (1 << 31) - 1  # of a protobuf message
-_MOST_RECIPE = 8 << 20  # bytes that a recipe may write out: it travels in one message
+_MOST_BYTES = (1 << 31) - 1  # limit of a protobuf message
+_MOST_RECIPE = 8 << 20  # limit of a recipe, which travels in one message
 
 
 @dataclass(frozen=True)
 class CutStage:
-    """One stage, cut from the model."""
+    """One stage that was cut from the model."""
 
     content: bytes  # a serialized ModelProto
-    digest: str  # its SHA-256
+    digest: str  # SHA-256 of the content
     takes: Boundary
     gives: Boundary
     weight_bytes: int
-    activation_bytes: int  # most bytes of inputs and outputs of one node
+    activation_bytes: int  # maximum over nodes of the bytes of a node's inputs and outputs
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,20 @@ class OnnxSource:
     """A model file and its graph."""
 
     file: OnnxFile
-    graph: OnnxGraph  # with sizes for all open dimensions
-    digest: str  # SHA-256 of the model's file, without files beside it
-    sample: Feeds  # a given or a random input; the graph has its sizes
-    unrun: str = ""  # why the model could not be run on it, if shapes were needed that only a run tells
+    graph: OnnxGraph  # graph with sizes for all open dimensions
+    digest: str  # SHA-256 of the model's file, without separate weight files
+    sample: Feeds  # caller's or random input, whose sizes the graph has
+    unrun: str = ""  # reason why the model could not be run on the sample, if its shapes need a run
 
     @classmethod
     def from_file(cls, file: OnnxFile, dims: Mapping[str, int], feeds: Feeds | None = None) -> OnnxSource:
-        """Return the model with these sizes of its open dimensions, and with those of `feeds`, an input; without one,
-        others are 1. Shapes that cannot be inferred come from a run of the input.
+        """Return the model with sizes for its open dimensions.
 
-        SamplesError for a size that no input asks for, and an input that does not fit; the errors of OnnxGraph.
+        dims: sizes of open dimensions
+        feeds: an input whose sizes other dimensions get; without one, other dimensions are 1
+
+        Shapes that cannot be inferred are observed in a run of the input. Raises SamplesError if `dims` names a
+        dimension that no input has open, or if the input does not fit. Raises the errors of OnnxGraph.
         """
         declared = declared_inputs(file)
         fixed = with_dims(declared, dims)
@@ -75,16 +78,16 @@ class OnnxSource:
 
     @property
     def name(self) -> str:
-        """Name of the model's file, for people."""
+        """File name of the model, for people."""
         return self.file.path.name
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """Inputs that the model declares."""
+        """Declared inputs of the model."""
         return declared_inputs(self.file)
 
     def plan(self, devices: Sequence[str], cuts: Sequence[Cut]) -> OnnxPlan:
-        """Return the plan with these cuts, with a stage for each of `devices`."""
+        """Return the plan with these cuts and one stage for each of `devices`."""
         bounds = [0, *(cut.position for cut in cuts), len(self.graph.nodes)]
         stages = [
             OnnxStage(where, Range(start, stop), cut.label if cut else "")
@@ -93,7 +96,8 @@ class OnnxSource:
         return OnnxPlan(self.name[:255], self.digest, len(self.graph.nodes), tuple(stages))
 
     def check(self, plan: OnnxPlan) -> None:
-        """Raise PlanError if the plan is for another model, or has a cut where the model cannot be cut."""
+        """Raise PlanError if the plan is for another model, or if it has a cut at a node where the model cannot be
+        cut."""
         if plan.model_digest and plan.model_digest != self.digest:
             raise PlanError(
                 f"{self.name} has SHA-256 {self.digest[:12]}..., the plan is for {plan.model_digest[:12]}...: it has"
@@ -112,16 +116,16 @@ class OnnxSource:
 
     @cached_property
     def _labels(self) -> dict[int, str]:
-        """Labels of all cuts by position, because a sweep asks for each of them."""
+        """Labels of all cuts by position, cached because a sweep needs each of them."""
         return {cut.position: cut.label for cut in cuts(self.graph)}
 
     def check_places(self, devices: int) -> None:
-        """Raise PlanError, with the reason, if the model has too few places to cut it for so many devices."""
+        """Raise PlanError, with the reason, if the model has too few places to cut it for this number of devices."""
         if reason := self.places_text(devices):
             raise PlanError(reason)
 
     def places_text(self, devices: int) -> str:
-        """Return why the model cannot have a stage on each of so many devices; "" if it can."""
+        """Return the reason why the model cannot have a stage on each of this number of devices; "" if it can."""
         places = cuts(self.graph)
         if len(places) + 1 >= devices:
             return ""
@@ -129,8 +133,10 @@ class OnnxSource:
         return f"{reason}; an input that it takes would tell more, as {self.unrun}" if self.unrun else reason
 
     def node_seconds(self, threads: int | None) -> list[float] | None:
-        """Return the seconds of each node of the graph on this device, in a run of the sample; None if it has no room,
-        or does not run."""
+        """Return the seconds of each node of the graph in a run of the sample on this device.
+
+        Return None if the model does not run here or lacks memory.
+        """
         try:
             places = [node.place for node in self.graph.nodes]
             return ObservedRun(self.file, self.sample).node_seconds(places, threads)
@@ -138,14 +144,18 @@ class OnnxSource:
             return None
 
     def parts(self, plan: OnnxPlan) -> list[CutStage]:
-        """Return the stages of a plan that was checked. CannotSlice if one is too large to send, or its shapes are not
-        known."""
+        """Return the stages of a checked plan.
+
+        Raises CannotSlice if a stage is too large to send, or if its shapes are unknown.
+        """
         return [self._part(i, plan) for i in range(len(plan.stages))]
 
     @contextmanager
     def recipe(self, part: CutStage) -> Iterator[tuple[Recipe, Path]]:
-        """Yield the recipe of a stage, and the file to cut it from, which exists until the end of the block: the
-        model's file, or one with the stage itself if the recipe would be too large."""
+        """Yield the recipe of a stage and the file to cut it from, which exists until the end of the block.
+
+        The file is the model's file. If the recipe would be too large, it is a temporary file with the stage itself.
+        """
         path = self.file.path
         with (
             path.open("rb") as file,
@@ -182,8 +192,10 @@ class OnnxSource:
 
 
 def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
-    """Return the inputs of a model, with types as ONNX Runtime names them. SamplesError for one that is no tensor of
-    numbers."""
+    """Return the inputs of a model, with types as ONNX Runtime names them.
+
+    Raises SamplesError if an input is not a tensor of numbers.
+    """
     inputs = []
     for value in file.model.graph.input:
         tensor = value.type.tensor_type
@@ -196,10 +208,12 @@ def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
 
 
 def load_source(path: Path, dims: Mapping[str, int], inputs: Sequence[str] | Mapping[str, Array] = ()) -> OnnxSource:
-    """Load the model in a file, with these sizes of open dimensions; others are those of `inputs`, or 1.
+    """Load the model in a file.
 
-    inputs: arrays by name, or pictures and arrays as "FILE" or "NAME=FILE"; if empty, random values. The errors of
-    `load`, of `edge.onnx.inputs.read` and of `OnnxSource.from_file`.
+    dims: sizes of open dimensions; other open dimensions get their sizes from `inputs`, or 1
+    inputs: arrays by name, or pictures and arrays as "FILE" or "NAME=FILE"; if empty, random values
+
+    Raises the errors of `load`, of `edge.onnx.inputs.read` and of `OnnxSource.from_file`.
     """
     file = load(path)
     if isinstance(inputs, Mapping):
@@ -209,10 +223,10 @@ def load_source(path: Path, dims: Mapping[str, int], inputs: Sequence[str] | Map
 
 
 def _noise(inputs: tuple[Input, ...]) -> Feeds:
-    """Return a random input with 1 for every open dimension; the same each time."""
+    """Return a random input with 1 for every open dimension; it is the same in each call."""
     try:
         return next(random_feeds(inputs, 1))
-    except (MemoryError, ValueError) as error:  # numpy has the second for more bytes than there can be
+    except (MemoryError, ValueError) as error:  # numpy raises ValueError if the size exceeds the address space
         shapes = ", ".join(f"{input_.name} {list(input_.concrete_shape)}" for input_ in inputs)
         raise NotEnoughMemory(f"memory ran out for an input of {shapes}; choose smaller dimensions") from error
 

@@ -1,5 +1,4 @@
-"""A run of a whole network on this device, for what only a run tells: shapes that cannot be inferred, and the seconds
-of each node."""
+"""Observation of a whole network in a run on this device: shapes that cannot be inferred, and node times."""
 
 from __future__ import annotations
 
@@ -19,23 +18,25 @@ from edge.onnx.samples import Feeds
 from partition.model.onnx_graph import flat_nodes
 from partition.model.onnx_shapes import type_name
 
-_COPIES = 4  # of the weights in memory during the run: two messages, one serialized, one in ONNX Runtime
-_LEAST_RUNS, _RUNS, _MOST_S = 2, 6, 2.0  # timed runs; the fastest counts, because the first is slow
-_KERNEL, _BLOCKED = "_kernel_time", "_nchwc"  # suffixes of kernels' names; the second: with channels in blocks
-_MARK = re.compile(r"@(\d+)@")  # in the name of a node: its place in the model
+_COPIES = 4  # copies of the weights during the run: two messages, one serialized, one in ONNX Runtime
+_LEAST_RUNS, _RUNS, _MOST_S = 2, 6, 2.0  # timed runs; the fastest counts because the first is slow
+_KERNEL, _BLOCKED = "_kernel_time", "_nchwc"  # suffixes of kernel names; "_nchwc" marks channels in blocks
+_MARK = re.compile(r"@(\d+)@")  # mark in a node's name: its place in the model
 _INNER = "@inner@"
 
 
 class ObservedRun:
-    """A network and an input to run it with."""
+    """A network and an input that it is run with."""
 
     def __init__(self, file: OnnxFile, feeds: Feeds) -> None:
         self._file, self._feeds = file, feeds
-        self.failed = ""  # why it could not be run
+        self.failed = ""  # reason why the network could not be run
 
     def shapes(self, names: Sequence[str]) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Return element type and shape of the values with these names that are tensors. If the network cannot be run
-        here, of inputs alone: `failed` says why."""
+        """Return element type and shape of the named values, without values that are not tensors.
+
+        If the network cannot be run here, return inputs only; `failed` has the reason.
+        """
         import onnx
 
         inputs = {name: self._feeds[name] for name in names if name in self._feeds}
@@ -61,10 +62,10 @@ class ObservedRun:
         return shapes
 
     def node_seconds(self, places: Sequence[int], threads: int | None = None) -> list[float]:
-        """Return the seconds of the nodes at these places of the model's list, by ONNX Runtime's own clock: the fastest
-        of several runs. A kernel that ONNX Runtime fused from several nodes counts for one of them.
+        """Return the seconds of the nodes at these places of the model's list, by ONNX Runtime's own clock.
 
-        EngineError if the network does not run, NotEnoughMemory if it has no room.
+        The fastest of several runs counts. If ONNX Runtime fused several nodes into a kernel, one of them gets its
+        time. Raises EngineError if the network does not run, and NotEnoughMemory if memory is insufficient.
         """
         model = self._whole()
         makers = {name: place for place, node in enumerate(model.graph.node) for name in node.output if name}
@@ -86,7 +87,8 @@ class ObservedRun:
         return [seconds.get(place, 0.0) for place in places]
 
     def _whole(self) -> Any:
-        """Return a copy of the model, functions inlined. NotEnoughMemory if it has no room here."""
+        """Return a copy of the model with inlined functions. Raises NotEnoughMemory if its run would exceed the
+        memory."""
         import onnx
 
         need, have = _COPIES * self._file.weight_bytes, available_memory()
@@ -95,7 +97,7 @@ class ObservedRun:
                 f"to run {self._file.path.name} once takes about {need >> 20:,} MiB here, and there are {have >> 20:,}"
             )
         model = onnx.ModelProto()
-        if self._file.external:  # weights stay where they are
+        if self._file.external:  # weights stay in their files
             model = onnx.load(str(self._file.path), load_external_data=False)
         else:
             model.CopyFrom(self._file.model)
@@ -114,9 +116,11 @@ class ObservedRun:
 
 
 def kernel_seconds(events: Sequence[Mapping[str, Any]], makers: Mapping[str, int]) -> dict[int, float]:
-    """Return seconds by the place of a node, the least of all runs, from the events of a profile. Names of nodes have
-    their places in them. ONNX Runtime names fused convolutions by a tensor: makers has the places of the nodes that
-    make it. A kernel that ONNX Runtime inserted counts for the next known one."""
+    """Return the seconds by the place of a node, from the events of a profile. The minimum over all runs counts.
+
+    Node names contain their places. ONNX Runtime names fused convolutions after a tensor; `makers` maps each tensor to
+    the place of its node. A kernel that ONNX Runtime inserted counts for the next known node.
+    """
     runs: dict[int, list[float]] = {}
     inserted = 0.0
     for event in sorted(events, key=lambda event: float(event.get("ts", 0))):
@@ -135,7 +139,7 @@ def kernel_seconds(events: Sequence[Mapping[str, Any]], makers: Mapping[str, int
 
 
 def _mark_inner(node: Any) -> None:
-    """Mark the names of nodes in subgraphs, whose time is part of the node that holds them."""
+    """Mark the names of nodes in subgraphs. Their time is part of the node that contains the subgraph."""
     for attribute in node.attribute:
         for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
             for i, inner in enumerate(graph.node):

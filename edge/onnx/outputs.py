@@ -16,7 +16,7 @@ from devices.files import temporary_beside
 from edge.errors import TextError
 from edge.onnx.samples import Array, Feeds
 
-_MOST_LABELS = 64 << 20  # bytes of a file with labels
+_MOST_LABELS = 64 << 20  # limit of the size of a file with labels
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class OutputSummary:
 
     name: str
     shape: tuple[int, ...]
-    type: str  # as numpy calls it
-    min: float | None  # of the finite values, as the next two; None where there are none
+    type: str  # numpy's name of the type
+    min: float | None  # minimum of the finite values; None, like the next two, if no value is finite
     max: float | None
     mean: float | None
-    not_finite: int  # values that are infinite or not a number
+    not_finite: int  # number of values that are infinite or NaN
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"shape": list(self.shape)}
@@ -40,10 +40,10 @@ class TopClasses:
     """The top classes of every row of an output, best first."""
 
     output: str
-    rows: tuple[tuple[tuple[int, str, float], ...], ...]  # class, label, value
+    rows: tuple[tuple[tuple[int, str, float], ...], ...]  # (class, label, value) for each class of each row
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; null for values that are not finite."""
+        """Return plain values, with null instead of values that are not finite."""
         rows = [[{"class": i, "label": label, "value": _finite(v)} for i, label, v in row] for row in self.rows]
         return {"output": self.output, "rows": rows}
 
@@ -54,7 +54,10 @@ def summaries(outputs: Feeds) -> list[OutputSummary]:
 
 
 def read_labels(path: Path) -> list[str]:
-    """Return the lines of a file, without empty ones at its end. OSError; TextError if it holds no such text."""
+    """Return the lines of a file, without empty lines at its end.
+
+    Raises OSError if the file cannot be read, and TextError if it is not UTF-8 text of a permitted size.
+    """
     size = path.stat().st_size
     if size > _MOST_LABELS:
         raise TextError(f"{path} has {size} bytes; labels are text, one a line, of at most {_MOST_LABELS} bytes")
@@ -68,14 +71,15 @@ def read_labels(path: Path) -> list[str]:
 
 
 def top_classes(outputs: Feeds, labels: Sequence[str], n: int) -> TopClasses:
-    """Return the `n` largest values of every row of the first output that has a value for each label.
+    """Return the `n` largest values in each row of the first output that has a value for each label.
 
-    Such an output is (classes) or (rows, classes), also with axes of 1 after them. TextError if there is none.
+    Such an output has the shape (classes) or (rows, classes), possibly followed by axes of size 1. Raises TextError if
+    no output has such a shape.
     """
     for name, array in outputs.items():
         rows = _rows(array, len(labels))
         if rows is not None and array.dtype.kind in "biuf":
-            best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :n]  # what is not a number comes last
+            best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :n]  # NaN values come last
             return TopClasses(
                 name,
                 tuple(
@@ -88,7 +92,8 @@ def top_classes(outputs: Feeds, labels: Sequence[str], n: int) -> TopClasses:
 
 
 def write(path: Path, outputs: Feeds) -> None:
-    """Write a .npz file of the outputs by name, whole or not at all. OSError."""
+    """Write a .npz file of the outputs by name. The file appears only when it is complete. Raises OSError on
+    failure."""
     with temporary_beside(path) as temporary:
         # numpy.savez takes the arrays as keyword arguments, so an output could not be named like its own parameters.
         with zipfile.ZipFile(temporary, "w") as archive:
@@ -111,7 +116,7 @@ def _summary(name: str, array: Array) -> OutputSummary:
 
 
 def _rows(array: Array, classes: int) -> Array | None:
-    """Return the output as rows of so many classes; None if its shape is another."""
+    """Return the output in the shape (rows, classes); None if its shape does not fit this number of classes."""
     shape = array.shape
     while len(shape) > 1 and shape[-1] == 1 and shape[-1] != classes:
         shape = shape[:-1]

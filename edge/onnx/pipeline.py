@@ -1,7 +1,7 @@
-"""Rank 0 of an ONNX pipeline: hands over inputs, keeps a window of them in flight, and receives the outputs.
+"""Rank 0 of an ONNX pipeline: sends inputs, keeps a window of them in flight, and receives the outputs.
 
-Outputs come in the order of inputs. Latency is that of one input through an idle pipeline. With the window full each
-input waits behind others, and throughput is how many complete in a second.
+Outputs arrive in the order of inputs. Latency is the time of one input through an idle pipeline. Throughput is the
+number of inputs completed per second while the window is full and inputs wait behind others.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from edge.onnx.wire import Boundary, Item, Op, Receiver, send
 from transport.errors import ProtocolError, TransportError
 from transport.link import Link
 
-ANSWER_TIMEOUT_S = 600.0  # for the outputs of the oldest item in flight
-MOST_WINDOW = 64  # items in flight
-_POLL_S = 0.1  # between checks of a waiting thread whether it should end
+ANSWER_TIMEOUT_S = 600.0  # timeout for the outputs of the oldest item in flight
+MOST_WINDOW = 64  # limit of items in flight
+_POLL_S = 0.1  # interval in which a waiting thread checks whether it should end
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outputs of one input, and their times."""
+    """Outputs of one input with its timestamps."""
 
-    outputs: Feeds  # by name; the caller's to keep
-    began: float  # time.perf_counter() when the input was taken
-    ended: float  # time.perf_counter() when its outputs were complete
+    outputs: Feeds  # outputs by name, which the caller may keep
+    began: float  # time.perf_counter() when the pipeline took the input
+    ended: float  # time.perf_counter() when the outputs were complete
     compute_s: tuple[float, ...]  # computing seconds of each stage
 
     @property
     def seconds(self) -> float:
-        """Seconds from taking the input to having its outputs."""
+        """Seconds from taking the input to complete outputs."""
         return self.ended - self.began
 
 
@@ -45,39 +45,39 @@ class Result:
 class PipelineEnds:
     """Links and boundaries at the ends of a pipeline."""
 
-    inputs: tuple[Input, ...]  # of the model
-    entry: Boundary  # what goes to the first worker
+    inputs: tuple[Input, ...]  # inputs of the model
+    entry: Boundary  # tensors that the first worker receives
     first: Link
-    exit: Boundary  # what the last worker sends: the model's outputs
+    exit: Boundary  # tensors that the last worker sends: the model's outputs
     last: Link
-    own: LoadedStage | None = None  # the first stage, if this process computes it
+    own: LoadedStage | None = None  # first stage, if this process computes it
 
 
 class Pipeline:
-    """A model on several devices. One thread at a time uses it; `stop` may be called from any."""
+    """A model on several devices. Only one thread may use it; any thread may call `stop`."""
 
     def __init__(self, ends: PipelineEnds, explained: Callable[[Exception], Exception] = lambda error: error) -> None:
-        """explained: returns the reason that a worker gave for its end, for an error of a link."""
+        """explained: returns the failure that a worker reported, for an error of a link"""
         self.inputs = ends.inputs
         self._ends = ends
         self._receiver = Receiver(ends.last, ends.exit)
         self._explained = explained
         self._number = 0
         self._stopped = False
-        self.is_busy = False  # whether a caller waits for outputs
+        self.is_busy = False  # true while a caller waits for outputs
 
     def run(self, feeds: Mapping[str, Array], wire: str = "f32") -> Result:
-        """Return the outputs for one input, through the idle pipeline. Errors as of `map`."""
+        """Return the outputs for one input through the idle pipeline. Raises the errors of `map`."""
         [result] = self.map([feeds], window=1, wire=wire)
         return result
 
     def map(self, feeds: Iterable[Mapping[str, Array]], window: int, wire: str = "f32") -> Iterator[Result]:
         """Yield the results of many inputs, in order, with up to `window` of them in flight.
 
-        The results in flight are lost if the caller ends the iteration early.
+        If the caller ends the iteration early, the results in flight are dropped.
 
-        SamplesError for inputs that are not the model's; the pipeline may be used again then. Errors of links and of
-        workers, and Interrupted after `stop`, are its end.
+        Raises SamplesError if an input does not fit the model; the pipeline stays usable. Errors of links and workers,
+        and Interrupted after `stop`, end the pipeline.
         """
         if not 1 <= window <= MOST_WINDOW:
             raise ValueError(f"a window of {window}; needed is 1 to {MOST_WINDOW}")
@@ -98,27 +98,28 @@ class Pipeline:
             if self._stopped:
                 raise Interrupted("the computation was stopped") from error
             raise self._explained(error) from error
-        except KeyboardInterrupt:  # anywhere, also in the middle of a frame
+        except KeyboardInterrupt:  # it may come in the middle of a frame
             self._break()
             raise
         finally:
             self.is_busy = False
             flight.ended = True
-            while feeder.is_alive() and not flight.wants_input:  # `feeds` may take for ever to make the next input
+            while feeder.is_alive() and not flight.wants_input:  # the iterator `feeds` may block forever
                 feeder.join(_POLL_S)
 
     def stop(self) -> None:
-        """Make the current run, and all after it, raise Interrupted."""
+        """Make the current run and all later runs raise Interrupted."""
         self._stopped = True
         if self._ends.own is not None:
             self._ends.own.engine.stop()
         self._break()
 
     def resume(self) -> None:
-        """Do nothing: closed links cannot be opened again, and open ones need nothing."""
+        """Do nothing, because closed links cannot be reopened and open links need no action."""
 
     def end(self) -> None:
-        """Tell the stages that no more items come, and wait until all know. If a link breaks, the workers say why."""
+        """Announce the end of items to all stages and wait until it has passed. If a link breaks, the workers report
+        why."""
         with suppress(TransportError):
             send(self._ends.first, self._ends.entry, Item(Op.END), {})
             if self._receiver.item(ANSWER_TIMEOUT_S)[0].op is not Op.END:
@@ -127,7 +128,7 @@ class Pipeline:
     # --- inside ---
 
     def _feed(self, feeds: Iterable[Mapping[str, Array]], wire: str, flight: _Flight) -> None:
-        """Hand over inputs while there is room, in a thread."""
+        """Send inputs while the window has room. Runs in a thread of its own."""
         try:
             for feed in flight.noted(feeds):
                 if not flight.room():
@@ -135,7 +136,7 @@ class Pipeline:
                 fit(self._ends.inputs, feed)
                 self._submit(feed, wire, flight)
             flight.done(None)
-        except BaseException as error:  # of the links, of the inputs, or of the iterator that makes them
+        except BaseException as error:  # errors of links, of inputs, or of the iterator that makes inputs
             flight.done(error)
 
     def _submit(self, feeds: Mapping[str, Array], wire: str, flight: _Flight) -> None:
@@ -155,40 +156,41 @@ class Pipeline:
         outputs: Feeds = {}
         try:
             self._receiver.tensors(item, shapes, outputs)
-        except BaseException:  # memory may run out: what is left of the item would be taken for the next one
+        # After a failure such as exhausted memory, the rest of the item would be taken for the next one.
+        except BaseException:
             self._break()
             raise
         return Result(outputs, began, time.perf_counter(), item.compute_s)
 
     def _drain(self, flight: _Flight, feeder: threading.Thread) -> None:
-        """Receive and drop the results in flight, so that the next item meets an idle pipeline."""
+        """Receive and drop the results in flight, so that the next item finds an idle pipeline."""
         flight.ended = True
         try:
             while feeder.is_alive() or flight.under_way:
                 with suppress(queue.Empty):
                     self._result(*flight.wait(_POLL_S))
         except TransportError:
-            self._break()  # ends the feeder, which would go on sending
+            self._break()  # ends the feeder, which would otherwise keep sending
 
     def _break(self) -> None:
-        """Close the links: a thread that sends or receives gets an error."""
+        """Close the links, so that a thread that sends or receives gets an error."""
         self._ends.first.close()
         self._ends.last.close()
 
 
 class _Flight:
-    """Items in flight, between the thread that hands over inputs and the one that receives outputs."""
+    """Items in flight, shared by the thread that sends inputs and the thread that receives outputs."""
 
     def __init__(self, window: int) -> None:
         self.ended = False
-        self.wants_input = False  # whether the next input is being made; after the end it is not sent
+        self.wants_input = False  # true while `feeds` makes the next input, which is not sent after the end
         self._room = threading.Semaphore(window)
         self._sent: queue.SimpleQueue[tuple[int, float] | BaseException | None] = queue.SimpleQueue()
 
-    # Called by the thread that hands over inputs.
+    # Called by the sending thread.
 
     def noted(self, feeds: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array]]:
-        """Yield the same inputs, and set `wants_input` while the next one is made."""
+        """Yield the same inputs. `wants_input` is true while the next one is made."""
         self.wants_input = True
         for feed in feeds:
             self.wants_input = False
@@ -197,7 +199,7 @@ class _Flight:
         self.wants_input = False
 
     def room(self) -> bool:
-        """Wait for room for one more; return False if nobody receives outputs any more."""
+        """Wait for room for one more item; return False if outputs are no longer received."""
         while not self.ended:
             if self._room.acquire(timeout=_POLL_S):
                 return True
@@ -207,14 +209,14 @@ class _Flight:
         self._sent.put((number, began))
 
     def done(self, error: BaseException | None) -> None:
-        """Note that no more items follow; error: why not."""
+        """Record that no more items follow. error: the reason, None at the regular end."""
         self._sent.put(error)
 
-    # Called by the thread that receives outputs.
+    # Called by the receiving thread.
 
     def next(self) -> tuple[int, float] | None:
-        """Return the oldest item in flight: its number, and when it began. Return None at the end; raise the error that
-        ended it."""
+        """Return number and start time of the oldest item in flight; None at the end. Raises the error that ended the
+        items."""
         sent = self._sent.get()
         if isinstance(sent, BaseException):
             raise sent
@@ -225,11 +227,11 @@ class _Flight:
 
     @property
     def under_way(self) -> bool:
-        """Return whether there may be items whose results were not received yet."""
+        """Return whether results may still be outstanding."""
         return not self._sent.empty()
 
     def wait(self, timeout_s: float) -> tuple[int, float]:
-        """Return the oldest item in flight. queue.Empty if there is none."""
+        """Return the oldest item in flight. Raises queue.Empty if there is none."""
         sent = self._sent.get(timeout=timeout_s)
         if isinstance(sent, tuple):
             return sent

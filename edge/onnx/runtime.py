@@ -1,4 +1,4 @@
-"""ONNX Runtime, quiet: sessions by the best execution provider of this build, and its errors in plain words."""
+"""ONNX Runtime without console output: sessions on the best execution provider, and its errors in plain words."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from devices.probe import cpu_quota
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
 from quant.text import first_line
 
-# Error codes, the temporary file, and the function of ONNX Runtime that noticed.
+# Parts removed from messages: error codes, the temporary file, and the ONNX Runtime function that raised the error.
 _OWN_WORDS = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .*? failed:|\S*onnxruntime_src/\S+:\d+ .*?\) (\[.*?\] )?"
 )
 _NOTHING, _WARNINGS = 4, 2  # severities of ONNX Runtime's log
-# Best first, as ONNX Runtime names them without "ExecutionProvider". Others are used only if named by hand.
+# Execution providers, best first, without the suffix "ExecutionProvider". Others are used only if the caller names
+# them.
 ORDER = ("CUDA", "CoreML", "Xnnpack", "Nnapi", "OpenVINO", "CPU")
 _SUFFIX = "ExecutionProvider"
 _UNKNOWN = re.compile(
@@ -31,9 +32,9 @@ _UNKNOWN = re.compile(
 
 
 def runtime() -> Any:
-    """Return the module onnxruntime. Import it only here: it reports its use to its maker unless that is switched off.
+    """Return the module onnxruntime. All imports go through this function, which switches its telemetry off.
 
-    A value of ORT_DISABLE_TELEMETRY that is already set stays.
+    An existing value of ORT_DISABLE_TELEMETRY is kept.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
@@ -42,7 +43,7 @@ def runtime() -> Any:
 
 
 def session_options(threads: int | None) -> Any:
-    """Return quiet SessionOptions with so many threads; None: as ONNX Runtime likes."""
+    """Return quiet SessionOptions with this number of threads; None: ONNX Runtime's default."""
     options = runtime().SessionOptions()
     options.log_severity_level = _NOTHING
     if threads is not None:
@@ -51,17 +52,25 @@ def session_options(threads: int | None) -> Any:
 
 
 def session(path: Path, threads: int, name: str) -> Any:
-    """Return an InferenceSession of the model in `path` with this many threads. EngineError, which names the model
-    `name`."""
+    """Return an InferenceSession of the model in `path`.
+
+    threads: number of threads
+    name: the model's name in errors
+
+    Raises EngineError if the model cannot be loaded.
+    """
     with refusals(f"load {name}", path.parent):
         return runtime().InferenceSession(str(path), session_options(threads), providers=["CPUExecutionProvider"])
 
 
 @contextmanager
 def refusals(what: str, folder: Path | None = None) -> Iterator[None]:
-    """Turn errors of ONNX Runtime and its tools inside the block into EngineError: "ONNX Runtime cannot `what`".
+    """Turn errors of ONNX Runtime and its tools inside the block into EngineError "ONNX Runtime cannot {what}: ...".
 
-    NotEnoughMemory if memory ran out. folder: a temporary one, which is removed from messages.
+    Raises NotEnoughMemory if memory runs out.
+
+    what: the failed action, such as "load model.onnx"
+    folder: a temporary folder whose path is removed from messages
     """
     try:
         yield
@@ -69,17 +78,16 @@ def refusals(what: str, folder: Path | None = None) -> Iterator[None]:
         raise
     except MemoryError as exc:
         raise NotEnoughMemory(f"memory ran out; a device with more of it can {what}") from exc
-    except Exception as exc:  # they share no class
+    except Exception as exc:  # ONNX Runtime's exceptions share no class
         said = _OWN_WORDS.sub("", first_line(exc)) or type(exc).__name__
         raise EngineError(f"ONNX Runtime cannot {what}: {said.replace(f'{folder}/', '')}") from exc
 
 
 @contextmanager
 def quiet_tools(folder: Path) -> Iterator[None]:
-    """Silence ONNX Runtime's tools inside the block: they print, log and warn nothing, and keep temporary files in
-    `folder`.
+    """Silence ONNX Runtime's tools inside the block. Their temporary files go into `folder`.
 
-    This holds for the whole process: other threads are silent, too.
+    This applies to the whole process: output of other threads is silenced, too.
     """
     ort = runtime()
     root = logging.getLogger()
@@ -96,7 +104,7 @@ def quiet_tools(folder: Path) -> Iterator[None]:
         tempfile.tempdir = before
         ort.set_default_logger_severity(_WARNINGS)
         logging.disable(disabled)
-        root.handlers[:] = handlers  # one of the tools sets up logging as it is imported
+        root.handlers[:] = handlers  # importing one of the tools configures logging
         root.setLevel(level)
 
 
@@ -108,12 +116,18 @@ def open_session(
     dims: Mapping[str, int],
     nodes: Mapping[str, str],
 ) -> tuple[Any, str, tuple[str, ...]]:
-    """Open a session of the model, a path or a file's bytes, with this many threads. Return (session, provider it runs
-    on: "cpu", "cuda", ..., better ones of this build that refused the model, each with the reason).
+    """Open a session of a model. Return (session, provider, refusals).
 
-    provider: a short name; None: the best one that takes the model. dims: values for dimensions that the model leaves
-    open. nodes: "domain:operator" to the name of its first node, for errors. EngineError, which calls the model `name`,
-    for a provider that is not there or not usable, or an operator that is not known.
+    The provider is a short name such as "cpu" or "cuda". The refusals name better providers of this build that could
+    not run the model, each with the reason.
+
+    model: path or content of a model file
+    name: the model's name in errors
+    provider: short name of the provider; None: the best one that accepts the model
+    dims: sizes of open dimensions by name
+    nodes: name of the first node by "domain:operator", for errors
+
+    Raises EngineError if the provider is missing or unusable, or if an operator is unknown.
     """
     offered = runtime().get_available_providers()
     if provider is not None:
@@ -152,14 +166,15 @@ def _session(
     xnnpack = "XnnpackExecutionProvider" in providers
     if xnnpack:
         settings[providers.index("XnnpackExecutionProvider")]["intra_op_num_threads"] = str(threads)
-    # Waiting threads spin by default: they would take processors from XNNPACK's threads, or use up a CPU quota.
+    # Idle threads spin by default. They would take processors from XNNPACK's threads, or use up a CPU quota.
     if xnnpack or (cpu_quota() or threads) < threads:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    ort.set_default_logger_severity(_NOTHING)  # the default logger would print libraries that cannot be loaded
+    # The default logger would print the names of libraries that cannot be loaded.
+    ort.set_default_logger_severity(_NOTHING)
     try:
         with refusals(f"load {name}"):
             try:
-                # With fallback it would print what failed, and go on with the CPU.
+                # With the fallback ONNX Runtime would print the failure and continue on the CPU.
                 return ort.InferenceSession(model, options, providers, settings, enable_fallback=0)
             except Exception as exc:
                 if unknown := _UNKNOWN.search(str(exc)):

@@ -1,4 +1,4 @@
-"""Samples to calibrate and compare an ONNX model with: read from files, or random."""
+"""Samples for calibration and comparison of an ONNX model, read from files or random."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from edge.errors import EdgeError, NotEnoughMemory
 from quant.errors import ModelFileError
 
 Array = npt.NDArray[Any]
-Feeds = dict[str, Array]  # by name of the input
+Feeds = dict[str, Array]  # arrays by name of the input
 
-# Types of tensors of numbers that numpy has, too: ONNX Runtime's name to numpy's.
+# Types of number tensors: ONNX Runtime's name to numpy's.
 TYPES = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16", "tensor(bool)": "bool"}
 TYPES |= {f"tensor({u}int{bits})": f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}
 _DTYPES = {name: np.dtype(numpy_name) for name, numpy_name in TYPES.items()}
 
-_READ_BY_RUN = re.compile(r"tensor\(string\)|seq\(map\((string|int64),tensor\(float\)\)\)")  # types of other outputs
+# Types of other readable outputs.
+_READ_BY_RUN = re.compile(r"tensor\(string\)|seq\(map\((string|int64),tensor\(float\)\)\)")
 
-ANY_SHAPE = ("...",)  # of a tensor that a model declares without a shape
+ANY_SHAPE = ("...",)  # shape of a tensor that a model declares without a shape
 
 
 class SamplesError(ModelFileError):
-    """Samples do not fit the model (missing inputs, other shapes or types), or a file holds none."""
+    """The samples do not fit the model (missing inputs, wrong shapes or types), or a file holds no samples."""
 
 
 @dataclass(frozen=True)
 class _Declared:
-    """A tensor that a model takes or gives."""
+    """Declaration of an input or an output."""
 
     name: str
-    type: str  # as ONNX Runtime names it: "tensor(float)"
-    shape: tuple[int | str, ...]  # a name or "?" for open dimensions; ANY_SHAPE if all are
+    type: str  # ONNX Runtime's name, such as "tensor(float)"
+    shape: tuple[int | str, ...]  # name or "?" for an open dimension; ANY_SHAPE if no shape is declared
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -47,7 +48,7 @@ class _Declared:
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:
-        """The shape with 1 for every open dimension."""
+        """The shape, with 1 for every open dimension."""
         return tuple(dim if isinstance(dim, int) else 1 for dim in self.shape)
 
 
@@ -63,13 +64,17 @@ _Kind = TypeVar("_Kind", bound=_Declared)
 
 
 def inputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Input, ...]:
-    """Return the inputs of a session. shapeless: names of those that the model declares without a shape, which a
-    session calls scalars. SamplesError for one that is no tensor of numbers, such as text or a sequence."""
+    """Return the inputs of a session.
+
+    shapeless: names of inputs that the model declares without a shape; the session reports them as scalars
+
+    Raises SamplesError if an input is not a tensor of numbers, such as text or a sequence.
+    """
     inputs = _declared(Input, session.get_inputs(), shapeless)
     for input_ in inputs:
         if input_.type not in TYPES:
             raise SamplesError(
-                f"input {input_.name!r} is a {input_.type}; values can be given to tensors of numbers only"
+                f"input {input_.name!r} is a {input_.type}; only inputs that are tensors of numbers are supported"
             )
     return inputs
 
@@ -77,8 +82,10 @@ def inputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Input, ...
 def outputs_of(session: Any, shapeless: Collection[str], names: Collection[str] = ()) -> tuple[Output, ...]:
     """Return the outputs of a session that can be read as arrays: tensors, also of text, and sequences of maps.
 
-    shapeless: as of `inputs_of`; of these, a session infers the shape of some. names: of the outputs to return; empty:
-    all that can be read. ModelFileError for a name that the model does not have, and where no output can be read.
+    shapeless: names of outputs that the model declares without a shape; the session infers the shape of some
+    names: names of the outputs to return; empty: all readable outputs
+
+    Raises ModelFileError if the model has no output of that name, or if no output can be read.
     """
     outputs = _declared(Output, session.get_outputs(), shapeless)
     if unknown := sorted(set(names) - {output.name for output in outputs}):
@@ -93,8 +100,10 @@ def outputs_of(session: Any, shapeless: Collection[str], names: Collection[str] 
 
 
 def as_array(value: Any) -> Array:
-    """Return a value that ONNX Runtime gives as an array: text as numpy's text; the maps of a ZipMap, one a row, as a
-    matrix whose columns are the keys of the first map, in its order."""
+    """Return an output of ONNX Runtime as an array.
+
+    Text becomes numpy text. The maps of a ZipMap become rows of a matrix; its columns are the keys of the first map.
+    """
     if isinstance(value, list):
         keys = list(value[0]) if value else []
         return np.array([[row.get(key, 0.0) for key in keys] for row in value], np.float32).reshape(len(value), -1)
@@ -103,7 +112,7 @@ def as_array(value: Any) -> Array:
 
 
 def _declared(kind: type[_Kind], values: Iterable[Any], shapeless: Collection[str]) -> tuple[_Kind, ...]:
-    """Return a session's inputs or outputs, with a name or "?" for open dimensions."""
+    """Return the declared inputs or outputs of a session, with a name or "?" for open dimensions."""
 
     def shape_of(value: Any) -> tuple[int | str, ...]:
         if not value.shape and value.name in shapeless:
@@ -114,7 +123,7 @@ def _declared(kind: type[_Kind], values: Iterable[Any], shapeless: Collection[st
 
 
 def declared_shape(value: Any) -> tuple[int | str, ...]:
-    """Return the shape that a model's file declares for an input, as that of an `Input`."""
+    """Return the shape that a model file declares for an input, in the form of `Input.shape`."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return ANY_SHAPE
@@ -125,15 +134,15 @@ def declared_shape(value: Any) -> tuple[int | str, ...]:
 
 
 def shape_text(shape: Iterable[int | str]) -> str:
-    """Return a shape for people: "(batch, 3, 224, 224)"."""
+    """Return a shape as text for people, such as "(batch, 3, 224, 224)"."""
     return f"({', '.join(map(str, shape))})"
 
 
 def random_feeds(inputs: tuple[Input, ...], n: int) -> Iterator[Feeds]:
-    """Yield `n` random feeds: normal floats; bytes of any value; other whole numbers 0 or 1, which are rows of any
-    table.
+    """Yield `n` random feeds, with 1 for open dimensions.
 
-    Open dimensions are 1.
+    Floats are normally distributed and bytes have any value. Other integers are 0 or 1, which are valid rows of any
+    table.
     """
     rng = np.random.default_rng(0)
     for _ in range(n):
@@ -149,8 +158,11 @@ def random_feeds(inputs: tuple[Input, ...], n: int) -> Iterator[Feeds]:
 
 @contextmanager
 def opened_arrays(path: Path, advice: str) -> Iterator[Any]:
-    """Yield the array of a .npy file, or the archive of a .npz file, to be read in the block. OSError; SamplesError
-    where it is neither, or damaged; NotEnoughMemory with `advice`."""
+    """Yield the array of a .npy file, or the archive of a .npz file, which may be read inside the block.
+
+    Raises OSError if the file cannot be read, and SamplesError if it is damaged or another kind of file. Raises
+    NotEnoughMemory, with `advice`, if memory runs out.
+    """
     try:
         with path.open("rb") as file:
             yield np.load(file, allow_pickle=False)
@@ -158,27 +170,27 @@ def opened_arrays(path: Path, advice: str) -> Iterator[Any]:
         raise
     except MemoryError as exc:
         raise NotEnoughMemory(f"{path} does not fit into memory; {advice}") from exc
-    except Exception as exc:  # numpy and zipfile raise what they like about damaged files
+    except Exception as exc:  # damaged files make numpy and zipfile raise exceptions of many classes
         raise SamplesError(f"{path} is not a .npz file of numbers, or is cut off; numpy.savez writes one") from exc
 
 
 class Samples:
-    """Samples of a .npz file, or of all .npz files of a folder in the order of names, one file in memory at a time.
+    """Samples of a .npz file, or of all .npz files of a folder in the order of names. One file is in memory at a time.
 
-    An array for each input, under its name; the first axis counts samples. An array with as many axes as the input is
-    cut along the first one: one row each, or as many as the model's fixed batch. With one axis more, each of its
-    parts is an input as it is. Other arrays are ignored.
+    A file has an array for each input, under the input's name; its first axis counts samples. An array with as many
+    axes as the input is split along the first axis: one row per run, or as many rows as the model's fixed batch. An
+    array with one more axis holds one complete input per entry of its first axis. Other arrays are ignored.
     """
 
     def __init__(self, path: Path, inputs: tuple[Input, ...]) -> None:
-        """OSError if there is nothing to read; SamplesError for a folder without .npz files."""
+        """Raises OSError if the path cannot be read, and SamplesError if a folder has no .npz files."""
         self.path, self._inputs = path, inputs
         self._files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not self._files:
             raise SamplesError(f"{path} holds no .npz file; save one there with numpy.savez, an array for each input")
 
     def __iter__(self) -> Iterator[Feeds]:
-        """Yield the feeds of one run each. OSError; SamplesError, which says what is needed and what was there."""
+        """Yield the feeds of one run at a time. Raises OSError, or SamplesError if the samples do not fit the model."""
         for path in self._files:
             runs = {input_.name: self._runs(path, input_, array) for input_, array in self._arrays(path)}
             counts = {name: len(parts) for name, parts in runs.items()}
@@ -205,7 +217,7 @@ class Samples:
                 yield input_, archive[input_.name]
 
     def _runs(self, path: Path, input_: Input, array: Array) -> Array:
-        """Return the array with one run along its first axis."""
+        """Return the array with runs along its first axis."""
         dtype = input_.dtype
         what = f"{path}: {input_.name!r}"
         if not np.can_cast(array.dtype, dtype, "same_kind"):
@@ -234,6 +246,6 @@ class Samples:
 
 
 def open_dims(inputs: tuple[Input, ...]) -> Mapping[str, tuple[str, ...]]:
-    """Return the open dimensions by input, without inputs that have none."""
+    """Return the open dimensions of each input that has any."""
     open_by_input = {input_.name: tuple(dim for dim in input_.shape if isinstance(dim, str)) for input_ in inputs}
     return {name: dims for name, dims in open_by_input.items() if dims}

@@ -1,4 +1,4 @@
-"""Signature of an ONNX model: types and shapes of its inputs and outputs, and whether arrays fit them."""
+"""Signature of an ONNX model: types and shapes of its inputs and outputs, and the check of arrays against them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from partition.model.onnx_shapes import dim_key, dim_sizes
 
 
 def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]:
-    """Return the values of the named open dimensions, if every input has an array that fits.
+    """Return the sizes of named open dimensions, after checking that every input has a fitting array.
 
-    SamplesError for names, types and shapes that the model does not take, and for dimensions of one name that differ.
+    Raises SamplesError if a name, type or shape does not fit, or if one dimension has different sizes.
     """
     names = [input_.name for input_ in inputs]
     if sorted(feeds) != sorted(names):
@@ -47,7 +47,7 @@ def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]
 
 
 def shape_of(output: Output, dims: Mapping[str, int]) -> tuple[int, ...] | None:
-    """Return the output's shape with these values of the open dimensions; None if they do not determine it."""
+    """Return the output's shape for these sizes of open dimensions; None if they do not determine it."""
     if output.shape == ANY_SHAPE:
         return None
     known = tuple(dims.get(dim) if isinstance(dim, str) else dim for dim in output.shape)
@@ -55,8 +55,12 @@ def shape_of(output: Output, dims: Mapping[str, int]) -> tuple[int, ...] | None:
 
 
 def open_sizes(inputs: Sequence[Input], dims: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes that a person gives to open dimensions, by name or as "input[axis]", under the key that the
-    graph has for them. SamplesError for a dimension that no input leaves open, and for two sizes of one dimension."""
+    """Return sizes of open dimensions under the keys that the graph uses.
+
+    dims: sizes chosen by the user, by dimension name or as "input[axis]"
+
+    Raises SamplesError if no input has such an open dimension, or if one dimension gets two sizes.
+    """
     try:
         return dim_sizes({input_.name: input_.shape for input_ in inputs if input_.shape != ANY_SHAPE}, dims)
     except PlanError as error:
@@ -64,7 +68,7 @@ def open_sizes(inputs: Sequence[Input], dims: Mapping[str, int]) -> dict[str, in
 
 
 def with_dims(inputs: Sequence[Input], dims: Mapping[str, int]) -> tuple[Input, ...]:
-    """Return the same inputs with these sizes for open dimensions. Errors as of `open_sizes`."""
+    """Return the inputs with these sizes for open dimensions. Raises the errors of `open_sizes`."""
     sizes = open_sizes(inputs, dims)
     return tuple(
         replace(
@@ -79,7 +83,7 @@ def with_dims(inputs: Sequence[Input], dims: Mapping[str, int]) -> tuple[Input, 
 
 
 def dims_of(inputs: Sequence[Input], feeds: Mapping[str, Array]) -> dict[str, int]:
-    """Return the sizes that these arrays give to open dimensions, by their keys."""
+    """Return the sizes that open dimensions have in these arrays, by the dimensions' keys."""
     return {
         dim_key(input_.name, axis, dim): feeds[input_.name].shape[axis]
         for input_ in inputs
@@ -89,5 +93,5 @@ def dims_of(inputs: Sequence[Input], feeds: Mapping[str, Array]) -> dict[str, in
 
 
 def listed(names: Any) -> str:
-    """Return names for an error."""
+    """Return a list of names for an error."""
     return ", ".join(map(repr, names)) or "nothing"

@@ -1,8 +1,8 @@
-"""Stage of an ONNX model in an engine process: receives items from the stage before, computes them, sends them on.
+"""Stage of an ONNX model in an engine process: receives items from the previous stage, computes them, and sends them.
 
-A thread each receives, computes and sends, so that a slow link and a slow processor do not wait for one another. SETS
-sets of buffers go round between them. When all are in use, nothing more is received; so a slow stage holds back those
-before it, up to the owner.
+Receiving, computing and sending have a thread each, so that a slow link and a slow processor do not delay one another.
+SETS sets of buffers circulate between the threads. If all are in use, the stage receives nothing more. A slow stage
+thereby throttles the stages before it and the owner.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from edge.onnx.samples import Array, random_feeds
 from edge.onnx.wire import Boundary, Item, Op, Receiver, send
 from transport.link import IDLE_S, Link
 
-SETS = 3  # one is received, one computed, one sent
-_COPIES = 2  # of a stage's file while it is loaded: the bytes read, and ONNX Runtime's own layout
-_SAMPLES = 5  # that the runs of a timing are spread over
+SETS = 3  # one set each for receiving, computing and sending
+_COPIES = 2  # copies of a stage's file during loading: the bytes read, and ONNX Runtime's own layout
+_SAMPLES = 5  # samples that the runs of a timing are divided into
 _MIB = 1 << 20
 
 
 @dataclass
 class Buffers:
-    """An item with its tensors: those received, and those that the stage computed."""
+    """Buffers of one item: the tensors that the stage received and computed."""
 
     item: Item = field(default_factory=lambda: Item(Op.END))
     received: dict[str, Array] = field(default_factory=dict)
@@ -43,9 +43,9 @@ class LoadedStage:
     """A loaded stage. `close()` frees it."""
 
     def __init__(self, engine: OnnxEngine, takes: Boundary, gives: Boundary) -> None:
-        """EdgeError, and a closed engine, if the boundaries do not fit the model."""
+        """Raises EdgeError, and closes the engine, if the boundaries do not fit the model."""
         self.engine = engine
-        self._last: dict[str, Array] = {}  # the last input
+        self._last: dict[str, Array] = {}  # last input
         self.takes, self.gives = takes, gives
         self.inputs = tuple(value.name for value in engine.inputs)
         received = {tensor.name for tensor in takes.tensors}
@@ -56,7 +56,7 @@ class LoadedStage:
             raise EdgeError(f"the stage lacks the tensors {', '.join(lacking)!s:.200}; cut it again")
 
     def compute(self, item: Item, received: Mapping[str, Array]) -> tuple[Item, dict[str, Array]]:
-        """Return what leaves the stage for a received item: the item with the seconds this took, and the tensors by
+        """Compute a received item. Return the item with the computing seconds added, and the tensors to send by
         name."""
         self._last = {name: received[name] for name in self.inputs}
         began = time.perf_counter()
@@ -66,8 +66,10 @@ class LoadedStage:
         return replace(item, compute_s=(*item.compute_s, seconds)), leaves
 
     def time(self, repeats: int) -> BestTime:
-        """Time the last input, by the fastest sample of at least `repeats` runs; without a last input, seeded noise.
-        Errors as of `warm_up`."""
+        """Time the stage with its last input, or with seeded noise if there was none.
+
+        The fastest sample of at least `repeats` runs counts. Raises the errors of `warm_up`.
+        """
         feeds = self.warm_up()
 
         def step() -> None:
@@ -79,9 +81,9 @@ class LoadedStage:
         return best_of([TimedTask(step)], least_s, least_steps=-(-repeats // n), samples=n)[0]
 
     def warm_up(self) -> Mapping[str, Array]:
-        """Run once, with the last input or with seeded noise, and return that input.
+        """Run the stage once with its last input, or with seeded noise, and return that input.
 
-        EngineError if the model does not take noise, for instance if a shape is among its inputs.
+        Raises EngineError if the model does not accept noise, for instance if an input is a shape.
         """
         shapes = {tensor.name: tensor.shape for tensor in self.takes.tensors}
         noise = random_feeds(tuple(replace(input_, shape=shapes[input_.name]) for input_ in self.engine.inputs), 1)
@@ -94,8 +96,12 @@ class LoadedStage:
 
 
 def need_bytes(path: str, takes: Boundary, gives: Boundary, limit_bytes: int) -> int:
-    """Return the bytes of memory that the stage in the file `path` takes at least while it is loaded. NotEnoughMemory
-    where that is more than the limit; 0: no limit."""
+    """Return the minimum of memory, in bytes, that loading the stage in the file `path` needs.
+
+    limit_bytes: memory limit; 0: no limit
+
+    Raises NotEnoughMemory if the need exceeds the limit.
+    """
     crossing = sum(tensor.n_bytes for boundary in (takes, gives) for tensor in boundary.tensors)
     need = _COPIES * Path(path).stat().st_size + crossing
     _check_limit(need, limit_bytes)
@@ -105,25 +111,27 @@ def need_bytes(path: str, takes: Boundary, gives: Boundary, limit_bytes: int) ->
 def load(
     path: str, takes: Boundary, gives: Boundary, threads: int, provider: str | None = None, limit_bytes: int = 0
 ) -> tuple[LoadedStage, int]:
-    """Load the stage in the file `path`; return it, and the bytes of memory it takes. provider: None for the best one.
-    limit_bytes: 0 for no limit.
+    """Load the stage in the file `path`. Return the stage and the memory that it takes, in bytes.
 
-    EdgeError where the boundaries are not those of the model, NotEnoughMemory where it takes more than the limit; the
+    provider: short name of the execution provider; None: the best one
+    limit_bytes: memory limit; 0: no limit
+
+    Raises EdgeError if the boundaries do not fit the model, NotEnoughMemory if the need exceeds the limit, and the
     errors of OnnxEngine.
     """
     before, size = own_rss(), Path(path).stat().st_size
-    need_bytes(path, takes, gives, limit_bytes)  # before native code reads it
+    need_bytes(path, takes, gives, limit_bytes)  # checked before native code reads the file
     try:
         engine = OnnxEngine(Path(path), threads, provider, buffers=SETS)
     except ModuleNotFoundError as error:
         raise EngineError(f'{error.name} is not installed there: pip install "edge-runtime[onnx]"') from error
     stage = LoadedStage(engine, takes, gives)
     try:
-        if len(engine.files) > 1:  # in a worker's store that would be somebody's slice
+        if len(engine.files) > 1:  # in a worker's store, another file could be the slice of another owner
             raise EdgeError("a stage has its weights in its own file; this one names another")
-        with suppress(EngineError):  # an input may not be noise; real errors come back when it runs
-            stage.warm_up()  # buffers are made as it first runs
-        need = max(own_rss() - before, size)  # memory that an earlier stage left behind is used again
+        with suppress(EngineError):  # some inputs cannot be noise; real errors come back in the first run
+            stage.warm_up()  # the first run allocates buffers
+        need = max(own_rss() - before, size)  # the process may reuse memory of an earlier stage
         _check_limit(need, limit_bytes)
     except BaseException:
         engine.close()
@@ -132,8 +140,10 @@ def load(
 
 
 def follow(stage: LoadedStage, source: Link, sink: Link) -> None:
-    """Compute the items that come from `source` and send them to `sink`, until an END has passed. Raises the first
-    error of any thread: of links and of the engine."""
+    """Compute items from `source` and send them to `sink`, until an END has passed.
+
+    Raises the first error of any thread: an error of a link or of the engine.
+    """
     free: queue.SimpleQueue[Buffers | None] = queue.SimpleQueue()
     for _ in range(SETS):
         free.put(Buffers())
@@ -152,11 +162,11 @@ def follow(stage: LoadedStage, source: Link, sink: Link) -> None:
             if slot.item.op is Op.END:
                 break
         sending.join()
-        with suppress(queue.Empty):  # the sender's last error
+        with suppress(queue.Empty):  # last error of the sender
             raise cast(Exception, come.get_nowait())
     finally:
         go.put(None)
-        free.put(None)  # ends a receiver that waits here, and would not notice the end of its link
+        free.put(None)  # ends a receiver that waits here and would not notice a closed link
 
 
 def _receive(
@@ -183,7 +193,7 @@ def _send(
 
 
 def _thread(work: Callable[[], None], failed: Callable[[Exception], None]) -> threading.Thread:
-    """Start and return a thread that hands over its error."""
+    """Start and return a daemon thread. It passes its error to `failed`."""
 
     def run() -> None:
         try:

@@ -1,19 +1,18 @@
-"""Items on the wire: one input, or one batch, on its way through the stages of an ONNX model.
+"""Items on the wire. An item is one input, or one batch, on its way through the stages of an ONNX model.
 
-An item is a CONTROL frame, followed by its tensors in the order of the boundary, each in DATA frames of PART_BYTES, the
-last one of the rest. Between stages float32 goes in the item's wire type; all else, and all that the owner sends and
-gets, goes as it is.
+An item is a CONTROL frame, followed by its tensors in the order of the boundary. Each tensor is sent in DATA frames of
+PART_BYTES; its last frame has the remaining bytes. Between stages float32 is encoded in the item's wire type. All other
+tensors, and all tensors that the owner sends or receives, are sent unchanged.
 
 | bytes | field |
 | 0     | operation (Op) |
 | 1     | wire type: one of WIRE_IDS |
 | 2-3   | 0 |
-| 4-7   | number of the item, from 0 on |
-| 8-    | float32 for each stage passed: the seconds it computed; then uint32 for each dimension of each tensor |
+| 4-7   | number of the item, starting at 0 |
+| 8-    | float32 for each passed stage: its computing seconds; then uint32 for each dimension of each tensor |
 
-A tensor that may have any number of dimensions sends this number first, and MOST_DIMS of them, the last ones 0.
-At one boundary all of them have the same length, so that a receiver takes header and frame in one system call.
-All little-endian.
+A tensor of any rank sends its rank first, then MOST_DIMS dimensions, padded with 0. All headers at one boundary
+therefore have the same length, and a receiver takes header and frame in one system call. All fields are little-endian.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from transport.errors import ProtocolError
 from transport.frame import Kind
 from transport.link import PART_BYTES, Link
 
-MOST_TENSOR_BYTES = 1 << 30  # of one tensor of an item
-MOST_DIMS = 32  # the most that every numpy version can hold
+MOST_TENSOR_BYTES = 1 << 30  # limit of one tensor of an item
+MOST_DIMS = 32  # limit that every numpy version supports
 MOST_STAGES = 64
 
 
@@ -52,13 +51,13 @@ _WIRE_NAMES = {number: name for name, number in WIRE_IDS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor that crosses from one stage to the next. ValueError for one that cannot."""
+    """A tensor that crosses from one stage to the next. Raises ValueError if the tensor cannot be sent."""
 
     name: str
-    type: str  # numpy's name, one of those in edge.onnx.samples
-    shape: tuple[int, ...]  # as the model was cut for
-    open: tuple[int, ...] = ()  # the dimensions that may have other sizes
-    any_rank: bool = False  # it may have another number of dimensions, of any size
+    type: str  # numpy's name of the type, one of edge.onnx.samples.TYPES
+    shape: tuple[int, ...]  # shape that the model was cut for
+    open: tuple[int, ...] = ()  # axes that may have other sizes
+    any_rank: bool = False  # whether the tensor may have another rank and any sizes
 
     def __post_init__(self) -> None:
         named = f"tensor {self.name!r:.80}"
@@ -73,12 +72,13 @@ class Tensor:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of a tensor with the shape that the model was cut for."""
+        """Bytes of the tensor in the shape that the model was cut for."""
         return math.prod(self.shape) * np.dtype(self.type).itemsize
 
     def _is_small(self, shape: Sequence[int]) -> bool:
-        """Return whether so many values may cross. A size of 0 does not make the others count less: numpy refuses large
-        ones."""
+        """Return whether a tensor of this shape may be sent. A size of 0 counts as 1, because numpy refuses large other
+        sizes.
+        """
         return math.prod(max(dim, 1) for dim in shape) * np.dtype(self.type).itemsize <= MOST_TENSOR_BYTES
 
     def takes(self, shape: Sequence[int]) -> bool:
@@ -90,17 +90,17 @@ class Tensor:
 
     @property
     def n_header_numbers(self) -> int:
-        """Count of the numbers of its shape in a header."""
+        """Number of header fields that the tensor's shape takes."""
         return 1 + MOST_DIMS if self.any_rank else len(self.shape)
 
     def encode_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return a shape as the numbers of a header."""
+        """Return a shape as header fields."""
         if not self.any_rank:
             return tuple(shape)
         return (len(shape), *shape, *(0,) * (MOST_DIMS - len(shape)))
 
     def decode_shape(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape that these numbers of a header say. ProtocolError for more dimensions than there can be."""
+        """Return the shape in these header fields. Raises ProtocolError if it has more than MOST_DIMS dimensions."""
         if not self.any_rank:
             return tuple(numbers)
         if numbers[0] > MOST_DIMS:
@@ -113,8 +113,8 @@ class Boundary:
     """Tensors that cross between two stages, or between the owner and a stage."""
 
     tensors: tuple[Tensor, ...]
-    inner: bool  # between stages: float32 goes in the item's wire type
-    passed: int = 0  # number of stages before it
+    inner: bool  # whether the boundary is between stages, where float32 is encoded in the item's wire type
+    passed: int = 0  # number of stages before the boundary
 
     def __post_init__(self) -> None:
         if not 0 <= self.passed <= MOST_STAGES:
@@ -138,15 +138,15 @@ class Item:
     op: Op
     number: int = 0
     wire: str = "f32"
-    compute_s: tuple[float, ...] = ()  # computing seconds of each stage that it has passed
+    compute_s: tuple[float, ...] = ()  # computing seconds of each passed stage
 
 
 def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array]) -> None:
-    """Send an item with its tensors by name, whose types and shapes must fit `boundary`."""
+    """Send an item with its tensors by name. Their types and shapes must fit `boundary`."""
     if item.op is Op.END:
         link.send(bytes([Op.END]).ljust(boundary.layout.size, b"\0"), Kind.CONTROL)
         return
-    assert len(item.compute_s) == boundary.passed, "every stage adds its seconds"
+    assert len(item.compute_s) == boundary.passed, "every stage must add its seconds"
     arrays = [np.asarray(tensors[tensor.name], order="C") for tensor in boundary.tensors]
     dims = [n for tensor, a in zip(boundary.tensors, arrays, strict=True) for n in tensor.encode_shape(a.shape)]
     head = boundary.layout.pack(item.op, WIRE_IDS[item.wire], 0, item.number, *item.compute_s, *dims)
@@ -173,7 +173,7 @@ def _pieces(arrays: Sequence[Array], wire: Wire | None) -> Iterator[Array]:
 
 
 def _parts(array: Array) -> Iterator[Array]:
-    """Yield the values of a contiguous array, PART_BYTES at a time, without a copy."""
+    """Yield the values of a contiguous array in views of PART_BYTES."""
     flat = array.reshape(-1)
     step = PART_BYTES // array.itemsize
     for lo in range(0, flat.size, step):
@@ -181,18 +181,20 @@ def _parts(array: Array) -> Iterator[Array]:
 
 
 class Receiver:
-    """Receives items from one link into buffers that it makes once and uses again."""
+    """Receives items from one link into buffers that it allocates once and reuses."""
 
     def __init__(self, link: Link, boundary: Boundary) -> None:
         self._link = link
         self._boundary = boundary
         self._head = bytearray(boundary.layout.size)
-        self._dims: tuple[int, ...] = ()  # of the last item, whose shapes were checked
+        self._dims: tuple[int, ...] = ()  # dimensions of the last item, whose shapes were checked
         self._shapes: list[tuple[int, ...]] = []
 
     def item(self, timeout_s: float) -> tuple[Item, list[tuple[int, ...]]]:
-        """Receive the next item's header: the item, and the shape of each tensor. ProtocolError for what `send` cannot
-        have written, or for a shape that this boundary does not take."""
+        """Receive the next item's header. Return the item and the shape of each tensor.
+
+        Raises ProtocolError if `send` cannot have written the header, or if the boundary does not accept a shape.
+        """
         self._link.receive_into(self._head, timeout_s, Kind.CONTROL)
         op, wire, zero, number, *rest = self._boundary.layout.unpack(self._head)
         if op not in _OPS or wire not in _WIRE_NAMES or zero:
@@ -203,7 +205,7 @@ class Receiver:
         return Item(_OPS[op], number, _WIRE_NAMES[wire], tuple(rest[:passed])), self._checked(tuple(rest[passed:]))
 
     def _checked(self, dims: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Return the shape of each tensor. ProtocolError for one that the boundary does not take."""
+        """Return the shape of each tensor. Raises ProtocolError if the boundary does not accept a shape."""
         if dims != self._dims or not self._shapes:
             at, shapes = 0, []
             for tensor in self._boundary.tensors:
@@ -218,8 +220,7 @@ class Receiver:
         return self._shapes
 
     def tensors(self, item: Item, shapes: Sequence[tuple[int, ...]], arrays: dict[str, Array]) -> None:
-        """Receive the item's tensors into `arrays`, by name. Arrays that have the right shape already are filled
-        again."""
+        """Receive the item's tensors into `arrays`, by name. Arrays of the right shape are reused."""
         wire = WIRES[item.wire] if self._boundary.inner else None
         for tensor, shape in zip(self._boundary.tensors, shapes, strict=True):
             array = arrays.get(tensor.name)
