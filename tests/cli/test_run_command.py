@@ -326,7 +326,7 @@ def test_more_bad_input(tmp_path: Path, photo: Path, edge_run: Run) -> None:
     model = echo(tmp_path, ("x", I64, (1, 3, 4, 4)))
     assert_refused(edge_run(model, "--input", photo), 3, "takes int64; pictures go into floats or uint8")
     model = echo(tmp_path, ("x", F32, (1, 4, 4, 4)))
-    assert_refused(edge_run(model, "--input", photo), 3, "(1, 4, 4, 4), which is no picture of 3 or 1 channels")
+    assert_refused(edge_run(model, "--input", photo), 3, "(1, 4, 4, 4), not that of a picture of 3 or 1 channels")
     model = echo(tmp_path, ("x", F32, (1, 3, 4, 4)), ("y", F32, (1,)))
     assert_refused(edge_run(model, "--input", photo), 3, "the model takes 'x', 'y'; say which with NAME=")
     assert_refused(edge_run(model, "--input", f"x={photo}"), 3, "nothing is given for 'y'")
