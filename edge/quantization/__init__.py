@@ -1,1 +1,1 @@
-"""Quantization: sensitivity of tensors, choice of types for a size, writing, and comparison."""
+"""Quantization: measure the sensitivity of tensors, choose types for a file size, write and compare models."""

@@ -1,4 +1,4 @@
-"""Comparison of models with the one they were made from: quality and speed."""
+"""Comparison of smaller models with their original: quality and speed."""
 
 from __future__ import annotations
 
@@ -36,24 +36,27 @@ GEN_TOKENS = 32
 
 @dataclass(frozen=True)
 class ModelSpeed:
-    """Tokens per second of one model, round by round."""
+    """Tokens per second of one model in each round."""
 
     prefill_rounds: tuple[float, ...]
     decode_rounds: tuple[float, ...]
 
     @property
     def prefill(self) -> float:
-        """The median round's prefill rate."""
+        """The median of the rounds' prefill rates."""
         return statistics.median(self.prefill_rounds)
 
     @property
     def decode(self) -> float:
-        """The median round's decode rate."""
+        """The median of the rounds' decode rates."""
         return statistics.median(self.decode_rounds)
 
     def slower_than(self, other: ModelSpeed) -> float | None:
-        """Return how many times slower than `other`, measured in the same rounds, this model decodes; None unless it is
-        slower in each round, and by more than 2 % in the median."""
+        """Return how many times slower than `other` this model decodes, or None if it is not clearly slower.
+
+        Both must be measured in the same rounds. The model is clearly slower if it is slower in each round and the
+        medians differ by more than 2 %.
+        """
         always = all(own < others for own, others in zip(self.decode_rounds, other.decode_rounds, strict=True))
         slower = always and clearly_faster(other.decode, self.decode, by=TYPE)
         return other.decode / self.decode if slower else None
@@ -70,10 +73,13 @@ def measure_speeds(
 ) -> list[ModelSpeed]:
     """Return the speeds of models on this device, in the order of `paths`.
 
-    All are measured once before any is measured again, every other round in reverse, so that a device that gets warm or
-    busy slows no model more than others. One model is in memory at a time; each is warm when it is measured. The
-    context of `options` is replaced by the length of a measurement. progress(measurements done, in total). Raises the
-    errors of Engine; Interrupted after Ctrl-C.
+    Each round measures every model once, and every other round goes in reverse order. A device that warms up or gets
+    busy therefore slows all models alike. One model is in memory at a time, and each is warm when it is measured.
+
+    options: engine options; the context is replaced by the length of a measurement
+    progress: called with (measurements done, measurements in total)
+
+    Raises the errors of Engine, and Interrupted after Ctrl-C.
     """
     options = replace(options, context=prompt_tokens + gen_tokens, sequences=1, outputs=None)
     options = replace(options, batch=min(options.rows, prompt_tokens))
@@ -90,8 +96,10 @@ def measure_speeds(
 
 
 def speed_notes(names: Sequence[str], sizes_bytes: Sequence[int], speeds: Sequence[ModelSpeed]) -> list[str]:
-    """Return a sentence for each model that is smaller than another and decodes slower: against the fastest such
-    one."""
+    """Return a sentence for each model that is smaller than another and decodes slower.
+
+    The sentence compares it with the fastest of the larger models.
+    """
     notes = []
     for i, name in enumerate(names):
         larger = [j for j in range(len(names)) if sizes_bytes[j] > sizes_bytes[i]]
@@ -104,15 +112,15 @@ def speed_notes(names: Sequence[str], sizes_bytes: Sequence[int], speeds: Sequen
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures of several models, the reference first."""
+    """Figures of several models. The first model is the reference."""
 
     names: Sequence[str]  # distinct names
     results: Sequence[Quality]
-    speeds: Sequence[ModelSpeed] | None  # None if they were not measured
+    speeds: Sequence[ModelSpeed] | None  # None if speeds were not measured
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/cli/evaluate.md says."""
+        """Return plain values in the format of docs/cli/evaluate.md."""
         return {
             "scored_tokens": self.results[0].summary.tokens,
             "models": [_model_json(*model) for model in self._models()],
@@ -152,9 +160,9 @@ def compare(
     speed: bool = True,
     steps: Steps = SILENT,
 ) -> Evaluation:
-    """Compare the models at `paths`, with these `names`, with the first of them. speed: whether to measure it.
+    """Compare models in quality and, if `speed` is set, in speed. The first of `paths` is the reference.
 
-    The errors of `evaluate` and `measure_speeds`.
+    Raises the errors of `evaluate` and `measure_speeds`.
     """
     with steps.step("Evaluating", unit="chunks") as show:
         results = evaluate(paths[0], paths[1:], text, options, chunk_tokens=chunk_tokens, most=most, progress=show)
@@ -176,8 +184,12 @@ def compare_mixes(
     threads: int | None = None,
     steps: Steps = SILENT,
 ) -> Evaluation:
-    """Compare `out` with the model `name` that it was made from, and with that model in `mixes`, which are removed
-    again."""
+    """Compare `out` with its original, and with the original quantized to each of `mixes`.
+
+    name: name of the original
+
+    The quantized files of the mixes are temporary.
+    """
     with ExitStack() as stack:
         paths = [file.path, out]
         for mix in mixes:

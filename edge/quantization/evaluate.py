@@ -1,7 +1,7 @@
-"""Evaluation of the quality of smaller models: perplexity, and divergence from a reference, on the same text.
+"""Evaluation of smaller models' quality on a text: perplexity, and divergence from a reference model.
 
-One model is in memory at a time. The reference's predictions are kept in a temporary file, as float32:
-log-probabilities of near-identical models differ by less than float16 could hold.
+One model is in memory at a time. The reference's predictions are stored in a temporary file as float32, because
+log-probabilities of near-identical models differ by less than the precision of float16.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from quant.errors import ModelFileError
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
-Progress = Callable[[int, int], None]  # chunks done, chunks in all, over all models
+Progress = Callable[[int, int], None]  # arguments: chunks done and chunks in total, over all models
 Floats = NDArray[np.float32]
 
-_KEEP_FREE = 64 << 20  # bytes of the disk that are left free
+_KEEP_FREE = 64 << 20  # bytes of the disk that stay free
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Quality:
     """Size and quality of one model."""
 
     path: Path
-    size_bytes: int  # of its files
-    bits_per_weight: float  # over all tensors
+    size_bytes: int  # bytes of the model's files
+    bits_per_weight: float  # average over all tensors
     summary: Summary
 
 
@@ -65,11 +65,14 @@ def evaluate(
     most: int | None = None,
     progress: Progress | None = None,
 ) -> list[Quality]:
-    """Evaluate how `reference` and then each of `models` predict `text`, cut into chunks, `most` of them or all.
+    """Evaluate how `reference`, and then each of `models`, predict `text`. Return their figures in this order.
 
-    The context and outputs of `options` are replaced by those of the chunks. TextError if the text is too short;
-    ModelFileError for a model with another vocabulary than the reference; OSError if the disk has no room for the
-    reference's predictions; the errors of Engine; Interrupted after Ctrl-C.
+    options: engine options; their context and outputs do not matter, because the chunks determine both
+    most: maximum number of chunks; None: all
+
+    Raises TextError if the text is too short. Raises ModelFileError if a model's vocabulary differs from the
+    reference's. Raises OSError if the disk has no room for the reference's predictions. Raises the errors of Engine,
+    and Interrupted after Ctrl-C.
     """
     paths = [Path(reference), *map(Path, models)]
     shapes = [_shape(path) for path in paths]
@@ -106,8 +109,10 @@ def _shape(path: Path) -> ModelShape:
 
 
 def common_chunks(paths: Sequence[Path], text: str, size: int, most: int | None) -> Chunks:
-    """Return the text in tokens, which must be the same for all models: checked before the first one computes for an
-    hour."""
+    """Return the chunks of the text, which must have the same tokens in all models.
+
+    This check comes first, because the evaluation of a model can take an hour.
+    """
     chunks_and_sizes: list[tuple[Chunks, int]] = []
     for path in paths:
         model = Model(path, vocabulary_only=True)
@@ -126,8 +131,11 @@ def common_chunks(paths: Sequence[Path], text: str, size: int, most: int | None)
 
 @contextmanager
 def temporary(n_bytes: int) -> Iterator[IO[bytes]]:
-    """Yield a file without a name, which is gone with this process. OSError if `n_bytes` do not fit on its disk, where
-    they are reserved if the system can: a mapped file for which there is no more room would end the process."""
+    """Yield an unnamed temporary file of `n_bytes`, which the system removes when it is closed.
+
+    The bytes are reserved on the disk if the system supports it, because writing to a mapped file on a full disk would
+    kill the process. Raises OSError if there is no room.
+    """
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free - _KEEP_FREE
     if n_bytes > free:
@@ -153,7 +161,7 @@ def _write(file: IO[bytes], values: Floats) -> None:
 def _read(file: IO[bytes], shape: tuple[int, ...]) -> Floats:
     values = np.empty(shape, np.float32)
     view = values.data.cast("B")
-    if file.readinto(view) != len(view):  # type: ignore[attr-defined]  # every file opened for bytes has it
+    if file.readinto(view) != len(view):  # type: ignore[attr-defined]  # every binary file has this method
         raise OSError(f"the temporary file in {tempfile.gettempdir()} is shorter than what was written to it")
     return values
 
@@ -161,6 +169,6 @@ def _read(file: IO[bytes], shape: tuple[int, ...]) -> Floats:
 def _no_room(folder: str, need: int, have: int) -> OSError:
     return OSError(
         errno.ENOSPC,
-        f"no room in {folder} for what the reference predicts: {bytes_text(need)} needed,"
+        f"no room in {folder} for the reference's predictions: {bytes_text(need)} needed,"
         f" {bytes_text(max(have, 0))} free; evaluate fewer tokens, or set TMPDIR to a folder on a larger disk",
     )

@@ -1,6 +1,7 @@
 """Fits a model into a file of a given size with the least damage: measures, chooses types, quantizes, and checks.
 
-Measurements of a model are kept in the cache folder: another size of it then takes quantizing and one comparison only.
+Measurements are stored in the cache folder. Another size of the same model then needs only quantizing and one
+comparison.
 """
 
 from __future__ import annotations
@@ -56,32 +57,33 @@ from quant.types import TYPES, TensorType
 
 
 class Progress(Protocol):
-    """Callback that reports progress."""
+    """Callback for progress of a fit."""
 
     def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
-        """Report that `done` steps of `total` of a stage are done. what: the item in progress."""
+        """Report that `done` of `total` steps of a stage are done. what: the current item."""
 
 
 _CALIBRATION_CHUNKS = 32
-# Shares of the time by whose end a stage has ended. The time after the last one is for writing and checking.
+# Each stage ends when this share of the time has passed. The remaining time is for writing and checking.
 _CALIBRATED, _READ, _MEASURED, _WHOLE = 0.15, 0.3, 0.5, 0.6
-_ANCHORS = (0.03, 0.15)  # of the way from the smallest file to the unchanged model: sizes that are measured as a whole
-_SECOND = 3.0  # times the writing time that must be left for another candidate and its check
+# Sizes of whole measured files, as shares of the way from the smallest file to the unchanged model.
+_ANCHORS = (0.03, 0.15)
+_SECOND = 3.0  # multiple of the writing time that must be left to write and check another candidate
 _KEPT = "sensitivity.json"
-_DOUBT = 2.0  # times the least expected damage: a candidate within that may turn out to be better
-_MORE = 1.5  # times the time spent before: with more, measuring again is worth it
+_DOUBT = 2.0  # multiple of the least expected damage; a candidate below it may turn out to be better
+_MORE = 1.5  # a new measurement is worthwhile if it has more than this multiple of the earlier time
 _MIB = 1 << 20
-_SPARE_MIB = 2  # a process does not always have the same size
+_SPARE_MIB = 2  # tolerance because the size of a process varies
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Options of a fit that a person may set."""
+    """Options of a fit."""
 
-    imatrix: Path | None = None  # an importance matrix; None: one is computed from the text
-    kinds: tuple[TensorType, ...] = ()  # types to choose among; empty: KINDS
-    fast: bool = False  # leave out types that decode slower here than a larger one, unless the size needs them
-    within_s: float = 600.0  # for the whole fit
+    imatrix: Path | None = None  # importance matrix; None: compute it from the text
+    kinds: tuple[TensorType, ...] = ()  # types to choose from; empty: KINDS
+    fast: bool = False  # exclude types that decode slower here than a larger type, unless the size requires them
+    within_s: float = 600.0  # seconds for the whole fit
     threads: int | None = None
     clock: Callable[[], float] = time.monotonic
 
@@ -91,11 +93,12 @@ class Fitted:
     """A file that was fitted to a size."""
 
     outcome: Outcome
-    expected_divergence: float  # nats a token: the sum of the tensors' damages, corrected by whole files
-    measured_divergence: float  # of the file, on the same text
-    gap: float  # upper bound of the fraction by which the expected damage is above the least possible
-    slow: Mapping[str, str]  # types in it that decode slower here than a larger type, the value
-    exact: Mapping[str, str]  # by tensor, a narrower type that holds it without loss
+    expected_divergence: float  # nats per token: the sum of the tensors' damages, corrected by measured whole files
+    measured_divergence: float  # nats per token: divergence of the written file on the same text
+    gap: float  # upper bound of (expected damage / least possible damage - 1)
+    # Types in the file that decode slower here than a larger type; the value names the larger type.
+    slow: Mapping[str, str]
+    exact: Mapping[str, str]  # narrower types that store a tensor without loss, by tensor
 
 
 def _silent(stage: str, done: int, total: int, what: str = "") -> None:
@@ -105,10 +108,10 @@ def _silent(stage: str, done: int, total: int, what: str = "") -> None:
 def fit_file(
     file: GgufFile, out: Path, budget: int, text: str, options: FitOptions, progress: Progress = _silent
 ) -> Fitted:
-    """Write a model to `out` in a file of at most `budget` bytes, whose predictions on `text` differ least from it.
+    """Write the model to `out` in at most `budget` bytes, with the least change of its predictions on `text`.
 
-    SizeTooSmall, with the least possible size, if that is larger. TextError if the text is too short; the errors of
-    `quantize` and Engine.
+    Raises SizeTooSmall, with the least possible size, if the budget is below it. Raises TextError if the text is too
+    short, and the errors of `quantize` and Engine.
     """
     fitting = _Fitting(file, text, options, TimePlan(options.within_s, options.clock), progress)
     free = free_tensors(file)
@@ -127,7 +130,7 @@ def fit_file(
             sensitivities = fitting.sensitivity(every, importance, folder, (budget, reserved))
             table = choices(file, every, sensitivities)
             chosen = fit(table, budget, reserved)
-        except DoesNotFit as error:  # some tensors cannot be measured, and stay as they are
+        except DoesNotFit as error:  # tensors that cannot be measured keep their types
             raise too_small(file, error.least, budget) from None
         fits = [chosen]
         widened = from_mix(file, table, budget, reserved, imatrix)
@@ -142,14 +145,14 @@ def fit_file(
     exact = {
         name: choice.type.name
         for name, choice in best.choices.items()
-        if choice.type.block > 1 and choice.type.id != file.tensors[name].type.id  # a narrower one
+        if choice.type.block > 1 and choice.type.id != file.tensors[name].type.id  # the chosen type is narrower
         if sensitivities.errors.get(name, {}).get(choice.type.name, 1.0) <= EXACT
     }
     return Fitted(outcome, expected, measured, chosen.gap, slow, exact)
 
 
 def least_bytes(file: GgufFile, options: FitOptions) -> int:
-    """Return the bytes of the smallest file that can be made from a model."""
+    """Return the size in bytes of the smallest file that can be made from a model."""
     free = free_tensors(file)
     covered = read_imatrix(options.imatrix).weights_of(file) if options.imatrix else calibrate.covered(file)
     return smallest(file, candidates(file, free, covered, _kinds(options)), reserved_bytes(file, free))
@@ -162,10 +165,13 @@ def _kinds(options: FitOptions) -> tuple[TensorType, ...]:
 def file_within(
     file: GgufFile, memory: int, context: int | None, kv_type: str, least: int
 ) -> tuple[int, dict[str, int]]:
-    """Return (bytes of a file that a process of `memory` bytes can hold whole, bytes of the process's other parts).
+    """Return (maximum bytes of a model file, bytes of each other part of the process) for a process of limited memory.
 
-    least: bytes of the smallest possible file. SizeTooSmall, with the memory that would suffice, if there is no room
-    for it. The errors of a dry run of the model.
+    memory: bytes that the process may have
+    least: bytes of the smallest possible file
+
+    Raises SizeTooSmall, with the memory that would suffice, if that file does not fit. Raises the errors of a dry run
+    of the model.
     """
     shape = ModelShape.from_gguf(file)
     options = EngineOptions(context=context, kv_type=kv_type)
@@ -176,7 +182,8 @@ def file_within(
     left = memory - sum(parts.values())
     if left + header_bytes(file) < least:
         parts_text = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
-        without_share = memory - left - memory // MARGIN_SHARE + least - header_bytes(file)  # that part grows with it
+        # The safety margin grows with the memory.
+        without_share = memory - left - memory // MARGIN_SHARE + least - header_bytes(file)
         least_mib = math.ceil(without_share / (1 - 1 / MARGIN_SHARE) / _MIB) + _SPARE_MIB
         raise SizeTooSmall(
             f"{max(0, left) / _MIB:,.0f} of {memory / _MIB:,.0f} MiB are left for weights, beside {parts_text} MiB; the"
@@ -188,7 +195,7 @@ def file_within(
 
 @contextmanager
 def _folder(file: GgufFile, text: str, imatrix: Path | None) -> Iterator[Path]:
-    """Yield the folder of measurements of a model on a text; a temporary one if the cache is not writable."""
+    """Yield the folder for measurements of a model on a text, or a temporary folder if the cache is not writable."""
     stamps = {str(path.resolve()): file.stamp(path) for path in file.paths}
     digests = [hashlib.sha256(text.encode()).hexdigest()]
     if imatrix is not None:
@@ -205,20 +212,20 @@ def _folder(file: GgufFile, text: str, imatrix: Path | None) -> Iterator[Path]:
 
 
 def _keep(folder: Path, sensitivities: Sensitivity) -> None:
-    """Write the measurements, for the next size of the model, if there is room: they are worth more than that."""
+    """Store the measurements for the next size of the model. A full disk is ignored, because the fit can continue."""
     with suppress(OSError):
         write_whole(folder / _KEPT, json.dumps(sensitivities.to_json()).encode())
 
 
 def _time_left(left_s: float) -> str:
-    """Return for people how long measuring goes on at most, and which option decides that."""
+    """Return the maximum remaining time of the measurement as text for people, with the option that limits it."""
     left = f"{math.ceil(left_s / 60)} min" if left_s >= 90 else f"{math.ceil(left_s)} s"
     return f"at most {left} left (--minutes)"
 
 
 @dataclass(frozen=True)
 class _Fitting:
-    """One fit of a model: what it is measured on, and the time that is left."""
+    """One fit of a model, with the text to measure on and the remaining time."""
 
     file: GgufFile
     text: str
@@ -227,7 +234,7 @@ class _Fitting:
     progress: Progress
 
     def imatrix(self, path: Path) -> Path:
-        """Return the file of the importance matrix of a text; compute it if it does not exist."""
+        """Return the path of the importance matrix of the text. Compute the matrix if the file does not exist."""
         if not path.exists():
             calibrate.collect(
                 self.file.path,
@@ -247,10 +254,11 @@ class _Fitting:
         folder: Path,
         size: tuple[int, int],
     ) -> Sensitivity:
-        """Return the sensitivities that the choice depends on: those measured before, if they took enough of the time
-        that there is now, and new ones.
+        """Return the sensitivities that the choice depends on: stored measurements, completed by new ones.
 
-        size: bytes that the file may have, and bytes of it that do not depend on the choice.
+        Stored measurements are used only if they took enough time, compared with the time available now.
+
+        size: (maximum bytes of the file, bytes that do not depend on the choice)
         """
         threads = self.options.threads or default_threads()
         rows = {name: TensorRows(self.file, name, importance.get(name)) for name in candidates}
@@ -276,7 +284,7 @@ class _Fitting:
             return EarlyStopping(table, lambda table: fit(table, *size))
 
         def whole(damages: Damages) -> list[Mapping[str, Choice]]:
-            """Return choices for files of sizes that do not depend on the requested one."""
+            """Return choices for files of fixed sizes, which do not depend on the requested size."""
             costs = table(damages)
             least, most = (sum(end(c.n_bytes for c in row) for row in costs.values()) for end in (min, max))
             return [fit(costs, int(least + part * (most - least)) + 1).choices for part in _ANCHORS]
@@ -308,8 +316,10 @@ class _Fitting:
         return result
 
     def best(self, out: Path, fits: Sequence[Fit], imatrix: Path) -> tuple[Fit, Outcome, float]:
-        """Write as many fits as there is time for, and keep the one whose predictions differ least. Return the fit, its
-        outcome and its divergence."""
+        """Write as many of the fits as time allows, and keep the file with the least divergence.
+
+        Return its fit, its outcome and its divergence.
+        """
         with ExitStack() as stack:
             paths: list[Path] = []
             outcomes = []
@@ -327,13 +337,13 @@ class _Fitting:
         return fits[best], outcomes[best], measured[best]
 
     def whole(self, out: Path, free: Sequence[str]) -> Fitted:
-        """Write the model unchanged: a larger file would hold no more."""
+        """Write the model unchanged, because a larger file would contain nothing more."""
         types = {name: self.file.tensors[name].type for name in free}
         unchanged = {n: Choice(kind, tensor_bytes(self.file, n, kind), 0.0) for n, kind in types.items()}
         return Fitted(self._write(out, Fit(unchanged, 0.0), self.options.imatrix), 0.0, 0.0, 0.0, {}, {})
 
     def _write(self, out: Path, chosen: Fit, imatrix: Path | None) -> Outcome:
-        """Have llama.cpp write a fit."""
+        """Write a fit with llama.cpp's quantizer."""
         types = {name: choice.type for name, choice in chosen.choices.items()}
         return quantize(
             self.file,
@@ -346,8 +356,8 @@ class _Fitting:
         )
 
     def _measured(self, paths: Sequence[Path]) -> list[float]:
-        """Return the mean divergence of each written file, nats a token: on a chunk of the text, and on more if
-        there is time."""
+        """Return the mean divergence of each file in nats per token, on one chunk of the text, or on more if time
+        allows."""
         began, most = self.plan.left_s(), sensitivity.most_chunks(ModelShape.from_gguf(self.file).n_vocab)
         results: list[Quality] = []
         for n in (1, most):

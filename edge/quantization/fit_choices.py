@@ -1,4 +1,4 @@
-"""Choices for a file of a given size: which tensors may change, to which types, and the bytes and damage of each."""
+"""Choices for a file of a given size: the tensors that may change, their possible types, and the bytes and damage."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from quant.mixes import MIXES, NEED_IMPORTANCE, Mix
 from quant.sensitivity import Sensitivity
 from quant.types import TYPES, TensorType
 
-# Usual mixes by size, compared with the chosen types.
+# Usual mixes, the smallest first, which are compared with the chosen types.
 _USUAL = ("iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "q2_k", "iq3_xxs", "iq3_xs", "iq3_s", "q3_k_s", "iq3_m", "q3_k_m",
           "iq4_xs", "iq4_nl", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0")  # fmt: skip
 _MIB = 1 << 20
 
 
 def free_tensors(file: GgufFile) -> list[str]:
-    """Return the tensors that llama.cpp's quantizer changes: those that get another type in one of two mixes."""
-    mixes = [MIXES[name] for name in ("q4_1", "q8_0")]  # the output matrix has other types in these
+    """Return the tensors that llama.cpp's quantizer changes. Their type changes in at least one of two mixes."""
+    mixes = [MIXES[name] for name in ("q4_1", "q8_0")]  # the output matrix has different types in these two
     changed = [outcome.types for outcome in types_of_each([(file, mix) for mix in mixes])]
     return [name for name, tensor in file.tensors.items() if any(types[name] != tensor.type for types in changed)]
 
@@ -41,9 +41,13 @@ def choose_kinds(
     fast: bool,
     slow: Container[str],
 ) -> dict[str, list[TensorType]]:
-    """Return the types that each tensor may have, of `kinds`. SizeTooSmall if even the smallest of them are too large.
+    """Return the types of `kinds` that each tensor may have.
 
-    covered: tensors in the importance matrix. fast: leave out `slow`, types that are slow on this device, if possible.
+    covered: names of the tensors in the importance matrix
+    fast: exclude the types in `slow` if the budget allows it
+    slow: names of types that are slow on this device
+
+    Raises SizeTooSmall if even the smallest types exceed the budget.
     """
     every = candidates(file, free, covered, kinds)
     least = smallest(file, every, reserved)
@@ -58,12 +62,12 @@ def choose_kinds(
 def candidates(
     file: GgufFile, free: Sequence[str], covered: Container[str], kinds: Sequence[TensorType]
 ) -> dict[str, list[TensorType]]:
-    """Return the types, of `kinds`, that each tensor may have. covered: tensors in the importance matrix."""
+    """Return the types of `kinds` that each tensor may have. covered: tensors in the importance matrix"""
     return {name: _candidates(file, name, kinds, name in covered) for name in free}
 
 
 def _candidates(file: GgufFile, name: str, kinds: Sequence[TensorType], has_importance: bool) -> list[TensorType]:
-    """Return the types that a tensor may have: its own, and narrower ones with whole blocks."""
+    """Return the types that a tensor may have: its own type, and narrower types whose blocks divide its rows."""
     tensor = file.tensors[name]
     wide = [TYPES["f16"]] if tensor.type.name == "f32" else []
     return [tensor.type] + [
@@ -78,14 +82,14 @@ def _candidates(file: GgufFile, name: str, kinds: Sequence[TensorType], has_impo
 def choices(
     file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], sensitivities: Sensitivity
 ) -> dict[str, list[Choice]]:
-    """Return bytes and damage of the types of each tensor."""
+    """Return bytes and damage of each possible type of each tensor."""
     table = {}
     for name, kinds in candidates.items():
         if name in sensitivities.damages:
             table[name] = [
                 Choice(kind, tensor_bytes(file, name, kind), sensitivities.damage(name, kind.name)) for kind in kinds
             ]
-        else:  # no graph uses it directly, or its rows fill no blocks: its type stays
+        else:  # the tensor keeps its type because no graph uses it directly or its rows do not fill blocks
             table[name] = [Choice(kinds[0], tensor_bytes(file, name, kinds[0]), 0.0)]
     return table
 
@@ -93,8 +97,11 @@ def choices(
 def from_mix(
     file: GgufFile, table: Mapping[str, Sequence[Choice]], budget: int, reserved: int, imatrix: Path
 ) -> Fit | None:
-    """Return the largest usual mix within a budget, with the rest of the budget spent on wider types: no worse than
-    that mix, even if the damages are wrong. None if no mix is within the budget, or none fills it."""
+    """Return the largest usual mix within the budget, improved by spending the rest of the budget on wider types.
+
+    The result is at least as good as that mix, even if the measured damages are wrong. Return None if no mix fits the
+    budget, or if the result leaves too much of it unused.
+    """
     usual = [(file, MIXES[name]) for name in reversed(_USUAL)]
     with closing(types_of_each(usual, imatrix=imatrix)) as outcomes:
         outcome = next((mixed for mixed in outcomes if mixed.n_bytes <= budget), None)
@@ -116,25 +123,27 @@ def from_mix(
 
 
 def reserved_bytes(file: GgufFile, free: Sequence[str]) -> int:
-    """Return the bytes of a file that do not depend on the choice."""
+    """Return the bytes of a file that do not depend on the choice of types."""
     whole = file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()})
     return whole - sum(tensor_bytes(file, name, file.tensors[name].type) for name in free)
 
 
 def smallest(file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], reserved: int) -> int:
-    """Return the bytes of the smallest file: every tensor has the narrowest type that it may have."""
+    """Return the bytes of the smallest file, in which every tensor has its narrowest possible type."""
     return reserved + sum(min(tensor_bytes(file, name, kind) for kind in kinds) for name, kinds in candidates.items())
 
 
 def tensor_bytes(file: GgufFile, name: str, kind: TensorType) -> int:
-    """Return the bytes of a tensor in a type, with padding."""
+    """Return the bytes of a tensor in a type, including padding."""
     tensor = NewTensor(name, file.tensors[name].shape, kind)
     return tensor.n_bytes + tensor.padding
 
 
 def mix_like(chosen: Fit) -> Mix:
-    """Return the mix that names the file: of the type that most of it has. It decides nothing else, because every
-    tensor that may change is given its type."""
+    """Return the mix that the file is labelled with: the mix of the type that most bytes have.
+
+    The label has no other effect, because every tensor that may change gets an explicit type.
+    """
     n_bytes = Counter[str]()
     for choice in chosen.choices.values():
         if choice.type.block > 1:
@@ -144,7 +153,7 @@ def mix_like(chosen: Fit) -> Mix:
 
 
 def too_small(file: GgufFile, least: int, budget: int) -> SizeTooSmall:
-    """Return the error that says the least possible size."""
+    """Return an error with the least possible size."""
     return SizeTooSmall(
         f"{file.path.name} cannot be smaller than {least}B ({least / _MIB:,.1f} MiB) with the types to choose among;"
         f" {budget}B ({budget / _MIB:,.1f} MiB) were asked for. Allow smaller types, or take a smaller"

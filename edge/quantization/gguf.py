@@ -1,6 +1,6 @@
-"""Quantizes a GGUF file with llama.cpp's quantizer, in a process of its own.
+"""Quantizes a GGUF file with llama.cpp's quantizer in a child process.
 
-The file appears under its name only when it is whole. Ctrl-C, an error, or the end of this process ends the other one.
+The file appears under its name only when it is complete. Ctrl-C, an error, or the end of this process ends the child.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from quant.mixes import NEED_IMPORTANCE, Mix, mix_by_name
 from quant.types import TensorType, type_by_name
 from quant.whole_file import check_room
 
-Progress = Callable[[int, int, str], None]  # bytes of the source done, bytes in total, the current tensor
+Progress = Callable[[int, int, str], None]  # arguments: bytes of the source done, bytes in total, current tensor
 
-_END_S = 5.0  # for the process to end after its standard input was closed
+_END_S = 5.0  # seconds that the process may take to end after its standard input was closed
 _NEVER_NEED_IT = ("token_embd.weight", "output.weight", "per_layer_token_embd.weight")
 _SPLIT = "split."
 
 
 @dataclass(frozen=True)
 class BlockMismatch:
-    """A tensor whose rows do not fill whole blocks of its type in the mix, so that it has another one."""
+    """A tensor whose rows do not fill blocks of the mix's type, so that the quantizer used another type."""
 
     tensor: str
     columns: int
@@ -53,15 +53,15 @@ class BlockMismatch:
 class Outcome:
     """Types and size of a quantized model."""
 
-    types: Mapping[str, TensorType]  # by tensor
-    n_bytes: int  # of the file
+    types: Mapping[str, TensorType]  # type of each tensor
+    n_bytes: int  # size of the file
     misfits: tuple[BlockMismatch, ...]
 
 
 def types_of(
     file: GgufFile, mix: Mix, types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
 ) -> Outcome:
-    """Return the types that llama.cpp would give a file, without writing it. EngineError as `quantize`."""
+    """Return the types that llama.cpp would use, without writing a file. Raises the EngineErrors of `quantize`."""
     with closing(types_of_each([(file, mix)], types, imatrix)) as outcomes:
         return next(outcomes)
 
@@ -69,7 +69,8 @@ def types_of(
 def types_of_each(
     jobs: Sequence[tuple[GgufFile, Mix]], types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
 ) -> Generator[Outcome, None, None]:
-    """Yield `types_of` files, each in a mix, one after another, in one process, which ends with the generator."""
+    """Yield the result of `types_of` for each job in turn. One child process does all jobs and ends with the
+    generator."""
     types = types or {}
     with _child(jobs, types, imatrix, None, default_threads()) as events:
         for file, mix in jobs:
@@ -77,7 +78,7 @@ def types_of_each(
 
 
 def _outcome(file: GgufFile, mix: Mix, types: Mapping[str, TensorType], events: Iterator[dict[str, Any]]) -> Outcome:
-    """Return the outcome of a mix from the events of the process."""
+    """Return the outcome of a mix from the events of the child process."""
     reported: dict[str, TensorType] = {}
     misfits: list[BlockMismatch] = []
     for event in events:
@@ -85,11 +86,11 @@ def _outcome(file: GgufFile, mix: Mix, types: Mapping[str, TensorType], events: 
             reported[event["tensor"]] = type_by_name(event["type"])
         elif "misfit" in event:
             misfits.append(BlockMismatch(event["misfit"], event["columns"], event["requested"], ""))
-        elif "instead" in event and misfits:  # the line that follows it
+        elif "instead" in event and misfits:  # this line follows the line of the mismatch
             misfits[-1] = replace(misfits[-1], used=event["instead"])
     all_types = {name: reported.get(name, tensor.type) for name, tensor in file.tensors.items()}
     known_misfits = {misfit.tensor for misfit in misfits}
-    for name, tensor in file.tensors.items():  # llama.cpp does not report misfits of the output matrix
+    for name, tensor in file.tensors.items():  # llama.cpp does not report mismatches of the output matrix
         if name in reported and name not in known_misfits and not types and tensor.shape[0] % mix.type.block:
             misfits.append(BlockMismatch(name, tensor.shape[0], mix.type.name, reported[name].name))
     return Outcome(all_types, file_bytes(file, all_types), tuple(misfits))
@@ -107,8 +108,11 @@ def quantize(
 ) -> Outcome:
     """Write `file` to `out` in a mix, and return the outcome.
 
-    types: of tensors that get another type than the mix's. imatrix: a file of an importance matrix. EngineError with
-    llama.cpp's reason; ModelFileError if the result is not a model; OSError if the disk is full.
+    types: types of tensors that differ from the mix
+    imatrix: file with an importance matrix
+
+    Raises EngineError with llama.cpp's reason. Raises ModelFileError if the result is not a model, and OSError if the
+    disk is full.
     """
     check_loadable(file)
     outcome = types_of(file, mix, types, imatrix)
@@ -129,7 +133,8 @@ def quantize(
                         if progress:
                             progress(done, total, last)
         except EngineError:
-            written_bytes = temporary.stat().st_size if temporary.exists() else 0  # the process removes it where it can
+            # The process removes the file if it can.
+            written_bytes = temporary.stat().st_size if temporary.exists() else 0
             # A full disk is the usual cause, which llama.cpp does not report.
             check_room(out, outcome.n_bytes - written_bytes)
             raise
@@ -149,14 +154,14 @@ def file_bytes(file: GgufFile, types: Mapping[str, TensorType]) -> int:
 
 
 def header_bytes(file: GgufFile) -> int:
-    """Return the bytes of that file before its first tensor."""
+    """Return the bytes of the model's file before its first tensor."""
     pairs = {key: file.raw_value(key) for key in file.metadata if not key.startswith(_SPLIT)}
     pairs |= {key: encoded("u32", 0) for key in ("general.quantization_version", "general.file_type")}
     return len(header(pairs, [NewTensor(name, tensor.shape, tensor.type) for name, tensor in file.tensors.items()]))
 
 
 def _check_needs_none(outcome: Outcome, mix: Mix) -> None:
-    """Raise EngineError for types that are garbage without an importance matrix, as llama.cpp does."""
+    """Raise EngineError if a tensor's type requires an importance matrix. llama.cpp refuses these types, too."""
     refused = (*NEED_IMPORTANCE, "q2_k") if mix.name == "q2_k_s" else NEED_IMPORTANCE
     for name, kind in outcome.types.items():
         if kind.name in refused and name not in _NEVER_NEED_IT:
@@ -174,10 +179,12 @@ def _child(
     target: Path | None,
     threads: int,
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """Yield the events of a process that makes a mix of each file. At the end of the block it has ended."""
+    """Yield the events of a process that quantizes each file to its mix. The process ends with the block."""
     for file, _ in jobs:
         if is_elastic(file):
-            raise EngineError(f"{file.path.name} holds several sizes of a model; quantize what it was made from")
+            raise EngineError(
+                f"{file.path.name} holds several sizes of a model; quantize the model that it was made from"
+            )
     job = {
         "sources": [(str(file.path), mix.id) for file, mix in jobs],
         "target": str(target or ""),
@@ -193,7 +200,7 @@ def _child(
             stdout=subprocess.PIPE,
             stderr=stderr,
             start_new_session=True,
-        )  # a session of its own: Ctrl-C reaches this process alone, which then ends that one
+        )  # in its own session Ctrl-C reaches only this process, which then ends the child
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -213,7 +220,7 @@ def _child(
 
 
 def _events(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield events until the last. EngineError if the process fails or ends without it."""
+    """Yield the events before "complete". Raises EngineError if the process fails or ends without "complete"."""
     assert process.stdout is not None
     for line in process.stdout:
         event: dict[str, Any] = json.loads(line)
@@ -232,7 +239,8 @@ def _events(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> Iterator[dic
 
 
 def model_in_type(path: Path, type_: str, steps: Steps = SILENT) -> Path:
-    """Return the path of the model quantized to a type, in this user's cache; quantize it if it is not there."""
+    """Return the path of the model quantized to a type, in the user's cache. Quantize the model if the file is
+    missing."""
     file, mix = GgufFile.open(path), mix_by_name(type_)
     digest = OwnSlices().model_digest(path)
     folder = usable(cache_folder() / "types")

@@ -1,6 +1,6 @@
 """Process in which llama.cpp quantizes: a job as JSON on standard input, events as JSON on standard output.
 
-It ends, and removes what it has written, when its standard input is closed: also where its parent was killed.
+When its standard input is closed, the process removes its output and ends. This also happens if its parent was killed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _NOT_WHOLE = re.compile(r"warning: (\S+) +- ncols +(\d+) not divisible by +(\d+)
 
 
 def main() -> int:
-    """Do one job; return 0, or 1 after an event with the reason."""
+    """Do one job. Return 0, or 1 after an event with the reason for the failure."""
     job = json.loads(sys.stdin.buffer.readline())
     events = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # native code must not print between the events
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # native code must not print between events
     complete = threading.Event()
     threading.Thread(target=_until_closed, args=(job["target"], complete), daemon=True).start()
 
@@ -86,8 +86,8 @@ class _Lines:
 
 
 def _until_closed(target: str, complete: threading.Event) -> None:
-    """Wait for the end of standard input, and then end the process, whatever it is doing."""
-    while os.read(sys.stdin.fileno(), 1 << 10):  # a buffered reader would hold a lock while the interpreter ends
+    """Wait for the end of standard input, then end the process immediately."""
+    while os.read(sys.stdin.fileno(), 1 << 10):  # a buffered reader would hold a lock during interpreter shutdown
         pass
     if not complete.is_set():
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Importance matrix: run a model over a text, and sum the squares of the inputs of its weights.
+"""Importance matrix: run a model over a text, and sum the squares of the inputs of each weight.
 
-It covers the same tensors as llama.cpp's own tool: those of the layers. The output matrix is left out by default: it is
-quantized well without, and few inputs would have to represent all tokens of a vocabulary.
+The matrix covers the same tensors as llama.cpp's own tool: the weights of the layers. By default it does not include
+the output matrix. That matrix quantizes well without it, and few inputs would have to represent a whole vocabulary.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from quant.gguf.file import GgufFile
 from quant.gguf.imatrix import Entry, ImportanceMatrix
 from quant.gguf.part import TensorInfo
 
-Progress = Callable[[int, int], None]  # chunks done, chunks in total
+Progress = Callable[[int, int], None]  # arguments: chunks done, chunks in total
 
 _PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
-_LAST_NORM = "result_norm"  # the node before the output matrix
-_SQUARED_VALUES = 1 << 20  # float64 values squared at a time
+_LAST_NORM = "result_norm"  # name of the node before the output matrix
+_SQUARED_VALUES = 1 << 20  # float64 values squared together
 
 
 def collect(
@@ -47,14 +47,17 @@ def collect(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ImportanceMatrix:
-    """Compute the importance matrix of a model on `text`, cut into chunks of so many tokens, `most` of them or all.
+    """Compute the importance matrix of a model on `text`. Every chunk is computed with an empty cache.
 
-    Every chunk is computed with an empty cache. within_s: no chunk begins later, by `clock`. output: include the output
-    matrix, or the token table if that is the output matrix, too. dataset: name of the text in the file. The context and
-    outputs of `options` are replaced by those of the chunks.
+    options: engine options; their context and outputs do not matter, because the chunks determine both
+    chunk_tokens: tokens of a chunk
+    most: maximum number of chunks; None: all
+    within_s: no chunk starts after this time in seconds, by `clock`
+    output: include the output matrix, even if it is also the token table
+    dataset: name of the text, written into the file
 
-    TextError if the text is too short; EngineError if the model computes values that are not numbers; the errors of
-    Engine; Interrupted after Ctrl-C.
+    Raises TextError if the text is too short, and EngineError if the model computes NaN or infinite values. Raises the
+    errors of Engine, and Interrupted after Ctrl-C.
     """
     file = GgufFile.open(path)
     squares = Squares(covered(file, output))
@@ -65,7 +68,7 @@ def collect(
         options = replace(options, reserved=_results_bytes(squares, shape, options))
     with Engine(path, options, hooks) as engine, interrupt_stops(engine):
         chunks = Chunks.cut(engine.model, text, chunk_tokens, most)
-        # The last layer leaves out rows without logits, so all rows must have them.
+        # llama.cpp's last layer skips rows without logits, so all rows must produce logits.
         step = min(engine.batch, engine.outputs)
         began, done = clock(), 0
         for i in range(len(chunks)):
@@ -84,20 +87,21 @@ def collect(
 
 
 def _results_bytes(squares: Squares, shape: ModelShape, options: EngineOptions) -> int:
-    """Return the bytes of the sums, of the inputs that are summed, and of logits that nothing uses."""
+    """Return the bytes of the sums, of the summed inputs, and of unused logits."""
     inputs = 3 * 4 * options.rows * max(1, shape.n_experts_used) * squares.widest
     return squares.n_bytes + inputs + 2 * 8 * _SQUARED_VALUES + 4 * shape.n_vocab * (options.outputs or 1)
 
 
 class Squares:
-    """Sums of squares of the inputs of some weights, over all graphs computed with `hook`."""
+    """Sums of squares of the inputs of weights, over all graphs computed with `hook`."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo]) -> None:
-        """tensors: the weights, by name."""
+        """tensors: the weights by name"""
         self._tensors = tensors
-        self._sums: dict[str, NDArray[np.float64]] = {}  # [experts, columns]
-        self._counts: dict[str, NDArray[np.int64]] = {}  # [experts]
-        self._last: tuple[int, NDArray[np.float64], int] | None = None  # address of an input, its sums, its rows
+        self._sums: dict[str, NDArray[np.float64]] = {}  # shape [experts, columns]
+        self._counts: dict[str, NDArray[np.int64]] = {}  # shape [experts]
+        # Address of an input, its sums, its number of rows.
+        self._last: tuple[int, NDArray[np.float64], int] | None = None
         self.hook = Hook(self._wants, self._add)
 
     @property
@@ -112,11 +116,12 @@ class Squares:
         return (8 + 4 + 4) * values
 
     def begin(self) -> None:
-        """Forget the last input. Call this before each graph: a new input may lie at an old one's address."""
+        """Forget the last input. Call this before each graph, because a new input may have the address of an old
+        one."""
         self._last = None
 
     def entries(self, model: str) -> dict[str, Entry]:
-        """Return the entries by name of the weight. EngineError if there are none, or a sum is not a number."""
+        """Return the entries by weight. Raises EngineError if there are none, or if a sum is not finite."""
         if not self._sums:
             raise EngineError(f"{model}: no weight of its layers is multiplied with anything; it cannot be calibrated")
         broken = [name for name, sums in self._sums.items() if not np.isfinite(sums).all()]
@@ -138,13 +143,15 @@ class Squares:
             self._add_experts(name, node)
             return
         sums, rows = self._summed(node.sources[1])  # [ne2, columns]
-        # Several matrices take the inputs in turn; a single one takes all.
+        # If a weight has several matrices, they take the inputs in turn. A single matrix takes all inputs.
         self._sums[name] += sums.reshape(-1, matrices, columns).sum(axis=0)
         self._counts[name] += rows // matrices
 
     def _summed(self, source: int) -> tuple[NDArray[np.float64], int]:
-        """Return the sums of squares of an input [ne2, columns], and its rows. Products with the same input, such as
-        those of queries, keys and values, follow each other, so it is summed once."""
+        """Return the sums of squares of an input [ne2, columns], and its number of rows.
+
+        Products with the same input, such as queries, keys and values, follow each other. Their input is summed once.
+        """
         if self._last is None or self._last[0] != source:
             x = Node(source).values()
             by_matrix = np.moveaxis(x, 1, 0).reshape(x.shape[1], -1, x.shape[3])
@@ -153,14 +160,15 @@ class Squares:
         return self._last[1], self._last[2]
 
     def _add_experts(self, name: str, node: Node) -> None:
-        """Add inputs [tokens, experts used or 1, columns] of products with the experts [tokens, experts used]."""
+        """Add the inputs of expert products: [tokens, used experts or 1, columns], with expert IDs [tokens, used
+        experts]."""
         x = Node(node.sources[1]).values()[0]
         ids = Node(node.sources[2]).values()[0, 0]
         used = ids.shape[1]
         order = np.argsort(ids, axis=None, kind="stable")
         experts, starts = np.unique(ids.reshape(-1)[order], return_index=True)
         for expert, places in zip(experts, np.split(order, starts[1:]), strict=True):
-            # If all experts of a token have the same input, there is only one.
+            # If all experts of a token have the same input, the array contains it only once.
             self._sums[name][expert] += _squares(x[places // used, places % used % x.shape[1]])
             self._counts[name][expert] += len(places)
 
@@ -176,8 +184,7 @@ def _squares(x: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def covered(file: GgufFile, output: bool = False) -> dict[str, TensorInfo]:
-    """Return the tensors that an importance matrix covers, if they are multiplied with anything. output: the last one,
-    too."""
+    """Return the weights that an importance matrix can cover. output: include the output matrix"""
     head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
     return {
         name: tensor

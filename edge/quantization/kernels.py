@@ -1,4 +1,4 @@
-"""Kernel speeds: how fast this device computes with each type. Sizes alone do not tell which types are worth it."""
+"""Kernel speeds: how fast this device computes with each quantization type. File sizes do not determine the speed."""
 
 from __future__ import annotations
 
@@ -25,33 +25,35 @@ from partition.predict.hysteresis import KERNEL, clearly_faster
 from quant.mixes import MIXES, Mix
 from quant.types import TYPES, TensorType
 
-# Types that weights are quantized to. With narrower ones models lose most of their knowledge.
+# Types for quantized weights. With narrower types, models lose most of their knowledge.
 KINDS = (
     "iq2_xxs", "iq2_xs", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "iq4_nl", "q4_0", "q4_k", "q4_1", "q5_0",
     "q5_k", "q5_1", "q6_k", "q8_0",
 )  # fmt: skip
-COLUMNS = 2048  # of the timed matrices
-_MATRIX_BYTES = 16 << 20  # of one type; all together exceed the caches, so that each is read from memory
-_MEMORY_SHARE = 4  # all together take at most this fraction (1/4) of free memory
+COLUMNS = 2048  # columns of the timed matrices
+# Bytes of one type's matrix; all matrices together exceed the caches, so each is read from memory.
+_MATRIX_BYTES = 16 << 20
+_MEMORY_SHARE = 4  # all matrices together take at most 1/4 of free memory
 _PATTERN_ROWS = 32
 _PROMPT_ROWS = 32
-_ROUNDS = 25  # over all types; the fastest round of each counts, because other work only slows a product down
+# Rounds over all types; the fastest round of each type counts, because other work only slows products down.
+_ROUNDS = 25
 _PROMPT_ROUNDS = 3
-_DEFAULTS = ("q4_k_m", "iq4_nl", "q4_0")  # mixes of about 4.5 bits, the least damage first
-_NEARLY = 0.9  # of the fastest rate: at least that counts as equally fast
+_DEFAULTS = ("q4_k_m", "iq4_nl", "q4_0")  # mixes of about 4.5 bits per weight, the least damage first
+_NEARLY = 0.9  # rates from this fraction of the fastest rate on count as equally fast
 
 
 @dataclass(frozen=True)
 class KernelSpeed:
-    """Speed of one type on this device."""
+    """Speed of one quantization type on this device."""
 
     type: TensorType
-    decode: float  # 1e9 weights a second, with one row
-    prefill: float | None  # 1e9 weights a second times rows, with many rows; None if not measured
-    repacked: bool  # whether it was in this CPU's own layout
+    decode: float  # 1e9 weights per second, with one row
+    prefill: float | None  # 1e9 weights times rows per second, with many rows; None if not measured
+    repacked: bool  # whether the weights were in this CPU's own layout
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/cli/quantize.md says."""
+        """Return plain values in the format of docs/cli/quantize.md."""
         return {
             "type": self.type.name,
             "bits_per_weight": self.type.bits_per_weight,
@@ -69,8 +71,12 @@ def measure_kernels(
     prompts: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[KernelSpeed]:
-    """Return the speeds of products with matrices of `columns` columns, in the layout that an engine would use. Columns
-    must divide by the types' blocks. prompts: measure prefill, too. progress(rounds done, in total)."""
+    """Return the speeds of products with matrices in the layout that an engine would use.
+
+    columns: columns of the matrices; the types' blocks must divide them
+    prompts: measure prefill, too
+    progress: called with (rounds done, rounds in total)
+    """
     size = min(_MATRIX_BYTES, available_memory() // (_MEMORY_SHARE * len(kinds)))
     products = Products(threads)
     matrices = [_Matrix(kind, columns, size, products) for kind in kinds]
@@ -96,8 +102,13 @@ def measure_kernels(
 
 
 def known_kernels(threads: int, *, again: bool = False) -> list[KernelSpeed]:
-    """Return the decode speeds of KINDS on this device, measured once for a number of threads, or `again`. So a
-    repeated command chooses among the same types."""
+    """Return the decode speeds of KINDS on this device.
+
+    The speeds are measured once for each number of threads and then remembered, so that a repeated command chooses
+    among the same types.
+
+    again: measure again
+    """
     remembered = Remembered("kernels", cache_folder())
     key = hashlib.sha256(f"{PINNED_VERSION} {llama.system_info()} {threads}".encode()).hexdigest()[:32]
     known = None if again else remembered.get(key, math.inf)
@@ -110,7 +121,7 @@ def known_kernels(threads: int, *, again: bool = False) -> list[KernelSpeed]:
 
 
 def slow_kinds(speeds: Sequence[KernelSpeed]) -> dict[str, str]:
-    """Return the types that are smaller than another one and yet decode slower, each with the fastest of those."""
+    """Return each type that decodes slower than a larger type. The value is the fastest larger type."""
     slow = {}
     for speed in speeds:
         larger = [other for other in speeds if other.type.bits_per_weight > speed.type.bits_per_weight]
@@ -121,8 +132,11 @@ def slow_kinds(speeds: Sequence[KernelSpeed]) -> dict[str, str]:
 
 
 def default_mix(threads: int, *, again: bool = False) -> Mix:
-    """Return the default mix on this device: of the usual mixes, the one with the least damage that is about as fast as
-    the fastest of them. Measured as `known_kernels` says."""
+    """Return the default mix on this device.
+
+    Of the usual mixes that are about as fast as the fastest one, it has the least damage. The speeds are those of
+    `known_kernels`.
+    """
     decode = {speed.type.name: speed.decode for speed in known_kernels(threads, again=again)}
     mixes = [MIXES[name] for name in _DEFAULTS]
     fastest = max(decode[mix.type.name] for mix in mixes)
@@ -130,7 +144,7 @@ def default_mix(threads: int, *, again: bool = False) -> Mix:
 
 
 class _Matrix:
-    """A matrix in memory that repeats a pattern."""
+    """A matrix in memory that repeats a pattern of rows."""
 
     def __init__(self, kind: TensorType, columns: int, n_bytes: int, products: Products) -> None:
         self.kind, self._products, self._columns = kind, products, columns
@@ -151,7 +165,7 @@ class _Matrix:
             self.repacked = weight.repacks
 
     def time(self, n: int) -> float:
-        """Return the seconds of the product with `n` rows."""
+        """Return the seconds of a product with `n` rows."""
         with loose_weight(self.kind.id, self._columns, self._rows) as weight:
             began = time.perf_counter()
             self._products.multiply(

@@ -1,5 +1,4 @@
-"""Makes a smaller model from a GGUF file or a folder of safetensors, and reports on the result; and one file
-that holds a model in several sizes."""
+"""Makes a smaller model from a GGUF file or a folder of safetensors, or one file with several sizes of a model."""
 
 from __future__ import annotations
 
@@ -28,14 +27,14 @@ _UNITS = {"Quantizing": "bytes", "Reading weights": "tensors", "Calibrating": "c
 
 @dataclass(frozen=True)
 class FittedSizes:
-    """A file that holds a model in several sizes."""
+    """A file that contains a model in several sizes."""
 
-    fits: Sequence[Fitted]  # the largest first
-    predicted_bytes: int  # of the file, before it was written
+    fits: Sequence[Fitted]  # fit of each size, the largest first
+    predicted_bytes: int  # size of the file, predicted before it was written
     n_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/cli/quantize.md says."""
+        """Return plain values in the format of docs/cli/quantize.md."""
         return {
             "type": "elastic",
             "predicted_bytes": self.predicted_bytes,
@@ -53,7 +52,7 @@ class FittedSizes:
 
 
 def budgets_between(least: int, most: int, n: int) -> list[int]:
-    """Return `n` sizes, two or more, from `least` to `most` bytes, each as many times the one before."""
+    """Return `n` (2 or more) sizes from `least` to `most` bytes in a geometric series."""
     if least == most:
         return [most]
     return [round(least * (most / least) ** (k / (n - 1))) for k in range(n)]
@@ -61,10 +60,10 @@ def budgets_between(least: int, most: int, n: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Source:
-    """A model in GGUF that a smaller one is made from."""
+    """The original of a smaller model, in GGUF."""
 
     file: GgufFile
-    n_bytes: int  # of its own files, or of the weights in the folder of safetensors that it was converted from
+    n_bytes: int  # bytes of the GGUF files, or of the safetensors that they were converted from
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,12 @@ class QuantizedModel:
 
     source: Source
     outcome: Outcome
-    type_name: str  # of the mix, or "fitted"
-    fitted: Fitted | None = None  # if it was fitted to a size
-    budget: int | None = None  # most bytes of a fitted model
+    type_name: str  # name of the mix, or "fitted"
+    fitted: Fitted | None = None  # result of fitting, if the model was fitted to a size
+    budget: int | None = None  # maximum bytes of a fitted model
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/cli/quantize.md says."""
+        """Return plain values in the format of docs/cli/quantize.md."""
         tensors, fitted = self.source.file.tensors, self.fitted
         sizes: Counter[str] = Counter()
         for name, kind in self.outcome.types.items():
@@ -105,8 +104,10 @@ class QuantizedModel:
 
 
 def model_files(model: Path) -> list[Path]:
-    """Return the files of a model, which nothing may replace. A GGUF in a folder of safetensors does not count: it was
-    made from that folder before. ModelFileError if there is no model."""
+    """Return the files of a model, which must not be overwritten. Raises ModelFileError if there is no model.
+
+    A GGUF file in a folder of safetensors does not count, because it was made from that folder earlier.
+    """
     if not model.is_dir():
         return list(GgufFile.open(model).paths)
     with Checkpoint.open(model) as checkpoint:
@@ -115,8 +116,11 @@ def model_files(model: Path) -> list[Path]:
 
 @contextmanager
 def as_gguf(model: Path, out: Path, steps: Steps = SILENT) -> Iterator[Source]:
-    """Yield the model as GGUF. A folder of safetensors is converted first, to a file beside `out` that is removed at
-    the end."""
+    """Yield the model as GGUF.
+
+    A folder of safetensors is first converted to a temporary file next to `out`, which is removed at the end of the
+    block.
+    """
     if not model.is_dir():
         file = GgufFile.open(model)
         yield Source(file, file.size_bytes)
@@ -135,7 +139,7 @@ def convert_checkpoint(model: Path, out: Path, type_: str, steps: Steps = SILENT
 def quantize_to_type(
     source: Source, out: Path, mix: Mix, *, imatrix: Path | None, threads: int | None, steps: Steps = SILENT
 ) -> QuantizedModel:
-    """Quantize the model to a mix. The errors of `quantize`."""
+    """Quantize the model to a mix. Raises the errors of `quantize`."""
     _warn_of_loss(source.file, steps)
     n_bytes = sum(tensor.n_bytes for tensor in source.file.tensors.values())
     with steps.step(f"Quantizing to {mix.name}", n_bytes) as show:
@@ -147,7 +151,7 @@ def quantize_to_type(
 def quantize_to_size(
     source: Source, out: Path, budget: int, text: str, options: FitOptions, steps: Steps = SILENT
 ) -> QuantizedModel:
-    """Quantize the model to a file of at most `budget` bytes. The errors of `fit_file`."""
+    """Quantize the model to a file of at most `budget` bytes. Raises the errors of `fit_file`."""
     _warn_of_loss(source.file, steps)
     with _stages(steps) as show:
         fitted = fit_file(source.file, out, budget, text, options, show)
@@ -157,15 +161,18 @@ def quantize_to_size(
 def quantize_to_sizes(
     source: Source, out: Path, budgets: Sequence[int], text: str, options: FitOptions, steps: Steps = SILENT
 ) -> FittedSizes:
-    """Quantize the model to files of at most `budgets` bytes, all in one: each size is what `fit_file` writes. While
-    that is made, all sizes lie beside it. The errors of `fit_file`."""
+    """Quantize the model to several sizes in one file. Each size is what `fit_file` writes for one of `budgets`, in
+    bytes.
+
+    Until the file is complete, each size is also a temporary file next to it. Raises the errors of `fit_file`.
+    """
     _warn_of_loss(source.file, steps)
     check_room(out, 2 * sum(min(budget, source.file.size_bytes) for budget in budgets))
     each = replace(options, within_s=options.within_s / len(budgets))
     with ExitStack() as stack:
         show = stack.enter_context(_stages(steps))
         fits: list[tuple[Fitted, Path]] = []
-        for budget in sorted(budgets):  # the smallest may be too small
+        for budget in sorted(budgets):  # the smallest budget comes first because it may be too small
             path = stack.enter_context(temporary_beside(out, ".gguf"))
             fitted = fit_file(source.file, path, budget, text, each, show)
             if not fits or fitted.outcome.types != fits[-1][0].outcome.types:
@@ -180,7 +187,7 @@ def quantize_to_sizes(
 def budget_within(
     source: Source, memory: int, context: int | None, kv_type: str, options: FitOptions, steps: Steps = SILENT
 ) -> int:
-    """Return the bytes of a file whose weights fit into memory beside everything else. The errors of `file_within`."""
+    """Return the maximum bytes of a file whose weights fit into `memory` bytes. Raises the errors of `file_within`."""
     budget, parts = file_within(source.file, memory, context, kv_type, least_bytes(source.file, options))
     parts_text = ", ".join(f"{name} {bytes_text(n)}" for name, n in parts.items() if n)
     steps.say(f"of {bytes_text(memory)}, {bytes_text(budget)} are left: {parts_text}")
@@ -196,7 +203,7 @@ def _converted(folder: Path, out: Path, type_: str | None, steps: Steps) -> Sour
 
 
 def _warn_of_loss(file: GgufFile, steps: Steps) -> None:
-    """Warn if weights were quantized before."""
+    """Warn if the weights are already quantized."""
     lossy = Counter[str]()
     for tensor in file.tensors.values():
         if tensor.type.block > 1:
@@ -210,13 +217,13 @@ def _warn_of_loss(file: GgufFile, steps: Steps) -> None:
 
 @contextmanager
 def _stages(steps: Steps) -> Iterator[Any]:
-    """Yield a callback that shows a step for each stage of fitting, one after the other."""
+    """Yield a callback that shows one step at a time, one for each stage of fitting."""
     with ExitStack() as stack:
         shown: dict[str, ShowStep] = {}
 
         def show(stage: str, done: int, total: int, what: str = "") -> None:
             if stage not in shown:
-                stack.close()  # of the stage before
+                stack.close()  # close the step of the previous stage
                 shown[stage] = stack.enter_context(steps.step(stage, unit=_UNITS.get(stage, "passes")))
             shown[stage](done, total, what)
 

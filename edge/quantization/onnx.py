@@ -1,6 +1,6 @@
 """Quantizes an ONNX model to weights of 8 or 4 bits with ONNX Runtime's own tools.
 
-OUT appears under its name only when it is whole, runs, and has been compared with the float model.
+The output file appears under its name only when it is complete, runs, and has been compared with the float model.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from quant.errors import ModelFileError, UnknownTypeError
 from quant.text import number_text
 from quant.whole_file import check_room
 
-Progress = Callable[[int, int], None]  # steps done, steps in total
+Progress = Callable[[int, int], None]  # arguments: steps done, steps in total
 
 TYPES = ("int8", "int4")
 BLOCK_SIZES = (16, 32, 64, 128, 256)  # values that share a scale in int4
-DEFAULT_BLOCK_SIZE = 32  # the least error except for 16, which takes a fifth more room
+DEFAULT_BLOCK_SIZE = 32  # 16 has less error but needs a fifth more room; all others have more error
 
-_FAR = 0.25  # relative error of an output above which a person is warned
+_FAR = 0.25  # relative error of an output above which a warning is shown
 _STEPS = 4
-_COPIES = 5  # of the weights on the disk at once while the tools work
-_RANDOM_SAMPLES = 8  # to compare with, if none are given
-_COMPARED = 32  # given samples to compare with, at most
-# Sizes of open axes in random samples, tried in this order: a small picture, a moment of sound.
+_COPIES = 5  # simultaneous copies of the weights on the disk while the tools run
+_RANDOM_SAMPLES = 8  # random samples for the comparison, if the caller has none
+_COMPARED = 32  # maximum number of the caller's samples in the comparison
+# Sizes of open axes in random samples, tried in this order. They suit a small picture or a short sound.
 _OPEN_SIZES = (64, 256, 512, 1)
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized model, with figures about it."""
+    """A quantized model and its figures."""
 
     method: str  # "dynamic", "static" or "weights"
-    block_size: int | None  # int4 only
+    block_size: int | None  # values that share a scale, for int4 only
     source_bytes: int
-    size_bytes: int  # of OUT and its data file
-    data_file: Path | None  # beside OUT
-    weights_quantized: int  # tensors, without vectors
-    weights_left: int  # tensors, without vectors, that are still floats
+    size_bytes: int  # bytes of OUT and its data file
+    data_file: Path | None  # separate file of weights next to OUT
+    weights_quantized: int  # quantized tensors, without vectors
+    weights_left: int  # float tensors, without vectors
     samples_made_up: bool
-    open_dims: dict[str, tuple[str, ...]]  # by input
-    open_size: int | None  # of open axes at the end of an input, in random samples; others were 1
+    open_dims: dict[str, tuple[str, ...]]  # open dimensions by input
+    open_size: int | None  # size of trailing open axes in random samples; other open axes were 1
     comparison: Comparison | None
-    not_compared: str | None  # the reason, if there is no comparison
+    not_compared: str | None  # reason why there is no comparison
     threads: int
 
     @property
@@ -94,7 +94,7 @@ class Quantized:
         return notes
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/cli/quantize.md says."""
+        """Return plain values in the format of docs/cli/quantize.md."""
         compared = self.comparison
         return {
             "data_path": str(self.data_file) if self.data_file else None,
@@ -128,14 +128,16 @@ def quantize(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Quantized:
-    """Write the model in `source` to `target` in `type_name`, and compare the two.
+    """Write the model in `source` to `target` in `type_name`, and compare both. An existing `target` is replaced.
 
-    int8: weights and, with calibration samples, fixed ranges of activations (static); without, ranges are found in
-    every run (dynamic). int4: weights of matrix products and tables, in blocks. Samples are described at `Samples`;
-    without any, random ones are compared. An existing `target` is replaced.
+    int8 quantizes weights. With calibration samples it also fixes the ranges of activations (static); without samples
+    every run determines the ranges (dynamic). int4 quantizes weights of matrix products and tables, in blocks.
 
-    UnknownTypeError; ModelFileError for a source or samples that cannot be used; EngineError if ONNX Runtime refuses,
-    or nothing in the model can be quantized in this way; OSError. In each case `target` is unchanged.
+    calibration: samples in the format of `Samples`; None: random samples are used for the comparison
+
+    Raises UnknownTypeError for another type, and ModelFileError if the source or a sample is unusable. Raises
+    EngineError if ONNX Runtime refuses the model, or if nothing in it can be quantized this way. Raises OSError if
+    reading or writing fails. After any error `target` is unchanged.
     """
     if type_name not in TYPES:
         raise UnknownTypeError(f"unknown ONNX type {type_name!r}; known: {', '.join(TYPES)}")
@@ -155,7 +157,7 @@ def quantize(
         staged = folder / "the-model.onnx"
         onnx_file.save(file, staged)
         halves = type_name == "int8" and has_halves(file.model)
-        file.model.Clear()  # the tools need the memory
+        file.model.Clear()  # frees memory for the tools
         reference = session(staged, threads, str(source))
         inputs, samples = _samples(reference, calibration)
         done(1, _STEPS)
@@ -186,8 +188,8 @@ def quantize(
         size = sum(path.stat().st_size for path in (new_file, written) if path.exists())
         data_file = data if written.exists() else None
         if data_file:
-            written.chmod(new_file.stat().st_mode)  # the onnx package makes it for this user alone
-            os.replace(written, data)  # first: the model under its name needs it
+            written.chmod(new_file.stat().st_mode)  # the onnx package restricts the file to this user
+            os.replace(written, data)  # the data file comes first because the model refers to it
         os.replace(new_file, target)
         done(4, _STEPS)
     return Quantized(
@@ -208,13 +210,12 @@ def quantize(
 
 
 def _samples(reference: Any, calibration: Path | None) -> tuple[tuple[Input, ...], Samples | None]:
-    """Return the model's inputs, and the given samples. The first sample is read, so that bad ones are refused
-    early."""
+    """Return the model's inputs and the caller's samples. The first sample is read, so that bad samples fail early."""
     if calibration is None:
         try:
             return inputs_of(reference), None
         except ModelFileError:
-            return (), None  # it can be quantized, but not compared
+            return (), None  # such a model can be quantized but not compared
     inputs = inputs_of(reference)
     samples = Samples(calibration, inputs)
     next(iter(samples))
@@ -224,8 +225,10 @@ def _samples(reference: Any, calibration: Path | None) -> tuple[tuple[Input, ...
 def _compared(
     reference: Any, quantized: Any, inputs: tuple[Input, ...], samples: Samples | None
 ) -> tuple[Comparison | None, int | None, str | None]:
-    """Return the comparison and the length of open axes in random samples, or the reason why there is no comparison.
-    EngineError if the float model runs and the quantized one does not."""
+    """Return the comparison, the size of open axes in random samples, and the reason if there is no comparison.
+
+    Raises EngineError if the float model runs and the quantized model does not.
+    """
     if samples is not None:
         return compare(reference, quantized, islice(samples, _COMPARED)), None, None
     if not inputs:
@@ -237,8 +240,12 @@ def _compared(
 
 
 def _open_size(reference: Any, inputs: tuple[Input, ...]) -> tuple[int | None, str | None]:
-    """Return the first of _OPEN_SIZES with which the float model runs on random inputs and gives them different
-    outputs, or else the first with which it runs; None, and the first reason, if it runs with none."""
+    """Return a size for open axes and None, or None and a reason.
+
+    The size is the first of _OPEN_SIZES for which the float model returns different outputs for different random
+    inputs. If there is none, it is the first size for which the model runs. If the model runs for no size, return the
+    first reason.
+    """
     runs, reason = None, None
     for size in _OPEN_SIZES if with_open(inputs, 2) != with_open(inputs, 1) else (1,):
         feeds = list(random_feeds(with_open(inputs, size), 2))
@@ -255,7 +262,7 @@ def _open_size(reference: Any, inputs: tuple[Input, ...]) -> tuple[int | None, s
 
 
 def with_open(inputs: tuple[Input, ...], size: int) -> tuple[Input, ...]:
-    """Return the inputs with open axes at the end `size` long, and other open axes, the first one included, 1."""
+    """Return the inputs with `size` for trailing open axes, and 1 for other open axes, including the first axis."""
     sized_inputs = []
     for spec in inputs:
         last = max((i for i, dim in enumerate(spec.shape) if isinstance(dim, int)), default=0)

@@ -1,4 +1,4 @@
-"""Comparison of a quantized ONNX model with the float model: the error of every output, and the time of a run."""
+"""Comparison of a quantized ONNX model with its float model: the error of each output, and the time of a run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from edge.onnx.runtime import refusals
 from edge.onnx.samples import Feeds
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 100
-_TIMING_S = 1.0  # for both models together, unless the least rounds take longer
+_TIMING_S = 1.0  # seconds of timing for both models together, unless the minimum number of rounds takes longer
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class OutputError:
-    """Error of one output against the float model's, over all samples. None for figures that are not defined."""
+    """Error of one output relative to the float model, over all samples. Undefined figures are None."""
 
     name: str
-    max_abs: float | None  # largest difference of a value; None if shapes differ or values are not finite
-    relative_l2: float | None  # norm of the difference over the norm of the float output; None for a norm of 0
-    cosine: float | None  # of the angle between the two outputs
-    top1: float | None  # share of rows with the same largest value; None if the output is not (n, classes)
+    max_abs: float | None  # maximum difference of a value; None if shapes differ or values are not finite
+    relative_l2: float | None  # norm of the difference divided by the norm of the float output; None if that norm is 0
+    cosine: float | None  # cosine of the angle between the two outputs
+    top1: float | None  # fraction of rows with the same largest value; None if the output is not (n, classes)
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,20 @@ class Comparison:
 
     samples: int
     outputs: tuple[OutputError, ...]
-    float_ms: float  # median of a run; runs of the two models alternate
+    float_ms: float  # median time of a run; runs of both models alternate
     quantized_ms: float
     rounds: int
 
     @property
     def slower(self) -> bool:
-        """True if the quantized model is slower, by more than such measurements vary."""
+        """True if the quantized model is slower by more than the variation of such measurements."""
         return self.quantized_ms > 1.05 * self.float_ms
 
 
 def compare(reference: Any, quantized: Any, feeds: Iterable[Feeds]) -> Comparison:
-    """Run two sessions with the same inputs on each of `feeds`, then time them on the first one.
+    """Run two sessions with the same inputs on each of `feeds`, then time both on the first feed.
 
-    EngineError when one of them does not run. At least one feed is needed.
+    At least one feed is needed. Raises EngineError if a session does not run.
     """
     names = [output.name for output in reference.get_outputs()]
     sums = [_Sums() for _ in names]
@@ -70,7 +70,7 @@ def compare(reference: Any, quantized: Any, feeds: Iterable[Feeds]) -> Compariso
 
 
 def errors(expected: Feeds, actual: Feeds) -> tuple[OutputError, ...]:
-    """Return the error of every output in `actual`, arrays by name, against those `expected`."""
+    """Return the error of each output in `actual` relative to `expected`. Both contain arrays by name."""
     results = []
     for name, array in expected.items():
         sums = _Sums()
@@ -85,7 +85,7 @@ def differ(a: object, b: object) -> bool:
 
 
 class _Sums:
-    """Figures of one output, added up over the samples."""
+    """Sums over all samples, which give the figures of one output."""
 
     def __init__(self) -> None:
         self._comparable = True
@@ -119,14 +119,14 @@ class _Sums:
 
 
 def _numbers(output: object) -> Array | None:
-    """Return an output as float64; None for text, sequences and maps."""
+    """Return an output as float64; None if it is text, a sequence or a map."""
     if not isinstance(output, np.ndarray) or output.dtype.kind not in "fiub":
         return None
     return output.astype(np.float64)
 
 
 def _rows_of_classes(output: Array) -> int:
-    """Return how many rows of classes an output has: (n, classes), also with axes of 1 after them; 0 for other
+    """Return the number of rows of an output of shape (n, classes), possibly with more axes of 1; 0 for other
     shapes."""
     shape = output.shape
     if len(shape) < 2 or shape[1] < 2 or any(dim != 1 for dim in shape[2:]):
@@ -141,8 +141,10 @@ def _run(session: Any, names: list[str], feed: Feeds, who: str) -> list[object]:
 
 
 def _times(reference: Any, quantized: Any, feed: Feeds) -> tuple[float, float, int]:
-    """Return the median milliseconds of a run of each, and how many were timed. Runs alternate, after one of each that
-    does not count."""
+    """Return the median milliseconds of a run of each model, and the number of timed runs of each.
+
+    Runs of both models alternate, after an untimed run of each.
+    """
     times_ms: tuple[list[float], list[float]] = ([], [])
     for session in (reference, quantized):
         session.run(None, feed)

@@ -1,6 +1,6 @@
-"""Turns an ONNX model of 16-bit floats into one of 32-bit floats, of which ONNX Runtime's tools make 8 bits.
+"""Conversion of an ONNX model from 16-bit to 32-bit floats, which ONNX Runtime's 8-bit quantizer requires.
 
-The weights that the tools leave alone are then stored in 16 bits again.
+Weights that the quantizer leaves unchanged are stored in 16 bits again afterwards.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def has_halves(model: Any) -> bool:
 
 
 def to_float32(model: Any) -> None:
-    """Make every 16-bit float of a ModelProto, which holds its weights, one of 32 bits.
+    """Convert every 16-bit float of a ModelProto to 32 bits. The ModelProto must contain its weights.
 
-    The types of its inputs and outputs stay: they are cast behind the inputs and before the outputs.
+    The types of inputs and outputs stay; casts are added after the inputs and before the outputs.
     """
     import onnx
 
@@ -60,8 +60,10 @@ def to_float32(model: Any) -> None:
 
 
 def store_halves(model: Any) -> bool:
-    """Store weights of 32-bit floats whose values 16 bits hold exactly in 16 bits, with a cast before their use, which
-    ONNX Runtime computes once, when it loads the model; return whether there were any."""
+    """Store each 32-bit float weight in 16 bits if this is exact. Return whether there was any such weight.
+
+    A cast to 32 bits follows the weight. ONNX Runtime computes the cast once, when it loads the model.
+    """
     import numpy as np
     import onnx
 
@@ -112,7 +114,8 @@ def _set_type(type_: Any, old: int, new: int) -> None:
 
 
 def _rename(graph: Any, names: Mapping[str, str]) -> None:
-    """Rename tensors in the nodes of a graph and of its branches. A branch may have tensors of its own of that name."""
+    """Rename tensors in the nodes of a graph and of its subgraphs. A subgraph may define its own tensor of that
+    name."""
     for tensor in graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     for node in graph.node:

@@ -1,7 +1,7 @@
-"""Steps of quantizing an ONNX model: ONNX Runtime's own tools, with the settings that measured best.
+"""Steps of quantizing an ONNX model with ONNX Runtime's own tools, with the settings that measured best.
 
-Each step reads and writes files. The tools raise all kinds of errors: edge/quantization/onnx.py runs them inside
-`quiet_tools` and `refusals`, after `runtime` has set ONNX Runtime up.
+Each step reads and writes files. The tools raise exceptions of many classes. edge/quantization/onnx.py therefore runs
+the steps inside `quiet_tools` and `refusals`, after `runtime` has configured ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from edge.onnx.file import branches, sort_nodes
 from edge.onnx.samples import Feeds
 from edge.quantization.onnx_float32 import has_halves, store_halves, to_float32
 
-_PER_CHANNEL_OPSET = 13  # the first one with scales for each channel
-_LEAST_OPSET = 11  # the tools convert older models to this version, and fail at its Upsample
+_PER_CHANNEL_OPSET = 13  # first version with scales per channel
+_LEAST_OPSET = 11  # the tools convert older models to this version, and fail to convert Upsample
 _TURNED, _FLAT = "_transposed", "_flat"
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM")
-# accuracy_level of MatMulNBits: multiply in 8 bits; 3 to 5 times as fast as in floats, and no less accurate (measured).
+# accuracy_level of MatMulNBits: multiply in 8 bits. This measured 3 to 5 times faster than floats, and as accurate.
 _INT8_COMPUTE = 4
 
 
 def prepare(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path:
-    """Write the model with constants folded and shapes inferred, as the tools need it, to a new file in its folder;
-    return its path.
+    """Write the model to a new file in its folder, with folded constants and inferred shapes. Return the new path.
 
-    eight_bits: quantize to 8 bits, not 4: 16-bit floats become 32-bit ones first. fixed: with fixed ranges of
-    activations.
+    eight_bits: true for 8 bits, false for 4; for 8 bits, 16-bit floats become 32-bit floats first
+    fixed: true if the ranges of activations will be fixed
     """
     import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -41,7 +40,7 @@ def prepare(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path
         model = version_converter.convert_version(onnx.load(staged), _PER_CHANNEL_OPSET)
         onnx.save_model(model, str(staged := staged.with_name("newer.onnx")))
     halves = has_halves(model)
-    if halves and eight_bits:  # the tools make 8 bits of floats of 32 bits alone
+    if halves and eight_bits:  # the 8-bit tools accept 32-bit floats only
         to_float32(model := onnx.load(staged))
         staged = staged.with_name("float32.onnx")
         onnx.save_model(model, str(staged), save_as_external_data=external, location=f"{staged.name}.data")
@@ -53,7 +52,8 @@ def prepare(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path
         str(staged),
         str(path := staged.with_name("prepared.onnx")),
         skip_symbolic_shape=True,
-        skip_optimization=halves and not eight_bits,  # it casts 16-bit weights, and the tools do not look behind casts
+        # The optimization casts 16-bit weights, and the tools do not find weights behind casts.
+        skip_optimization=halves and not eight_bits,
         save_as_external_data=external,
         all_tensors_to_one_file=True,
         external_data_location="prepared.onnx.data",
@@ -62,7 +62,7 @@ def prepare(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path
 
 
 def _changed(path: Path, external: bool, name: str, change: Callable[[Any], bool]) -> Path:
-    """Write the model under another name where `change` changes its graph; return its path."""
+    """Apply `change` to the model's graph. Return the path of the changed model, or the old path if nothing changed."""
     import onnx
 
     model = onnx.load(path)
@@ -74,11 +74,11 @@ def _changed(path: Path, external: bool, name: str, change: Callable[[Any], bool
 
 
 def dynamic(prepared: Path, target: Path, external: bool) -> None:
-    """Quantize weights to 8 bits; ranges of activations are found in every run."""
+    """Quantize weights to 8 bits. Every run determines the ranges of activations."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # Unsigned weights: ConvInteger with signed ones has no fast kernel (3 to 6 times slower than floats, measured),
-    # and unsigned products cannot saturate on processors without dot products of 8 bits.
+    # Unsigned weights: ConvInteger with signed weights has no fast kernel and measured 3 to 6 times slower than floats.
+    # Unsigned products also cannot saturate on processors without 8-bit dot products.
     quantize_dynamic(
         prepared,
         target,
@@ -90,7 +90,7 @@ def dynamic(prepared: Path, target: Path, external: bool) -> None:
 
 
 def static(prepared: Path, target: Path, external: bool, samples: Iterable[Feeds]) -> None:
-    """Quantize weights and activations to 8 bits; ranges of activations are those of the samples."""
+    """Quantize weights and activations to 8 bits. The samples determine the ranges of activations."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]  # the package ships no types
@@ -100,8 +100,8 @@ def static(prepared: Path, target: Path, external: bool, samples: Iterable[Feeds
         def get_next(self) -> Feeds | None:
             return next(self._left, None)
 
-    # Operators between the products stay in floats: with all of them quantized the error was up to twice as large. Of
-    # four networks one then was a fifth faster, two within 5 %, and one took twice the time.
+    # Operators between the products stay in floats. If all were quantized, the error was up to twice as large. Of four
+    # networks, one then was a fifth faster, two changed by at most 5 %, and one took twice the time.
     quantize_static(
         prepared,
         target,
@@ -118,16 +118,16 @@ def static(prepared: Path, target: Path, external: bool, samples: Iterable[Feeds
 
 
 def int4(prepared: Path, target: Path, external: bool, block_size: int) -> None:
-    """Quantize weights of matrix products and tables to 4 bits; block_size of them share a scale."""
+    """Quantize weights of matrix products and tables to 4 bits. `block_size` values share a scale."""
     import onnx
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.onnx_model import ONNXModel
 
     model = onnx.load(prepared)
     opsets = {entry.domain: entry.version for entry in model.opset_import}
-    ONNXModel(model).replace_gemm_with_matmul()  # MatMulNBits is for MatMul alone
+    ONNXModel(model).replace_gemm_with_matmul()  # MatMulNBits replaces MatMul only
     for i, node in enumerate(model.graph.node):
-        node.name = node.name or f"node_{i}"  # names identify them below
+        node.name = node.name or f"node_{i}"  # the names identify nodes below
     gathers = {node.name: _is_table(model.graph, node) for node in model.graph.node if node.op_type == "Gather"}
     tool = MatMulNBitsQuantizer(
         model,
@@ -140,14 +140,14 @@ def int4(prepared: Path, target: Path, external: bool, block_size: int) -> None:
     tool.process()
     result = tool.model.model
     for entry in result.opset_import:
-        # For tables the tool raises the version but leaves the operators, which are those of the old version.
+        # For tables, the tool raises the operator set version without updating the operators.
         entry.version = opsets.get(entry.domain, entry.version)
     _without_repeats(result.graph)
     tool.model.save_model_to_file(str(target), external)
 
 
 def put_in_order(path: Path) -> None:
-    """Put the nodes of a model into topological order, which the tools leave in branches, and ONNX asks for."""
+    """Put a model's nodes into topological order, which ONNX requires. The tools leave subgraphs unordered."""
     import onnx
 
     model = onnx.load(path, load_external_data=False)
@@ -156,21 +156,22 @@ def put_in_order(path: Path) -> None:
 
 
 def store_left_weights(path: Path, external: bool) -> None:
-    """Store the weights that were left in floats in 16 bits, as the source had them."""
+    """Store weights that were left in floats in 16 bits, as in the source."""
     import onnx
 
     model = onnx.load(path)
     if store_halves(model):
         data_file = path.with_name(f"{path.name}.data")
-        data_file.unlink(missing_ok=True)  # the onnx package appends to it
+        data_file.unlink(missing_ok=True)  # the onnx package would append to it
         onnx.save_model(model, str(path), save_as_external_data=external, location=data_file.name)
 
 
 def _transpose_once(graph: Any) -> bool:
-    """Store constants that a Gemm reads transposed transposed, under other names; return whether there are any.
+    """Store transposed copies of constants that a Gemm reads transposed, under new names. Return whether there were
+    any.
 
-    The tools turn such a Gemm into a MatMul by changing its constant in place: twice if two of them share it, and in
-    conflict with the shape that was inferred for it before.
+    The tools turn such a Gemm into a MatMul by transposing its constant in place. If two nodes share the constant, they
+    transpose it twice, which also contradicts its inferred shape.
     """
     from onnx import numpy_helper
 
@@ -193,8 +194,10 @@ def _transpose_once(graph: Any) -> bool:
 
 
 def _move_into_branches(graph: Any) -> bool:
-    """Move weights into the one branch (of an If, a Loop) that uses them, or further in, where the tool looks for them;
-    return whether any was moved."""
+    """Move each weight that only one subgraph uses into that subgraph, recursively. Return whether any weight moved.
+
+    The tool looks for weights in the graph that uses them.
+    """
     inside = [branch for node in graph.node for branch in branches(node)]
     used = _names_used(graph) | {value.name for value in graph.output}
     moved = False
@@ -204,24 +207,27 @@ def _move_into_branches(graph: Any) -> bool:
             users[0].initializer.append(tensor)
             graph.initializer.remove(tensor)
             moved = True
-    further = [_move_into_branches(branch) for branch in inside]  # a list: any() would stop at the first
+    # A list, because any() would stop at the first true value.
+    further = [_move_into_branches(branch) for branch in inside]
     return moved or any(further)
 
 
 def _names_used(graph: Any) -> set[str]:
-    """Return the inputs of the nodes of a graph, without those in its branches."""
+    """Return the inputs of a graph's own nodes, without those of its subgraphs."""
     return {name for node in graph.node for name in node.input}
 
 
 def _all_names_used(graph: Any) -> set[str]:
-    """Return the inputs of a graph, its branches and their outputs included."""
+    """Return the inputs of all nodes of a graph and its subgraphs, and their outputs."""
     inside = [_all_names_used(branch) for node in graph.node for branch in branches(node)]
     return _names_used(graph).union({value.name for value in graph.output}, *inside)
 
 
 def _flatten_biases(graph: Any) -> bool:
-    """Store biases of a Gemm of shape (1, n) as (n), because the tool takes the first axis for channels; return whether
-    there are any."""
+    """Store Gemm biases of shape (1, n) as (n), because the tool takes the first axis for channels.
+
+    Return whether there were any.
+    """
     from onnx import numpy_helper
 
     initializers = {tensor.name: tensor for tensor in graph.initializer}
@@ -238,7 +244,7 @@ def _flatten_biases(graph: Any) -> bool:
 
 
 def has_branches(path: Path) -> bool:
-    """Return whether a model has weights, or products, inside an If or a Loop."""
+    """Return whether a model has weighted products inside an If or a Loop."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
@@ -252,20 +258,20 @@ def _matrix_products(graph: Any) -> bool:
 
 
 def count_weights(prepared: Path, target: Path) -> tuple[int, int]:
-    """Return how many tensors, without vectors, were quantized, and how many were left in floats."""
+    """Return the number of quantized tensors and of tensors left in floats. Vectors do not count."""
     (floats, integers), (floats_left, integers_now) = _matrices(prepared), _matrices(target)
     return len(integers_now - integers), len(floats & floats_left)
 
 
 def _matrices(path: Path) -> tuple[set[str], set[str]]:
-    """Return the names of a model's initializers that are no vectors: those of floats, and those of 8 or 4 bits."""
+    """Return the names of a model's float initializers and of its 8-bit or 4-bit initializers, without vectors."""
     import onnx
 
     types = onnx.TensorProto
     floats, integers = set(), set()
     for tensor in _initializers(onnx.load(path, load_external_data=False).graph):
         if sum(dim > 1 for dim in tensor.dims) < 2:
-            continue  # also with axes of 1, as scales of channels have them
+            continue  # vectors may have more axes of 1, such as scales of channels
         if tensor.data_type in (types.FLOAT, types.FLOAT16, types.BFLOAT16, types.DOUBLE):
             floats.add(tensor.name)
         elif tensor.data_type in (types.UINT8, types.INT8, types.UINT4, types.INT4):
@@ -274,7 +280,7 @@ def _matrices(path: Path) -> tuple[set[str], set[str]]:
 
 
 def _initializers(graph: Any) -> Iterator[Any]:
-    """Yield the initializers of a graph and of all its branches."""
+    """Yield the initializers of a graph and of all its subgraphs."""
     yield from graph.initializer
     for node in graph.node:
         for branch in branches(node):
@@ -282,7 +288,7 @@ def _initializers(graph: Any) -> Iterator[Any]:
 
 
 def _is_table(graph: Any, node: Any) -> bool:
-    """Return whether a Gather takes rows of a constant matrix of floats."""
+    """Return whether a Gather reads rows of a constant matrix of floats."""
     import onnx
 
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
@@ -292,7 +298,7 @@ def _is_table(graph: Any, node: Any) -> bool:
 
 
 def _without_repeats(graph: Any) -> None:
-    """Remove repeated initializers: the tool writes a weight that two nodes share twice, which ONNX does not allow."""
+    """Remove duplicate initializers. The tool writes a weight that two nodes share twice, which ONNX does not allow."""
     unique = {tensor.name: tensor for tensor in graph.initializer}
     if len(unique) < len(graph.initializer):
         tensors = list(unique.values())
@@ -301,11 +307,11 @@ def _without_repeats(graph: Any) -> None:
 
 
 def _saturates() -> bool:
-    """Return whether this processor's 8-bit products can saturate: x86 without VNNI. Weights then have 7 bits."""
+    """Return whether this processor's 8-bit products can saturate: x86 without VNNI. Weights then get 7 bits."""
     if platform.machine().lower() not in ("x86_64", "amd64", "i686"):
         return False
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return True  # unknown: the safe answer
+        return True  # true is the safe answer
     return not any(name in flags for name in ("avx512_vnni", "avx_vnni"))

@@ -1,7 +1,6 @@
-"""Rounds of measuring damages, with early stopping: each round measures one type for all tensors, and the choice is
-made anew.
+"""Rounds of measuring damages, with early stopping. Each round measures one type for all tensors and chooses again.
 
-Once the last rounds have not improved the choice, further ones would only take time.
+The rounds stop when the last rounds have not improved the choice.
 """
 
 from __future__ import annotations
@@ -11,44 +10,51 @@ from collections.abc import Callable, Mapping, Sequence
 from quant.fit import Choice, Fit
 from quant.types import TYPES, TensorType
 
-Damages = Mapping[str, Mapping[str, float]]  # nats a token, by tensor and type
+Damages = Mapping[str, Mapping[str, float]]  # nats per token, by tensor and type
 Table = Mapping[str, Sequence[Choice]]
 
-_FIRST = "q4_0"  # every tensor can have this type, and is quantized to it in a moment
-_ROUNDS = 2  # rounds in a row that must not improve the choice
-_AS_GOOD = 0.02  # a choice is as good if its expected damage is at most this fraction above the newest one's
+_FIRST = "q4_0"  # every tensor can have this type, and it is fast to quantize to
+_ROUNDS = 2  # consecutive rounds without improvement after which the rounds stop
+# A choice counts as equally good if its expected damage is at most this fraction above the newest choice's.
+_AS_GOOD = 0.02
 
 
 def probe_order(probes: Sequence[str], bits_per_weight: float) -> list[str]:
-    """Return the types to measure, first those that make up most of a file of so many bits a weight."""
+    """Return the types in the order to measure them. Types near the file's bits per weight, which it uses most, come
+    first.
+    """
     return sorted(probes, key=lambda name: (name != _FIRST, abs(TYPES[name].bits_per_weight - bits_per_weight)))
 
 
 class TimePlan:
-    """Deadlines of the stages, so that all of them together take no longer than allowed."""
+    """Deadlines of the stages, which together keep to the allowed time."""
 
     def __init__(self, within_s: float, clock: Callable[[], float]) -> None:
-        """clock: seconds; the plan begins now."""
+        """within_s: seconds for all stages; clock: returns seconds. The plan begins now."""
         self.within_s, self._clock, self._began = within_s, clock, clock()
 
     def left_s(self, share: float = 1.0) -> float:
-        """Return the seconds until this share of the time is over; 0 if it is over."""
+        """Return the seconds until this share of the time has passed; 0 if it has passed."""
         return max(0.0, share * self.within_s - (self._clock() - self._began))
 
 
 class EarlyStopping:
-    """Early stopping: compares the choices that follow from more and more rounds."""
+    """Early stopping: compares the choices after successive rounds."""
 
     def __init__(self, table: Callable[[Damages], Table], choose: Callable[[Table], Fit]) -> None:
-        """table: returns bytes and damages of the types of each tensor, from the measurements. choose: returns the best
-        choice."""
+        """table: returns bytes and damages of each tensor's types, from the measurements
+        choose: returns the best choice
+        """
         self._table, self._choose = table, choose
         self._before: dict[str, TensorType] = {}
-        self._same = 0  # rounds running
+        self._same = 0  # consecutive rounds without improvement
 
     def after_round(self, damages: Damages) -> bool:
-        """Return whether more rounds are not worth their time: the choices before this round, and before the previous
-        one, have an expected damage, by current knowledge, within 2 % of the least."""
+        """Return whether further rounds are not worth their time.
+
+        This is the case if the choices before the last two rounds have an expected damage, by current knowledge, within
+        2 % of the least.
+        """
         table = self._table(damages)
         chosen = self._choose(table)
         costs = {name: {choice.type: choice.damage for choice in row} for name, row in table.items()}
@@ -60,7 +66,7 @@ class EarlyStopping:
 
 
 def is_settled(order: Sequence[str], damages: Damages, after_round: Callable[[Damages], bool]) -> bool:
-    """Return whether the rounds that were measured before are enough, in this order."""
+    """Return whether the earlier measured rounds, in this order, are enough."""
     measured = {kind for row in damages.values() for kind in row}
     for n, kind in enumerate(order, 1):
         if kind not in measured:
@@ -82,11 +88,13 @@ def measure_rounds(
     clock: Callable[[], float],
     progress: Callable[[int, int, float], None],
 ) -> float:
-    """Measure the groups of tensors in one type after the other, until a round was enough or time is up.
+    """Measure the groups of tensors in one type after another, until early stopping or the end of the time.
 
-    measure: adds a type of some tensors to `damages`; existing ones are not measured again. clock: seconds since the
-    start. progress: steps done, steps at most, seconds left at most. Returns the seconds that were left when a round
-    was enough; 0 if all rounds were made or there was no time for more.
+    measure: adds one type of some tensors to `damages`; existing damages are not measured again
+    clock: returns the seconds since the start
+    progress: called with steps done, maximum steps, and maximum seconds left
+
+    Return the seconds that were left at early stopping. Return 0 if all rounds were made or the time was up.
     """
     total, done = len(order) * len(groups), 0
     for n, kind in enumerate(order, 1):
@@ -106,5 +114,5 @@ def measure_rounds(
 
 
 def _of_kinds(kinds: Sequence[str], damages: Damages) -> dict[str, dict[str, float]]:
-    """Return the damages of some types."""
+    """Return the damages of these types only."""
     return {name: {kind: row[kind] for kind in kinds if kind in row} for name, row in damages.items()}

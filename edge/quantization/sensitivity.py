@@ -1,9 +1,9 @@
-"""Sensitivity: measures how much quality each tensor's type costs, by replacing the weight and comparing predictions.
+"""Sensitivity: measures the loss of quality from each tensor's type, by replacing the weight and comparing predictions.
 
-The model runs from its file. One tensor, or a group of similar ones if time is short, is quantized into memory, and the
-weight is pointed there with its new type: predictions are then those of a file with that tensor. A middle type is
-measured for all tensors first, then others while there is time and they still change the choice (`rounds`). Damages
-that are not measured are derived from the weights' errors.
+The model runs from its file. One tensor is quantized into memory, or a group of similar tensors if time is short. The
+engine's weight is redirected to it, so the model predicts like a file with that tensor. A middle type is measured first
+for all tensors. Other types follow while there is time and they still change the choice (`rounds`). Damages that were
+not measured are derived from the weights' errors.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ from quant.mixes import NEED_IMPORTANCE
 from quant.sensitivity import Sensitivity
 from quant.types import TYPES, TensorType
 
-Progress = Callable[[int, int], None]  # steps done, steps planned
+Progress = Callable[[int, int], None]  # arguments: steps done, steps planned
 
-# Types to measure, in this order, if a tensor can have them: from the middle to the ends, those first that are quickly
-# quantized to.
+# Types to measure, in this order, if a tensor can have them. The order goes from the middle to the ends, and types that
+# are fast to quantize to come first.
 PROBES = ("q4_0", "q3_k", "q6_k", "q2_k", "q5_k", "iq4_xs", "iq3_xxs", "iq2_xs", "q8_0")
 MOST_CHUNKS = 8
-_MOST_REFERENCE = 512 << 20  # bytes of predictions to compare with
-_PROBES_AT_LEAST = 2  # rounds that chunks and groups are sized for
-_MEMORY_SHARE = 4  # a group takes at most this fraction (1/4) of free memory
-_QUANTIZE_S = 30e-9  # of a thread for a value in the first types
-_WHOLE_S = 300e-9  # of a thread for a value in the slowest types of a whole file
-_SIZES = (CHUNK_TOKENS, CHUNK_TOKENS // 2, CHUNK_TOKENS // 4)  # of chunks; shorter ones if there is little time
+_MOST_REFERENCE = 512 << 20  # bytes of stored predictions of the reference
+_PROBES_AT_LEAST = 2  # rounds for which chunks and groups are sized
+_MEMORY_SHARE = 4  # a group takes at most 1/4 of free memory
+_QUANTIZE_S = 30e-9  # thread seconds to quantize a value to the first types
+_WHOLE_S = 300e-9  # thread seconds to quantize a value to the slowest types of a whole file
+# Tokens of a chunk; shorter chunks are used if time is short.
+_SIZES = (CHUNK_TOKENS, CHUNK_TOKENS // 2, CHUNK_TOKENS // 4)
 
 
 def measure_errors(
@@ -63,10 +64,12 @@ def measure_errors(
     progress: Progress,
     is_over: Callable[[], bool] = lambda: False,
 ) -> dict[str, dict[str, float]]:
-    """Return the errors of tensors in types, as `TensorRows.errors`.
+    """Return the errors of tensors in types, as in `TensorRows.errors`.
 
-    is_over: returns whether time is up. From then on a tensor gets the errors of the similar one of the layer before,
-    because errors are relative and differ little between layers. One of each kind is always read.
+    is_over: returns whether the time is up
+
+    When the time is up, a tensor gets the errors of the similar tensor in the previous layer, because relative errors
+    differ little between layers. One tensor of each kind is always read.
     """
     similar: dict[object, list[str]] = {}
     for name in rows:
@@ -83,7 +86,7 @@ def measure_errors(
             errors |= {name: job.result() for name, job in zip(names, jobs, strict=True)}
             progress(len(errors), len(order))
     finally:
-        pool.shutdown(cancel_futures=True)  # also at Ctrl-C
+        pool.shutdown(cancel_futures=True)  # this also runs at Ctrl-C
     for names in similar.values():
         for before, name in pairwise(names):
             errors.setdefault(name, errors[before])
@@ -106,12 +109,18 @@ def measure_damages(
     whole_left_s: Callable[[], float] = lambda: 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Sensitivity:
-    """Measure the sensitivities of a file's tensors, in about `within_s`; none for tensors that no graph uses directly.
+    """Measure the sensitivities of a file's tensors. Tensors that no graph uses directly get none.
 
-    errors: of the types of `probes`, and any others. progress: as of `measure_rounds`. order: of the types to measure.
-    known: damages that need no measuring. after_round: returns whether the damages so far are enough. whole: returns
-    choices for all tensors at once, which are measured, too, while `whole_left_s` leaves time. clock: seconds.
-    TextError if the text is too short; the errors of Engine; Interrupted after Ctrl-C.
+    errors: errors of the types in `probes`, and possibly of others
+    within_s: approximate time of the measurement in seconds
+    progress: as in `measure_rounds`
+    order: types to measure, in this order
+    known: damages that need no measurement
+    after_round: returns whether the damages measured so far are enough
+    whole: returns choices for all tensors; each choice is measured as a whole while `whole_left_s` leaves time
+    clock: returns seconds
+
+    Raises TextError if the text is too short. Raises the errors of Engine, and Interrupted after Ctrl-C.
     """
     began = clock()
     weights: dict[str, list[Weight]] = {}
@@ -152,19 +161,19 @@ def measure_damages(
             changed = {n: (rows[n], weights[n], c.type) for n, c in choices.items() if n in damages}
             changed = {n: change for n, change in changed.items() if change[2].id != rows[n].type.id}
             left = whole_left_s() - slow_s
-            if changed and left > 0 and left > 2 * probe.use_within(left / 3):  # one for the reference
+            if changed and left > 0 and left > 2 * probe.use_within(left / 3):  # one pass is for the reference
                 wholes.append((sum(choice.damage for choice in choices.values()), probe.loss(changed, pool)))
     return Sensitivity(damages, {name: errors[name] for name in names}, within_s, left_s, tuple(wholes))
 
 
 def probes(rows: TensorRows) -> list[TensorType]:
-    """Return the types to measure for a tensor: narrower ones than its own, with whole blocks."""
+    """Return the types to measure for a tensor: narrower types whose blocks divide its rows."""
     kinds = [TYPES[name] for name in PROBES if rows.has_importance or name not in NEED_IMPORTANCE]
     return [k for k in kinds if k.bits_per_weight < rows.type.bits_per_weight and rows.columns % k.block == 0]
 
 
 class _Probe:
-    """The model with unchanged weights, and its predictions."""
+    """The model with unchanged weights, and its predictions as reference."""
 
     def __init__(self, engine: Engine, text: str, clock: Callable[[], float]) -> None:
         self._engine, self._text = engine, text
@@ -180,15 +189,17 @@ class _Probe:
         self._inputs, self._reference = [], []
 
     def use(self, n: int) -> None:
-        """Compare so many chunks: at most as many as there are and have room, and at least one."""
+        """Compare `n` chunks, limited by the text and by memory, but at least one."""
         room = most_chunks(self._engine.model.n_vocab)
         for i in range(len(self._inputs), max(1, min(n, len(self._chunks), room))):
             self._inputs.append(self._chunks.inputs(i))
             self._reference.append(log_probabilities(self._engine, self._inputs[i]))
 
     def use_within(self, pass_s: float) -> float:
-        """Compare as much text as takes so long: several chunks, or a shorter one if one takes longer. Return the
-        seconds that it will take."""
+        """Choose the amount of text that takes about `pass_s` seconds: several chunks, or one shorter chunk.
+
+        Return the expected seconds.
+        """
         size = next((n for n in _SIZES if n * self._token_s <= pass_s), _SIZES[-1])
         if size != self._chunks.size:
             self._cut(size)
@@ -203,7 +214,7 @@ class _Probe:
     def loss(
         self, changed: Mapping[str, tuple[TensorRows, Sequence[Weight], TensorType]], pool: ThreadPoolExecutor
     ) -> float:
-        """Return the mean KL divergence, nats, when these tensors have other types."""
+        """Return the mean KL divergence in nats if these tensors have other types."""
         with ExitStack() as stack:
             for rows, weights, kind in changed.values():
                 space = rows.quantized(kind, pool)
@@ -218,12 +229,12 @@ class _Probe:
 
 
 def most_chunks(n_vocab: int) -> int:
-    """Return how many chunks' predictions may be kept to compare with, one at least."""
+    """Return the number of chunks, at least one, whose reference predictions may be stored."""
     return max(1, min(MOST_CHUNKS, _MOST_REFERENCE // (2 * CHUNK_TOKENS * n_vocab)))
 
 
 def _finds(names: Mapping[str, object], weights: dict[str, list[Weight]]) -> Hook:
-    """Return a hook that notes the structs of these weights, when nodes of graphs name them."""
+    """Return a hook that collects the structs of these weights when graph nodes use them."""
     seen: set[int] = set()
 
     def wants(node: Node) -> bool:
@@ -239,8 +250,10 @@ def _finds(names: Mapping[str, object], weights: dict[str, list[Weight]]) -> Hoo
 
 
 def _groups(rows: Mapping[str, TensorRows], most: int) -> list[list[str]]:
-    """Return each tensor alone, or, if those are more than `most`, similar ones of neighbouring layers together, as far
-    as they have room in memory."""
+    """Return groups of tensors, at most `most` if possible.
+
+    If there are more tensors than that, a group contains similar tensors of neighbouring layers that fit into memory.
+    """
     room = available_memory() // _MEMORY_SHARE
     size = 1
     while True:
@@ -255,5 +268,5 @@ def _groups(rows: Mapping[str, TensorRows], most: int) -> list[list[str]]:
 
 
 def _kind(name: str) -> str:
-    """Return the name of a tensor without its layer."""
+    """Return the name of a tensor without its layer number."""
     return name if block_of(name) is None else re.sub(r"\d+", "", name, count=1)

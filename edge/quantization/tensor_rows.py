@@ -1,4 +1,4 @@
-"""Rows of a model file's tensors as numbers, and quantized to another type."""
+"""Rows of a model file's tensors, as floats and quantized to other types."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from quant.types import TensorType
 
 Floats = NDArray[np.float32]
 
-_CHUNK_VALUES = 1 << 18  # quantized at a time by a thread: 1 MiB of floats
-_SAMPLE_VALUES = 1 << 16  # that represent a whole tensor
+_CHUNK_VALUES = 1 << 18  # values that a thread quantizes at a time: 1 MiB of floats
+_SAMPLE_VALUES = 1 << 16  # values sampled from a whole tensor
 
 
 class TensorRows:
     """One tensor of a file, and the importance of its columns."""
 
     def __init__(self, file: GgufFile, name: str, importance: Floats | None) -> None:
-        """importance: float32 [experts * columns], or None if all columns count alike."""
+        """importance: float32 [experts * columns], or None if all columns have the same importance"""
         tensor: TensorInfo = file.tensors[name]
         self.name, self.type = name, tensor.type
         self.columns, self._rows_of_one = tensor.shape[0], tensor.shape[1]
@@ -36,17 +36,17 @@ class TensorRows:
 
     @property
     def has_importance(self) -> bool:
-        """True if its columns are weighted; some types need that."""
+        """True if its columns have importance weights, which some types need."""
         return self._importance is not None
 
     def values(self, first: int, last: int) -> Floats:
-        """Return rows [first, last) as numbers: float32 [rows, columns]."""
+        """Return rows [first, last) as float32 [rows, columns]."""
         out = np.empty((last - first, self.columns), np.float32)
         dequantize_rows(self._bytes[first:last], self.type.id, out)
         return out
 
     def quantized(self, kind: TensorType, pool: ThreadPoolExecutor) -> AddressSpace:
-        """Return all of it in another type, as in a file. `close` the result when it is no longer used."""
+        """Return the whole tensor in another type, in the layout of a file. The caller must `close` the result."""
         row_bytes = kind.n_bytes(self.columns)
         space = AddressSpace(self.rows * row_bytes)
         out = np.frombuffer(space.view(0, self.rows * row_bytes), np.uint8).reshape(self.rows, row_bytes)
@@ -58,8 +58,10 @@ class TensorRows:
         return space
 
     def errors(self, kinds: Iterable[TensorType]) -> dict[str, float]:
-        """Return, by type, the squared error of the weights over their squares, both weighted by importance; of a
-        sample, or of all values if a type holds the sample without loss."""
+        """Return the relative squared error of the weights by type, weighted by importance.
+
+        The errors come from a sample. If a type stores the sample without loss, its error comes from all values.
+        """
         parts = list(self._parts(_CHUNK_VALUES // 16))
         step = max(1, len(parts) * (_CHUNK_VALUES // 16) // _SAMPLE_VALUES)
         sampled = self._errors(kinds, parts[::step])
@@ -86,7 +88,7 @@ class TensorRows:
         return None if self._importance is None else self._importance[row // self._rows_of_one]
 
     def _parts(self, values: int) -> Iterator[tuple[int, int]]:
-        """Yield ranges of rows of one matrix, of about so many values."""
+        """Yield ranges of rows of one matrix, each with about `values` values."""
         step = max(1, values // self.columns)
         for start in range(0, self.rows, self._rows_of_one):
             end = start + self._rows_of_one
@@ -95,6 +97,6 @@ class TensorRows:
 
 
 def _weighed(values: Floats, weights: Floats | None) -> float:
-    """Return the sum of squares, each times its column's weight."""
+    """Return the sum of squares, each multiplied by its column's weight."""
     squares = np.einsum("ij,ij->j", values, values, dtype=np.float64)
     return float(squares.sum() if weights is None else squares @ weights)

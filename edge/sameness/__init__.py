@@ -1,1 +1,1 @@
-"""Agreement of routes: how near to each other the ways to compute one model are."""
+"""Agreement of routes: how much predictions differ between the ways to compute one model."""

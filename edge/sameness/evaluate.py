@@ -18,24 +18,24 @@ COLUMNS = ("route", "perplexity", "mean KL", "top-1", "KL from one device", "top
 
 @dataclass(frozen=True)
 class RouteFigures:
-    """Figures of one route: how near it is to the reference and to one device."""
+    """Figures of one route: its agreement with the reference and with one device."""
 
     name: str
-    reference: Summary  # compared with the reference file
-    one_device: Summary  # compared with the same file on one device
+    reference: Summary  # comparison with the reference file
+    one_device: Summary  # comparison with the same file on one device
 
 
 @dataclass(frozen=True)
 class RouteComparison:
-    """Figures of all routes: one device first, then the settings of llama.cpp that make up the spread, then the
-    others."""
+    """Figures of all routes: first one device, then the llama.cpp settings that define the spread, then other
+    routes."""
 
     results: Sequence[RouteFigures]
     n_settings: int
 
     @property
     def spread(self) -> float:
-        """The largest mean divergence from one device among llama.cpp's own settings on it."""
+        """The largest mean divergence from one device among llama.cpp's own settings on that device."""
         return max(result.one_device.mean_divergence for result in self.results[1 : 1 + self.n_settings])
 
     def in_spreads(self, result: RouteFigures) -> float:
@@ -44,7 +44,7 @@ class RouteComparison:
         return mean / self.spread if self.spread else (0.0 if mean == 0 else float("inf"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/cli/evaluate.md says."""
+        """Return plain values in the format of docs/cli/evaluate.md."""
         return {
             "scored_tokens": self.results[0].reference.tokens,
             "spread": self.spread,
@@ -91,10 +91,12 @@ def compare_routes(
     n_vocab: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RouteComparison:
-    """Compare each route's predictions of `chunks` with those of `reference`, which may have another file, and those of
-    `one_device`. settings: of llama.cpp on one device, which make up the spread.
+    """Compare each route's predictions of `chunks` with the predictions of `reference` and `one_device`.
 
-    OSError if the disk has no room for the predictions of both; the errors of engines and deployments.
+    reference: route that may use another file
+    settings: routes with llama.cpp settings on one device, which define the spread
+
+    Raises OSError if the disk has no room for the predictions of both. Raises the errors of engines and deployments.
     """
     routes = (reference, one_device, *settings, *others)
     total = len(routes) * len(chunks) * chunks.scored

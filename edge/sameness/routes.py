@@ -1,7 +1,7 @@
 """Routes: ways to compute a model's predictions of a text.
 
-The first half of a chunk is a prompt, and the predictions of the second half are scored. Each row of logits is yielded
-with the number of its chunk and its place among the scored predictions.
+The first half of a chunk is the prompt, and the predictions of the second half are scored. Each row of logits is
+yielded with the number of its chunk and its position among the scored predictions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from edge.llm.slot import Slot
 from edge.quantization.divergence import Chunks
 
 Floats = NDArray[np.float32]
-Row = tuple[int, int, Floats]  # chunk, place among its scored predictions, logits [n_vocab] (valid until the next row)
+# Chunk, position among its scored predictions, logits [n_vocab] (valid until the next row).
+Row = tuple[int, int, Floats]
 Predict = Callable[[TextEngine, Chunks], Iterator[Row]]
 
 
 def at_once(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
-    """Compute the second half like a prompt: as many rows a pass as may give logits."""
+    """Compute the second half like a prompt, with the maximum number of rows with logits in each pass."""
     for i in range(len(chunks)):
         tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
         Slot(engine).prefill(tokens[:first])
@@ -41,8 +42,10 @@ def _rest(engine: TextEngine, i: int, tokens: list[int], start: int) -> Iterator
 
 
 def after_loss(lose: Callable[[], None]) -> Predict:
-    """Return a route like `at_once` that loses a device in the middle of the scored half of each chunk. lose: makes
-    that happen."""
+    """Return a route like `at_once` that loses a device in the middle of each chunk's scored half.
+
+    lose: causes the loss
+    """
 
     def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
         for i in range(len(chunks)):
@@ -59,17 +62,17 @@ def after_loss(lose: Callable[[], None]) -> Predict:
 
 
 def _hold_again(engine: TextEngine, tokens: list[int]) -> None:
-    """Compute tokens on the engine that takes over, as a scheduler does with those of its requests."""
+    """Compute tokens again on the replacement engine, as a scheduler does for its requests."""
     try:
         engine.kv_clear()
         Slot(engine).prefill(tokens)
-    except EdgeError:  # only now is it seen that something was lost
+    except EdgeError:  # the first use reveals the lost device
         engine.kv_clear()
         Slot(engine).prefill(tokens)
 
 
 def one_by_one(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
-    """Compute one row a pass."""
+    """Compute one row per pass."""
     for i in range(len(chunks)):
         tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
         slot = Slot(engine)
@@ -79,8 +82,10 @@ def one_by_one(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
 
 
 def drafted(rows: int) -> Predict:
-    """Return a route with passes of so many rows, as drafts are verified; the second half of each is rejected and
-    removed."""
+    """Return a route with passes of `rows` rows, as in the verification of drafts.
+
+    The second half of the rows is rejected and removed.
+    """
 
     def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
         for i in range(len(chunks)):
@@ -103,23 +108,27 @@ def drafted(rows: int) -> Predict:
 
 
 def from_prefix_cache(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
-    """Compute like `at_once`, after a prompt whose keys and values were read from disk. EngineError if none were
-    kept."""
+    """Compute like `at_once`, after a prompt whose KV cache was read from disk.
+
+    Raises EngineError if the prompt was not stored.
+    """
     for i in range(len(chunks)):
         tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
         before = Slot(engine)
         before.prefill(tokens[:first])
         before.keep()
         engine.kv_clear()
-        slot = Slot(engine)  # a new one, which holds nothing in the cache
+        slot = Slot(engine)  # a new slot, without tokens in the cache
         slot.prefill(tokens[:first])
         if not slot.restored:
-            raise EngineError("nothing of the prompt was kept on disk; is there room for it, and is it long enough?")
+            raise EngineError(
+                "the prompt was not stored on disk; check that the disk has room and that the prompt is long enough"
+            )
         yield from _rest(engine, i, tokens, first)
 
 
 def streams(n: int) -> Predict:
-    """Return a route with steps of a row of each of `n` chunks, after their prompts one by one."""
+    """Return a route that computes the prompts of `n` chunks one by one, then steps with one row of each chunk."""
 
     def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
         first = chunks.size // 2
@@ -148,6 +157,6 @@ def streams(n: int) -> Predict:
 class Route:
     """One way to compute predictions."""
 
-    name: str  # for people
+    name: str  # name for people
     opened: Callable[[], AbstractContextManager[TextEngine]]
     predict: Predict = at_once

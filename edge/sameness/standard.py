@@ -1,4 +1,4 @@
-"""Standard routes, compared if none are named: settings of llama.cpp, and the ways that this runtime adds."""
+"""Standard routes, which are compared by default: settings of llama.cpp, and the ways that this runtime adds."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from edge.llm.options import EngineOptions, PrefixOptions
 from edge.sameness.routes import Predict, Route, at_once, drafted, from_prefix_cache, one_by_one, streams
 
 STREAMS = 8
-ROWS = 8  # of a pass that verifies drafts
+ROWS = 8  # rows of a pass that verifies drafts
 _SMALL_BATCH = 32
-_OUTPUTS = 64  # rows of a pass that give logits
+_OUTPUTS = 64  # rows with logits in a pass
 
 Opened = Callable[[EngineOptions], AbstractContextManager[TextEngine]]
 
 
 def options_for(options: EngineOptions, chunk_tokens: int) -> EngineOptions:
-    """Return `options` for engines that compute chunks of so many tokens, with room for drafts."""
+    """Return `options` for engines that compute chunks of `chunk_tokens` tokens, with room for drafts."""
     batch = min(options.rows, chunk_tokens)
     return replace(options, context=chunk_tokens, batch=batch, outputs=min(batch, _OUTPUTS), sequences=1)
 
 
 def local_route(path: Path, options: EngineOptions, name: str = "one device") -> Route:
-    """Return the route of a model on this device. options: of `options_for`."""
+    """Return the route of a model on this device. options: result of `options_for`"""
     return Route(name, partial(Engine, path, options))
 
 
 def setting_routes(path: Path, options: EngineOptions) -> list[Route]:
-    """Return routes with llama.cpp's own settings on this device, other than those of `options`."""
+    """Return routes with llama.cpp's own settings on this device, except the settings in `options`."""
     flash = "off" if options.flash_attention != "off" else "on"
     batch = min(_SMALL_BATCH, options.rows)
     changed = {
@@ -50,8 +50,11 @@ def setting_routes(path: Path, options: EngineOptions) -> list[Route]:
 
 
 def answer_routes(options: EngineOptions, opened: Opened, where: str = "") -> list[Route]:
-    """Return the routes that compute answers. opened: opens an engine with these options. where: its place, for
-    people."""
+    """Return the routes that answer requests in other ways.
+
+    opened: opens an engine with the given options
+    where: location of the engine, for people
+    """
     behind = f", {where}" if where else ""
     wide = replace(options, context=STREAMS * (options.context or 1), sequences=STREAMS, outputs=STREAMS)
     return [
@@ -62,14 +65,14 @@ def answer_routes(options: EngineOptions, opened: Opened, where: str = "") -> li
 
 
 def remote_route(options: EngineOptions, opened: Opened, where: str, predict: Predict = at_once) -> Route:
-    """Return the route of a model on other engines than this device's own. where: their place, for people."""
+    """Return the route of a model on engines of other devices. where: their location, for people"""
     return Route(where, partial(opened, options), predict)
 
 
 @contextmanager
 def _keeping(options: EngineOptions, opened: Opened) -> Iterator[TextEngine]:
-    """Open an engine with a prefix cache. This device's blocks go to a folder that is removed; workers keep theirs in
-    their own."""
+    """Open an engine with a prefix cache. This device's blocks go to a temporary folder; workers use their own
+    folders."""
     with (
         TemporaryDirectory(prefix="edge-kept-") as folder,
         opened(replace(options, prefixes=PrefixOptions(folder=Path(folder)))) as engine,

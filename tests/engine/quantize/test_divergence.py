@@ -115,7 +115,7 @@ def test_chunks_follow_each_other_and_begin_with_bos(llama: Engine) -> None:
 def test_texts_and_chunks_that_are_too_short(demo: Engine) -> None:
     with pytest.raises(TextError, match=r"at least 512 tokens is needed, this one has \d+; use a longer"):
         Chunks.cut(demo.model, "Hello!")
-    with pytest.raises(TextError, match="16 tokens or more, 4 were asked for"):
+    with pytest.raises(TextError, match="16 tokens or more, 4 were requested"):
         Chunks.cut(demo.model, TEXT, 4)
 
 
