@@ -1,11 +1,10 @@
 """Time to first token of a long prompt where another placement computes the prompt.
 
-    python benchmarks/bench_phases.py [--only strong|equal|moves] [--model FILE] [--rounds N] [--json [FILE]] [--tiny]
+    python benchmarks/bench_phases.py [--only strong|equal] [--model FILE] [--rounds N] [--json [FILE]] [--tiny]
 
 | section | devices of the lab                                                                       |
 | strong  | this device of 0.3 cores generates; one of 1.5 cores, 1 Gbit/s away, computes prompts    |
 | equal   | two devices of 0.9 cores, 5 ms and 100 Mbit/s apart: one generates, both compute prompts |
-| moves   | as strong, with 8 requests at once in 4 slots, which may be answered on both, or on one  |
 
 The worker is a real one of the lab, behind the lab's links; the owner is a process in a control group. Plans are loaded
 one after the other. Prompts are computed where the planner finds their first token the soonest. The first token of a
@@ -36,15 +35,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "equal": {
         "own": 0.9, "other": 0.9, "link": {"delay_ms": 5, "bandwidth_mbps": 100}, "shares": [1, 1], "least": 1.6,
     },
-    "moves": {"own": 0.3, "other": 1.5, "link": {"delay_ms": 0.2, "bandwidth_mbps": 1000}},
 }  # fmt: skip
 
 
 def main() -> None:
     parser = parser_of(__doc__, SETTINGS, rounds=3)
     parser.add_argument("--model", type=Path, help=f"GGUF file (default: a random one of the shape {SHAPE})")
-    sections = {name: Section(partial(measured, name), text) for name in SETTINGS if name != "moves"}
-    bench(parser, {**sections, "moves": Section(moves, text_of_moves)}, prepare)
+    bench(parser, {name: Section(partial(measured, name), text) for name in SETTINGS}, prepare)
 
 
 def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -71,25 +68,6 @@ def measured(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any
         "phases_side", work, folder, link=setting["link"], tiny=args.tiny, **cores
     )
     return {"plans": plans, "least": setting["least"], "ratio": plans["one"]["ttft_s"] / plans["phases"]["ttft_s"]}
-
-
-def moves(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Requests that are answered by both placements, and by one."""
-    setting = SETTINGS["moves"]
-    work = {"model": str(args.model.resolve()), "prompt": 64, "tokens": 8 if args.tiny else 48, "requests": 8}
-    cores = {key: setting[key] for key in ("own", "other")}
-    return {"ways": beside_worker("moves_side", work, folder, link=setting["link"], tiny=args.tiny, **cores)}
-
-
-def text_of_moves(r: dict[str, Any]) -> str:
-    """The result as Markdown."""
-    keys = ("first_s", "gap_s", "answer_s")
-    header = ["answered by", "moves", *(f"{name}, p50, p95, p99, s" for name in ("first token", "gap", "answer"))]
-    lines = [
-        [name, str(way["migrations"]), *(", ".join(f"{value:.2f}" for value in way[key]) for key in keys)]
-        for name, way in r["ways"].items()
-    ]
-    return table(header, lines)
 
 
 def text(r: dict[str, Any]) -> str:

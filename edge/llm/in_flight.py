@@ -32,7 +32,6 @@ from edge.llm.slot import Slot, full_length
 from edge.llm.step_budget import StepBudget
 from edge.multimodal.media import alike
 from edge.thinking.splitter import Split
-from partition.predict.migration import Pace
 
 
 @dataclass
@@ -130,14 +129,12 @@ class InFlight:
         says."""
         self._budget, self._microbatches = budget, microbatches
         self.most = 1  # steps that are awaited at once, windows aside
-        self.pace = Pace()
         self.follow(engine)
         self.steps: deque[Step] = deque()
         self.submitted = self.prompt_rows = 0  # steps, and rows of prompts in them, from the beginning
 
     def follow(self, engine: TextEngine) -> None:
         """Have answers form groups, and so many steps in flight, as this engine takes."""
-        self.pace.clear()  # it is another engine's
         # Sequences that have contexts of their own form no other groups.
         self._budget.groups = 1 if engine.contexts > 1 else self._microbatches or engine.groups
         self._budget.turns = max(self._budget.groups, engine.contexts)
@@ -231,15 +228,12 @@ class InFlight:
     ) -> VerifyResult:
         """Choose tokens by the logits of rows, whose step has come: `events` get those that tell of them. Rows behind a
         wrong draft are forgotten, also in windows behind these. is_alone: nothing else was in flight."""
-        running, behind, now = rows.running, self.rows_of(rows.running), time.perf_counter()
+        running, behind = rows.running, self.rows_of(rows.running)
         if not running.answer:
-            running.prefilled_at = now
+            running.prefilled_at = time.perf_counter()
         following = [*rows.tokens[len(rows.tokens) - rows.logits + 1 :], *(behind[0].tokens[:1] if behind else ())]
         new_events, used, right = verify(running, logits, following)
         events += new_events  # also where the engine is lost now: they were chosen
-        if running.chosen_at:
-            self.pace.add((now - running.chosen_at) / max(1, used))
-        running.chosen_at = now
         cancelled = tuple([len(rows_of_step.tokens) for rows_of_step in self.cancel(running)]) if right < used else ()
         if wrong := rows.logits - used + sum(cancelled):
             rows.slot.cut(len(rows.slot.tokens) - wrong)

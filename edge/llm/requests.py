@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +16,6 @@ from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.options import SINKS
 from edge.llm.slot import Former, Slot, check_prompt, common_prefix
 from edge.multimodal.media import EmbeddingRows, behind, has_rows
-from partition.state.sequence import KVBlock
 
 _NO_LIMIT = 1 << 60
 
@@ -87,8 +84,6 @@ class Running:
         self.token_at: float | None = None  # when its last token was chosen, by that clock; None before its first one
         self.prompt_rows_at = 0  # that had been submitted then, of all requests
         self.prefilled_at = 0.0  # when its first logits came, by time.perf_counter
-        self.chosen_at = 0.0  # when its last token was chosen in this slot, by time.perf_counter; 0: before the first
-        self.moved_at: int | None = None  # tokens of its answer when it moved to the placement that answers it
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -162,44 +157,6 @@ class Running:
         """Tokens of its history that were not submitted yet; below 0 where drafts were submitted behind it."""
         assert self.slot is not None
         return len(self.tokens) - len(self.slot.tokens)
-
-
-class RemoteAnswer:
-    """A request that another placement answers, until it is complete or `end` is called: from then on it belongs to the
-    scheduler alone, whatever that placement still computes."""
-
-    def __init__(self, running: Running, blocks: Sequence[KVBlock], changed: threading.Condition) -> None:
-        """blocks: keys and values that the other placement does not hold yet, in order. changed: of all answers there,
-        held while one is looked at or grows."""
-        self.running, self.blocks, self.changed = running, blocks, changed
-        self.own = copy(running)  # has a slot of its own, and shares the answer
-        self.own.slot, self.own.chosen_at = None, 0.0
-        self.is_over = False
-        self._events: list[Event] = []
-
-    @property
-    def has_news(self) -> bool:
-        """True if `take` has something new, or it is over."""
-        return bool(self._events) or self.is_over
-
-    def take(self) -> list[Event]:
-        """Events since the last call, in order."""
-        with self.changed:
-            events, self._events = self._events, []
-            return events
-
-    def add(self, events: Sequence[Event]) -> None:
-        """Tokens were chosen. Called with `changed` held."""
-        self._events += events
-        self.is_over |= any(event.finish_reason is not None for event in events)
-        self.running.prefilled_at = self.own.prefilled_at
-        self.changed.notify_all()
-
-    def end(self) -> None:
-        """The other placement answers it no more."""
-        with self.changed:
-            self.is_over = True
-            self.changed.notify_all()
 
 
 def only_background(*queues: Iterable[Running]) -> bool:

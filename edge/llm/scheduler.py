@@ -5,12 +5,11 @@ every answer, and beside them as many tokens of waiting prompts as leave the ans
 engine has stages the answers form as many groups (microbatches), so that every stage has one to work on; a request that
 is alone has drafts behind its tokens instead, in as many windows as pay (`in_flight.py`).
 
-A step is: receive, admit, submit, collect, choose, report. Tokens that a request does not have in the cache yet are
-pending: all of its prompt at first, one token later. Where another placement computes long prompts, their keys and
-values are received block by block, and what is lacking when no more come is computed here. It also answers requests
-that have no room here, or are clearly faster there, until they come back. Where the cache is full the last request is
-preempted: it waits again, and goes on later with the same tokens. Where the engine is lost all requests are preempted,
-and go on with another one. Background requests run while there is no other: the next preempts them.
+A step is: receive, admit, submit, collect, choose. The pending tokens of a request are the tokens that the cache lacks:
+first its whole prompt, later one token. If another placement computes long prompts, their keys and values are received block
+by block, and the engine computes the rest of the prompt. If the cache is full, the scheduler preempts the last request:
+it waits again and continues later from the same tokens. If the engine is lost, the scheduler preempts all requests, and
+they continue on another engine. Background requests run while there is no other request: the next one preempts them.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from edge.llm.slot import full_length
 from edge.llm.slots import Slots
 from edge.llm.step_budget import Came, LatencyTargets, StepBudget
 from partition.predict.drafts import most_windows
-from partition.predict.migration import HEADROOM
 
+HEADROOM = 32  # tokens that each answer has room for when another request is admitted, so that none soon waits again
 USED_MEANWHILE = (
     "something else used this model before the answer was complete; take one answer to its end before the next is"
     " asked for, or answer several at once with Model.stream"
@@ -84,7 +83,7 @@ class Scheduler(Closing):
     @property
     def busy(self) -> bool:
         """True if a step would do something."""
-        return bool(self.waiting or self.running or self._in_flight.steps or self._events or self.slots.away.requests)
+        return bool(self.waiting or self.running or self._in_flight.steps or self._events)
 
     def prepare(
         self, request: Request, given_up: Callable[[], bool] = never_given_up, number: int | None = None
@@ -107,7 +106,7 @@ class Scheduler(Closing):
     def cancel(self, number: int) -> None:
         """End a request; the next step tells so. Nothing happens where it has ended already."""
         with self._use.alone():
-            for running in (*self.waiting, *self.running, *self.slots.away.requests):
+            for running in (*self.waiting, *self.running):
                 if running.number == number:
                     self._end(running, "cancelled")
                     return
@@ -125,21 +124,17 @@ class Scheduler(Closing):
         return events
 
     def _go_on(self) -> None:
-        nobody_waits = only_background(self.running, self.waiting, self.slots.away.requests)
+        nobody_waits = only_background(self.running, self.waiting)
         if not self._in_flight.steps:  # the tokens of the last one have left
             self.slots.keep_snapshots()
             if nobody_waits:
                 self.slots.keep_groups()
         ready = self.slots.remote.receive(steps_in_flight=bool(self._in_flight.steps))
         self._ready.extend(ready or ())
-        away, pace = self.slots.away, self._in_flight.pace
-        for running in away.receive(self._events, self.waiting, len(self.running), pace):
-            self._free(running)
         if not nobody_waits:
             for running in [other for other in (*self._ready, *self.slots.remote.requests) if other.request.background]:
                 self._preempt(running)
-        is_free = ready is not None and away.move(self._ready, self.running, pace, stepping=bool(self._in_flight.steps))
-        submitted = is_free and self._admit() and self._submit(is_short=nobody_waits)
+        submitted = ready is not None and self._admit() and self._submit(is_short=nobody_waits)
         if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
             self._collect()
         elif not submitted:
@@ -164,7 +159,7 @@ class Scheduler(Closing):
     def drop_requests(self) -> None:
         """Drop all requests. What they computed stays, as after other requests."""
         with self._use.alone():
-            for running in (*self.waiting, *self.running, *self.slots.away.requests):
+            for running in (*self.waiting, *self.running):
                 self._end(running, "cancelled")
             self._events.clear()
 
@@ -209,7 +204,7 @@ class Scheduler(Closing):
         one waits for the steps in flight, because states are read between steps."""
         while self.waiting:
             running = min(self.waiting, key=lambda waiting: waiting.request.background)
-            if running.request.background and not only_background(self.running, self.waiting, self.slots.away.requests):
+            if running.request.background and not only_background(self.running, self.waiting):
                 return True
             request, others, left = running.request, self.running, self.engine.context - len(running.tokens)
             if left < 0:  # its next token had no room when the engine was lost
@@ -219,11 +214,7 @@ class Scheduler(Closing):
             growth = sum(min(other.left, HEADROOM) for other in (running, *others)) if others else min(1, left)
             placement = self.slots.place(running.tokens, growth, running.namespace)
             if placement is None:
-                if not self.slots.away.begin(running):
-                    return True
-                self.waiting.remove(running)
-                self._admitted(running.number)
-                continue
+                return True
             former = running.former = running.former or self.slots.former(running.tokens, running.namespace)
             if (former or self.slots.restores) and self._in_flight.steps:
                 return False
@@ -234,7 +225,6 @@ class Scheduler(Closing):
                 former=former,
                 background=request.background,
             )
-            running.chosen_at = 0.0  # what went on between two slots is no gap
             self.waiting.remove(running)
             if running.cached_tokens is None or not self._use.exact:  # by which a prompt's steps are chosen
                 running.to_prefill = len(running.tokens) - len(slot.tokens)
@@ -298,7 +288,6 @@ class Scheduler(Closing):
         assert running.slot is not None
         self.slots.leave(running.slot, keep=not self._in_flight.steps)
         running.slot = running.former = None
-        self._in_flight.pace.clear()
         self.waiting.appendleft(running)
         self.preemptions["background" if running.request.background else "foreground"] += 1
 
@@ -372,7 +361,6 @@ class Scheduler(Closing):
 
     def _end(self, running: Running, finish_reason: str, error: MediaError | None = None) -> None:
         """End a request without a token, and free what it had."""
-        self.slots.away.end(running)  # from here on nobody else chooses its tokens
         self._events.append(end_event(running, finish_reason, error))
         self._in_flight.cancel(running)
         self._free(running)

@@ -10,17 +10,15 @@ Cells that slots share are counted for each of them: the cache then has more roo
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edge.adapters.adapter import Scales
 from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
-from edge.llm.requests import Event, RemoteAnswer, Running
+from edge.llm.requests import Running
 from edge.llm.slot import Former, Slot, common_prefix
-from partition.plan.plan import Range
-from partition.predict.migration import HEADROOM, LEAST_TOKENS, Migration, Pace, PlacementLoad, best
 from partition.state.sequence import KVBlock
 
 LOOK_S = 0.05  # how soon who waits for keys and values hears that it is to stop
@@ -43,7 +41,7 @@ class Slots:
         """keep: what a request leaves stays for others, until its cells are needed."""
         self._engine, self.keeps = engine, keep
         self.all = [Slot(engine, sequence) for sequence in range(min(engine.sequences, most or engine.sequences))]
-        self.remote, self.away = RemotePrompts(engine, self), AwayRequests(engine, self)
+        self.remote = RemotePrompts(engine, self)
         self._former: list[Former] = []  # what idle slots held, before another engine took over
         self._times = itertools.count(1)
 
@@ -58,12 +56,12 @@ class Slots:
         return sum([len(slot.tokens) for slot in self.all])
 
     def wait(self) -> None:
-        """Wait for what other placements compute, if anything is to come. Interrupted where the engine was stopped."""
-        if not self.away.requests and not self.remote.requests:
-            return
-        if self._engine.states.use.is_stopped:
-            raise Interrupted("stopped on request")
-        (self.away if self.away.requests else self.remote).wait()
+        """Wait for keys and values from another placement, if a prompt is computed there. Raises Interrupted if the
+        engine was stopped."""
+        if self.remote.requests:
+            if self._engine.states.use.is_stopped:
+                raise Interrupted("stopped on request")
+            self.remote.wait()
 
     def make_room(self, n_tokens: int) -> bool:
         """Evict what nobody uses, the longest unused first, until so many more tokens fit; whether they do."""
@@ -271,129 +269,3 @@ class RemotePrompts:
         """Wait for keys and values, for `LOOK_S` at most."""
         if self.requests[0].remote is not None:
             self.requests[0].remote.wait(LOOK_S)
-
-
-class AwayRequests:
-    """Requests that the placement of prompts answers: those that have no room here, and those that are clearly faster
-    there. They come back with the tokens that were chosen, as prompts that are computed there already."""
-
-    def __init__(self, engine: TextEngine, slots: Slots) -> None:
-        self._engine, self._slots = engine, slots
-        self._answers: dict[int, RemoteAnswer] = {}  # by the number of the request
-        self.migrations, self._sent = 0, (-1, 0)  # of answers that had begun; number and tokens of who left last
-
-    @property
-    def requests(self) -> list[Running]:
-        """In the order in which they left."""
-        return [answer.running for answer in self._answers.values()]
-
-    def begin(self, running: Running) -> bool:
-        """Have a request that has no room here answered there; whether it is."""
-        if not self._may_leave(running) or not self._placement.load().has_room(len(running.tokens)):
-            return False
-        if running.cached_tokens is None:
-            running.cached_tokens = self._placement.n_held(running.prompt[:-1], running.namespace)
-        return self._send(running)
-
-    def move(self, ready: deque[Running], running: list[Running], pace: Pace, *, stepping: bool) -> bool:
-        """Let the request that gains most leave, with its keys and values. False where it waits for steps in flight
-        (`stepping`). ready, running: of the scheduler; whoever leaves is in neither afterwards."""
-        if self._placement is None or pace.token_s is None:
-            return True
-        able = {other.number: other for other in ready if other.answer and self._may_leave(other)}
-        source = self._load(len(running), pace)
-        choice = best(map(self._migration, able.values()), source, self._placement.load())
-        if choice is None or stepping:
-            return choice is None
-        leaving = able[choice.number]
-        if (slot := leaving.slot) is not None and self._send(leaving, self._read(leaving, slot)):
-            leaving.release_remote()
-            leaving.slot = leaving.former = None
-            ready.remove(leaving)
-            running.remove(leaving)
-            self._slots.leave(slot, keep=True)
-            pace.clear()
-        return True
-
-    def receive(self, events: list[Event], waiting: deque[Running], n_running: int, pace: Pace) -> list[Running]:
-        """Take in what came of requests that are away, and return those that are complete. Those that come back wait
-        before others."""
-        if self._answers and self._placement is not None and not waiting and not self._slots.remote.requests:
-            choice = best(map(self._migration, self.requests), self._placement.load(), self._load(n_running, pace))
-            if choice is not None:
-                self._answers[choice.number].end()
-        complete: list[Running] = []
-        for answer in list(self._answers.values()):
-            is_over, running, news = answer.is_over, answer.running, answer.take()
-            events += news
-            if news and news[-1].finish_reason is not None:
-                complete.append(running)
-            elif is_over:
-                self._moved(running)
-                waiting.appendleft(running)
-                pace.clear()
-            else:
-                continue
-            del self._answers[running.number]
-        return complete
-
-    def end(self, running: Running) -> None:
-        """Answer a request elsewhere no more, because it has ended."""
-        if (answer := self._answers.pop(running.number, None)) is not None:
-            answer.end()
-
-    def wait(self) -> None:
-        """Wait for tokens of any of them, for `LOOK_S` at most."""
-        answers = [*self._answers.values()]
-        with answers[0].changed:
-            answers[0].changed.wait_for(lambda: any(answer.has_news for answer in answers), LOOK_S)
-
-    @property
-    def _placement(self) -> Any:  # a `PrefillPlacement`
-        return self._engine.states.prefiller
-
-    def _may_leave(self, running: Running) -> bool:
-        """Return whether a request can be answered elsewhere. Processes that follow constraints serve one thread."""
-        request, slot = running.request, running.slot
-        is_special = request.media or request.background or running.continuation.is_constrained or running.window
-        is_able = (slot is None or slot.exact is None) and self._sent != (running.number, len(running.tokens))
-        return self._placement is not None and self._slots.keeps and is_able and not is_special
-
-    def _migration(self, running: Running) -> Migration:
-        """Return how a request may move now. An answer is expected to go on for as long as it went on yet."""
-        n_tokens, n_answer, token_s = len(running.tokens), len(running.answer), self._placement.copy_token_s
-        left = min(running.left, max(n_answer, LEAST_TOKENS))
-        since_move = LEAST_TOKENS if running.moved_at is None else n_answer - running.moved_at
-        return Migration(running.number, n_tokens, left, since_move, None if token_s is None else n_tokens * token_s)
-
-    def _load(self, n_running: int, pace: Pace) -> PlacementLoad:
-        busy = [len(slot.tokens) + HEADROOM for slot in self._slots.all if slot.busy]
-        room = self._engine.context - sum(busy) if len(busy) < len(self._slots.all) else 0
-        return PlacementLoad(n_running, pace.token_s, room)
-
-    def _read(self, running: Running, slot: Slot) -> list[KVBlock]:
-        """Return the keys and values of a request that the other placement does not hold; none where they cannot be
-        read, as it computes them then. The next step may have answers on the same links, so they are waited for."""
-        start = min(self._placement.n_held(running.tokens, running.namespace), len(slot.tokens))
-        try:
-            return self._engine.states.begin_read(slot.sequence, Range(start, len(slot.tokens)))()
-        except EdgeError:
-            if self._engine.failed is not None:
-                raise
-            return []
-
-    def _send(self, running: Running, blocks: Sequence[KVBlock] = ()) -> bool:
-        answer = RemoteAnswer(running, blocks, self._placement.changed)
-        with answer.changed:  # it would grow meanwhile, and count as one that had begun here
-            if not self._placement.answer(answer):
-                return False
-            self._answers[running.number] = answer
-            self._sent = running.number, len(running.tokens)
-            self._moved(running)
-        return True
-
-    def _moved(self, running: Running) -> None:
-        running.token_at = None  # the gap to its next token is of no placement
-        if len(running.answer) > (running.moved_at or 0):
-            running.moved_at = len(running.answer)
-            self.migrations += 1

@@ -140,7 +140,7 @@ class ServedModel(Protocol):
         sequences, vocabulary, parameters, size_bytes, chat_template; embeds, takes_media, reranks: whether), `slots`
         (id, is_processing, prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers,
         heads, memory_bytes, link), `plan`, `why`, `restarts`, `counters` (prompt_tokens, cached_tokens,
-        generated_tokens, steps, preemptions, background_preemptions, migrations), `warming` (computed_tokens,
+        generated_tokens, steps, preemptions, background_preemptions), `warming` (computed_tokens,
         used_tokens, seconds), `speculation` (None, or draft, drafted, accepted, passes, rows_per_pass, gain), and
         `latency` (None, or target_itl_ms, target_ttft_ms, gaps, gaps_within, first_tokens, first_tokens_within).
         EngineGone while its model is being loaded."""

@@ -5,7 +5,6 @@ loss. What happens to whom at which frame is random; EDGE_THOROUGH=1 tries 200 s
 """
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from tests.cluster.test_survival_schedules import LONGEST, MOST_STEPS
 from tests.support.cases import Cases, clear_case, random_tokens
 from tests.support.deployments import pipeline, stages, tensor
 from tests.support.faulty_ranks import FAULTS, OF_LINKS, Cluster, Fault, cluster
-from tests.support.phases import moving_at_random
 from tests.support.slices import synthetic
 from tests.support.thorough import some
 
@@ -83,20 +81,6 @@ def test_no_answer_is_lost_whoever_is(seed: int, model: Path, cases: Cases, tmp_
         for _ in range(2):  # again, with what is left
             n = rng.randint(1, 2)
             assert answer(engine, cases, n) == [tokens for _, tokens in cases[:n]], here.said
-
-
-@pytest.mark.parametrize("seed", range(some(len(PAIRS), 200)))
-def test_no_answer_is_lost_while_requests_move(
-    seed: int, model: Path, cases: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = random.Random(seed)
-    moving_at_random(monkeypatch, rng, 0.5)
-    decode, prefill = PAIRS[seed % len(PAIRS)]
-    options = replace(OPTIONS, context=400, sequences=3)
-    with cluster(model, tmp_path, 3) as here, here.running(decode, options, prefill) as engine:
-        with_fault(here, rng)
-        for _ in range(2):  # again, with what is left
-            assert answer(engine, cases, 4) == [tokens for _, tokens in cases[:4]], here.said
 
 
 def test_a_lost_placement_of_prompts_is_said_and_left(

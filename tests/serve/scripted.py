@@ -119,7 +119,7 @@ class Scripted:
             "slots": [{"id": n, "is_processing": item} for n, item in enumerate(busy)],
             "waiting": 0, "tokens_per_s": 0.0, "devices": [], "plan": None, "why": "",
             "counters": {"prompt_tokens": 7, "cached_tokens": 3, "generated_tokens": 5, "steps": 5, "preemptions": 0,
-                         "background_preemptions": 0, "migrations": 0},
+                         "background_preemptions": 0},
         }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """The engine thread of an engine process, in this process: what it tells of requests that fail, and what it forgets."""
 
-import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +15,12 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.scheduler import Scheduler
 from edge.prefixes import store
-from edge.serve.apis.metrics import metrics
 from edge.serve.engine.loop import ServingLoop
 from edge.serve.engine.status import Statistics
 from edge.serve.messages import error_json, error_of, generation_json
 from edge.serve.served import Generation
 from edge.speculate.factory import speculation, with_room
 from partition.errors import PlanError
-from tests.support.phases import moving_at_random, phases
 
 CONFIG = EngineConfig(str(MODEL_PATH))
 WAIT_S = 60.0
@@ -115,32 +112,12 @@ def test_passes_and_tokens_are_counted(replies: Replies) -> None:
         loop.end()
         thread.join(WAIT_S)
         engine.resume()
-    none = {"preemptions": 0, "background_preemptions": 0, "migrations": 0}
+    none = {"preemptions": 0, "background_preemptions": 0}
     assert counters == [
         {"prompt_tokens": 70, "cached_tokens": 0, "generated_tokens": 4, "steps": 3 + 3, **none},
         {"prompt_tokens": 90, "cached_tokens": 0, "generated_tokens": 6, "steps": 6 + 2, **none},
     ]
     assert empty == 0
-
-
-def test_moves_between_placements_are_counted(replies: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = EngineOptions(threads=1, context=512, batch=32, sequences=3)
-    moving_at_random(monkeypatch, random.Random(1), 1.0)
-    with (
-        Engine(MODEL_PATH, options) as decode,
-        Engine(MODEL_PATH, options) as prefill,
-        phases(decode, prefill) as both,
-    ):
-        loop = ServingLoop(CONFIG, both.engine, None, replies.send)
-        thread = run(loop)
-        begin(loop, 1, prompt=[5] * 70, max_tokens=40)
-        replies.replies_to(1, "piece")
-        status = loop.ask("status", {})
-        loop.end()
-        thread.join(WAIT_S)
-    moves = loop._scheduler.slots.away.migrations
-    assert status["counters"]["migrations"] == moves > 0
-    assert f'edge_migrations_total{{model="{status["model"]["name"]}"}} {moves}.0' in metrics([status]).decode()
 
 
 def test_what_came_of_drafts_is_told(replies: Replies) -> None:

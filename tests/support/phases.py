@@ -1,13 +1,10 @@
 """An engine that generates beside one that computes prompts, both in this process."""
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
-
-import pytest
 
 from edge.errors import EngineError
 from edge.llm.engine import Engine
@@ -15,7 +12,6 @@ from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.parallel.prefiller import PrefillPlacement
 from edge.parallel.replacements import ReplaceableEngine, Replacements
-from partition.predict.migration import Migration, Pace, PlacementLoad
 from tests.support.helpers import TIMEOUT_S
 
 
@@ -78,13 +74,3 @@ def phases(
         decode.states.prefiller = placement
         replacements = Replacements(decode, another)
         yield Phases(ReplaceableEngine(decode, decode.model, replacements), placement, lost)
-
-
-def moving_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random, often: float = 0.1) -> None:
-    """Let requests move at any moment at which there is room, in so many of them."""
-
-    def saved_s(migration: Migration, source: PlacementLoad, target: PlacementLoad) -> float:
-        return float(target.has_room(migration.n_tokens) and rng.random() < often)
-
-    monkeypatch.setattr(Migration, "saved_s", saved_s)
-    monkeypatch.setattr(Pace, "token_s", 1.0)

@@ -18,7 +18,6 @@ _COUNTERS = (
     ("counters", "steps", "Passes over the weights, including those of prefix warming."),
     ("counters", "preemptions", "Answers that had to wait for others after they began."),
     ("counters", "background_preemptions", "Prefix computations that another request preempted."),
-    ("counters", "migrations", "Moves of answers in the making from one placement of the model to another."),
     ("latency", "gaps", "Gaps between two tokens of an answer."),
     ("latency", "gaps_within", "Gaps within --target-itl."),
     ("latency", "first_tokens", "First tokens of answers."),

@@ -53,14 +53,14 @@ class Arrivals:
         """Return whether the next step should wait, because it would compute only background requests while other
         requests are being prepared."""
         # A scheduler without requests still has events to send.
-        requests = (*scheduler.running, *scheduler.waiting, *scheduler.slots.away.requests)
+        requests = (*scheduler.running, *scheduler.waiting)
         return bool(self._cancelled) and bool(requests) and only_background(requests)
 
     @contextmanager
     def interruptible(self, scheduler: Scheduler, *, is_alone: bool) -> Iterator[None]:
         """Let `expect` stop the step in this block if all its rows are prompts of background requests. The scheduler
         repeats a stopped step later. is_alone: the model runs on this device alone."""
-        engine, requests = self._engine, (*scheduler.running, *scheduler.waiting, *scheduler.slots.away.requests)
+        engine, requests = self._engine, (*scheduler.running, *scheduler.waiting)
         # Several ranks cannot stop a step together. Recurrent layers and drafters cannot undo a part of a step.
         is_simple = is_alone and engine.rollback is None and engine.paging is None
         with self._lock:

@@ -96,7 +96,6 @@ class ServingLoop:
     def _step(self) -> None:
         scheduler, counters = self._scheduler, self._statistics.counters
         passes, preemptions = scheduler.passes, dict(scheduler.preemptions)
-        migrations = scheduler.slots.away.migrations
         began, events = time.monotonic(), list[Event]()
         try:
             with self._jobs.timed(), self._arrivals.interruptible(scheduler, is_alone=self._deployed is None):
@@ -105,7 +104,6 @@ class ServingLoop:
             self._fail(error)
             return
         counters["steps"] += scheduler.passes - passes
-        counters["migrations"] += scheduler.slots.away.migrations - migrations
         for ground, counter in (("foreground", "preemptions"), ("background", "background_preemptions")):
             counters[counter] += scheduler.preemptions[ground] - preemptions[ground]
         self._warming.stepped(events, time.monotonic() - began)
@@ -163,15 +161,12 @@ class ServingLoop:
         """Return the status, as ServedModel.status."""
         slots = [
             {
-                "id": running.slot.sequence if running.slot else -1,
+                "id": running.sequence,
                 "is_processing": True,
                 "prompt_tokens": len(running.request.prompt),
                 "generated_tokens": len(running.continuation.tokens),
             }
-            for running in sorted(
-                (*self._scheduler.running, *self._scheduler.slots.away.requests),
-                key=lambda request: request.slot.sequence if request.slot else -1,
-            )
+            for running in sorted(self._scheduler.running, key=lambda request: request.sequence)
             if running.number in self._requests
         ]
         return {

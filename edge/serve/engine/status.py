@@ -16,7 +16,6 @@ from partition.model.generation import reranks
 
 _COUNTERS = (
     "prompt_tokens", "cached_tokens", "generated_tokens", "steps", "preemptions", "background_preemptions",
-    "migrations",
 )  # fmt: skip
 _RATE_S = 5.0  # window of the tokens per second
 

@@ -133,7 +133,7 @@ function within(words, part, all) {
 const WORDS = {
   prompt_tokens: "tokens of prompts", cached_tokens: "of them kept from before", generated_tokens: "tokens generated",
   steps: "steps", preemptions: "answers put off for others",
-  background_preemptions: "those in the background put off", migrations: "answers that moved to other devices",
+  background_preemptions: "those in the background put off",
   restarts: "restarts of its process",
 };
 

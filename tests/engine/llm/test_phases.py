@@ -22,7 +22,6 @@ from edge.parallel.prefiller import PrefillPlacement
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Speculation
 from partition.plan.plan import Range
-from partition.predict.migration import Pace
 from tests.support.cases import Cases, clear_case, come_and_go, greedy, random_tokens
 from tests.support.deployments import pipeline, stages, tensor
 from tests.support.drafting import always
@@ -42,12 +41,6 @@ PLACEMENTS = [pipeline(1, 1), pipeline(1, 1, 1), tensor(1, 1), stages(2, 1), sta
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic(tmp_path_factory.mktemp("model") / "llama.gguf", "llama", layers=4)
-
-
-@pytest.fixture(autouse=True)
-def nobody_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where answers are generated no pace is known: requests that move by theirs are in test_migrations.py."""
-    monkeypatch.setattr(Pace, "token_s", None)
 
 
 @pytest.fixture
