@@ -43,7 +43,6 @@ ENCODER_PLACES = ("auto", "here")
 
 _OF_SEVERAL = (
     "cut", "shares", "parallel", "save_plan", "transport", "wire", "allreduce", "in_flight", "insecure", "no_local",
-    "groups",
 )  # fmt: skip
 _OF_A_PLAN = ("workers", "no_local", "cut", "shares", "parallel")
 _BESIDE_A_PLAN = ("save_plan", "transport", "wire", "in_flight", "insecure")  # of several devices
@@ -224,7 +223,7 @@ def engine_config(
     lora = {"lora": checked_for(path, args.lora)} if getattr(args, "lora", None) else {}
     return EngineConfig(
         str(path.absolute()),
-        {**engine_values(args), "sequences": sequences, **given_options(args, ("groups", "attention_window")), **lora},
+        {**engine_values(args), "sequences": sequences, **given_options(args, ("attention_window",)), **lora},
         getattr(args, "prefix_cache", 0),
         draft=getattr(args, "draft", None) or draft,
         draft_worker=getattr(args, "draft_worker", None),

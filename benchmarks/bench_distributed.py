@@ -6,13 +6,12 @@
 | speed    | how near do two ranks of one thread come to one process of two threads?                            |
 | unequal  | what is a second device worth that has half or a third of a core, by how the model is shared out?  |
 | pipeline | do two stages with four requests on their way do as much as two processes with a whole model each? |
-| groups   | what are two groups of requests worth to ranks that share every layer 5 ms apart, at 100 Mbit/s?   |
 | load     | how soon does a plan answer whose slices are where they belong?                                    |
 
 Rank 0 is this machine's first core, the worker, a real `edge worker`, its second. All sides of a section are loaded at
 once and are measured in turn; who is first changes from round to round, and a first round is not counted. Ratios are of
-the medians; beside them the least and the largest of any round. `unequal` and `groups` need root. By default on a
-random file of TinyLlama-1.1B's shape at Q4_0. Without FILE, --json prints only JSON.
+the medians; beside them the least and the largest of any round. `unequal` needs root. By default on a random file
+of TinyLlama-1.1B's shape at Q4_0. Without FILE, --json prints only JSON.
 """
 
 from __future__ import annotations
@@ -30,18 +29,14 @@ from benchmarks import distributed_tables
 from benchmarks.harness import EDGE, ROOT, LeftOut, Section, alternate, bench, compared, medians, parser_of
 from benchmarks.lent_device import busy, cpu_group, pin, worker
 from benchmarks.processes import sides
-from devices.lab.config import parse_lab
 from devices.lab.control_group import NoGroups
 from edge.demo import MODEL_PATH
 from edge.models import synth
 from edge.models.synth import SHAPES
-from tests.support.lab import Lab
 
 SIDE = Path(__file__).with_name("distributed_side.py")
 PROMPT, STEPS = 256, 64  # tokens
 REQUESTS, REQUEST_PROMPT, REQUEST_TOKENS = 4, 32, 64
-GROUP_REQUESTS, GROUP_TOKENS = 8, 24
-FAR = {"delay_ms": 5, "bandwidth_mbps": 100}
 LOADS = 5
 OPTIONS = {"threads": 1, "context": 1024, "batch": 512}
 PARTS_OF_A_CORE = (  # and what is asked of shares by measured speed there, beside rank 0 alone
@@ -277,63 +272,6 @@ def steady(stamps: Sequence[Sequence[float]]) -> float:
     return total
 
 
-# --- groups ---
-
-
-def groups(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Two ranks that share every layer over a long link: as many requests in one group, twice as many, and twice as
-    many in two groups."""
-    if not args.tiny and os.geteuid() != 0:
-        raise LeftOut("links between devices need root")
-    rounds, half, tokens = (1, 1, 16) if args.tiny else (args.rounds or 3, GROUP_REQUESTS, GROUP_TOKENS)
-    item, two = args.cores
-    lab: dict[str, Any] = {"device": [{"name": "far", "threads": 1}], "link": [] if args.tiny else [FAR]}
-    cases = {"one group": (half, 1), "one group, twice as many requests": (2 * half, 1), "two groups": (2 * half, 2)}
-    with Lab(parse_lab(lab), folder / "lab") as up, sides({"owner": [item]}, SIDE) as some:
-        plans = {
-            name: some.at(
-                "owner",
-                "deploy",
-                LOAD_S,
-                name=name,
-                model=str(args.model),
-                worker=up.addresses["far"],
-                core=two,
-                options={**OPTIONS, "sequences": requests, "groups": n},
-                insecure=up.shaped,
-            )
-            for name, (requests, n) in cases.items()
-        }
-        steps = {}
-
-        def run(name: str) -> Callable[[], dict[str, float]]:
-            def measure() -> dict[str, float]:
-                target = {"name": name, "requests": cases[name][0], "prompt": 4, "tokens": tokens, "one_each": False}
-                stamps = some.at("owner", "generate", LOAD_S, **target, at=time.monotonic())
-                steps[name] = some.at("owner", "times", name=name)  # of the last round
-                return {"tokens_per_s": steady(stamps)}
-
-            return measure
-
-        result = alternate({name: run(name) for name in cases}, rounds)
-    first, twice, grouped = cases
-    return {
-        "rounds": rounds,
-        "requests": half,
-        "tokens": tokens,
-        "link": None if args.tiny else FAR,
-        "plan": plans[first]["summary"],
-        "median": medians(result),
-        "compared": [
-            *compared(result, grouped, first, {"tokens_per_s": ">= 1.5"}),
-            *compared(result, grouped, twice),
-            *compared(result, twice, first),
-        ],
-        "ranks": steps,
-        "measured": result,
-    }
-
-
 # --- load ---
 
 
@@ -384,7 +322,6 @@ SECTIONS = {
     "speed": Section(speed, distributed_tables.speed),
     "unequal": Section(unequal, distributed_tables.unequal),
     "pipeline": Section(pipeline, distributed_tables.pipeline),
-    "groups": Section(groups, distributed_tables.groups),
     "load": Section(load, distributed_tables.load),
 }
 

@@ -5,7 +5,7 @@
 Devices wait for as long as their profiles say instead of computing, so that sixteen do not compete for two cores;
 processes, links, frames and collectives are real. Half of the settings sleep by presets, half by profiles as a survey
 measures them. Run are the best plans by latency and by throughput and their strongest rivals; in settings with a
-prompt also placements for prompts. Then devices that share every layer compute requests in one group, and in two.
+prompt also placements for prompts.
 
 What two cores do not get done in time would count as the devices' own time. So labs are stretched: devices and links
 take twice as long as they should, or more, and figures are divided by that. Where a process of the lab waited for a
@@ -34,10 +34,8 @@ import psutil
 from benchmarks.harness import ROOT, STDOUT, Section, bench, parser_of, table, write_json
 from benchmarks.sleeping_labs import (
     FAR,
-    GROUPED,
     SETTINGS,
     TINY,
-    TINY_GROUPED,
     Setting,
     lab_of,
     link_kinds,
@@ -53,7 +51,6 @@ MODEL = "tinyllama-1.1b"
 _TIMES = {"first token": "ttft_s", "token": "tpot_s"}
 FIGURES = {"latency": "latency_s", "throughput": "throughput_per_s", "ttft": "ttft_s"}  # of each objective
 LEAST_DEVICES = 4  # of a setting that counts
-N_CASES = 3  # of a setting with groups
 MOST_WAITED = 0.1  # of the time, by any process of the lab for a core; figures of which more waited do not count
 _FEW = 4  # devices: labs of more begin with the second of these, but over far links, which little crosses in a second
 STRETCHES = (2, 4, 8, 16)  # times as slow as its devices and links a lab is, one after the other, until less waited
@@ -100,11 +97,7 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         if args.json != STDOUT:
             write_json(result_of(rows, failed), args.json)
 
-    settings = (
-        [TINY, TINY_GROUPED]
-        if args.tiny
-        else [item for item in (*SETTINGS, *GROUPED) if (args.only or "") in item.name]
-    )
+    settings = [TINY] if args.tiny else [item for item in SETTINGS if (args.only or "") in item.name]
     # Those that do not count last, and before them small ones first: what they leave of the time is for large ones.
     settings.sort(key=lambda setting: (len(setting.devices) < LEAST_DEVICES, len(setting.devices)))
     try:
@@ -135,17 +128,16 @@ def first_stretch(setting: Setting) -> int:
 
 def result_of(rows: dict[str, dict[str, Any]], failed: dict[str, str]) -> dict[str, Any]:
     """Return all figures that there are."""
-    plans, groups = ([row for row in rows.values() if kind in row] for kind in ("plans", "cases"))
-    totals = summary(plans, groups) if rows else None
-    return {"settings": plans, "summary": totals, "groups": groups, "failed": dict(failed)}
+    settings = list(rows.values())
+    return {"settings": settings, "summary": summary(settings) if rows else None, "failed": dict(failed)}
 
 
 def waited_of(row: dict[str, Any]) -> float:
     """Return the largest part of the time that a process of the lab waited for this machine's cores."""
     return max(
         part
-        for case in row["cases" if "cases" in row else "plans"]
-        for name, part in case["waited"].items()
+        for plan in row["plans"]
+        for name, part in plan["waited"].items()
         if name != "ttft_s"  # whose ranks are at work at once: what one waits for cores the others do not wait for
     )
 
@@ -165,10 +157,9 @@ def better(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 def measured(
     setting: Setting, model: Path, tiny: bool, requests: int, stretch: float, seconds: float
 ) -> dict[str, Any]:
-    """One setting in a lab where everything takes `stretch` times as long, the same for devices and links, so that the
-    processor is wanted more seldom: every plan that was run, or one plan with its requests in one group and in two.
-    Figures are given as of a lab that was not stretched. requests: that come at random to each plan. seconds: after
-    which no plan is begun."""
+    """Measure the plans of one setting in a lab in which devices and links take `stretch` times as long, so that the
+    processes compete less for the processor. Return the figures of a lab that is not stretched. requests: number of
+    requests that come at random to each plan. seconds: time after which no further plan begins."""
     from devices.lab.config import parse_lab
     from tests.support.lab import Lab
 
@@ -180,7 +171,6 @@ def measured(
             "model": str(model),
             "tiny": tiny,
             "requests": requests,
-            "in_groups": setting in (*GROUPED, TINY_GROUPED),
             "prompt": setting.prompt,
             "profiles": profiles,
             "names": names,
@@ -208,10 +198,9 @@ def measured(
                 print(f"{setting.name}: {error}"[-200:], file=sys.stderr)  # what was measured before counts
             figures.seek(0)
             lines = [json.loads(line) for line in figures]
-    kind = "cases" if target["in_groups"] else "plans"
     if len(lines) < 2:
         raise RuntimeError("no plan was measured")
-    row = unstretched({**lines[0], kind: lines[1:]}, stretch)
+    row = unstretched({**lines[0], "plans": lines[1:]}, stretch)
     of_setting = {"name": setting.name, "devices": setting.devices, "link": dict(setting.link)}
     return {**of_setting, "again": [], "tried": stretch, **row}
 
@@ -227,13 +216,10 @@ def unstretched(result: dict[str, Any], stretch: float) -> dict[str, Any]:
             for name in _TIMES.values():
                 for spread in served[name].values():
                     spread.update({part: seconds / stretch for part, seconds in spread.items()})
-    for case in result.get("cases", []):
-        for name in ("measured_per_s", "predicted_per_s"):
-            case[name] *= stretch
     return {**result, "stretch": stretch}
 
 
-def summary(rows: list[dict[str, Any]], groups: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Errors of all predictions, and how far the plan that was chosen is from the best measured of its setting."""
     errors: dict[str, list[float]] = {}
     behind: dict[str, list[float]] = {}
@@ -251,18 +237,11 @@ def summary(rows: list[dict[str, Any]], groups: list[dict[str, Any]]) -> dict[st
             costs = {plan["key"]: plan["measured"][name] ** sign for plan in row["plans"] if counts(plan, name)}
             if key in costs and len(costs) > 1:
                 behind.setdefault(axis, []).append(costs[key] / min(costs.values()))
-    several = [row for row in groups if len(row["devices"]) >= LEAST_DEVICES]
-    for row in several:
-        for case in row["cases"]:
-            if case["waited"]["throughput_per_s"] > MOST_WAITED:
-                rejected += 1
-                continue
-            errors.setdefault("throughput_per_s", []).append(abs(case["measured_per_s"] / case["predicted_per_s"] - 1))
     return {
-        "settings": len(rows) + len(several),
-        "again": sum(len(row["again"]) for row in (*rows, *several)),
+        "settings": len(rows),
+        "again": sum(len(row["again"]) for row in rows),
         "rejected": rejected,
-        "plans": sum(len(row["plans"]) for row in rows) + sum(len(row["cases"]) for row in several),
+        "plans": sum(len(row["plans"]) for row in rows),
         "errors": {name: median_and_worst(values) for name, values in errors.items()},
         "chosen_over_best": {axis: median_and_worst(values) for axis, values in behind.items()},
     }
@@ -280,7 +259,7 @@ def median_and_worst(values: list[float]) -> dict[str, float]:
 
 def text(r: dict[str, Any]) -> str:
     """The result as Markdown."""
-    texts = ([text_of_plans(r)] if r["settings"] else []) + ([text_of_groups(r["groups"])] if r["groups"] else [])
+    texts = [text_of_plans(r)] if r["settings"] else []
     if r["failed"]:
         texts.append("Without figures: " + "; ".join(f"{name} ({error})" for name, error in r["failed"].items()))
     return "\n\n".join([*texts, last_line(r["summary"])])
@@ -302,20 +281,6 @@ def last_line(totals: dict[str, Any] | None) -> str:
         for axis, ratios in totals["chosen_over_best"].items()
     ]
     return f"Summary: {totals['settings']} settings; " + "; ".join([*parts, f"{totals['rejected']} figures rejected."])
-
-
-def text_of_groups(rows: list[dict[str, Any]]) -> str:
-    """Tokens a second of each setting with one group and with two."""
-    lines = []
-    for row in rows:
-        if len(row["cases"]) < N_CASES:  # there was no time for all
-            continue
-        few, many, two = row["cases"]
-        rates = [f"{case['measured_per_s']:.2f} ({case['predicted_per_s']:.2f})" for case in (few, many, two)]
-        gains = [two["measured_per_s"] / case["measured_per_s"] for case in (few, many)]
-        lines.append([row["name"], str(few["requests"]), *rates, *(f"{gain:.2f}" for gain in gains)])
-    columns = ["tokens/s (predicted) of n requests", "of 2 n in one group", "in two", "of n", "of 2 n in one"]
-    return table(["setting", "n", *columns], lines)
 
 
 def text_of_plans(r: dict[str, Any]) -> str:

@@ -62,21 +62,6 @@ def pipeline(r: Mapping[str, Any]) -> str:
     )
 
 
-def groups(r: Mapping[str, Any]) -> str:
-    """The result as Markdown."""
-    link = r["link"] or {"delay_ms": 0, "bandwidth_mbps": "any"}
-    return "\n\n".join(
-        [
-            f"{r['requests']} requests in a group, {r['tokens']} tokens each, {r['rounds']} rounds; the devices are"
-            f" {link['delay_ms']} ms apart, at {link['bandwidth_mbps']} Mbit/s.",
-            table(["", "tokens/s"], [[side, f"{item['tokens_per_s']:.2f}"] for side, item in r["median"].items()]),
-            _ratios(r["compared"]),
-            _ranks(r["ranks"]),
-            f"```\n{r['plan']}\n```",
-        ]
-    )
-
-
 def load(r: Mapping[str, Any]) -> str:
     """The result as Markdown."""
     lines = [

@@ -78,19 +78,7 @@ SETTINGS = (
     Setting("16 Pi 4, fours", equal(16, "pi4"), FAR, 4, CABLE),
     Setting("16 measured, Wi-Fi", equal(16, 8.0), WIFI),
 )
-# Devices that share every layer, for groups of requests.
-GROUPED = (
-    Setting("4 Pi 5, 5 ms, two groups", equal(4, "pi5"), {"delay_ms": 5, "bandwidth_mbps": 1000}),
-    Setting("4 measured, 5 ms, two groups", equal(4, 2.0), {"delay_ms": 5, "bandwidth_mbps": 500}),
-    Setting("2 Pi 5, 5 ms, 1 Gbit/s", equal(2, "pi5"), {"delay_ms": 5, "bandwidth_mbps": 1000}),
-    Setting("2 Pi 5, 5 ms, 100 Mbit/s", equal(2, "pi5"), {"delay_ms": 5, "bandwidth_mbps": 100}),
-    Setting("2 mini PCs, 5 ms, 1 Gbit/s", equal(2, "mini-pc"), {"delay_ms": 5, "bandwidth_mbps": 1000}),
-    Setting("2 mini PCs, 5 ms, 100 Mbit/s", equal(2, "mini-pc"), {"delay_ms": 5, "bandwidth_mbps": 100}),
-    # The planner chooses two groups there by itself. Sums of both cross at once.
-    Setting("4 Pi 5, LAN, two groups", equal(4, "pi5"), LAN, stretch=4),
-)
 TINY = Setting("two on loopback", ("pi5", 1.0), {})
-TINY_GROUPED = replace(TINY, name="two on loopback, two groups")
 
 
 def profiles_of(setting: Setting, model: Path, stretch: float = 1.0) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +23,7 @@ import pytest
 from benchmarks.core_waits import CoreWaits, first_of
 from devices.catalog import CATALOG
 from devices.sleeping import run_first
-from edge.cluster.deployment import Deployment, Exchange
+from edge.cluster.deployment import Exchange
 from edge.cluster.fleet import Fleet
 from edge.deployment.deploy import deploy
 from edge.llm.continuation import Request
@@ -43,11 +42,9 @@ from edge.survey.profile import ClusterProfile
 from edge.survey.survey import Devices, survey
 from edge.tasks import CancelScope
 from partition.errors import PlanError
-from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
-from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.presets import PartSizes, preset_speed
 from partition.predict.speeds import DeviceSpeed, Links, speed_of
@@ -58,13 +55,11 @@ from partition.simulate.arrivals import Arrivals, poisson
 from partition.simulate.result import Spread
 from partition.simulate.simulate import simulate
 from partition.simulate.times import capacity_per_s
-from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from tests.support.measuring import measure_briefly
 
 CONTEXT, PROMPT, DEPTH, REQUESTS = 128, 8, 8, 4
 TOKENS, LOAD = 16, 0.7  # of an answer; part of the capacity that requests come at
-GROUP_CONTEXT, GROUP_REQUESTS = 1024, 8
 AXES = ("latency", "throughput")
 _FIRST_TOKENS = 2  # measured of each plan
 _NEAR = 1.2  # times the best by an objective: what is slower in all of them is no rival
@@ -93,10 +88,6 @@ def run(target: dict[str, Any]) -> Iterator[dict[str, Any]]:
     links = measured_links(target["workers"], target["kinds"], target["pairs"], speeds)
     space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), PlanOptions(threads=1))
     waits = CoreWaits(lambda: first_of(target["supervisor"]), time.perf_counter)
-    if target["in_groups"]:
-        yield {"links": link_figures(links)}
-        yield from in_groups(space, target, waits)
-        return
     points = rivals(space, phases=target["prompt"] > 0)
     axes = axes_of(target)
     chosen = {axis: min(points, key=lambda point: cost_of(point, axis)) for axis in axes}
@@ -302,29 +293,6 @@ def token_times(engine: TextEngine, microbatches: int, arrivals: Arrivals) -> li
                 if event.token_id is not None:
                     times[event.request].append(time.perf_counter() - began)
     return list(times.values())
-
-
-def in_groups(space: LlmSpace, target: dict[str, Any], waits: CoreWaits) -> Iterator[dict[str, Any]]:
-    """Run a plan in which all devices share every layer: requests in one group, twice as many, and these in two groups.
-    Yield tokens a second, measured and predicted."""
-    half = 2 if target["tiny"] else GROUP_REQUESTS
-    plan = make_plan(limits(space.file), "model", "", [LOCAL, *target["workers"]], "tensor")
-    speed_by_device = {speed.device: speed for speed in space.known.speeds}
-    with Fleet(target["workers"], insecure=True) as fleet:
-        for requests, groups in ((half, 1), (2 * half, 1), (2 * half, 2)):
-            options = EngineOptions(context=GROUP_CONTEXT, sequences=requests, groups=groups, threads=1)
-            with Deployment(fleet, plan, space.file, options, Exchange("tcp")) as deployment:
-                engine = deployment.engine
-                throughput_per_s, waited = waits.during(partial(steady_per_s, engine, requests, DEPTH))
-            work = work_of(space.file, context=GROUP_CONTEXT, concurrency=requests, prompt=PROMPT, depth=DEPTH)
-            predicted = predict(replace(plan, microbatches=groups), work, speed_by_device, space.known.links)
-            yield {
-                "requests": requests,
-                "groups": groups,
-                "measured_per_s": throughput_per_s,
-                "predicted_per_s": predicted.throughput_per_s,
-                "waited": {"throughput_per_s": waited},
-            }
 
 
 def link_figures(links: Links) -> dict[str, float]:

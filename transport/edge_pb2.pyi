@@ -37,7 +37,7 @@ class Description(_message.Message):
     clock_s: float
     leaving: bool
     sleeps: bool
-    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: _Optional[bool] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., clock_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., sleeps: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., clock_s: _Optional[float] = ..., leaving: bool = ..., sleeps: bool = ...) -> None: ...
 
 class DeviceProfile(_message.Message):
     __slots__ = ("name", "system", "machine", "cpu", "cores_physical", "cores_logical", "threads", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "memory_limit_bytes", "gpu", "battery_percent", "plugged", "temperature_c", "python", "runtime", "llama_cpp", "host")
@@ -79,7 +79,7 @@ class DeviceProfile(_message.Message):
     runtime: str
     llama_cpp: str
     host: str
-    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: _Optional[bool] = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: bool = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid", "share_bytes", "least_bytes", "most_bytes", "use")
@@ -181,7 +181,7 @@ class Open(_message.Message):
     send_timeout_s: float
     affinity: _containers.RepeatedScalarFieldContainer[int]
     streams: bool
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ..., streams: _Optional[bool] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ..., streams: bool = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "tcp_port", "pid", "addresses")
@@ -278,7 +278,7 @@ class Encoder(_message.Message):
     def __init__(self, text_model: _Optional[str] = ..., text_model_bytes: _Optional[int] = ..., text_model_path: _Optional[str] = ...) -> None: ...
 
 class EngineOptions(_message.Message):
-    __slots__ = ("context", "batch", "sequences", "outputs", "threads", "gpu_layers", "repack", "flash_attention", "kv_type", "memory", "reserved", "window", "io_threads", "io_chunk", "verify", "groups", "rollback")
+    __slots__ = ("context", "batch", "sequences", "outputs", "threads", "gpu_layers", "repack", "flash_attention", "kv_type", "memory", "reserved", "window", "io_threads", "io_chunk", "verify", "rollback")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -294,7 +294,6 @@ class EngineOptions(_message.Message):
     IO_THREADS_FIELD_NUMBER: _ClassVar[int]
     IO_CHUNK_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
-    GROUPS_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     context: int
     batch: int
@@ -311,9 +310,8 @@ class EngineOptions(_message.Message):
     io_threads: int
     io_chunk: int
     verify: bool
-    groups: int
     rollback: int
-    def __init__(self, context: _Optional[int] = ..., batch: _Optional[int] = ..., sequences: _Optional[int] = ..., outputs: _Optional[int] = ..., threads: _Optional[int] = ..., gpu_layers: _Optional[int] = ..., repack: _Optional[bool] = ..., flash_attention: _Optional[str] = ..., kv_type: _Optional[str] = ..., memory: _Optional[int] = ..., reserved: _Optional[int] = ..., window: _Optional[int] = ..., io_threads: _Optional[int] = ..., io_chunk: _Optional[int] = ..., verify: _Optional[bool] = ..., groups: _Optional[int] = ..., rollback: _Optional[int] = ...) -> None: ...
+    def __init__(self, context: _Optional[int] = ..., batch: _Optional[int] = ..., sequences: _Optional[int] = ..., outputs: _Optional[int] = ..., threads: _Optional[int] = ..., gpu_layers: _Optional[int] = ..., repack: bool = ..., flash_attention: _Optional[str] = ..., kv_type: _Optional[str] = ..., memory: _Optional[int] = ..., reserved: _Optional[int] = ..., window: _Optional[int] = ..., io_threads: _Optional[int] = ..., io_chunk: _Optional[int] = ..., verify: bool = ..., rollback: _Optional[int] = ...) -> None: ...
 
 class Stage(_message.Message):
     __slots__ = ("takes", "gives", "threads", "provider")
@@ -335,7 +333,7 @@ class Boundary(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
     inner: bool
     passed: int
-    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., inner: _Optional[bool] = ..., passed: _Optional[int] = ...) -> None: ...
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., inner: bool = ..., passed: _Optional[int] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "type", "shape", "open", "any_rank")
@@ -349,7 +347,7 @@ class Tensor(_message.Message):
     shape: _containers.RepeatedScalarFieldContainer[int]
     open: _containers.RepeatedScalarFieldContainer[int]
     any_rank: bool
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[int]] = ..., any_rank: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[int]] = ..., any_rank: bool = ...) -> None: ...
 
 class Loading(_message.Message):
     __slots__ = ("fraction",)
@@ -467,7 +465,7 @@ class Time(_message.Message):
     depth: int
     disk: bool
     other_bytes: int
-    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: _Optional[bool] = ..., other_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: bool = ..., other_bytes: _Optional[int] = ...) -> None: ...
 
 class Timed(_message.Message):
     __slots__ = ("step_s", "run_s", "disk_bytes_per_s", "busy")
@@ -485,7 +483,7 @@ class Alive(_message.Message):
     __slots__ = ("leaving",)
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     leaving: bool
-    def __init__(self, leaving: _Optional[bool] = ...) -> None: ...
+    def __init__(self, leaving: bool = ...) -> None: ...
 
 class MemoryShare(_message.Message):
     __slots__ = ("bytes", "coming", "number", "answers", "refused")
@@ -499,7 +497,7 @@ class MemoryShare(_message.Message):
     number: int
     answers: bool
     refused: str
-    def __init__(self, bytes: _Optional[int] = ..., coming: _Optional[int] = ..., number: _Optional[int] = ..., answers: _Optional[bool] = ..., refused: _Optional[str] = ...) -> None: ...
+    def __init__(self, bytes: _Optional[int] = ..., coming: _Optional[int] = ..., number: _Optional[int] = ..., answers: bool = ..., refused: _Optional[str] = ...) -> None: ...
 
 class MemoryClaim(_message.Message):
     __slots__ = ("least", "most")

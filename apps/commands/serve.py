@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 HELP = "Serve models by the APIs of OpenAI, Anthropic and Ollama, with a page to talk to them."
 
 PORT, REQUESTS, QUEUE = 8080, 8, 256
-MAX_REQUESTS, MAX_QUEUE, MAX_GROUPS = 255, 1 << 16, 2
+MAX_REQUESTS, MAX_QUEUE = 255, 1 << 16
 MOST_TARGET_MS = 600_000
 MOST_IDLE_MINUTES = 525_600
 WARMING_S = 360.0  # of an hour
@@ -78,8 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--tls-key FILE", "the certificate's key, PEM, not encrypted", Path)
     words = f"that are answered at once by each model (default: {REQUESTS}; with --reproducible 1)"
     option(group, "--requests N", words, units.whole(1, MAX_REQUESTS))
-    words = "groups of requests that devices which share every layer compute by turns (default: as planned)"
-    option(group, "--groups N", words, units.whole(1, MAX_GROUPS))
     target = units.between(1, MOST_TARGET_MS)
     words = "between two tokens of an answer, milliseconds: prompts beside it come in parts that keep to that"
     option(group, "--target-itl MS", words, target)
@@ -121,11 +119,6 @@ def run(args: argparse.Namespace) -> int:
     if args.reproducible and args.prefix_warming:
         raise UsageError("--prefix-warming: with --reproducible no prompt uses what was computed before; leave one out")
     args.requests = args.requests or (1 if args.reproducible else REQUESTS)
-    if (args.groups or 1) > args.requests:
-        raise UsageError(
-            f"--requests {args.requests}: {args.groups} groups need {args.groups} requests or more at once; leave out"
-            " --groups, or answer more"
-        )
     if args.requests == 1:
         refuse(args, TARGETS, "is about prompts beside answers, and one request is answered at a time; leave it out")
     targets = {f"{name}_ms": value for name, value in given_options(args, TARGETS).items()}

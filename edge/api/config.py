@@ -126,8 +126,6 @@ class EngineConfig:
         draft = self.drafts(steps)
         options = self.engine_options(draft)
         if self.workers or self.plan is not None:
-            if draft != "off":  # requests of two groups have no drafts together
-                options = replace(options, groups=options.groups or 1)
             with self.deployed(options, steps, resumes=resumes) as model:
                 yield LoadedModel(model.engine, model, draft)
         else:

@@ -12,18 +12,17 @@ from devices.probe import default_threads
 from edge.adapters.file import CheckedAdapter
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.model_slices import FileSlice, ModelSlices
-from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room, groups_of, shared_rollback
+from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room, shared_rollback
 from edge.cluster.rank_group import DEADLINES, RankGroup
 from edge.cluster.session import EngineSession
-from edge.errors import EdgeError, EngineError, SliceError
+from edge.errors import EdgeError, SliceError
 from edge.llama import llama
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import name_histories, rank_key, seal
 from edge.llm.states import held_bytes
 from edge.net.rendezvous import TRANSPORTS
 from edge.parallel.engine import DistributedEngine
-from edge.parallel.grouped import GroupedEngine
-from edge.parallel.shard import Shard, load_shards
+from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.prefixes.keys import cache_key
 from edge.slices.local import OwnSlices
@@ -150,13 +149,6 @@ class Deployment(RankGroup):
         shape = ModelShape.from_gguf(file)
         if options.gpu_memory is None:
             options = replace(options, memory=options.memory or plan.shard(0).memory)
-        sequences, groups = options.sequences, groups_of(plan, options)
-        if groups > sequences:
-            raise EngineError(
-                f"{groups} groups need as many sequences, and there is {sequences}: leave groups out, or let several"
-                " requests run at once"
-            )
-        options = replace(options, groups=groups, sequences=-(-sequences // groups))
         options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
         adapters = self._adapters
         if adapters is None:
@@ -184,22 +176,18 @@ class Deployment(RankGroup):
             for rank, n_bytes in zip(ranks, results(loading, also_watched=(own,)), strict=True):
                 address = plan.shard(rank).device
                 self.memory_bytes[address] = self.memory_bytes.get(address, 0) + n_bytes
-            model, shards = own.result()
+            model, shard = own.result()
         for session in self._sessions:
             session.tell(pb.Command(run=pb.Run(wire=exchange.wire, algorithm=exchange.algorithm)))
-        engines = [
-            DistributedEngine(
-                file, model, plan, shard, lane, exchange.algorithm, WIRES[exchange.wire], options.outputs,
-                self._explained, links, adapters,
-            )
-            for shard, lane in zip(shards, group.lanes(groups) if groups > 1 else [group], strict=True)
-        ]  # fmt: skip
-        self.engine = engines[0] if groups == 1 else GroupedEngine(engines, sequences)
+        self.engine = DistributedEngine(
+            file, model, plan, shard, group, exchange.algorithm, WIRES[exchange.wire], options.outputs,
+            self._explained, links, adapters,
+        )  # fmt: skip
         self._closing.then(partial(self._end, group))
 
     def _load_here(
         self, slices: Sequence[FileSlice], options: EngineOptions, total: AggregateProgress
-    ) -> tuple[llama.Model, list[Shard]]:
+    ) -> tuple[llama.Model, Shard]:
         """The vocabulary and rank 0's slices, in this process; none: it holds no layer. One after the other, as
         llama.cpp says what is wrong with a model for all of a process."""
         model = self._vocabulary
@@ -216,7 +204,7 @@ class Deployment(RankGroup):
             self._closing.then(shard.close)
             if options.prefixes is not None:
                 name_histories(shard.engine.states, self._prefix_key)
-            return model, [shard]
+            return model, shard
         recipe, digest = slices[0].recipe, self._digest(slices[0], total)
         with total.part(recipe.n_bytes) as cut:
             path = self._closing.enter(self._own_slices.use(recipe, self._file.path, digest, cut))
@@ -224,18 +212,15 @@ class Deployment(RankGroup):
             weights_bytes = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
             own = replace(own, reserved=own.reserved + weights_bytes)
         with total.part(recipe.n_bytes) as loaded:
-            shards = load_shards(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
-            for shard in shards:
-                self._closing.then(shard.close)
+            shard = Shard(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
+            self._closing.then(shard.close)
         if options.prefixes is not None:
-            states = shards[0].engine.states
+            states = shard.engine.states
             name_histories(states, self._prefix_key)
             own_key = rank_key(self._prefix_key, digest)
             prefixes = options.prefixes
             seal(states, prefixes.folder, prefixes.max_bytes, own_key, weights_bytes if own.memory else None)
-            for shard in shards[1:]:
-                shard.engine.states.share(states)
-        return model, shards
+        return model, shard
 
     def _digest(self, part: FileSlice, total: AggregateProgress) -> str:
         """Return a slice's digest, for which it may have to be cut once."""
@@ -294,9 +279,6 @@ class Deployment(RankGroup):
         for link in group.links.values():
             link.deadlines = replace(link.deadlines, send_timeout_s=_AT_ONCE_S)
         self.engine.end()
-        if isinstance(self.engine, GroupedEngine):  # its threads must end before slices are freed
-            group.close()
-            self.engine.wait()
 
 
 _OF_A_DEVICE = frozenset(

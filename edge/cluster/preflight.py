@@ -76,7 +76,7 @@ def shared_rollback(
         free = max(0, have - used - LEAST_PROCESS_BYTES) // 2  # the other half is for compute buffers
         layers = sum(len(plan.slice(rank).layers) for rank in ranks)
         budget = max(1, min(have, ROLLBACK_PART * free))
-        rollback = affordable(rollback, file, budget, groups_of(plan, options) * layers)
+        rollback = affordable(rollback, file, budget, layers)
     return rollback
 
 
@@ -134,11 +134,4 @@ def kv_bytes(plan: Plan, rank: int, shape: ModelShape, options: EngineOptions) -
         heads_kv = shape.n_heads_kv[layer]
         own = len(kv_heads(cut.heads, plan.sizes.heads, heads_kv)) if cut.heads else heads_kv
         total += shape.kv_layer_bytes(layer, context, kv.keys, kv.values) * own // max(1, heads_kv)
-    return groups_of(plan, options) * total
-
-
-def groups_of(plan: Plan, options: EngineOptions) -> int:
-    """Groups of sequences that the ranks of a plan compute by turns, each with a KV cache of its own: where all of them
-    share every layer those of the options, or else of the plan, as many as there are sequences for; otherwise 1."""
-    shared = len(plan.stages) == 1 and plan.world_size > 1
-    return options.groups if shared and options.groups else min(plan.turns, options.sequences)
+    return total

@@ -87,8 +87,7 @@ def deploy(
         single = alone(file.path, options, plan, steps)
         return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
     if options.least_memory is not None:  # each rank changes its size alone: blocks on disk would be of several sizes
-        options = replace(options, prefixes=None, groups=options.groups or 1)
-        choice = replace(choice, options=replace(choice.options, groups=options.groups))
+        options = replace(options, prefixes=None)
     with ExitStack() as stack:
         building = LlmBuilding(file, digest, options, exchange, steps.say, choice.encoder)
         stack.callback(building.close)
@@ -261,9 +260,8 @@ class LlmBuilding(Building[Plan, TextEngine]):
         """Load the placement of prompts, with the context of the engine that generates."""
         assert plan.prefill is not None
         options = replace(
-            self._options, context=engine.context, batch=engine.batch, outputs=None, draft_rows=0, prefixes=None,
-            groups=1,
-        )  # fmt: skip
+            self._options, context=engine.context, batch=engine.batch, outputs=None, draft_rows=0, prefixes=None
+        )
         prefill, ranks = self._load_placement(fleet, plan.prefill, options, life, steps, leaves_at_once=True)
 
         def lost(error: Exception) -> None:

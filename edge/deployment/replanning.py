@@ -21,8 +21,7 @@ from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import is_busy, reason
 from partition.search.phases import paired, prefill_reason
-from partition.search.planner import Placed, Planner
-from partition.search.turns import as_run, better_by_turns
+from partition.search.planner import Placed, Planner, with_microbatches
 from quant.gguf.file import GgufFile
 
 
@@ -36,7 +35,6 @@ class Replanner(Deciding[Plan]):
         assert isinstance(choice.plan, Plan)
         self._first, self._file, self._digest = by_device(choice.plan), file, digest
         self._objective, self._limits, self._encoder = choice.objective, choice.limits, choice.encoder
-        self._takes_turns = choice.options.groups != 1
         self.planner = None if choice.planner is None else _without_estimates(choice.planner)
         self.shunned: set[str] = set()  # workers that could not do their part
 
@@ -82,12 +80,11 @@ class Replanner(Deciding[Plan]):
                     raise
             else:
                 break
-        return by_device(as_run(placed.plan, placed.microbatches, planner.work.concurrency)), why
+        return by_device(with_microbatches(placed.plan, placed.microbatches, planner.work.concurrency)), why
 
     def _placed(self, planner: Planner, limits: Mapping[str, float]) -> tuple[Placed, str]:
         """Return the best plan within limits, and why. One that was made with a placement for prompts keeps one, where
-        it pays on the devices that are left, or alone keeps to the limits; another has two groups of requests where
-        that is faster. PlanError where nothing fits."""
+        it pays on the devices that are left, or alone keeps to the limits. PlanError where nothing fits."""
         plain, why, refused = None, "", None
         try:
             plain, why = chosen(planner, self._objective, limits)
@@ -98,8 +95,7 @@ class Replanner(Deciding[Plan]):
             if plain is None:
                 assert refused is not None
                 raise refused
-            two = better_by_turns(planner, plain, self._objective, limits) if self._takes_turns else None
-            return (plain, why) if two is None else (two[0], f"{why}; {two[1]}")
+            return plain, why
         if plain is None or pair.plan.placements[0] != plain.plan:
             why = reason(planner, pair, self._objective, limits)
         return pair, f"{why}; {prefill_reason(planner, pair)}"

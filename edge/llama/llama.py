@@ -223,7 +223,6 @@ class ContextSizes:
     sequences: int = 1
     outputs: int = 1  # rows of one decode that may give logits; llama.cpp reserves a vocabulary for each
     flash_attention: str = "auto"
-    contexts: int = 1  # of these sizes, over one model
     predicts: bool = False  # it computes the first of the model's `predictors`, and no other layer
     adapter_bytes: tuple[int, ...] = ()  # of their matrices by layer, and of those in none
     adapter_row_bytes: int = 0  # that a row of a decode takes for what adapters compute, beside what llama.cpp says

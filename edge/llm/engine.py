@@ -30,7 +30,7 @@ from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
 from edge.multimodal.placing import PlacedRows
 from edge.paging.load import load_within
-from edge.paging.mapped import ModelInMemory, another_context, load_mapped
+from edge.paging.mapped import ModelInMemory, load_mapped
 from edge.paging.memory import LoadRequest, MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.tasks import SILENT, Steps
@@ -55,13 +55,11 @@ class ModelRunner(Closing):
         accounted: Accounted | None = None,
         *,
         embeddings: bool = False,
-        sharing: ModelRunner | None = None,
     ) -> None:
         """Check, account, load. ModelFileError, NotEnoughMemory, WeightsError or EngineError say what is wrong.
 
         progress is called with the fraction of the weights loaded. embeddings: batches bring hidden states, not tokens.
-        accounted: called with what a budget is used for, before weights are loaded. sharing: a runner of the same model
-        with the same options, whose weights this one shares; it has to be closed after this one.
+        accounted: called with what a budget is used for, before weights are loaded.
         """
         self.path = Path(path)
         self.file = GgufFile.open(path)
@@ -84,7 +82,6 @@ class ModelRunner(Closing):
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
             **adapter_sizes(self.adapters.files, self.shape.n_layers),
-            contexts=(options.groups or 1) if embeddings else 1,  # a model that is alone has no sums to wait for
             # Ranks have agreed on it (`shared_rollback`), whatever memory each has.
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.sure_memory),
         )
@@ -92,15 +89,11 @@ class ModelRunner(Closing):
         self.attention_window = options.attention_window
         n_embd = self.shape.n_embd if embeddings else 0
         new_batch = partial(llama.Batch, n_embd=n_embd, as_tokens=takes_tokens(self.file.architecture))
-        if sharing is None:
-            request = LoadRequest(
-                self.file, self.shape, sizes, self.threads, self.adapters.files, options.repack, self._generates,
-                new_batch, hooks, progress,
-            )  # fmt: skip
-            loaded = self._load(request, options, accounted, embeddings=embeddings)
-        else:
-            loaded = another_context(sharing._loaded, self.threads, hooks)
-        self._loaded: ModelInMemory = loaded
+        request = LoadRequest(
+            self.file, self.shape, sizes, self.threads, self.adapters.files, options.repack, self._generates,
+            new_batch, hooks, progress,
+        )  # fmt: skip
+        self._loaded = loaded = self._load(request, options, accounted, embeddings=embeddings)
         self.model, self._context = loaded.model, loaded.context
         self.adapters.context = self._context
         self.hidden = HiddenRows(self._context)
@@ -207,7 +200,7 @@ class ModelRunner(Closing):
 class Engine(PlacedRows, ModelRunner, DecodesBySteps):
     """A model ready to decode tokens. `close()` frees it; it is also a context manager."""
 
-    stages = groups = contexts = 1
+    stages = groups = 1
     logits_cross = False
     listener: HiddenListener | None = None
 

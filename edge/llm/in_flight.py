@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -107,18 +107,14 @@ def logits_request(rows: Sequence[Rows]) -> LogitsRequest:
 class Step:
     """A step in flight."""
 
-    rows: list[Rows]  # those that give logits; none in a part of a prompt that has a group to itself
-    began: float  # by the clock of the budget
-    n_rows: int  # in all, of prompts as well
+    rows: list[Rows]  # the rows that give logits; never empty
     windows: int = 0  # that were to be in flight with it; 0: nothing was drafted, so nothing is to be learned of it
     follows_cancelled: bool = False  # whose logits come before its own
-    group: int = 0  # of sequences, whose rows it has
-    prompt_rows: int = 0  # of its rows, those of prompts
 
     @property
     def is_cancelled(self) -> bool:
         """True if nobody waits for its logits, which it has."""
-        return bool(self.rows) and all(rows.cancelled for rows in self.rows)
+        return all(rows.cancelled for rows in self.rows)
 
 
 class InFlight:
@@ -135,11 +131,8 @@ class InFlight:
 
     def follow(self, engine: TextEngine) -> None:
         """Have answers form groups, and so many steps in flight, as this engine takes."""
-        # Sequences that have contexts of their own form no other groups.
-        self._budget.groups = 1 if engine.contexts > 1 else self._microbatches or engine.groups
-        self._budget.turns = max(self._budget.groups, engine.contexts)
-        # A single stage has one step at a time, in each of the engine's contexts.
-        self.most = self._budget.groups if engine.stages > 1 else engine.contexts
+        self._budget.groups = self._microbatches or engine.groups
+        self.most = self._budget.groups if engine.stages > 1 else 1  # a single stage computes one step at a time
 
     @property
     def awaited(self) -> list[Step]:
@@ -150,17 +143,6 @@ class InFlight:
     def n_requests(self) -> int:
         """Requests that wait for logits, once for each step."""
         return sum(not rows.cancelled for step in self.steps for rows in step.rows) if self.steps else 0
-
-    def has(self, group: int) -> bool:
-        """Return whether a step of a group of sequences is in flight."""
-        return group in [step.group for step in self.steps]
-
-    def of_free_group(self, ready: Iterable[Running]) -> list[Running]:
-        """Return the requests that a step may have: those of one group of sequences, which has no step in flight."""
-        busy = {step.group for step in self.steps}
-        groups = {running: running.slot.group for running in ready if running.slot is not None}
-        free = next((group for group in groups.values() if group not in busy), None)
-        return [running for running, group in groups.items() if group == free]
 
     @property
     def has_windows(self) -> bool:
@@ -183,10 +165,8 @@ class InFlight:
         """Submit rows in a step, of requests with the same adapters: those that wait for its logits now, and did not
         before. windows: as in `Step`. The errors of the engine."""
         giving, whole = [own for own in rows if own.logits], batch(rows)
-        prompts = prompt_rows(rows)
         # Where logits are on this device all are there, and masks would be made for nothing.
         top, masks = logits_request(giving) if engine.logits_cross else LogitsRequest()
-        began, in_groups = self._budget.clock(), engine.contexts > 1
         try:
             engine.submit(*whole, top=top, masks=masks, adapters=rows[0].running.adapters)
         except BaseException:
@@ -194,27 +174,20 @@ class InFlight:
                 own.slot.failed()
             raise
         self.submitted += 1
-        self.prompt_rows += prompts
-        if giving or in_groups:
+        self.prompt_rows += prompt_rows(rows)
+        if giving:
             follows_cancelled = any(step.is_cancelled for step in self.steps)
-            group = rows[0].slot.group
-            self.steps.append(Step(giving, began, len(whole[0]), windows, follows_cancelled, group, prompts))
+            self.steps.append(Step(giving, windows, follows_cancelled))
         for own in rows:
             own.slot.submitted(own.tokens)
         return [own.running for own in giving if own.is_first]
 
-    def took(self, engine: TextEngine, rows: Sequence[Rows], began: float) -> None:
-        """Have the budget learn of rows that answers wait for together, submitted since `began` in one step or in
-        parts: of all of them, as a part alone has rows of prompts or of answers."""
-        prompts = prompt_rows(rows)
-        if engine.contexts == 1 and not prompts:
-            return
-        n_rows = sum(len(own.tokens) for own in rows)
-        if engine.contexts == 1:
+    def took(self, rows: Sequence[Rows], began: float) -> None:
+        """Tell the budget how long rows took that were submitted since `began`, in one step or in parts. A part alone
+        has only rows of prompts or only rows of answers."""
+        if prompts := prompt_rows(rows):
+            n_rows = sum(len(own.tokens) for own in rows)
             self._budget.took(n_rows, prompts, self._budget.clock() - began)
-        else:  # a step is computed behind `submit`: its time is known once its logits have come
-            last = self.steps[-1]
-            last.began, last.n_rows, last.prompt_rows = min(began, last.began), n_rows, prompts
 
     def rows_of(self, running: Running) -> list[Rows]:
         """The rows of a request that were not cancelled."""
@@ -264,12 +237,12 @@ class InFlight:
         return cancelled
 
 
-def of_one_set(candidates: Iterable[Running], ready: deque[Running]) -> tuple[list[Running], list[Running]]:
-    """Return the candidates that have the adapters of the first, and the others: a pass computes with one set of
-    adapters. The first go to the end of `ready`, so that sets take turns."""
-    adapters = next((running.adapters for running in candidates), ())
-    same = [running for running in candidates if running.adapters == adapters]
-    others = [running for running in candidates if running.adapters != adapters]
+def of_one_set(ready: deque[Running]) -> tuple[list[Running], list[Running]]:
+    """Return the requests that have the adapters of the first one, and the others: a pass computes with one set of
+    adapters. The first go to the end of `ready`, so that the sets alternate."""
+    adapters = ready[0].adapters
+    same = [running for running in ready if running.adapters == adapters]
+    others = [running for running in ready if running.adapters != adapters]
     if others:
         for running in same:
             ready.remove(running)
@@ -290,7 +263,7 @@ def in_one_graph(rows: list[Rows], engine: TextEngine) -> list[list[Rows]]:
     steps: list[list[Rows]] = [*pictures]
     for own in sorted(rows, key=lambda own: (len(own.tokens), own.slot.sequence)):
         last = steps[-1][-1] if len(steps) > len(pictures) and not engine.rollback else None
-        if last and (last.slot.sequence + engine.contexts, len(last.tokens)) == (own.slot.sequence, len(own.tokens)):
+        if last and (last.slot.sequence + 1, len(last.tokens)) == (own.slot.sequence, len(own.tokens)):
             steps[-1].append(own)
         else:
             steps.append([own])

@@ -87,10 +87,6 @@ class TextEngine(Protocol):
 
     @property
     def groups(self) -> int: ...  # microbatches that answers form, as its plan says, or one for each stage
-    @property
-    def contexts(self) -> int:
-        """Groups of sequences, each with a KV cache of its own: sequence s is of group s modulo their number. Of
-        several, each may have one decode under way, all of its rows are of that group, and each is collected."""
 
     @property
     def adapters(self) -> Sequence[CheckedAdapter]: ...  # that it was loaded with
@@ -172,7 +168,7 @@ class DecodesBySteps:
         positions, sequences = np.arange(start, start + n), np.full(n, sequence)
         try:
             self.submit(tokens, positions, sequences, gives, top=top, masks=masks, adapters=adapters)
-            rows = self.collect() if outputs != "none" or self.contexts > 1 else np.empty((0, 0), np.float32)
+            rows = self.collect() if outputs != "none" else np.empty((0, 0), np.float32)
         except BaseException:
             with suppress(EdgeError):  # what was submitted before an interrupt is not the next decode's
                 while self.uncollected > 0:

@@ -15,7 +15,6 @@ from edge.llama import llama
 from edge.paging.budget import BudgetOptions, OtherUses, context_within
 from edge.prefixes.store import DEFAULT_BYTES, default_folder
 from partition.model.model import ModelShape, decode_bytes
-from partition.plan.plan import MOST_TURNS
 from quant.gguf.file import GgufFile
 from quant.types import CacheType, cache_type
 
@@ -23,7 +22,6 @@ DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabyte
 MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
 SINKS = 4  # tokens at the beginning of a history, which get much of all attention: without them answers fall apart
 MIN_WINDOW = 64  # tokens of an attention window; shorter ones hold no question
-MAX_GROUPS = MOST_TURNS
 MAX_SEQUENCES = 255  # of the 256 of llama.cpp; one is for states that are read and written
 MAX_ROLLBACK = 15  # rows; for each, llama.cpp holds all that recurrent layers do of a sequence once more
 MAX_THREADS = 512  # ggml has room for no more
@@ -79,7 +77,6 @@ class EngineOptions:
     io_threads: int | None = None  # that read
     io_chunk: int | None = None  # bytes of one read
     verify: bool = False  # what is read again must be what it was the first time
-    groups: int | None = None  # of sequences: ranks that share every layer compute one while the other's sums travel
     rollback: int = 0  # rows at the end of a step that recurrent layers are to be able to forget, as drafts need it
     lora: Sequence[str] = ()  # files of LoRA adapters, FILE or FILE:SCALE; a scale of 1 is usual
     prefixes: PrefixOptions | None = None  # where what is computed of prompts is kept; None: nowhere
@@ -91,7 +88,6 @@ class EngineOptions:
             ("batch", self.batch, 1, MAX_CONTEXT),
             ("attention_window", self.attention_window, MIN_WINDOW, MAX_CONTEXT),
             ("sequences", self.sequences, 1, MAX_SEQUENCES),
-            ("groups", self.groups, 1, MAX_GROUPS),
             ("outputs", self.outputs, 1, self.rows),
             ("rollback", self.rollback, 0, MAX_ROLLBACK),
             ("threads", self.threads, 1, MAX_THREADS),

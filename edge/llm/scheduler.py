@@ -6,10 +6,11 @@ engine has stages the answers form as many groups (microbatches), so that every 
 is alone has drafts behind its tokens instead, in as many windows as pay (`in_flight.py`).
 
 A step is: receive, admit, submit, collect, choose. The pending tokens of a request are the tokens that the cache lacks:
-first its whole prompt, later one token. If another placement computes long prompts, their keys and values are received block
-by block, and the engine computes the rest of the prompt. If the cache is full, the scheduler preempts the last request:
-it waits again and continues later from the same tokens. If the engine is lost, the scheduler preempts all requests, and
-they continue on another engine. Background requests run while there is no other request: the next one preempts them.
+first its whole prompt, later one token. If another placement computes long prompts, their keys and values are received
+block by block, and the engine computes the rest of the prompt. If the cache is full, the scheduler preempts the last
+request: it waits again and continues later from the same tokens. If the engine is lost, the scheduler preempts all
+requests, and they continue on another engine. Background requests run while there is no other request: the next one
+preempts them.
 """
 
 from __future__ import annotations
@@ -258,8 +259,7 @@ class Scheduler(Closing):
             self.drafter.disturbed()
         if not self._ready or len(self._in_flight.awaited) >= self._in_flight.most:
             return False
-        ready = self._ready if self.engine.contexts == 1 else self._in_flight.of_free_group(self._ready)
-        same, others = of_one_set(ready, self._ready) if self.engine.adapters else (ready, [])
+        same, others = of_one_set(self._ready) if self.engine.adapters else (self._ready, [])
         chosen = self._budget.choose(same, self._in_flight.n_requests, self.engine.chunk, others, is_short=is_short)
         rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
         while not self.slots.make_room(sum([len(own.tokens) for own in rows])):
@@ -270,11 +270,11 @@ class Scheduler(Closing):
             return False
         began = self._budget.clock()
         for step in in_one_graph(rows, self.engine):
-            while self.engine.stages == 1 and self._in_flight.has(step[0].slot.group):  # of one before it
+            while self.engine.stages == 1 and self._in_flight.steps:  # the part before this one
                 self._collect()
             for running in self._in_flight.submit(self.engine, step):
                 self._ready.remove(running)
-        self._in_flight.took(self.engine, rows, began)
+        self._in_flight.took(rows, began)
         for own in rows:
             own.running.tell_prefill()
         return True
@@ -306,9 +306,6 @@ class Scheduler(Closing):
                 return False
         elif n > len(self._ready) or -(-n // self._budget.groups) < n or any(member.pending > 1 for member in group):
             return False
-        groups = {member.slot.group for member in group if member.slot is not None}
-        if len(groups) > 1:  # no step has rows of two
-            return False
         most_rows, windows = max(1, min(self.engine.outputs, self.engine.batch) // n), 1
         if n == 1:
             most_rows, windows = room(group[0], most_rows), most_windows(self.engine.stages)
@@ -333,9 +330,6 @@ class Scheduler(Closing):
             return
         logits, step = collected
         is_alone = not step.follows_cancelled and not self._in_flight.awaited
-        took_s = self._budget.clock() - step.began
-        if step.prompt_rows and self.engine.contexts > 1:
-            self._budget.took(step.n_rows, step.prompt_rows, took_s)
         events, came = list[Event](), list[Came]()
         results, end = [], 0
         try:

@@ -66,11 +66,6 @@ class Slot:
         self._shifting = False  # the next step moves keys
 
     @property
-    def group(self) -> int:
-        """Group of sequences of its engine that it is in."""
-        return self.sequence % self.engine.contexts
-
-    @property
     def exact(self) -> int | None:
         """As `Origin.exact`."""
         return self.origin.exact

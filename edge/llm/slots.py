@@ -10,7 +10,6 @@ Cells that slots share are counted for each of them: the cache then has more roo
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -90,21 +89,16 @@ class Slots:
         return True
 
     def place(self, history: Sequence[int], growth: int, namespace: str = "") -> Placement | None:
-        """Where a request can run that has this history and will get `growth` tokens more: in the group of sequences
-        with the fewest requests, where most of its beginning is held already. None where it has to wait for others.
-        Nothing is changed."""
+        """Return the place for a request with this history, which will get `growth` more tokens: a slot that holds most
+        of its beginning already. Return None if it has to wait for other requests. Nothing is changed."""
         idle = [slot for slot in self.all if not slot.busy]
         if not idle:
             return None
         own = {other: other.tokens if self.keeps and other.namespace == namespace else [] for other in self.all}
         shared = {other: common_prefix(tokens, history[:-1]) for other, tokens in own.items()}
-        requests = Counter(slot.group for slot in self.all if slot.busy)
-        group = min(idle, key=lambda slot: (requests[slot.group], -shared[slot], slot.sequence)).group
-        idle = [slot for slot in idle if slot.group == group]
         slot, source = min(idle, key=lambda slot: (bool(slot.tokens), slot.used)), None
         if self.keeps:
-            members = [other for other in self.all if other.group == group]
-            like = max(members, key=lambda other: (shared[other], other in idle, -other.used))
+            like = max(self.all, key=lambda other: (shared[other], other in idle, -other.used))
             if like in idle and (2 * shared[like] >= len(like.tokens) or slot.tokens):
                 slot = like  # most of it is of use, or something must go anyway
             elif shared[like] and like.exact is None:

@@ -145,10 +145,6 @@ class States:
         self.most_read = in_window(file, READ_TOKENS)
         self.factors = position_factors(file, context.n_ctx)
 
-    def share(self, other: States) -> None:
-        """Keep blocks where `other` does, which is of another context over the same weights."""
-        self.history_key = other.history_key
-        self.seal(other.sealed)
 
     def seal(self, sealed: SealedBlocks | None) -> None:
         """Keep blocks and snapshots there; None: nowhere."""

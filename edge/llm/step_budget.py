@@ -115,7 +115,6 @@ class StepBudget:
     """Follows how fast steps with prompts are computed here, rows of answers among theirs."""
 
     groups = 1  # that answers form, each for a step of its own
-    turns = 1  # steps that may lie between two tokens of an answer
 
     def __init__(self, most_rows: int, clock: Callable[[], float], targets: LatencyTargets | None = None) -> None:
         """most_rows: of a step. clock: seconds. targets: size steps with prompts, in place of STEP_S."""
@@ -165,7 +164,7 @@ class StepBudget:
             most = self.prompt_rows(len(group), len(prefilling + waiting) / in_all)
         else:
             sets = 1 + len({other.adapters for other in waiting})  # each has a step between two tokens of an answer
-            turns = sets * min(self.turns, in_all)
+            turns = sets * min(self.groups, in_all)
             most = self._within_targets(self._targets, len(group), turns, prefilling + waiting)
         if is_short:
             rows = int(max(self._short_rates, default=0.0) * SHORT_STEP_S) - len(group)

@@ -121,8 +121,8 @@ class Opening:
         at_once = used * sizes.sequences  # experts that a row of each sequence may choose
         read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
         smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
-        cache = sizes.contexts * cache_bytes(shape, sizes.context, sizes.kv)
-        least_cache = sizes.contexts * cache_bytes(shape, _LEAST_CONTEXT, sizes.kv)
+        cache = cache_bytes(shape, sizes.context, sizes.kv)
+        least_cache = cache_bytes(shape, _LEAST_CONTEXT, sizes.kv)
         savings = options.uses.savings(model.n_vocab)
         if sizes.context > _LEAST_CONTEXT and (less := cache - least_cache) > 0:
             savings[f"--context {_LEAST_CONTEXT}"] = less
@@ -201,9 +201,9 @@ def _context_need(
     # A product with paged experts counts the rows of each slot. Kernels of repacked weights note every row once.
     n_slots = sum(pieces[0].weight.shape[0] for pieces in roles.experts.values())
     notes = 1 if all(piece.repacked for piece in experts) else shape.n_experts_used
-    parts["compute buffers"] += sizes.contexts * n_slots * (_COUNTER_BYTES + 8 * sizes.batch * notes)
+    parts["compute buffers"] += n_slots * (_COUNTER_BYTES + 8 * sizes.batch * notes)
     if roles.table is None:  # rows come as hidden states: ours, llama.cpp's copy, and those of the ranks
-        parts["hidden states"] = sizes.contexts * 3 * 4 * sizes.batch * shape.n_embd
+        parts["hidden states"] = 3 * 4 * sizes.batch * shape.n_embd
     return parts
 
 
@@ -221,7 +221,7 @@ def _context_parts(
         parts["compute buffers"] += 2 * sizes.context * rows * max(shape.n_heads, default=0)
     # It makes room for the logits of as many rows as there are sequences, and more when more are asked for.
     parts["output buffer"] += 4 * n_vocab * max(0, sizes.outputs - sizes.sequences)
-    return {name: sizes.contexts * n for name, n in parts.items()}
+    return parts
 
 
 def _check(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge.errors import EngineError
 from edge.llama import llama
-from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.hooks import NodeHooks
 from edge.llama.interrupt import PassStopped
 from edge.llama.layer_stream import LayerStream
 from edge.llama.llama import ContextSizes
@@ -65,22 +64,6 @@ def load_mapped(request: LoadRequest, *, on_gpu: int | None, most_on_gpu: int | 
         context = llama.Context(model, sizes, threads=request.threads, on_node=on_node)
         closing.callback(context.close)
         return ModelInMemory(model, context, sizes, node_hooks, need, closing.pop_all(), layers)
-
-
-def another_context(loaded: ModelInMemory, threads: int, hooks: Sequence[Hook]) -> ModelInMemory:
-    """Make another context of the same sizes over a model that is loaded, to be closed before it. EngineError where
-    weights are paged: they are brought to where the graphs of one context read them."""
-    if loaded.stream is not None or (loaded.weights is not None and loaded.weights.hooks()):
-        raise EngineError(
-            "two groups of requests need all weights in memory, where they stay, and a budget has no room for them here"
-            " or is a range; leave out --groups, or give a larger --memory or --gpu-memory of one size, there or here"
-        )
-    node_hooks = NodeHooks(hooks) if hooks else None
-    on_node = node_hooks.callback if node_hooks else None
-    context = llama.Context(loaded.model, loaded.sizes, threads=threads, on_node=on_node)
-    closing = ExitStack()
-    closing.callback(context.close)
-    return replace(loaded, context=context, hooks=node_hooks, closing=closing, weights=None)
 
 
 def check_generates_text(model: llama.Model, path: Path) -> None:

@@ -74,8 +74,8 @@ def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
     EngineError if llama.cpp refuses the file or the options. The file must have been checked before.
     """
     weights, lines = dry_run(path, sizes)
-    parts = {name: sizes.contexts * n for name, n in context_parts(lines).items()}
-    return MemoryNeed({"weights": weights, **parts, **_adapters(sizes), "runtime": own_rss()}, available_memory())
+    parts = {"weights": weights, **context_parts(lines), **_adapters(sizes), "runtime": own_rss()}
+    return MemoryNeed(parts, available_memory())
 
 
 def dry_run(path: str | os.PathLike[str], sizes: ContextSizes, gpu_layers: int = 0) -> tuple[int, list[str]]:
@@ -103,12 +103,12 @@ def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) 
 
     Where an upper bound fits, that is returned, because the dry run takes as long as loading the vocabulary.
     """
-    kv_bytes = sizes.contexts * cache_bytes(shape, sizes.context, sizes.kv)
+    kv_bytes = cache_bytes(shape, sizes.context, sizes.kv)
     bound = MemoryNeed(
         {
             "weights": shape.weight_bytes,
             "KV cache": kv_bytes,
-            "compute buffers": sizes.contexts * AMPLE_BUFFERS_BYTES,
+            "compute buffers": AMPLE_BUFFERS_BYTES,
             "output buffer": 0,
             **_adapters(sizes),
             "runtime": own_rss(),
@@ -133,7 +133,7 @@ def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) 
 
 def _adapters(sizes: ContextSizes) -> dict[str, int]:
     """Return the bytes that adapters take, with what they compute; nothing without any."""
-    n_bytes = sum(sizes.adapter_bytes) + sizes.contexts * sizes.batch * sizes.adapter_row_bytes
+    n_bytes = sum(sizes.adapter_bytes) + sizes.batch * sizes.adapter_row_bytes
     return {"adapters": n_bytes} if n_bytes else {}
 
 

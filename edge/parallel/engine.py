@@ -41,8 +41,6 @@ Floats = NDArray[np.float32]
 class DistributedEngine(RankRows, Leader, DecodesBySteps):
     """A model spread over ranks, with the methods of `Engine`. Not closed by itself: the deployment owns it."""
 
-    contexts = 1
-
     def __init__(
         self,
         file: GgufFile,

@@ -47,13 +47,11 @@ class EngineKind:
         hooks: Sequence[Hook],
         progress: Callable[[float], None] | None,
         vocabulary: Model | None,
-        sharing: ModelRunner | None,
     ) -> ModelRunner:
-        """Open a slice for a place among the ranks. vocabulary, sharing: as in `open_slice`. The errors of
-        ModelRunner."""
+        """Open a slice for a place among the ranks. vocabulary: as in `open_slice`. The errors of ModelRunner."""
         from edge.llm.engine import ModelRunner
 
-        return ModelRunner(path, options, hooks, progress, embeddings=True, sharing=sharing)
+        return ModelRunner(path, options, hooks, progress, embeddings=True)
 
     def timing_clock(self, engine: ModelRunner) -> AbstractContextManager[Callable[[], float] | None]:
         """Return a context that yields the clock by which steps are timed, or None for the usual clock."""
@@ -117,7 +115,6 @@ class ThinKind(EngineKind):
         hooks: Sequence[Hook],
         progress: Callable[[float], None] | None,
         vocabulary: Model | None,
-        sharing: ModelRunner | None,
     ) -> ModelRunner:
         from edge.parallel.thin import ThinEngine
 
@@ -144,7 +141,6 @@ class SleepingKind(EngineKind):
         hooks: Sequence[Hook],
         progress: Callable[[float], None] | None,
         vocabulary: Model | None,
-        sharing: ModelRunner | None,
     ) -> ModelRunner:
         """As in `EngineKind`. PlanError if the file is no profile, OSError if it cannot be read."""
         from edge.parallel.sleeping import SleepingEngine
@@ -216,11 +212,8 @@ def open_slice(
     hooks: Sequence[Hook],
     progress: Callable[[float], None] | None,
     vocabulary: Model | None = None,
-    sharing: ModelRunner | None = None,
 ) -> ModelRunner:
     """Open a slice for a place among the ranks. A place without layers has the model's own file and its vocabulary.
-
-    sharing: another engine over the same weights. The errors of `EngineKind.open`.
-    """
+    Raises the errors of `EngineKind.open`."""
     kind = ThinKind() if place.thin else own_kind()
-    return kind.open(path, options, place, hooks, progress, vocabulary, sharing)
+    return kind.open(path, options, place, hooks, progress, vocabulary)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from edge.constraints.constraint import Mask
@@ -13,7 +11,6 @@ from edge.errors import EngineError
 from edge.llm.states import States
 from edge.parallel import logits, masks, steps
 from edge.parallel.shard import Shard
-from edge.tasks import results
 from partition.plan.plan import Range
 from transport.collective import Group, Wire
 from transport.errors import ProtocolError
@@ -47,25 +44,6 @@ def follow(shard: Shard, group: Group, algorithm: str = "auto", wire: Wire | Non
         answer = _carry_out(step, shard, home)
         if answer is not None:
             home.send(json.dumps(answer).encode(), Kind.CONTROL)
-
-
-def follow_groups(shards: Sequence[Shard], group: Group, algorithm: str, wire: Wire | None) -> None:
-    """As `follow`, with a shard for each group of sequences: each has a thread, and a lane of every link. The first
-    error ends all of them."""
-    if len(shards) == 1:
-        follow(shards[0], group, algorithm, wire)
-        return
-    with ThreadPoolExecutor(len(shards), "group") as pool:
-        own_lanes = group.lanes(len(shards))
-        following = [
-            pool.submit(follow, shard, lane, algorithm, wire) for shard, lane in zip(shards, own_lanes, strict=True)
-        ]
-        try:
-            results(following)
-        except Exception as error:
-            for link in group.links.values():  # the other threads end where they wait
-                link.refuse(f"rank {group.rank}: {error}")
-            raise
 
 
 def _decode(shard: Shard, step: steps.Decode, source: Link, feeds: list[Link], home: Link, idle_s: float) -> None:

@@ -233,7 +233,7 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
 
     def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: NDArray[np.int8], **how: Any) -> None:
         with self._step() as engine:
-            if engine.stages * engine.contexts == 1:  # one step at a time, and an engine before it may have had more
+            if engine.stages == 1:  # it computes one step at a time, and an engine before it may have had more
                 self.replacements.take_in()
             engine.submit(tokens, positions, sequences, outputs, **how)
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +21,6 @@ from edge.errors import EngineError
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
 from edge.llama.llama import Model, has_gpu
-from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
 from edge.llm.snapshots import Snapshots
 from edge.parallel.engine_kinds import open_slice
@@ -46,34 +42,6 @@ _LAYER_END = re.compile(r"l_out-\d+")
 _SCALED_INPUT = "inp_scaled"  # where Gemma multiplies the embeddings, also those that came ready-made
 
 
-class Turns:
-    """The right to compute, which goes round in the order of those who ask: a lock that nobody overtakes another at."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: deque[threading.Lock] = deque()
-        self._is_taken = False
-
-    def take(self) -> None:
-        """Return when it is this thread's turn."""
-        with self._lock:
-            if not self._is_taken:
-                self._is_taken = True
-                return
-            turn = threading.Lock()
-            turn.acquire()
-            self._waiting.append(turn)
-        turn.acquire()
-
-    def give(self) -> None:
-        """Hand the turn to whoever has waited the longest."""
-        with self._lock:
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._is_taken = False
-
-
 class Shard:
     """A loaded slice with its place among the ranks. `close()` frees it."""
 
@@ -84,22 +52,16 @@ class Shard:
         place: Topology,
         progress: Callable[[float], None] | None = None,
         vocabulary: Model | None = None,
-        sharing: Shard | None = None,
     ) -> None:
-        """Load it. vocabulary: of the model, for a place without layers, whose path is that of the model itself.
-        sharing: of the same slice, for another group of sequences: the two share its weights, and compute by turns; it
-        has to be closed after this one. The errors are those of ModelRunner."""
+        """Load a slice. vocabulary: of the model, for a place without layers, whose `path` is the model's own file. The
+        errors are those of ModelRunner."""
         self.place = place
-        self._turns: Turns | None = Turns() if (options.groups or 1) > 1 else None  # one group computes at a time
-        if sharing is not None:
-            self._turns = sharing._turns
         file = GgufFile.open(path)
         self._rules = RULES[file.architecture]
         self._sums_a_layer = 1 if self._rules.whole_attention else 2  # of the FFN or the experts, and of attention
         # The threads that shares were made for. The prefix cache is a part of the deployment.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
-        sibling = None if sharing is None else sharing.engine
-        self.engine: ModelRunner = open_slice(path, options, place, self._hooks(file), progress, vocabulary, sibling)
+        self.engine = open_slice(path, options, place, self._hooks(file), progress, vocabulary)
         self.rows = self.engine.rows
         self._has_gpu = has_gpu()
         self.hidden = np.empty((0, 0), np.float32)  # [rows, n_embd] of the last step, at the end of the stage
@@ -149,15 +111,11 @@ class Shard:
         self._sums, self._output_rows = 0, asked_outputs if self.place.last else outputs
         if self._feedback is not None:
             self._feedback.begin()
-        if self._turns is not None:
-            self._turns.take()
         before = self._exchange_s
         began = time.perf_counter()
         try:
             self.engine.decode_rows(self.rows, n)
         finally:
-            if self._turns is not None:
-                self._turns.give()
             outputs[:] = asked_outputs
         if len(self.place.group) > 1 and self._sums != self._sums_a_layer * self.engine.shape.n_layers:
             raise EngineError(
@@ -259,14 +217,7 @@ class Shard:
         lost = None
         if self._feedback is not None and self.wire is not None:
             lost = self._feedback.add(x, self._output_rows)
-        if self._turns is None:
-            self._group.allreduce(x, self._algorithm, self.wire, lost)
-        else:
-            self._turns.give()  # another group computes while sums travel
-            try:
-                self._group.allreduce(x, self._algorithm, self.wire, lost)
-            finally:
-                self._turns.take()
+        self._group.allreduce(x, self._algorithm, self.wire, lost)
         if view is None:
             node.write(x)
         self._exchange_s += time.perf_counter() - began
@@ -276,23 +227,6 @@ class Shard:
         view = None if self._has_gpu else node.view()
         self.hidden = node.read() if view is None else view
         return False  # norm and head are the last stage's
-
-
-def load_shards(
-    path: str | os.PathLike[str],
-    options: EngineOptions,
-    place: Topology,
-    progress: Callable[[float], None] | None = None,
-) -> list[Shard]:
-    """Load a slice once, with a shard for each group of sequences. They are to be closed in reverse order. The errors
-    are those of ModelRunner."""
-    with ExitStack() as closing:
-        shards: list[Shard] = []
-        for _ in range(options.groups or 1):
-            shards.append(Shard(path, options, place, progress, sharing=shards[0] if shards else None))
-            closing.callback(shards[-1].close)
-        closing.pop_all()
-        return shards
 
 
 def _snapshots_of(shard: Shard) -> Snapshots:

@@ -119,7 +119,7 @@ class SleepingEngine(ModelRunner):
         sizes = request.sizes
         parts = {
             "weights": self.shape.weight_bytes,
-            "KV cache": sizes.contexts * cache_bytes(self.shape, sizes.context, sizes.kv),
+            "KV cache": cache_bytes(self.shape, sizes.context, sizes.kv),
             "runtime": own_rss(),
         }
         need = MemoryNeed(parts, self._times.memory_bytes)

@@ -91,7 +91,6 @@ def work_options(path: Path, options: EngineOptions, transport: str, wire: str) 
         context=context,
         kv_type=kv.name,
         concurrency=options.sequences,
-        groups=1 if options.least_memory else options.groups,  # weights that change have the graph of one
         wire=wire,
         transport=transport,
         threads=options.threads,

@@ -33,8 +33,7 @@ from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
 from partition.search.explain import best, kind_of, reason
 from partition.search.phases import Phases, paired, prefill_reason
-from partition.search.planner import Placed, Planner
-from partition.search.turns import as_run, better_by_turns, by_turns
+from partition.search.planner import Placed, Planner, with_microbatches
 from quant.gguf.file import GgufFile
 
 
@@ -69,8 +68,6 @@ class LlmSpace(PlanSpace):
         self._exchange = Exchange(options.transport, wire=options.wire)
         self._phases, self.encoder = phases, encoder
         self._works = with_drafts(work, draft, len(known.speeds))  # the plain one first
-        # Requests of two groups have no drafts together.
-        self._takes_turns = options.groups != 1 and len(self._works) == 1
 
     def planner(
         self,
@@ -124,10 +121,6 @@ class LlmSpace(PlanSpace):
             placed, _ = self.planner(work=work).front(axes)
             drafted = [self.point(placement.plan, placement.microbatches, work) for placement in placed]
             points += [point for point in drafted if point.predicted.draft]
-        if "throughput" in axes:
-            planner, plans = self.planner(), [point.plan for point in points]
-            turns = [by_turns(planner, plan) for plan in plans if isinstance(plan, Plan)] if self._takes_turns else []
-            points += [self.point(two[0]) for two in turns if two is not None]
         if "ttft" in axes and self._phases:
             points += self._pairs(axes)
         return without_repeats([*points, *self._drafted(points)])
@@ -182,7 +175,7 @@ class LlmSpace(PlanSpace):
         )
         if predicted.prefill is not None:
             label += f"; prompts from {plan.prefill_from} tokens on: {stages_text(predicted.prefill, self.names)}"
-        plan = as_run(plan, predicted.microbatches, planned_work.concurrency)
+        plan = with_microbatches(plan, predicted.microbatches, planned_work.concurrency)
         return Point(plan, predicted, kind_of(plan), label, self.type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
@@ -203,10 +196,6 @@ class LlmSpace(PlanSpace):
         elif plain is None or placed.plan.placements[0] != plain.plan:
             why = reason(planner, placed, objective, caps)
         point = self.point(placed.plan, placed.microbatches, planner.work)
-        if self._takes_turns and (two := better_by_turns(planner, placed, objective, caps)) is not None:
-            in_turn, turns_why = two
-            why = f"{why}; {turns_why}" if in_turn.plan.devices == placed.plan.devices else turns_why
-            return self.point(in_turn.plan), why
         draft = point.predicted.draft
         more = [draft.describe(self.names)] if draft else []
         if placed.plan.prefill is not None:

@@ -19,7 +19,6 @@ class PlanOptions:
     depth: int | None = None  # tokens behind one that is decoded, on average
     kv_type: str = "f16"  # of stored keys and values
     concurrency: int | None = None  # requests, or inputs, at once for the throughput
-    groups: int | None = None  # of requests, by turns, of a language model; None: where that is faster
     dims: Mapping[str, int] = field(default_factory=dict)  # sizes of dimensions that an ONNX model leaves open
     inputs: Sequence[str] | Mapping[str, Any] = ()  # of an ONNX model: files, or arrays by name; none: made up
     wire: str = "f32"  # type of floats between devices

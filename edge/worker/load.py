@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -23,8 +23,8 @@ from edge.paging import memory
 from edge.paging.budget import other_parts
 from edge.paging.memory import MemoryNeed
 from edge.parallel.engine_kinds import own_kind
-from edge.parallel.follower import follow_groups
-from edge.parallel.shard import Shard, load_shards
+from edge.parallel.follower import follow
+from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.worker.draft_queries import follow as follow_drafts
 from edge.worker.limits import ResourceLimits
@@ -79,19 +79,13 @@ class WholeModel(_LoadedRunner):
 class SlicePart(_LoadedRunner):
     """A slice of a model, with its place among the ranks."""
 
-    def __init__(self, shards: Sequence[Shard], need: MemoryNeed) -> None:
-        """shards: one for each group of sequences."""
-        super().__init__(shards[0].engine, need)
-        self._shards, self._shard = shards, shards[0]
+    def __init__(self, shard: Shard, need: MemoryNeed) -> None:
+        super().__init__(shard.engine, need)
+        self._shard = shard
 
     def run(self, request: pb.Run, group: Group) -> None:
         """Compute the steps that come, until their end. Raises errors of links and of the engine."""
-        follow_groups(self._shards, group, request.algorithm, WIRES[request.wire])
-
-    def close(self) -> None:
-        """Free the model, once nothing is left that is made of it."""
-        for shard in reversed(self._shards):
-            shard.close()
+        follow(self._shard, group, request.algorithm, WIRES[request.wire])
 
     def time(self, request: pb.Time) -> pb.Timed:
         """Return how long each of the steps takes, and how fast the disk reads. EdgeError if there are too many
@@ -130,9 +124,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
     if limit and not uses_gpu:
         budget = min(limit, options.memory or limit)
-        # Of weights that change there is one graph.
-        is_range = SHARE.is_divided or limits.gives_back
-        follows = is_range and (options.groups or 1) == 1 and own_kind().follows_memory
+        follows = (SHARE.is_divided or limits.gives_back) and own_kind().follows_memory
         options = replace(options, memory=budget, least_memory=max(1, budget - limits.gives_back) if follows else None)
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
@@ -145,7 +137,6 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             sequences=options.sequences,
             outputs=min(options.outputs or options.sequences, options.rows, context),
             flash_attention=options.flash_attention,
-            contexts=(options.groups or 1) if stages else 1,
             rollback=options.rollback,
             **adapter_sizes([AdapterFile(Path(path), file, shape) for path in options.lora], shape.n_layers),
         )
@@ -162,14 +153,11 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
         own_kind().check_whole("draft")
         engine = _with_least(lambda own: Engine(request.path, own, progress=progress), options)
         return WholeModel(engine, need or engine.memory)
-    shards = _with_least(lambda own: load_shards(request.path, own, here, progress), options)
-    shard = shards[0]
+    shard = _with_least(lambda own: Shard(request.path, own, here, progress), options)
     if request.prefix_key and request.prefix_bytes:
         state_bytes = held_bytes(shape) if options.memory else None
         seal(shard.engine.states, Path(request.prefix_folder), request.prefix_bytes, request.prefix_key, state_bytes)
-    for other in shards[1:]:
-        other.engine.states.share(shard.engine.states)
-    return SlicePart(shards, need or shard.engine.memory)
+    return SlicePart(shard, need or shard.engine.memory)
 
 
 def _with_least(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:

@@ -53,8 +53,6 @@ def deadlines_of(request: pb.Open) -> Deadlines:
 def options_message(options: EngineOptions) -> pb.EngineOptions:
     """Return engine options as a message. None becomes an absent field."""
     values = {name: value for name, value in dataclasses.asdict(options).items() if name not in _OF_ONE_DEVICE}
-    if (options.groups or 1) == 1:  # as where a worker knows of no groups
-        del values["groups"]
     if not options.rollback:
         del values["rollback"]
     return pb.EngineOptions(**values)

@@ -12,7 +12,6 @@ from partition.fields import MOST_BYTES, Bounds, is_digest
 FORMAT = "edge-plan-1"
 LOCAL = "local"  # the device of rank 0: the owner's own
 MAX_WORLD_SIZE = 64  # ranks of a plan
-MOST_TURNS = 2  # one group computes while sums of the other travel; a third would wait for the processor
 _MOST_NAME = 255  # characters of a model's name
 _NESTED = "prefill: it has a prefill of its own; leave that out"
 
@@ -134,7 +133,7 @@ class Plan:
     model_digest: str  # SHA-256 of its file; "" where it is not known
     sizes: Sizes
     stages: tuple[Stage, ...]
-    microbatches: int | None = None  # groups that requests form; None: one for each stage that computes
+    microbatches: int | None = None  # of requests, over several stages; None: one for each stage that computes
     prefill: "Plan | None" = None  # the placement that computes prompts, where it is another
     prefill_from: int = 0  # new prompt tokens from which it is used: the break-even length; below it nothing moves
 
@@ -185,12 +184,6 @@ class Plan:
             tiles(f"{where}, vocab", [shard.vocab for shard in shards], self.sizes.vocab)
         elif any(shard.vocab for shard in shards):
             raise PlanError(f"{where}, vocab: it is not the last stage, so it holds no vocabulary rows")
-
-    @property
-    def turns(self) -> int:
-        """Groups of requests that the ranks compute by turns, while sums of another group travel: the microbatches, at
-        most MOST_TURNS, where all ranks share every layer. Else 1."""
-        return min(self.microbatches or 1, MOST_TURNS) if len(self.stages) == 1 and self.world_size > 1 else 1
 
     @property
     def thin_owner(self) -> bool:

@@ -213,10 +213,6 @@ class GroupCost:
         way = self.slowest
         return self.work.sum_s(rows, len(self.speeds), way.latency_s, way.bytes_per_s)
 
-    def sum_busy_s(self, rows: float) -> float:
-        """Return the seconds of these in which its bytes keep a link busy."""
-        return self.work.sum_s(rows, len(self.speeds), 0.0, self.slowest.bytes_per_s)
-
     def moved_s(self, kv: Numbers, ways: Sequence[LinkSpeed]) -> Numbers:
         """Return seconds in which the prompt's keys and values of a stage, `kv` bytes, cross the way of each rank.
         Those of each chunk cross by themselves."""

@@ -11,7 +11,6 @@ PLAN = 1.05  # a plan: predictions are off by some per cent
 BUSY_PLAN = 2.0  # one with a device that was measured while busy: each sum and each hop waits for that device
 NEW_PLAN = 1.1  # a plan that replaces the one that runs: devices load and connect
 PREFILL = 1.2  # a placement for prompts beside the one that generates: devices hold weights twice, and states move
-TURNS = 1.1  # two groups of requests by turns: keys and values have room twice, and steps have fewer rows
 ENCODER = 1.2  # the encoder of pictures on a worker, against this device: pictures leave it
 CHANGED = 1.5  # a rank's steps against what they took until now
 LONE_CHANGED = 2.0  # those of the only rank that computes: a long history slows it, too, and no other rank shows that

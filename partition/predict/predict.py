@@ -27,7 +27,7 @@ def predict(
     microbatches: int | None = None,
 ) -> Prediction:
     """Predict the cost of `plan` on devices of these speeds, by device. microbatches: None is what the plan says, or
-    one for each stage; ranks that share every layer compute those of the plan by turns, while sums travel.
+    one for each stage.
 
     latency = sum over stages of (seconds + hop), of one row; with drafts Draft.token_s of the rows of a pass, with the
     fastest number of windows. The time per token of many requests = cost.per_token_s of the same with C / M rows; ttft
@@ -38,10 +38,10 @@ def predict(
         return _of_pair(plan, work, speeds, links, microbatches)
     if plan.thin_owner and not work.drafts_thin:
         work = replace(work, draft=None)
-    by_turns = plan.turns > 1
-    in_turn = microbatches or plan.microbatches or len(plan.computing)
-    at_once = plan.turns if by_turns else in_turn if len(plan.computing) > 1 else 1  # one stage has one step at a time
-    n_groups = cost.groups(work.concurrency, at_once)
+    n_stages = len(plan.computing)
+    # A single stage computes one step at a time.
+    in_flight = (microbatches or plan.microbatches or n_stages) if n_stages > 1 else 1
+    n_groups = cost.groups(work.concurrency, in_flight)
     rows = work.concurrency / n_groups
     stages = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
     crowd = crowding([(stage.hosts, stage.seconds(rows)) for stage in stages]) if n_groups > 1 else [1.0] * len(stages)
@@ -50,12 +50,6 @@ def predict(
     busiest_s = max(
         max(prediction.busy_s * prediction.crowding, prediction.transfer_busy_s) for prediction in predicted
     )
-    if by_turns:
-        turn_s, sums_busy_s = stages[0].turn_s(rows)
-        busiest_s = max(turn_s, sums_busy_s)
-        if n_groups > 1:
-            pass_s += sums_busy_s  # its sums cross behind those of the other group
-            predicted = [replace(predicted[0], turn_s=turn_s, sums_busy_s=sums_busy_s)]
     joules = sum(stage.joules(rows) for stage in stages)
     latency_s, draft = _alone(stages, work)
     token_s = latency_s if work.concurrency == 1 else float(cost.per_token_s(pass_s, busiest_s, rows, work.concurrency))
@@ -147,7 +141,7 @@ class _Stage:
         self._prompt_kv = work.prompt_kv_before[hi] - work.prompt_kv_before[lo]
         self._k = work.before[hi] - work.before[lo]
         weights = work.weights_before[hi] - work.weights_before[lo]
-        kv = plan.turns * (work.kv_before[hi] - work.kv_before[lo])  # each group has a KV cache of the whole context
+        kv = work.kv_before[hi] - work.kv_before[lo]
         last = not self._after
         self._paged = [float(n) for n in self._group.paged(self._k, weights, kv, last)]
         self._bytes_held = [round(float(n)) for n in self._group.bytes_held(weights, kv, last)]
@@ -169,12 +163,6 @@ class _Stage:
         """Return seconds of the whole prompt."""
         rows = cost.chunk_rows(self._work.prompt, self._n_stages)
         return float(self._group.prompt_s(self._k, not self._after, rows, self._group.disk_s(self._paged)))
-
-    def turn_s(self, rows: float) -> tuple[float, float]:
-        """(seconds that one step computes, seconds that its sums keep a link busy): while sums of one group of requests
-        travel the ranks compute another, and a link carries sums of both."""
-        n_sums = self._k * self._work.limits.sums_a_layer
-        return self.seconds(rows) - n_sums * self._group.sum_s(rows), n_sums * self._group.sum_busy_s(rows)
 
     def own_s(self, rows: float) -> list[float | None]:
         """Return the seconds that each rank computes in one step; None for a rank that pages, or has no layers."""

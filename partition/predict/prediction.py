@@ -32,8 +32,6 @@ class StagePrediction:
     # Weights read from the disk again for every step, by the rank that reads the longest.
     paged_bytes: Annotated[int, Bounds(fields.MOST_BYTES)] = 0
     crowding: float = 1.0  # it takes so many times as long while other stages of its machine compute
-    turn_s: float = 0.0  # of busy_s: what ranks compute, where groups of requests do so by turns; the rest are sums
-    sums_busy_s: float = 0.0  # seconds that these keep a link busy then
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -74,11 +72,6 @@ class Prediction:
     def n_stages(self) -> int:
         """Number of stages that compute: as many steps are in flight, where there are several."""
         return sum(stage.computes for stage in self.stages)
-
-    @property
-    def by_turns(self) -> bool:
-        """True if ranks that share every layer compute one group of requests while the other's sums travel."""
-        return self.prompt is not None and len(self.stages) == 1 < self.microbatches
 
     @property
     def plain_s(self) -> float:

@@ -52,6 +52,14 @@ class Placed:
     objectives: tuple[float, ...]  # as asked for, each to be small: seconds, seconds a token, bytes, joules
 
 
+def with_microbatches(plan: Plan, microbatches: int, concurrency: int) -> Plan:
+    """Return the plan with its number of microbatches. A plan of one stage has none, nor one whose number the scheduler
+    chooses anyway for `concurrency` requests."""
+    n_stages = len(plan.computing)
+    is_usual = n_stages == 1 or microbatches == cost.groups(concurrency, n_stages)
+    return replace(plan, microbatches=None if is_usual else microbatches)
+
+
 class Planner:
     """Finds plans for one model, with one type of weights, on some devices."""
 
@@ -115,10 +123,9 @@ class Planner:
         """Predict the cost of a plan on these devices, as `partition.predict.predict`."""
         return predict(plan, self.work, self.by_device, self.links, microbatches)
 
-    def like(self, speeds: Sequence[DeviceSpeed], links: Links, *, pipeline: bool | None = None) -> Planner:
-        """Return a planner for the same model and work with other devices or links. pipeline: None: as it is."""
-        in_row = self._pipeline if pipeline is None else pipeline
-        kinds = {"tensor": self._tensor, "pipeline": in_row, "thin": self._thin}
+    def like(self, speeds: Sequence[DeviceSpeed], links: Links) -> Planner:
+        """Return a planner for the same model and work with other devices or links."""
+        kinds = {"tensor": self._tensor, "pipeline": self._pipeline, "thin": self._thin}
         return Planner(self.work, speeds, links, self._model, self._digest, **kinds)
 
     def for_prompts(self) -> Planner:

@@ -119,7 +119,7 @@ class Texts(Source):
 
     As in `edge.llm.scheduler`: of those whose next token can be computed, ceil((ready + in flight) / microbatches) make
     a group. With them a step has rows of prompts, the shortest first, and a part for the oldest. As many groups as
-    there are microbatches are in flight, and one if there is a single stage, unless they are computed by turns.
+    there are microbatches are in flight, and one if there is a single stage.
 
     If the plan uses speculative decoding, a request that is alone has draft tokens in its steps. Each is accepted with
     the assumed probability, up to the first rejected one. If the plan uses several windows, such a request has them;
@@ -132,7 +132,7 @@ class Texts(Source):
         super().__init__(clock, servers, predicted, arrivals)
         self._draft, self._random = predicted.draft, random.Random(f"guesses {seed}")
         self._stages = predicted.n_stages
-        self._groups = predicted.microbatches if self._stages > 1 or predicted.by_turns else 1
+        self._groups = predicted.microbatches if self._stages > 1 else 1
         self._ready: list[int] = []
         self._groups_flying, self._requests_flying = 0, 0
         self._windows: Windows | None = None  # windows of a request that is alone; it counts as a group

@@ -37,16 +37,12 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
         drafts                  guess_s each, and ask_s for all of a step, before the first stage computes
         a link                  rows x busy, and its latency on top: busy is of one row, from transfer_busy_s, which is
                                 of a microbatch; latency = transfer_s - busy
-        sums of groups that     a link behind the stage, which computes another group meanwhile: rows x busy, from
-        are computed by turns   sums_busy_s, and as latency all that they take, as they cross behind those of the other
 
     PlanError for a device that has two stages, which would share it in a way that no formula knows.
     """
     if predicted.prefill is not None:
         raise PlanError("prompts have a placement of their own; only plans with one placement can be simulated")
     stages = predicted.stages
-    if predicted.by_turns and not (stages[0].turn_s and len(stages[0].devices) > 1):
-        raise PlanError("its groups are computed by turns: turn_s, or a second device, is missing; plan again")
     names = [device for stage in stages for device in stage.devices]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
@@ -64,14 +60,7 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
             decode = Curve(tuple(sorted({**dict(curve.points), round(rows): stage.busy_s}.items())))
         draft = predicted.draft if i == 0 else None
         computes = partial(_computes, cache(curve.at), cache(decode.at), stage.crowding, draft)
-        if predicted.by_turns:
-            sums_s = stage.busy_s - stage.turn_s
-            sums = Curve(tuple(sorted({1: stage.sums_s, max(1, round(rows)): sums_s}.items())))
-            result.append(Part(stage.devices, partial(_without, cache(sums.at), computes)))
-            sends = partial(_sends, stage.sums_busy_s / rows)
-            result.append(Part(stage.devices[:2], sends, sums_s, is_link=True))
-        else:
-            result.append(Part(stage.devices, computes))
+        result.append(Part(stage.devices, computes))
         last = i + 1 == len(stages)
         # The formulas round hidden states to whole rows, and not the logits that go back.
         a_row = stage.transfer_busy_s / (rows if last else max(1, round(rows)))
@@ -141,10 +130,6 @@ def _computes(
         seconds, before = seconds + alone_s, before + rows
     drafts_s = 0.0 if draft is None else draft.waiting_s(step.drafts + step.follows)
     return crowding * seconds + drafts_s
-
-
-def _without(sums_s: Callable[[float], float], computes: Callable[[Step], float], step: Step) -> float:
-    return max(0.0, computes(step) - sums_s(step.rows))
 
 
 def _sends(a_row: float, step: Step) -> float:

@@ -22,14 +22,12 @@ from typing import IO, Any
 import psutil
 import pytest
 
-from apps import distributed
 from apps.cli import main
-from apps.commands.serve import DRAFTS, MAX_GROUPS, add_arguments
+from apps.commands.serve import DRAFTS
 from apps.engine_options import ENGINE_OPTIONS, add_engine_arguments
 from devices.processes.forking import ForkedProcess
 from edge.api.config import EngineConfig
 from edge.demo import MODEL_PATH
-from edge.llm import options as engine_options
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
@@ -140,10 +138,6 @@ def test_every_engine_option_reaches_the_engine_process() -> None:
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)
     assert set(ENGINE_OPTIONS) == set(vars(parser.parse_args([]))) - {"affinity"}  # which is of all processes
-
-
-def test_as_many_groups_are_known_as_an_engine_has() -> None:
-    assert MAX_GROUPS == engine_options.MAX_GROUPS
 
 
 def test_every_kind_of_draft_is_known() -> None:
@@ -355,24 +349,6 @@ def test_what_was_within_a_target_is_told() -> None:
         assert (latency["target_itl_ms"], latency["target_ttft_ms"], latency["first_tokens"]) == (600000.0, None, 1)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_groups_reach_the_engine_process(groups: int) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    args = parser.parse_args(["--workers", "127.0.0.1:9", "--groups", str(groups)])
-    devices = distributed.prepare(args)
-    config = distributed.engine_config(args, MODEL_PATH, devices, 4)
-    assert EngineConfig.from_json(config.to_json()).engine_options().groups == groups
-
-
-def test_two_groups_are_answered_as_one(tmp_path: Path) -> None:
-    with worker(tmp_path / "w", "--threads", "1") as other:
-        options = ("--workers", other.address, "--parallel", "tensor", "--shares", "1,1", "--prefix-cache", "0")
-        with served(*options, "--groups", "2") as server, ThreadPoolExecutor(4) as pool:
-            answers = [pool.submit(server.answer) for _ in range(4)]
-            assert [answer.result() for answer in answers] == ["3 plus 4 is 7."] * 4
-
-
 def test_a_front_is_shown(tmp_path: Path) -> None:
     front = tmp_path / "front.json"
     assert refused("--front", str(front))[0] == 3
@@ -400,9 +376,6 @@ def test_a_front_is_shown(tmp_path: Path) -> None:
         (("--target-itl", "0"), "needs a number from 1 to 600000"),
         (("--target-itl", "100", "--requests", "1"), "--target-itl is about prompts beside answers"),
         (("--target-ttft", "100", "--reproducible"), "--target-ttft is about prompts beside answers"),
-        (("--groups", "2"), "--groups is for several devices"),
-        (("--groups", "3", "--workers", "127.0.0.1:9"), "--groups"),
-        (("--groups", "2", "--workers", "127.0.0.1:9", "--requests", "1"), "2 groups need 2 requests or more"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_one_line(arguments: tuple[str, ...], why: str) -> None:

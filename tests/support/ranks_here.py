@@ -13,9 +13,8 @@ from edge.llama import llama
 from edge.llm.options import EngineOptions
 from edge.llm.prefixes import name_histories, rank_key, seal
 from edge.parallel.engine import DistributedEngine
-from edge.parallel.follower import follow_groups
-from edge.parallel.grouped import GroupedEngine
-from edge.parallel.shard import Shard, load_shards
+from edge.parallel.follower import follow
+from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.slices.local import OwnSlices
 from partition.model.model import ModelShape
@@ -49,7 +48,6 @@ def ranks_here(
 
     At the end the other ranks must have followed without an error.
     """
-    options = replace(options, groups=options.groups or 1)
     file = GgufFile.open(model)
     n = len(how["shares"])
     plan = make_plan(limits(file), model.stem, "", ["local", *(f"rank-{i}" for i in range(1, n))], **how)
@@ -64,45 +62,30 @@ def ranks_here(
     shards = [] if shards is None else shards
     with ExitStack() as stack:
         vocabulary = stack.enter_context(closing(llama.Model(model, vocabulary_only=True)))
-        each: list[list[Shard]] = []
         for rank in range(n):
             here = place(rank, widths)
-            own = replace(options, sequences=-(-options.sequences // options.groups))
-            own = own if here.last else replace(own, outputs=options.rows)
+            own = options if here.last else replace(options, outputs=options.rows)
             if here.thin:
-                each.append([stack.enter_context(closing(Shard(model, own, here, vocabulary=vocabulary)))])
-                shards.append(each[rank][0])
+                shards.append(stack.enter_context(closing(Shard(model, own, here, vocabulary=vocabulary))))
                 name_histories(shards[0].engine.states, OWNER if options.prefixes is not None else b"")
                 continue
             target = folder / f"{model.stem}-{'-'.join(map(str, widths))}-{rank}.gguf"
             slice_ = write(model, plan.slice(rank), target, elastic=options.least_memory is not None)
             _, *of_adapters = slices.files(plan.slice(rank))
             own = replace(own, lora=tuple(str(slices.use(part, stack.enter_context)) for part in of_adapters))
-            each.append(load_shards(slice_, own, here))
-            for shard in each[rank]:
-                stack.enter_context(closing(shard))
-            shards.append(each[rank][0])
+            shards.append(stack.enter_context(closing(Shard(slice_, own, here))))
             if options.prefixes is not None:
                 saved, states = options.prefixes, shards[rank].engine.states
                 name_histories(states, OWNER)
                 seal(states, saved.folder / str(rank), saved.max_bytes, rank_key(OWNER, str(rank)), None)
-                for shard in each[rank][1:]:
-                    shard.engine.states.share(states)
-        following = [start(follow_groups, each[rank], groups[rank], "auto", wire) for rank in range(1, n)]
-        over = groups[0].lanes(options.groups) if options.groups > 1 else groups[:1]
-        engines = [
-            DistributedEngine(
-                file, vocabulary, plan, shard, lane, wire=wire, outputs=options.outputs, adapters=adapters
-            )
-            for shard, lane in zip(each[0], over, strict=True)
-        ]
-        engine = GroupedEngine(engines, options.sequences) if options.groups > 1 else engines[0]
+        following = [start(follow, shards[rank], groups[rank], "auto", wire) for rank in range(1, n)]
+        engine = DistributedEngine(
+            file, vocabulary, plan, shards[0], groups[0], wire=wire, outputs=options.outputs, adapters=adapters
+        )
         try:
             yield engine
         finally:
             engine.end()
-            if isinstance(engine, GroupedEngine):
-                engine.wait()
             errors = [done.exception(TIMEOUT_S) for done in following]
             for own_links in links:
                 for link in own_links.values():

@@ -24,7 +24,7 @@ def _read(*_: Any) -> Any:
 class StagedModel:
     """The methods of `TextEngine` that one answer needs. It refuses rows that do not continue what it holds."""
 
-    batch, outputs, sequences, contexts, threads, can_shift, paging, rollback = 64, 8, 1, 1, 1, False, None, None
+    batch, outputs, sequences, threads, can_shift, paging, rollback = 64, 8, 1, 1, False, None, None
     listener, adapters = None, ()
 
     def __init__(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import edge
-from edge.deployment.replanning import Replanner
 from edge.elastic.sizes import Sizes
 from edge.elastic.weights import ElasticWeights, next_pass
 from edge.errors import EngineError, NotEnoughMemory
@@ -23,12 +22,10 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Origin, Slot
 from edge.paging.budget import MARGIN_SHARE
 from edge.parallel.engine import DistributedEngine
-from edge.parallel.shard import Shard, load_shards
-from edge.parallel.topology import place
-from edge.planning.choose import work_options
+from edge.parallel.shard import Shard
 from edge.speculate.factory import Draft, model_with
 from edge.worker.limits import ResourceLimits
-from edge.worker.load import SlicePart, WholeModel, load
+from edge.worker.load import WholeModel, load
 from partition.errors import CannotSlice
 from partition.plan.arrange import make_plan
 from partition.plan.plan import Range
@@ -179,16 +176,7 @@ def test_ranks_paging_and_drafts_change_no_token(bundled: Elastic, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("measured_briefly")
-def test_devices_with_ranges_answer_as_the_largest_size_while_there_is_room(
-    bundled: Elastic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class SeenReplanner(Replanner):
-        def __init__(self, *how: Any) -> None:
-            super().__init__(*how)
-            takes_turns.append(self._takes_turns)
-
-    takes_turns: list[bool] = []
-    monkeypatch.setattr("edge.deployment.deploy.Replanner", SeenReplanner)
+def test_devices_with_ranges_answer_as_the_largest_size_while_there_is_room(bundled: Elastic, tmp_path: Path) -> None:
     options, prompt = edge.PlanOptions(context=256), "4 plus 4 is"
     sampling = SamplingParams(temperature=0.0)
     with worker(tmp_path, "--memory", "400MiB..1GiB", "--threads", "1") as other:
@@ -203,7 +191,6 @@ def test_devices_with_ranges_answer_as_the_largest_size_while_there_is_room(
                     with other.remote() as remote:
                         both_bytes = [state.memory_bytes for state in remote.describe()[1].sessions]
         assert baseline == tokens
-        assert takes_turns == [False, False]  # whatever was planned for, one group runs
         assert 50 * MIB < state.memory_bytes < 400 * MIB  # as its largest size takes, which has a few
         assert len(both_bytes) == 2
         slices = [GgufFile.open(path) for path in other.slices.iterdir() if path.stat().st_size > MIB]
@@ -256,33 +243,6 @@ def test_a_worker_whose_other_sessions_have_more_than_its_least_loads_what_the_r
         request.memory_limit_bytes = 20 * MIB
         with pytest.raises(NotEnoughMemory, match=r"needs a budget of at least \d+ MiB .*; 20 MiB were given"):
             load(request, 1, ResourceLimits(1, gives_back=1 << 30), lambda fraction: None)
-
-
-def test_two_groups_of_requests_have_the_limit_of_a_worker_and_not_its_range(
-    elastic: Callable[[str], Elastic], tmp_path: Path
-) -> None:
-    path = elastic("llama").path
-    file = GgufFile.open(path)
-    plan = make_plan(limits(file), "", "", ["local", "other"], **tensor(1, 1))
-    part_of = write(path, plan.slice(1), tmp_path / "slice.gguf", elastic=True)
-    limits_ = ResourceLimits(1, gives_back=1 << 29)
-    with followed(Memory(1 << 30)):
-        for groups in (1, 2):
-            options = {"context": 64, "batch": 32, "sequences": 1, "groups": groups}
-            request = pb.Load(path=str(part_of), options=options, stages=plan.widths, memory_limit_bytes=1 << 30)
-            with closing(load(request, 1, limits_, lambda fraction: None)) as part:
-                assert isinstance(part, SlicePart)
-                assert len(part._shards) == groups
-                assert isinstance(part._runner.paging, ElasticWeights) == (groups == 1)
-        options_ = replace(RANKS, groups=2, least_memory=42 * MIB)
-        with pytest.raises(EngineError, match=r"two groups of requests need all weights .* or is a range"):
-            load_shards(part_of, options_, place(1, plan.widths))
-
-
-def test_with_a_range_no_plan_has_two_groups_of_requests(bundled: Elastic) -> None:
-    for least, groups in ((None, None), (1 << 30, 1)):
-        options = EngineOptions(memory=2 << 30, least_memory=least, sequences=4)
-        assert work_options(bundled.path, options, "auto", "f32").groups == groups
 
 
 def test_a_change_that_comes_between_the_embeddings_and_the_pass_waits_for_the_next_pass(

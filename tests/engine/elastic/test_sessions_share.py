@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
 from quant.gguf.file import GgufFile
 from tests.engine.paging.test_paging_ranks import most_held
-from tests.support.deployments import ONE_THREAD, own_folders, pipeline, plan_for, tensor
+from tests.support.deployments import ONE_THREAD, own_folders, pipeline, plan_for
 from tests.support.helpers import until
 from tests.support.workers import Worker, worker
 from transport import edge_pb2 as pb
@@ -60,13 +60,12 @@ class Owner:
 
 
 @contextmanager
-def owner(device: Worker, model: Path, *, groups: int = 1) -> Iterator[Owner]:
-    """An owner whose model is on the worker alone; with two groups of requests, half of it is."""
-    plan = plan_for(model, [device], tensor(1, 1) if groups > 1 else pipeline(0, 1))
-    options = replace(OPTIONS, groups=groups, sequences=groups)
+def owner(device: Worker, model: Path) -> Iterator[Owner]:
+    """An owner whose model is on the worker alone."""
+    plan = plan_for(model, [device], pipeline(0, 1))
     with (
         Fleet([device.address]) as fleet,
-        Deployment(fleet, plan, GgufFile.open(model), options, DEFAULT_EXCHANGE) as deployment,
+        Deployment(fleet, plan, GgufFile.open(model), OPTIONS, DEFAULT_EXCHANGE) as deployment,
     ):
         yield Owner(deployment.engine, fleet, device.address)
 
@@ -128,17 +127,3 @@ def test_a_session_that_is_killed_leaves_its_memory_and_one_too_many_is_refused(
                 tokens(second.engine, 1)
         first.engine.kv_clear()
         assert tokens(first.engine, 6) == expected
-
-
-def test_a_session_that_cannot_change_has_what_it_needs_and_leaves_the_rest(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own_folders(monkeypatch, tmp_path / "own")
-    with worker(tmp_path / "w", "--memory", "900MiB", *ONE_THREAD) as device, owner(device, model, groups=2) as first:
-        [state] = first.shares()
-        assert 170 * MIB < state.least_bytes == state.most_bytes == state.share_bytes < 400 * MIB
-        with owner(device, model) as second:
-            assert len(tokens(second.engine, 2)) == 2
-            [same, other] = second.shares()
-            assert same.share_bytes == state.share_bytes
-            assert other.share_bytes == other.most_bytes > other.least_bytes

@@ -19,7 +19,7 @@ from edge.llama.buffers import Device, DeviceBuffer
 from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.layer_stream import Layer, LayerStream, copy_layer
 from edge.llama.llama import Batch, Context
-from edge.llm.engine import Engine, ModelRunner
+from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, reproducible
 from partition.architectures.table import ARCHITECTURES
@@ -396,15 +396,6 @@ def test_options_that_do_not_go_with_it(others: dict[str, object], named: str) -
 def test_it_is_not_reproducible() -> None:
     with pytest.raises(EngineError, match="reproducible answers need it left out"):
         reproducible(EngineOptions(gpu_memory=1 << 30))
-
-
-@pytest.mark.usefixtures("on_processor")
-def test_streamed_layers_serve_one_context_alone() -> None:
-    with (
-        Engine(MODEL_PATH, with_streamed(MODEL_PATH, 5)) as engine,
-        pytest.raises(EngineError, match="a larger --memory or --gpu-memory"),
-    ):
-        ModelRunner(MODEL_PATH, OPTIONS, sharing=engine)
 
 
 @pytest.mark.usefixtures("on_processor")

@@ -101,12 +101,12 @@ def engine_of(place: str, model: Path, options: EngineOptions, folder: Path) -> 
         with Engine(model, options) as engine:
             yield engine
         return
-    how = {"ranks": tensor(1, 1), "groups": tensor(1, 1), "stages": pipeline(1, 1), "thin": pipeline(0, 1, 1)}[place]
-    with ranks_here(model, how, replace(options, groups=2 if place == "groups" else 1), folder) as engine:
+    how = {"ranks": tensor(1, 1), "stages": pipeline(1, 1), "thin": pipeline(0, 1, 1)}[place]
+    with ranks_here(model, how, options, folder) as engine:
         yield engine
 
 
-@pytest.mark.parametrize("place", ["one", "ranks", "groups", "stages", "thin"])
+@pytest.mark.parametrize("place", ["one", "ranks", "stages", "thin"])
 def test_requests_of_all_sets_at_once(
     place: str, model: Path, options: EngineOptions, alone: dict[Scales, list[int]], tmp_path: Path
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_budget_has_room_for_adapters(tmp_path: Path, tmp_path_factory: pytest
 
 
 def test_adapters_need_room(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a budget, too: what is allocated for them is memory. Each context computes with them."""
+    """Adapters count as memory that must be allocated, also without a budget."""
     large = AdapterFile(
         write_adapter(tmp_path / "large.gguf", model, rank=256),
         file := GgufFile.open(model),
@@ -217,9 +217,8 @@ def test_adapters_need_room(model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(NotEnoughMemory, match=r"adapters \d+"):
         Engine(model, replace(EXACT, lora=(str(large.path),)))
     with_adapter = replace(sizes, **adapter_sizes([large], ModelShape.from_gguf(file).n_layers))
-    parts = [memory.need(model, replace(with_adapter, contexts=n)).parts["adapters"] for n in (1, 2)]
-    assert parts[0] == sum(large.weights.values()) + sizes.batch * large.row_bytes
-    assert parts[1] - parts[0] == sizes.batch * large.row_bytes
+    need = memory.need(model, with_adapter)
+    assert need.parts["adapters"] == sum(large.weights.values()) + sizes.batch * large.row_bytes
 
 
 def test_layers_on_a_gpu_are_counted_with_their_adapters(model: Path, tmp_path: Path) -> None:

@@ -193,18 +193,6 @@ def test_stages_give_the_hidden_states_that_one_device_has(folder: Path, tmp_pat
         assert other.std() > 0.5
 
 
-def test_groups_have_hidden_states_of_their_own(folder: Path, tmp_path: Path) -> None:
-    """They are heard of by the numbers that sequences have among all groups."""
-    heard: list[tuple[int, list[int]]] = []
-    options = replace(ROOM, sequences=4, groups=2, outputs=4)
-    with ranks_here(with_predictor(folder), tensor(1, 1), options, tmp_path) as engine:
-        engine.listen(lambda tokens, positions, own, rows: heard.append((int(own[0]), tokens.tolist())))
-        assert engine.listener is not None
-        for sequence in (0, 1, 3):
-            engine.decode([5 + sequence, 9], 0, sequence=sequence)
-    assert heard == [(0, [5, 9]), (1, [6, 9]), (3, [8, 9])]
-
-
 @pytest.mark.parametrize("temperature", [1.0, *thorough(0.5, 2.0)])
 def test_samples_are_of_the_models_own_distribution(folder: Path, temperature: float) -> None:
     """Pairs of tokens after a prompt, with drafts, half of which are right, and without, from other seeds."""

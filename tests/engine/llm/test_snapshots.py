@@ -460,15 +460,14 @@ def test_requests_that_share_steps_are_answered_as_each_alone(how: str, tmp_path
         assert Scheduler(ranks).run(requests) == alone
 
 
-@pytest.mark.parametrize(("how", "groups"), [("alone", 1), ("tensor", 2)])
-def test_how_fast_steps_are_is_learned(how: str, groups: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["alone", "tensor"])
+def test_how_fast_steps_are_is_learned(how: str, tmp_path: Path) -> None:
     """Though prompts and answers are computed in graphs of their own."""
     now = iter(range(10_000))
-    options = replace(OPTIONS, sequences=4, groups=groups)
+    options = replace(OPTIONS, sequences=4)
     with engine_of(model_of("lfm2", tmp_path), how, options, tmp_path) as engine:
         scheduler = Scheduler(engine, clock=lambda: float(next(now)))
-        for _ in range(groups):
-            scheduler.add(Request(FIRST[:9], 12, GREEDY))
+        scheduler.add(Request(FIRST[:9], 12, GREEDY))
         scheduler.step()
         scheduler.add(Request(FIRST, 2, GREEDY))
         assert scheduler.running

@@ -143,11 +143,11 @@ def _few_rows(choose):  # type: ignore[no-untyped-def]
     return lambda *arguments, **how: [(running, min(n_rows, 3)) for running, n_rows in choose(*arguments, **how)]
 
 
-def test_pictures_beside_texts_in_groups_of_ranks(tmp_path: Path, model: Model) -> None:
+def test_pictures_beside_texts_on_tensor_ranks(tmp_path: Path, model: Model) -> None:
     if model.kind == "mrope":
         pytest.skip("attention of these models is not shared")
     requests = [model.request(1), model.request(2, n_before=20), model.request(1, n_before=3)]
-    options = replace(OPTIONS, sequences=4, groups=2)
+    options = replace(OPTIONS, sequences=4)
     how = {"shares": (1.0, 1.0), "parallel": "tensor"}
     with ranks_here(model.text, how, options, tmp_path) as ranks, Scheduler(ranks) as scheduler:
         results = probabilities(scheduler, *requests)

@@ -255,33 +255,6 @@ def test_a_thin_link_bounds_the_throughput() -> None:
     assert result.bound == "the way from local to b takes 20.0 of 44.0 ms"
 
 
-@pytest.mark.parametrize(
-    ("way", "one_ms", "two_ms"),
-    [
-        # 4 rows: 16 ms of computing, 16 of sums and 2 of the way back. 2 rows: 8, 16 and 2, once for both groups.
-        (LinkSpeed(2 * MS, 5e10), 34 / 4, 26 / 4),
-        # 2 rows: 8 ms of computing, 4 of sums and 0.5: two groups keep the devices busy for 16.
-        (LinkSpeed(0.5 * MS, 5e10), 20.5 / 4, 16 / 4),
-        # A row's sum is a millisecond of bytes: of 2 rows 16 ms of sums, which cross behind 16 ms of the other group's.
-        (LinkSpeed(0, 512 / MS), (16 + 32 + 4) / 4, (8 + 16 + 2 + 16) / 4),
-    ],
-    ids=["latency", "computing", "bytes"],
-)
-def test_two_groups_compute_while_sums_travel(way: LinkSpeed, one_ms: float, two_ms: float) -> None:
-    half = Shard(LOCAL, Range(0, 4), Range(0, 32), Range(0, 512))
-    other = Shard("b", Range(4, 8), Range(32, 64), Range(512, 1024))
-    plan = Plan("m", "", model(4)[1].sizes, (Stage(Range(0, 4), (half, other)),))
-    speeds = {name: device(name, 2 * MS, by_row=True) for name in (LOCAL, "b")}
-    to_do, links = work(4, concurrency=4), linked([LOCAL, "b"], way)
-    first, two = (predict(replace(plan, microbatches=n), to_do, speeds, links) for n in (1, 2))
-    assert (first.microbatches, two.microbatches) == (1, 2)
-    assert 1e3 / first.throughput_per_s == pytest.approx(one_ms, rel=1e-3)
-    assert 1e3 / two.throughput_per_s == pytest.approx(two_ms, rel=1e-3)
-    assert two.latency_s == first.latency_s
-    kv = to_do.kv_before[-1] / 2  # of each rank, for every group
-    assert [two.memory_bytes[name] - first.memory_bytes[name] for name in speeds] == pytest.approx([kv, kv])
-
-
 def test_the_head_is_on_the_last_stage_only() -> None:
     speeds = [device(head_s=9 * MS), device("b", head_s=5 * MS)]
     stages = predicted(speeds, linked([LOCAL, "b"]), 2, 4).stages

@@ -14,7 +14,6 @@ from edge.planning import arrange
 from edge.planning.arrange import again
 from edge.planning.choice import PlanChoice
 from edge.planning.encoder_place import EncoderPlace
-from edge.planning.plan_options import PlanOptions
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -114,22 +113,7 @@ def test_without_room_for_the_encoder_limits_stay(limits: dict[str, float]) -> N
     assert why[0] == why[1]
 
 
-@pytest.mark.parametrize("groups", [None, 1])
-def test_two_groups_of_requests_are_planned_again_where_they_are_faster(groups: int | None) -> None:
-    """As the first plan was, unless a person said one. Three devices share every layer, and their sums travel long."""
-    names = (LOCAL, A, B, "c:1")
-    speeds = [planning.device(name, 4 * MS, by_row=True) for name in names]
-    links = planning.linked(names, LinkSpeed(0.5 * MS, 1e9))
-    planner = Planner(planning.work(8, concurrency=4), speeds, links, "made up", "")
-    choice = PlanChoice(MODEL_PATH, shared(*names), "planned", planner=planner, options=PlanOptions(groups=groups))
-    left, why = Replanner(choice, FILE, "").plan([A, B])
-    assert set(left.devices) == {LOCAL, A, B}
-    assert left.turns == (groups or 2)
-    assert ("two groups of requests by turns" in why) == (groups is None)
-
-
-def test_the_groups_of_many_requests_are_planned_again() -> None:
-    """More than there are stages, where links are slow."""
+def test_replanning_keeps_more_microbatches_than_stages_over_slow_links() -> None:
     links = planning.linked((LOCAL, A), LinkSpeed(20 * MS, 1e9))
     speeds = [planning.device(name, 2 * MS, by_row=True) for name in (LOCAL, A)]
     planner = Planner(planning.work(8, concurrency=8), speeds, links, "made up", "")

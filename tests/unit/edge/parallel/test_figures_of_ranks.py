@@ -9,7 +9,7 @@ import pytest
 
 from apps.show import step_table
 from edge.parallel import shard
-from edge.parallel.shard import Shard, Turns
+from edge.parallel.shard import Shard
 from edge.parallel.step_times import Figure, StepTime, StepTimes
 from edge.survey.layer_times import DEPTH, LayerTimes, _chunk_rows, device_speed
 from edge.survey.llm_survey import _with_sums
@@ -95,7 +95,6 @@ def test_a_steps_seconds_are_computing_sums_and_waits(monkeypatch: pytest.Monkey
 
     first._group = SimpleNamespace(allreduce=allreduce)
     first._algorithm = first.wire = None
-    first._turns = Turns()
     node: Any = SimpleNamespace(view=lambda: object())
 
     def decode_rows(*_: Any) -> None:
