@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transport.choice import ALGORITHMS, Algorithm, Choice, choose
-from transport.lanes import lanes
 from transport.link import Link, receive_parts, send_parts
 
 Floats = NDArray[np.float32]
@@ -88,14 +87,6 @@ class Group:
         group = Group(list(ranks).index(self.rank), links)
         group.latency_s, group.bandwidth = self.latency_s, self.bandwidth
         return group
-
-    def lanes(self, n: int) -> list[Group]:
-        """Return `n` groups of the same ranks over lanes of the links, which nothing else may use from now on."""
-        by_rank = {rank: lanes(link, n) for rank, link in self.links.items()}
-        groups = [Group(self.rank, {rank: own[number] for rank, own in by_rank.items()}) for number in range(n)]
-        for group in groups:
-            group.latency_s, group.bandwidth = self.latency_s, self.bandwidth
-        return groups
 
     def choice(self, n_floats: int, wire: Wire | None = None) -> Choice:
         """Return the algorithm that `auto` uses for a tensor of `n_floats`, with the times of all."""

@@ -43,7 +43,6 @@ class Kind(IntEnum):
     ERROR = 6  # why the sender gives up, as text; the last frame
     CLOSE = 7  # the sender is done; the last frame
     SHAPED = 8  # a frame inside a frame, of a shaped link
-    LANE = 9  # the number of a lane, and a frame of it inside this one
 
 
 _KINDS = {int(kind): kind for kind in Kind}

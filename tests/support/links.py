@@ -22,7 +22,6 @@ from tests.support.shaped_link import Nic, Shape, ShapedLink
 from tests.support.trust import Cluster, shown
 from transport import grpc_link, security
 from transport.frame import Kind, check_of, pack_header
-from transport.lanes import lanes
 from transport.link import Deadlines, Link
 from transport.relay import relay
 from transport.tcp_link import TcpLink
@@ -30,7 +29,7 @@ from transport.tcp_link import TcpLink
 WAIT_S = 60.0  # never reached: only against a hang
 PATIENT = Deadlines(step_timeout_s=WAIT_S, send_timeout_s=WAIT_S)
 STREAMS = ("tcp", "tls", "unix")  # a frame is no unit on these: it may come in pieces
-KINDS = ("memory", *STREAMS, "grpc", "relay", "lane", "shaped memory", "shaped tcp", "shaped grpc")
+KINDS = ("memory", *STREAMS, "grpc", "relay", "shaped memory", "shaped tcp", "shaped grpc")
 STAMP = struct.Struct("<dd")  # before a frame that crosses a shaped link
 
 T = TypeVar("T")
@@ -174,9 +173,6 @@ class Bench:
             outside.deadlines = inside.deadlines = PATIENT
             start(relay, outside, inside)
             return a, b
-        if kind == "lane":
-            a, b = self._pair("tcp", deadlines)
-            return lanes(a, 2)[1], lanes(b, 2)[1]
         if kind.startswith("shaped"):
             inner_a, inner_b = self._pair(kind.split()[1], deadlines)
             shape = Shape(delay_s=0.001, jitter_s=0.0005)

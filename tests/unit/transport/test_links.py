@@ -50,10 +50,9 @@ from transport.link import CONTROL_BYTES, Deadlines, Link
 from transport.tcp_link import TcpLink
 
 SIZES = (0, 1, 8 << 10, 1 << 20)
-RAW_KINDS = tuple(kind for kind in KINDS if kind not in ("relay", "lane"))
+RAW_KINDS = tuple(kind for kind in KINDS if kind != "relay")
 ENDS = pytest.mark.parametrize("swapped", [False, True], ids=["this end", "other end"])
 ALL = pytest.mark.parametrize("kind", KINDS)
-HELD_BACK = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lane"])  # a thread reads all of those
 RAW = pytest.mark.parametrize("kind", RAW_KINDS)
 STREAM = pytest.mark.parametrize("kind", STREAMS)
 
@@ -358,7 +357,7 @@ def test_closing_from_another_thread_frees_who_waits(bench: Bench, kind: str, sw
             waiting.result(WAIT_S)
 
 
-@HELD_BACK
+@ALL
 @ENDS
 def test_closing_from_another_thread_frees_who_waits_to_send(bench: Bench, kind: str, swapped: bool) -> None:
     a, _ = ends(bench, kind, swapped)
@@ -396,7 +395,7 @@ def waits(sending: Future[None], link: Link) -> bool:
     return not sending.done()
 
 
-@HELD_BACK
+@ALL
 @ENDS
 def test_a_peer_that_stops_reading_is_noticed_and_costs_little_memory(bench: Bench, kind: str, swapped: bool) -> None:
     a, _ = ends(bench, kind, swapped, Deadlines(send_timeout_s=0.2))
