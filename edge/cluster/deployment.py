@@ -31,7 +31,7 @@ from edge.worker.messages import options_message
 from partition.errors import PlanError
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
-from partition.plan.plan import Shard as Part
+from partition.plan.plan import Shard as PlanShard
 from partition.slices.gguf_slice import limits
 from partition.slices.recipe import Recipe
 from quant.gguf.file import GgufFile
@@ -286,7 +286,7 @@ _OF_A_DEVICE = frozenset(
 )
 
 
-def _own(part: Part) -> dict[str, Any]:
+def _own(part: PlanShard) -> dict[str, Any]:
     """Engine options that a plan sets for one device."""
     limits = {"threads": part.threads, "gpu_layers": part.gpu_layers, "memory": part.memory}
     return {name: value for name, value in limits.items() if value is not None}

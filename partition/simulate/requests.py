@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from partition.predict.prediction import Prediction
 from partition.simulate.arrivals import Arrivals, Request
-from partition.simulate.servers import Clock, Server, Step, Tally
+from partition.simulate.servers import Clock, Server, SimulatedStep, Tally
 from partition.simulate.times import PROMPT_ROWS, chunk_rows
 from partition.simulate.windows import Windows, draw_accepted
 
@@ -27,8 +27,8 @@ class State:
         self.done = False
 
 
-class Source:
-    """Source of requests: lets them arrive, and gives each a place in flight when there is one."""
+class RequestSource:
+    """Lets requests arrive, and gives each request a place in flight when one is free."""
 
     def __init__(self, clock: Clock, servers: Sequence[Server], predicted: Prediction, arrivals: Arrivals) -> None:
         """servers: the parts of the plan in order, the last one the link by which answers come back."""
@@ -93,18 +93,18 @@ class Source:
         """A request has its place."""
         raise NotImplementedError
 
-    def _answered(self, step: Step) -> None:
+    def _answered(self, step: SimulatedStep) -> None:
         """Handle the result of a step that has arrived from the last stage."""
         raise NotImplementedError
 
 
-class Inputs(Source):
+class Inputs(RequestSource):
     """Requests to an ONNX model: inputs enter the pipeline one by one."""
 
     def _start(self, index: int) -> None:
-        self._first.take(Step((index,), 1))
+        self._first.take(SimulatedStep((index,), 1))
 
-    def _answered(self, step: Step) -> None:
+    def _answered(self, step: SimulatedStep) -> None:
         self._token(step.requests[0])
         self._admit()
 
@@ -114,7 +114,7 @@ _NOTHING = 1e-6  # rows: what even chunks leave of a prompt by rounding
 OLDEST_PART = 4  # as in edge.llm.scheduler
 
 
-class Texts(Source):
+class Texts(RequestSource):
     """Requests to a language model: groups that each get their next token, with chunks of prompts beside them.
 
     As in `edge.llm.scheduler`: of those whose next token can be computed, ceil((ready + in flight) / microbatches) make
@@ -136,14 +136,14 @@ class Texts(Source):
         self._ready: list[int] = []
         self._groups_flying, self._requests_flying = 0, 0
         self._windows: Windows | None = None  # windows of a request that is alone; it counts as a group
-        self._cancelled: set[Step] = set()  # of such requests
+        self._cancelled: set[SimulatedStep] = set()  # of such requests
         self._first.freed = self._soon
 
     def _start(self, index: int) -> None:
         self._wait(index)
         self._soon()
 
-    def _answered(self, step: Step) -> None:
+    def _answered(self, step: SimulatedStep) -> None:
         if step in self._cancelled:
             self._cancelled.remove(step)
             return
@@ -235,7 +235,7 @@ class Texts(Source):
             self.states[index].pending -= rows
         ended = [index for index, _ in parts if self.states[index].pending < _NOTHING]
         drafts = self._drafts(group, parts)
-        step = Step((*group, *ended), len(group) + drafts, prompts, drafts)
+        step = SimulatedStep((*group, *ended), len(group) + drafts, prompts, drafts)
         self._ready = [index for index in self._ready if index not in step.requests]
         if step.answers:
             self.ready.add(-len(step.requests))

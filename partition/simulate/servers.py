@@ -14,7 +14,7 @@ from partition.errors import PlanError
 
 _BEHIND = 1 << 60  # of the order of events at one time
 MOST_EVENTS = 5_000_000  # in one simulation; so many take about half a minute
-_Then = Callable[["Step"], None]
+_Then = Callable[["SimulatedStep"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class SimulatedStep:
     """One step through the stages: a token of each of some requests and parts of prompts, or one input."""
 
     requests: tuple[int, ...]  # indices of those that get a token by it
@@ -130,13 +130,13 @@ class Server:
         self,
         clock: Clock,
         jitter: Jitter,
-        seconds: Callable[[Step], float],
+        seconds: Callable[[SimulatedStep], float],
         latency_s: float = 0.0,
         slow: Sequence[Slow] = (),
     ) -> None:
         """seconds: that a step keeps it busy. slow: when it takes longer."""
         self._clock, self._jitter, self._seconds, self._latency_s, self._slow = clock, jitter, seconds, latency_s, slow
-        self._steps: deque[Step] = deque()
+        self._steps: deque[SimulatedStep] = deque()
         self._factor = 1.0
         self._busy_s, self._until, self._arrived = 0.0, 0.0, 0.0
         self.idle = True
@@ -144,7 +144,7 @@ class Server:
         self.then: _Then = lambda step: None  # called with a finished step
         self.freed: Callable[[], None] = lambda: None  # called when it has nothing to do
 
-    def take(self, step: Step) -> None:
+    def take(self, step: SimulatedStep) -> None:
         """Serve it when its turn has come."""
         if self.idle:
             self._begin(step)
@@ -157,7 +157,7 @@ class Server:
         served = self._busy_s - max(0.0, self._until - seconds)
         return min(1.0, served / seconds) if seconds else 0.0
 
-    def _begin(self, step: Step) -> None:
+    def _begin(self, step: SimulatedStep) -> None:
         now = self._clock.now
         self.idle = False
         self._factor = self._jitter()
@@ -169,7 +169,7 @@ class Server:
         self._until = now + seconds
         self._clock.at(self._until, self._end, step)
 
-    def _end(self, step: Step) -> None:
+    def _end(self, step: SimulatedStep) -> None:
         now = self._clock.now
         self.idle = True
         self._arrived = max(self._arrived, now + self._latency_s * self._factor)

@@ -18,7 +18,7 @@ from partition.simulate.arrivals import Arrivals, poisson
 from partition.simulate.requests import Inputs, State, Texts
 from partition.simulate.result import REQUIRED, Goodput, Simulated, Spread, Targets, Use
 from partition.simulate.servers import Clock, Jitter, Server, Slow, TooManyEvents
-from partition.simulate.times import Part, capacity_per_s, parts
+from partition.simulate.times import StageOrLink, capacity_per_s, parts
 
 _LEAST_LOAD, _RATE_WITHIN = 200, 0.01  # of the search for a rate: the interval's width at first and in the end
 _RATE_REQUESTS = 1000  # at most, in each simulation of that search
@@ -171,6 +171,6 @@ def _mean_tokens(arrivals: Arrivals) -> tuple[int, int]:
     return round(prompts / len(requests)), round(answers / len(requests))
 
 
-def _slows(part: Part, slow: Sequence[Slow]) -> tuple[Slow, ...]:
+def _slows(part: StageOrLink, slow: Sequence[Slow]) -> tuple[Slow, ...]:
     """Return the slow periods of a stage's devices. Links have none."""
     return () if part.is_link else tuple(period for period in slow if period.device in part.devices)

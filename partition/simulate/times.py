@@ -11,22 +11,22 @@ from partition.plan.plan import LOCAL
 from partition.predict.drafts import Draft
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Curve
-from partition.simulate.servers import Step
+from partition.simulate.servers import SimulatedStep
 
 PROMPT_ROWS = 64  # of a step that answers wait for; edge.llm.step_budget begins with as many
 
 
 @dataclass(frozen=True)
-class Part:
-    """A stage, or a link between two."""
+class StageOrLink:
+    """A stage of a plan, or a link between two devices."""
 
     devices: tuple[str, ...]  # of a link: the first one of both ends
-    seconds: Callable[[Step], float]  # how long a step keeps it busy
+    seconds: Callable[[SimulatedStep], float]  # how long a step keeps it busy
     latency_s: float = 0.0  # of a link
     is_link: bool = False
 
 
-def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
+def parts(predicted: Prediction, owner: str = LOCAL) -> list[StageOrLink]:
     """Every stage and link in the order that steps take them. owner: the device that sends and gets the answers.
 
         a step of r rows        rows_s(r), and busy_s where r is the microbatch that it was predicted for
@@ -48,11 +48,11 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
     if twice is not None:
         raise PlanError(f"{twice} appears twice in the plan; only plans that use each device once can be simulated")
     rows = predicted.in_flight / predicted.microbatches
-    result: list[Part] = []
+    result: list[StageOrLink] = []
     if predicted.enter_s:
         enter = partial(_sends, predicted.enter_busy_s)
         latency_s = max(0.0, predicted.enter_s - predicted.enter_busy_s)
-        result.append(Part((owner, stages[0].devices[0]), enter, latency_s, is_link=True))
+        result.append(StageOrLink((owner, stages[0].devices[0]), enter, latency_s, is_link=True))
     for i, stage in enumerate(stages):
         curve = stage.rows_s
         decode = curve
@@ -60,14 +60,14 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
             decode = Curve(tuple(sorted({**dict(curve.points), round(rows): stage.busy_s}.items())))
         draft = predicted.draft if i == 0 else None
         computes = partial(_computes, cache(curve.at), cache(decode.at), stage.crowding, draft)
-        result.append(Part(stage.devices, computes))
+        result.append(StageOrLink(stage.devices, computes))
         last = i + 1 == len(stages)
         # The formulas round hidden states to whole rows, and not the logits that go back.
         a_row = stage.transfer_busy_s / (rows if last else max(1, round(rows)))
         goes_to = owner if last else stages[i + 1].devices[0]
         latency_s = max(0.0, stage.transfer_s - a_row)
         sends = partial(_answers if last else _sends, a_row)
-        result.append(Part((stage.devices[0], goes_to), sends, latency_s, is_link=True))
+        result.append(StageOrLink((stage.devices[0], goes_to), sends, latency_s, is_link=True))
     return result
 
 
@@ -80,19 +80,19 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
     """
     rows = max(1, -(-predicted.in_flight // predicted.microbatches))
     stages = parts(predicted)
-    group = Step(tuple(range(rows)), rows)
-    chunk, others, n_chunks = Step((0,), 1), Step((), 1), 1
+    group = SimulatedStep(tuple(range(rows)), rows)
+    chunk, others, n_chunks = SimulatedStep((0,), 1), SimulatedStep((), 1), 1
     if predicted.prompt is not None:
         n_rows = chunk_rows(prompt, predicted.n_stages)
         n_chunks = round(prompt / n_rows)
-        chunk, others = Step((0,), 0, ((prompt, n_rows),)), Step((), 0, ((prompt, n_rows),))
+        chunk, others = SimulatedStep((0,), 0, ((prompt, n_rows),)), SimulatedStep((), 0, ((prompt, n_rows),))
     busy, alone, prompt_s = [], 0.0, 0.0
     for part in stages:
         first = part.seconds(chunk) + (n_chunks - 1) * part.seconds(others)
         group_s = part.seconds(group)
         answer_s = (tokens - 1) / rows * group_s
         if rows > 1 and others.prompts:  # answers of others have rows in the steps of the prompt
-            some = Step((), 0, ((prompt, min(prompt, PROMPT_ROWS)),))
+            some = SimulatedStep((), 0, ((prompt, min(prompt, PROMPT_ROWS)),))
             beside_s = (part.seconds(replace(some, decodes=rows - 1)) - part.seconds(some)) / (rows - 1)
             n_beside = min(tokens - 1, -(-prompt // PROMPT_ROWS) * (rows - 1))
             answer_s -= n_beside * max(0.0, group_s / rows - beside_s)
@@ -119,7 +119,7 @@ def _computes(
     decode_s: Callable[[float], float],
     crowding: float,
     draft: Draft | None,
-    step: Step,
+    step: SimulatedStep,
 ) -> float:
     seconds, before = 0.0, 0.0
     alone = [(prompt_s(prompt) * rows / prompt, rows) for prompt, rows in step.prompts]
@@ -132,10 +132,10 @@ def _computes(
     return crowding * seconds + drafts_s
 
 
-def _sends(a_row: float, step: Step) -> float:
+def _sends(a_row: float, step: SimulatedStep) -> float:
     return a_row * step.rows
 
 
-def _answers(a_row: float, step: Step) -> float:
+def _answers(a_row: float, step: SimulatedStep) -> float:
     """A prompt is answered by one row of logits, at its end."""
     return a_row * (len(step.requests) + step.drafts)

@@ -6,7 +6,7 @@ import random
 from collections import deque
 
 from partition.predict.drafts import Draft
-from partition.simulate.servers import Step
+from partition.simulate.servers import SimulatedStep
 
 
 def draw_accepted(acceptance: float, drafts: int, chosen: random.Random) -> int:
@@ -20,11 +20,11 @@ def draw_accepted(acceptance: float, drafts: int, chosen: random.Random) -> int:
 class Windows:
     """Draft windows of one request: submitted one after the other, verified when they return."""
 
-    def __init__(self, index: int, draft: Draft, chosen: random.Random, cancelled: set[Step]) -> None:
+    def __init__(self, index: int, draft: Draft, chosen: random.Random, cancelled: set[SimulatedStep]) -> None:
         """index: of the request. cancelled: is given the steps that are still to come, and of no use."""
         self.index = index
         self._draft, self._random, self._cancelled = draft, chosen, cancelled
-        self._under_way: deque[Step] = deque()  # the oldest first
+        self._under_way: deque[SimulatedStep] = deque()  # the oldest first
         self._returned = 0  # windows that have come back
 
     @property
@@ -32,17 +32,17 @@ class Windows:
         """True if no window in flight can give tokens."""
         return not self._under_way
 
-    def next(self, left: int) -> Step | None:
+    def next(self, left: int) -> SimulatedStep | None:
         """Return one more window to submit; None if there are enough. left: tokens that the request may still get."""
         behind = sum(step.decodes for step in self._under_way)
         if len(self._under_way) >= self._draft.windows or left <= behind:
             return None
         rows = min(self._draft.rows, left - behind)
-        step = Step((self.index,), rows, drafts=rows - 1, follows=bool(self._under_way))
+        step = SimulatedStep((self.index,), rows, drafts=rows - 1, follows=bool(self._under_way))
         self._under_way.append(step)
         return step
 
-    def take(self, step: Step) -> bool:
+    def take(self, step: SimulatedStep) -> bool:
         """A step has come back; whether it is one of these."""
         is_own = step in self._under_way
         self._returned += is_own

@@ -26,7 +26,7 @@ from partition.simulate import servers as simulate_servers
 from partition.simulate.arrivals import Arrivals, Request, TraceError, closed, poisson, trace
 from partition.simulate.requests import Texts
 from partition.simulate.result import Spread
-from partition.simulate.servers import Clock, Jitter, Server, Slow, Step
+from partition.simulate.servers import Clock, Jitter, Server, SimulatedStep, Slow
 from partition.simulate.simulate import Conditions, simulate
 from partition.simulate.times import capacity_per_s, parts
 from tests.support.planning import MS, device, linked, work
@@ -219,10 +219,10 @@ def test_a_step_with_a_prompt_and_answers_reads_weights_once() -> None:
     stage = parts(plan)[0]
     curve = plan.stages[0].rows_s
     prompt = ((64, 16.0),)
-    together, prompt_s = stage.seconds(Step((), 4, prompt)), stage.seconds(Step((), 0, prompt))
+    together, prompt_s = stage.seconds(SimulatedStep((), 4, prompt)), stage.seconds(SimulatedStep((), 0, prompt))
     assert together == pytest.approx(prompt_s + curve.at(20) - curve.at(16))
-    assert together < prompt_s + stage.seconds(Step((), 4))
-    two_s = stage.seconds(Step((), 0, 2 * prompt))
+    assert together < prompt_s + stage.seconds(SimulatedStep((), 4))
+    two_s = stage.seconds(SimulatedStep((), 0, 2 * prompt))
     assert two_s == pytest.approx(prompt_s + min(prompt_s, curve.at(32) - curve.at(16)))
 
 
@@ -318,7 +318,7 @@ def test_groups_are_those_of_the_scheduler(stages: int, concurrency: int, monkey
     source, steps = Texts(clock, servers, plan, arrivals), []
     take = servers[0].take
 
-    def noted(step: Step) -> None:
+    def noted(step: SimulatedStep) -> None:
         steps.append(step.rows)
         take(step)
 
