@@ -145,7 +145,6 @@ class States:
         self.most_read = in_window(file, READ_TOKENS)
         self.factors = position_factors(file, context.n_ctx)
 
-
     def seal(self, sealed: SealedBlocks | None) -> None:
         """Keep blocks and snapshots there; None: nowhere."""
         self.sealed = sealed
