@@ -1,4 +1,4 @@
-"""`edge bench MODEL.onnx`: what each stage and each cut of a model gives, on this device or on two."""
+"""`edge bench MODEL.onnx`: measures an ONNX model cut into two stages, at each cut, on one device or on two."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ _OF_TEXT = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("ONNX models", "on this device, or on this one and a worker, or on two workers")
-    option(group, "--cuts WHICH", "all, distinct, blocks, or labels: A,B (default: blocks, where there are any)")
+    words = "Measure each cut into two stages on this device, on this device and one worker, or on two workers."
+    group = parser.add_argument_group("ONNX models", words)
+    words = "cuts to measure: all, distinct, blocks, or labels A,B (default: blocks if the model has any)"
+    option(group, "--cuts WHICH", words)
     add(group, "--dim", "--input")
-    option(group, "--no-local", "no stage on this device: --workers names two")
+    option(group, "--no-local", "run no stage on this device; --workers must name two workers")
     add(group, "--in-flight")
 
 
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     model.check_places(2)
     cuts = choose(model.graph, args.cuts or "auto")
     if not cuts:
-        raise PlanError(f"{model.name} has no cuts of that kind; --cuts all shows every one")
+        raise PlanError(f"{model.name} has no cuts of the kind {args.cuts!r}; --cuts all measures every cut")
     wire, results = args.wire or "f32", list["CutSpeed"]()
     with progress(f"Measuring cuts of {model.name}", len(cuts), "cuts") as show:
         if args.workers is None:
@@ -80,22 +82,22 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     for name in _OF_TEXT:
         if getattr(args, name) != args.parser.get_default(name):
-            raise UsageError(f"--{name.replace('_', '-')} is for language models; this one is in ONNX")
+            raise UsageError(f"--{name.replace('_', '-')} is for language models; {args.model} is an ONNX model")
     if args.workers is None:
         several = ("wire", "transport", "in_flight", "insecure", "no_local")
-        refuse(args, several, "is for several devices: name one with --workers HOST:PORT")
+        refuse(args, several, "is for several devices: name a worker with --workers HOST:PORT")
     elif (n := len(_devices(args))) != 2:
-        raise UsageError(f"a cut is between two devices, not {n}: this one and one worker, or two with --no-local")
+        raise UsageError(f"a cut needs 2 devices, got {n}: name one worker, or two workers with --no-local")
     elif args.no_local and args.threads is not None:
-        raise UsageError("--threads is for a stage on this device, and there is none: leave --no-local out")
+        raise UsageError("--threads is for a stage on this device, but --no-local runs none here: leave one out")
     check_dimensions(args.dim or ())
 
 
 def _devices(args: argparse.Namespace) -> tuple[str, ...]:
-    """Those that a cut is between."""
+    """Return the two devices on either side of a cut."""
     workers: tuple[str, ...] = args.workers
     if workers == AUTO:
-        raise UsageError("--workers auto is for language models; name the devices of the stages")
+        raise UsageError("--workers auto is for language models; name the devices of the stages with --workers A,B")
     return workers if args.no_local else (LOCAL, *workers)
 
 
@@ -120,6 +122,6 @@ def _show(model: OnnxSource, whole: FlowSpeed, devices: Sequence[str], results: 
         results, key=lambda result: result.speed.throughput_per_s if result.speed else result.expected_throughput_per_s
     )
     if pipelined:
-        print_note(f"Best for throughput: after {best.cut.label}. Expected: one over the slowest of stages and links.")
+        print_note(f"Best for throughput: after {best.cut.label}. Expected: limited by the slowest stage or link.")
     else:
-        print_note(f"Best for two such devices: after {best.cut.label}, with a link that is never the slowest.")
+        print_note(f"Best for two such devices: after {best.cut.label}, if the link is never the slowest part.")

@@ -24,13 +24,14 @@ EXIT_CLOSED_PIPE, EXIT_TERMINATED = 141, 143
 
 
 def build_parser(command: str | None = None) -> Parser:
-    """Return the parser of all commands, or of one alone, which takes half the time of a start. Their modules are
-    light to import: engines load when a command runs.
+    """Return the parser of all commands, or of one command, which makes a start twice as fast.
 
-    A module has HELP, `add_arguments`, which adds what it takes to its parser, and `run`, which does it and returns the
-    exit code; a command with actions has a function for each in place of `run`.
+    Each command is a module with HELP (its summary), `add_arguments` (adds its options to a parser) and `run` (runs it
+    and returns the exit code). A command with actions sets a `run` function for each action instead. The modules import
+    quickly: engines load when a command runs.
     """
-    parser = Parser(prog="edge", description="Run one model on the devices you have.")
+    words = "edge COMMAND --help lists the options of a command."
+    parser = Parser(prog="edge", description="Run one model on the devices you have.", epilog=words)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in (command,) if command and command in COMMANDS else COMMANDS:
@@ -42,7 +43,7 @@ def build_parser(command: str | None = None) -> Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line, by default that of this process; return the exit code."""
+    """Run a command line (default: the arguments of this process) and return the exit code."""
     if argv is not None:
         return _run(argv)
     try:
@@ -53,14 +54,17 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:  # raised outside of `_run`
         return EXIT_INTERRUPTED
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):  # the process is ending: a signal would only add a traceback
+        # The process is ending: from here on a signal would only print a traceback.
+        for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
 
 
 def quiet_grpc() -> None:
-    """Silence gRPC; call this before it is loaded. Its own lines about failed connections repeat our errors, and it
-    would prepare for forks, which do not happen."""
+    """Silence gRPC. Call this before gRPC is imported.
+
+    The log lines of gRPC about failed connections repeat edge's own errors. Its preparation for forks is not needed.
+    """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -74,12 +78,12 @@ def _run(argv: list[str] | None) -> int:
             args = build_parser(*words[:1]).parse_args(words)
             command = args.parser.prog
             code: int = args.run(args)
-        finally:  # also after --help, and before an error
+        finally:  # also after --help, and before an error is printed
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # the program that reads this output has ended
         give_up_output()
         return EXIT_CLOSED_PIPE
     except Exception as error:
@@ -103,12 +107,12 @@ def _one_line(error: Exception, code: int) -> str:
         name = printable(os.fsdecode(error.filename))
         return "; ".join(filter(None, (f"{name}: {error.strerror}", REMEDIES.get(error.errno or 0))))
     if code == EXIT_BUG:
-        return f"unexpected {type(error).__name__}: {text} (EDGE_DEBUG=1 shows where; please report it)"
+        return f"unexpected {type(error).__name__}: {text} (EDGE_DEBUG=1 prints the traceback; please report it)"
     return text
 
 
 class _Version(argparse.Action):
-    """Looks the version up only on request: that takes as long as the rest of --help."""
+    """Prints the version. Looking it up takes as long as the rest of --help, so that happens only on request."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from edge.version import version

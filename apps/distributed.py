@@ -1,4 +1,4 @@
-"""A model of either kind on several devices: the options that say which and how, and what they ask for."""
+"""Options that run a model on several devices, and the configurations they lead to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 AnyPlan = TypeVar("AnyPlan", "Plan", "OnnxPlan")
 
-# Named here and not asked of edge and partition, so that --help stays quick; a test holds them together.
+# Copies of names in edge and partition, so that --help stays quick; a test compares them.
 LOCAL = "local"
 PARALLEL = ("auto", "tensor", "pipeline")
 ENCODER_PLACES = ("auto", "here")
@@ -44,51 +44,57 @@ ENCODER_PLACES = ("auto", "here")
 _OF_SEVERAL = (
     "cut", "shares", "parallel", "save_plan", "transport", "wire", "allreduce", "in_flight", "insecure", "no_local",
 )  # fmt: skip
+# Options that contradict --plan, or that apply to a plan only if it has several devices.
 _OF_A_PLAN = ("workers", "no_local", "cut", "shares", "parallel")
-_BESIDE_A_PLAN = ("save_plan", "transport", "wire", "in_flight", "insecure")  # of several devices
+_BESIDE_A_PLAN = ("save_plan", "transport", "wire", "in_flight", "insecure")
 _OF_THIS_DEVICE = ("threads", "provider")
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> None:
-    """Which devices, what each does, and how they exchange tensors."""
+    """Add the options for running on several devices. onnx: the model is an ONNX network."""
     group = parser.add_argument_group("several devices")
     if onnx:
-        add(group, "--workers", help="a stage on this device and on each of these, in this order: HOST[:PORT],...")
-        option(group, "--no-local", "no stage on this device")
-        option(group, "--cut LABEL,...", "cut after these (default: by the work of nodes)", _cuts)
-        add(group, "--shares", help="what part of the work each device is to do")
+        add(group, "--workers", help="run a stage on this device, then one on each of these workers: HOST[:PORT],...")
+        option(group, "--no-local", "run no stage on this device")
+        option(group, "--cut LABEL,...", "cut the model after these nodes (default: balance the work of stages)", _cuts)
+        add(group, "--shares", help="share of the work of each device, such as 2,1,1")
     else:
-        words = "run on this device and these: HOST[:PORT],..., or auto: on workers of the cluster that are found"
+        words = "run on this device and these workers: HOST[:PORT],..., or auto: the workers of the cluster that answer"
         add(group, "--workers", type=workers_or_auto, help=words)
-        words = "every layer on all devices, some layers on each, or what the planner finds best (default: auto)"
+        words = "tensor: split every layer over all devices; pipeline: give each device some layers; auto: let the"
+        words += " planner choose (default: auto)"
         option(group, "--parallel", words, choices=PARALLEL)
-        add(group, "--shares", help="what part each does, this device first (default: measured)")
+        add(
+            group,
+            "--shares",
+            help="share of the work of each device, this one first, such as 2,1 (default: measured)",
+        )
     add(group, "--plan", "--save-plan", "--transport")
     if onnx:
-        add(group, "--wire", help="type of floats on their way between stages (default: f32)")
+        add(group, "--wire", help="type of the values sent between stages (default: f32)")
         add(group, "--in-flight")
     else:
-        words = "type of partial sums on their way; f16 halves their bytes, q8 quarters them"
+        words = "type of the partial sums that devices exchange; f16 halves their bytes, q8 quarters them"
         add(group, "--wire", help=f"{words} (default: f32)")
         choices = ("auto", *ALGORITHMS)
-        option(group, "--allreduce", "how partial sums are summed (default: auto)", choices=choices)
+        option(group, "--allreduce", "algorithm that adds up partial sums (default: auto)", choices=choices)
     add(group, "--insecure")
 
 
 def add_media_arguments(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
-    """The projector of pictures and sounds, and where it encodes."""
+    """Add the options for the projector of pictures and sounds, and for the device that runs it."""
     add(group, "--mmproj")
-    words = "where pictures and sounds are encoded, and go: here, HOST[:PORT], or auto: the fastest (default)"
+    words = "device that encodes pictures and sounds: here, HOST[:PORT], or auto: the fastest (default: auto)"
     option(group, "--encoder WHERE", words, _encoder_place)
 
 
 def _encoder_place(text: str) -> str:
-    """Return auto, here, or HOST:PORT of a worker."""
+    """Return "auto", "here", or HOST:PORT of a worker."""
     return text if text in ENCODER_PLACES else address(text)
 
 
 def has_helper(args: argparse.Namespace) -> bool:
-    """Return whether a worker drafts or encodes, which need not hold a part of the model."""
+    """Return whether the options name a worker that drafts or encodes. Such a worker need not hold model layers."""
     encoder = getattr(args, "encoder", None)
     return getattr(args, "draft_worker", None) is not None or encoder not in (None, *ENCODER_PLACES)
 
@@ -97,22 +103,22 @@ def has_helper(args: argparse.Namespace) -> bool:
 class Devices(Generic[AnyPlan]):
     """The devices that the options name."""
 
-    addresses: tuple[str, ...]  # by rank, or of the stages; LOCAL can be the first
-    plan: AnyPlan | None  # where one was given
-    joining: bool = False  # workers that are found later are to take part, too
+    addresses: tuple[str, ...]  # of the devices, by rank or stage; the first can be LOCAL
+    plan: AnyPlan | None  # the plan of --plan, or None
+    joining: bool = False  # workers that are discovered later join, too
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Addresses of all but this device."""
+        """The addresses of all devices except this one."""
         return tuple(address for address in self.addresses if address != LOCAL)
 
 
 def prepare(args: argparse.Namespace) -> Devices[Plan] | None:
-    """The devices asked for, for a language model; None: this one alone. From then on this process keeps to the cores
-    asked for.
+    """Return the devices that the options of a language model name, or None for this device alone.
 
-    To be called before anything starts threads. UsageError for options that do not go together, PlanError for a plan
-    that cannot be used.
+    Also binds this process to the cores that the options or the plan name, so call it before any thread starts.
+
+    Raises UsageError if options contradict each other, and PlanError if the plan cannot be used.
     """
     from partition.plan.plan import Plan
 
@@ -133,7 +139,7 @@ def prepare(args: argparse.Namespace) -> Devices[Plan] | None:
 
 
 def prepare_onnx(args: argparse.Namespace) -> Devices[OnnxPlan] | None:
-    """As `prepare`, for a network in ONNX; None: this device alone, and there is no plan."""
+    """Do the same as `prepare`, for an ONNX network. Return None for this device alone without a plan."""
     from partition.plan.onnx_plan import OnnxPlan
 
     devices = _devices(args, OnnxPlan)
@@ -145,15 +151,15 @@ def prepare_onnx(args: argparse.Namespace) -> Devices[OnnxPlan] | None:
         args.threads = args.threads or own.threads
         args.provider = args.provider or own.provider
     if not devices.workers:
-        refuse(args, _BESIDE_A_PLAN, f"is for several devices, and {args.plan} is for this one alone; leave it out")
+        refuse(args, _BESIDE_A_PLAN, f"is for several devices, but {args.plan} uses only this one; leave it out")
     if LOCAL not in devices.addresses:
-        refuse(args, _OF_THIS_DEVICE, "is for a stage on this device, and there is none; leave it out")
+        refuse(args, _OF_THIS_DEVICE, "is for a stage on this device, but no stage runs here; leave it out")
     return devices
 
 
 def _addresses(args: argparse.Namespace) -> tuple[str, ...]:
-    """The addresses of the cluster's workers that are found now. WorkerError where there is none."""
-    words = "is for workers that you name; --workers auto takes those of your cluster that are found: leave it out"
+    """Return the addresses of the cluster's workers that answer now. Raises WorkerError if none does."""
+    words = "needs workers named one by one; --workers auto finds those of your cluster: leave one of them out"
     refuse(args, ("insecure", "shares", "plan"), words)
     from edge.cluster.connect import CONNECT_TIMEOUT_S
     from edge.cluster.roster import JOINED, SLOW, roster
@@ -165,18 +171,18 @@ def _addresses(args: argparse.Namespace) -> tuple[str, ...]:
     for why in others:
         print_note(why)
     if not addresses:
-        raise WorkerError("no workers found; start one with `edge worker`, or name them: --workers HOST[:PORT],...")
+        raise WorkerError("no workers found; start one with `edge worker`, or name some: --workers HOST[:PORT],...")
     return addresses
 
 
 def _devices(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | None:
-    """Return the devices that the options name, for either kind of model."""
+    """Return the devices that the options name for a model of either kind, or None for this device alone."""
     if args.plan is None and args.workers is None:
         several = [name for name in _OF_SEVERAL if name != "insecure" or not has_helper(args)]
         refuse(args, several, "is for several devices: name them with --workers HOST:PORT,..., or give a --plan")
         return None
     if args.plan is not None:
-        refuse(args, _OF_A_PLAN, "says which device does what, and so does --plan: leave one of them out")
+        refuse(args, _OF_A_PLAN, "assigns work to devices, and so does --plan: leave one of them out")
         from edge.planning.choice import read_plan
         from partition.plan.plan import Plan
 
@@ -185,12 +191,12 @@ def _devices(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] 
     addresses = args.workers if getattr(args, "no_local", False) else (LOCAL, *args.workers)
     cut, n = getattr(args, "cut", None), len(addresses)
     if cut is not None and args.shares is not None:
-        raise UsageError("--cut says what each device does, and so does --shares: leave one of them out")
+        raise UsageError("--cut assigns work to devices, and so does --shares: leave one of them out")
     if cut is not None and len(cut) != n - 1:
-        raise UsageError(f"--cut names {len(cut)} places, {n} devices need {n - 1}")
+        raise UsageError(f"{n} devices need {n - 1} cuts, but --cut names {len(cut)}: name {n - 1}")
     if args.shares is not None and len(args.shares) != n:
         order = ", this one first" if LOCAL in addresses else ""
-        raise UsageError(f"--shares has {len(args.shares)} of the {n} numbers needed: one for each device{order}")
+        raise UsageError(f"{n} devices need {n} shares, but --shares has {len(args.shares)}: give one for each{order}")
     return Devices(addresses, None)
 
 
@@ -202,9 +208,14 @@ def engine_config(
     *,
     draft: str = "off",
 ) -> EngineConfig:
-    """Return what the options say of the model at `path`: how to load it, for so many sequences, and where.
+    """Return the configuration of an engine, as the options state it.
 
-    draft: the source of drafts if no --draft is given. Raises UsageError for options that do not go together.
+    path: file of the model.
+    devices: result of `prepare`.
+    sequences: number of requests computed at the same time.
+    draft: drafting method if --draft is not used.
+
+    Raises UsageError if options contradict each other.
     """
     from edge.adapters.adapter import checked_for
     from edge.api.config import EngineConfig
@@ -236,8 +247,10 @@ def engine_config(
 
 
 def projector_of(args: argparse.Namespace, path: Path) -> Path | None:
-    """Return the projector of the model at `path`, checked, where the command takes one and there is one. UsageError
-    for --encoder without one."""
+    """Return the checked projector file for the model at `path`, or None if the command or the model has none.
+
+    Raises UsageError if --encoder is used without a projector.
+    """
     from edge.multimodal.projector import open_projector, projector_beside
 
     if not hasattr(args, "mmproj"):
@@ -246,14 +259,16 @@ def projector_of(args: argparse.Namespace, path: Path) -> Path | None:
     if mmproj is not None:
         open_projector(mmproj)
     elif args.encoder is not None:
-        raise UsageError("--encoder is of a projector of pictures and sounds: name it with --mmproj FILE")
+        raise UsageError("--encoder needs a projector of pictures and sounds, and there is none: add --mmproj FILE")
     return mmproj
 
 
 @contextmanager
 def deployed_onnx(args: argparse.Namespace, devices: Devices[OnnxPlan], model: OnnxSource) -> Iterator[DeployedNetwork]:
-    """The network on these devices until the end of the block, its stages loaded. The errors of `arrange_network` and
-    `deploy_network`."""
+    """Load the stages of a network on the devices, and yield it until the block ends.
+
+    Raises the errors of `arrange_network` and `deploy_network`.
+    """
     from edge.cluster.deployment import Exchange
     from edge.deployment.networks import deploy_network
     from edge.planning.choice import PlanChoice, save_plan
@@ -277,8 +292,8 @@ def deployed_onnx(args: argparse.Namespace, devices: Devices[OnnxPlan], model: O
 
 
 def _cuts(text: str) -> tuple[str, ...]:
-    """Labels, or positions."""
+    """Return labels or positions of cuts, from text with commas between them."""
     parts = tuple(part.strip() for part in text.split(","))  # labels may have spaces
     if not all(parts):
-        raise ValueError(f"needs the label of a cut between commas, got {text[:80]!r}")
+        raise ValueError(f"needs labels of cuts with commas between them, got {text[:80]!r}")
     return parts

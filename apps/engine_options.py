@@ -1,4 +1,4 @@
-"""Options of the engine that runs a language model, and what they ask of it."""
+"""Options of the engine that runs a language model, and the checks on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.units import memory_options, parse_bytes, positive_int, whole
 if TYPE_CHECKING:
     from edge.llm.options import EngineOptions
 
-# Fields of EngineOptions that are options of commands; a test holds that these are all that there are.
+# The fields of EngineOptions that commands offer as options; a test checks that the list is complete.
 ENGINE_OPTIONS = (
     "context", "batch", "threads", "gpu_layers", "gpu_memory", "repack", "flash_attention", "kv_type",
     "memory", "least_memory", "prefer", "window", "io_threads", "io_chunk", "verify",
@@ -20,7 +20,7 @@ ENGINE_OPTIONS = (
 
 
 class MemoryAction(argparse.Action):
-    """Sets `memory`, and `least_memory` where a range was given, from what `edge.units.memory_options` returned."""
+    """Stores the result of `edge.units.memory_options`: `memory`, and `least_memory` for a range."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -29,55 +29,63 @@ class MemoryAction(argparse.Action):
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how to load and run the model."""
+    """Add the options that control how the model is loaded and run."""
     group = parser.add_argument_group("engine")
-    add(group, "--context", help="tokens of context (default: the model's, at most 4096)")
-    add(group, "--threads", help="default: by cores and model")
+    add(group, "--context", help="number of tokens in the context (default: the model's, at most 4096)")
+    add(group, "--threads", help="number of threads (default: depends on the cores and the model)")
     add(group, "--affinity")
-    option(group, "--batch N", "prompt tokens in one pass (default: 512; with --memory, measured)", positive_int)
-    add(group, "--gpu-layers", help="layers on the GPU (default: as many as fit and pay)")
-    add(group, "--gpu-memory", help="most of a GPU's memory, such as 6GiB: layers that do not fit pass through it")
+    words = "number of prompt tokens computed in one pass (default: 512; with --memory, measured)"
+    option(group, "--batch N", words, positive_int)
+    add(group, "--gpu-layers", help="number of layers on the GPU (default: as many as fit and speed the model up)")
+    words = "limit of GPU memory, such as 6GiB; layers that do not fit are copied to the GPU when needed"
+    add(group, "--gpu-memory", help=words)
     add(group, "--kv-type", default="f16")
-    group.add_argument("--flash-attention", choices=("auto", "on", "off"), default="auto")
-    words = "lay weights out for this CPU: faster, takes memory of its own (default: where it fits)"
+    choices = ("auto", "on", "off")
+    option(group, "--flash-attention", "use flash attention (default: auto)", choices=choices, default="auto")
+    words = "rearrange weights for this CPU: faster, but needs memory for the copy (default: if it fits)"
     option(group, "--repack", words, action=argparse.BooleanOptionalAction)
     group = parser.add_argument_group("memory")
-    words = "use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token;"
-    words += " 1.2GiB..4GiB: as much of that as is free at any time (default: no limit)"
+    words = "memory limit, such as 3GiB; weights that do not fit are read from disk again for every token."
+    words += " A range such as 1.2GiB..4GiB follows the memory that is free (default: no limit)"
     add(group, "--memory", type=memory_options, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
     parser.set_defaults(least_memory=None)
-    words = "where memory gets less, speed: fewer bits before weights are paged; quality: paged before (default: speed)"
+    words = "when a memory range shrinks: speed uses fewer bits before it reads weights from disk, quality reads from"
+    words += " disk before it uses fewer bits (default: speed)"
     option(group, "--prefer", words, choices=PREFERENCES)
-    option(group, "--window SIZE", "part of it that such weights pass through (default: measured)", parse_bytes)
-    option(group, "--io-threads N", "that read them (default: measured)", whole(1, MAX_IO_THREADS))
-    option(group, "--io-chunk SIZE", "that is read at once (default: measured)", io_chunk)
-    option(group, "--verify", "check that what is read again has not changed")
+    words = "part of --memory that holds weights read from disk (default: measured)"
+    option(group, "--window SIZE", words, parse_bytes)
+    words = "number of threads that read weights from disk (default: measured)"
+    option(group, "--io-threads N", words, whole(1, MAX_IO_THREADS))
+    option(group, "--io-chunk SIZE", "bytes of one read from disk (default: measured)", io_chunk)
+    option(group, "--verify", "check that weights read from disk again have not changed")
 
 
 def engine_values(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine options by name. UsageError for options that do not go together."""
+    """Return the engine options by name. Raises UsageError if options contradict each other."""
     check_engine_arguments(args)
     return {name: getattr(args, name) for name in ENGINE_OPTIONS} | {"prefer": args.prefer or "speed"}
 
 
 def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
-    """Return the engine options for a text in chunks. From then on this process keeps to the requested cores.
-    UsageError for options that do not go together."""
+    """Return the engine options for evaluating a text in chunks, and bind this process to the cores of --affinity.
+
+    Raises UsageError if options contradict each other.
+    """
     from edge.llm.options import EngineOptions
 
-    refuse(args, ("context",), "is not used: every chunk has a context of its own; use --chunk-tokens in its place")
+    refuse(args, ("context",), "is not used: each chunk has a context of its own; use --chunk-tokens instead")
     keep_to_cores(args.affinity)
     return EngineOptions(**engine_values(args))
 
 
 def check_engine_arguments(args: argparse.Namespace) -> None:
-    """Raise UsageError for engine options that do not go together."""
+    """Raise UsageError if engine options contradict each other."""
     if args.gpu_memory is not None:
-        refuse(args, ("memory", "gpu_layers", "lora", "reproducible"), "does not go with --gpu-memory")
+        refuse(args, ("memory", "gpu_layers", "lora", "reproducible"), "does not go with --gpu-memory; leave one out")
     if args.least_memory is None:
-        refuse(args, ("prefer",), "is about memory that changes: give a range with --memory SIZE..SIZE")
+        refuse(args, ("prefer",), "needs a memory range: give one with --memory SIZE..SIZE")
     if args.memory is None:
         about_budget = ("window", "io_threads", "io_chunk", "verify")
-        refuse(args, about_budget, "is about a budget: give one with --memory SIZE")
+        refuse(args, about_budget, "needs a memory limit: give one with --memory SIZE")
     elif args.gpu_layers:
-        raise UsageError("--memory is a budget of this machine's own memory; leave --gpu-layers out, or the budget")
+        raise UsageError("--memory limits this machine's own memory and needs --gpu-layers 0: leave one of them out")

@@ -1,4 +1,4 @@
-"""Options that several commands share: the model, and how to load it."""
+"""Options that several commands share, and checks on their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREFERENCES = ("speed", "quality")
 TRANSPORTS = ("auto", "tcp", "grpc")
 WIRES = ("f32", "f16", "q8")
 MOST_WORKERS = 63
-AUTO = ("auto",)  # in place of addresses: all workers that are found
+AUTO = ("auto",)  # instead of addresses: all workers that are discovered
 MAX_CONTEXT = 1 << 24
 MAX_THREADS = 512
 MAX_IO_THREADS = 64
@@ -32,18 +32,18 @@ ELASTIC_SIZES = 4
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
 
 in_flight, threads = units.whole(1, MAX_IN_FLIGHT), units.whole(1, MAX_THREADS)
-seed = units.whole(0, MAX_SEED)  # of 32 bits, like those `--json` reports
+seed = units.whole(0, MAX_SEED)  # 32 bits, like the seeds that `--json` reports
 kv_type, io_chunk = units.one_or_two(KV_TYPES), units.bytes_up_to(MAX_IO_CHUNK)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one line for a mistake instead of the whole usage, in the words of who parses a value."""
+    """argparse, but a mistake prints one line, in the words of the function that parses the value."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {printable(message)} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, but report an unknown argument as a mistake of the subcommand, and not of `edge`."""
+        """Parse as argparse does, but report an unknown argument as a mistake of the subcommand and not of `edge`."""
         namespace_found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [name for name in self._option_string_actions if name.startswith("--")]
@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, str(error)) from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Check as argparse does, and suggest the choice that is nearest to a mistyped one."""
+        """Check as argparse does, and suggest the choice nearest to a mistyped one."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    """Return text that suggests the known word nearest to a mistyped one."""
+    """Return text that suggests the known word nearest to `name`, or "" if none is near."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, list(known), n=1)
@@ -74,24 +74,24 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def byte_size_or_none(text: str) -> int:
-    """Return a size, or 0."""
+    """Return a size in bytes; "0" gives 0."""
     return 0 if text.strip() == "0" else units.parse_bytes(text)
 
 
 def address(text: str) -> str:
-    """Return HOST:PORT of a worker; the port may be left out."""
+    """Return HOST:PORT of a worker, with the default port if the text has none."""
     from devices.names import join_address, parse_address
 
     return join_address(*parse_address(text))
 
 
 def worker_addresses(text: str) -> tuple[str, ...]:
-    """Return HOST:PORT of each worker. This device may be named first."""
+    """Return HOST:PORT of each worker. The first item may be `local`, which is this device."""
     parts = units.items(text)
     if "local" in parts[1:]:
-        raise ValueError("this device comes first, so only the first can be `local`")
+        raise ValueError("`local` is this device and must be the first")
     if parts == ["local"]:
-        raise ValueError("this device alone needs no --workers")
+        raise ValueError("`local` alone needs no --workers: leave it out")
     parts = parts[1:] if parts[0] == "local" else parts  # this device always takes part
     if len(parts) > MOST_WORKERS:
         raise ValueError(f"takes up to {MOST_WORKERS} workers, got {len(parts)}")
@@ -99,27 +99,29 @@ def worker_addresses(text: str) -> tuple[str, ...]:
 
 
 def workers_or_auto(text: str) -> tuple[str, ...]:
-    """Parse as `worker_addresses`; AUTO stands for all workers that are found."""
+    """Parse as `worker_addresses` does; "auto" gives AUTO, all workers that are discovered."""
     return AUTO if text == "auto" else worker_addresses(text)
 
 
 def cores(text: str) -> tuple[int, ...]:
-    """Return numbers of cores from "0,2-3"."""
+    """Return core numbers from text such as "0,2-3"."""
     from devices.cores import parse_cores
 
     return parse_cores(",".join(units.items(text)))
 
 
 def device_name(text: str) -> str:
-    """Return a valid name of a device."""
+    """Return the name of a device. Raises ValueError if it is not allowed."""
     from devices.names import check_name
 
     return check_name(text)
 
 
 def check_usable(cores: Sequence[int], where: str = "--affinity") -> None:
-    """Raise UsageError, with the option `where` cores were named, unless this machine has them and lets a process
-    choose them."""
+    """Raise UsageError if this machine lacks one of the cores, or does not let a process choose cores.
+
+    where: option that named the cores, for the message.
+    """
     from devices.cores import check_cores
 
     try:
@@ -128,7 +130,7 @@ def check_usable(cores: Sequence[int], where: str = "--affinity") -> None:
         raise UsageError(f"{where}: {error}") from None
 
 
-# Options of several commands, as arguments of argparse. A command may change the help text.
+# Options of several commands, as arguments of argparse. A command may replace the help text.
 OPTIONS: dict[str, dict[str, Any]] = {
     "model": {
         "nargs": "?", "metavar": "MODEL", "help": "GGUF file, a known name, or REPO:FILE (default: the bundled model)",
@@ -136,56 +138,65 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--affinity": {"type": cores, "metavar": "CORES", "help": "run on these cores only, such as 0,2-3"},
     "--attention-window": {
         "type": units.whole(64, MAX_CONTEXT), "metavar": "N",
-        "help": "attend to the first 4 and the last N tokens alone (default: all)",
+        "help": "attend only to the first 4 and the last N tokens (default: to all)",
     },
     "--chunk-tokens": {
-        "type": units.positive_int, "default": 512, "metavar": "N", "help": "computed at a time (default: 512)",
+        "type": units.positive_int, "default": 512, "metavar": "N", "help": "tokens in each chunk (default: 512)",
     },
-    "--cluster": {"type": Path, "metavar": "FILE", "help": "devices and links: cluster.toml"},
+    "--cluster": {"type": Path, "metavar": "FILE", "help": "read devices and links from this file (cluster.toml)"},
     "--context": {"type": units.whole(1, MAX_CONTEXT), "metavar": "N"},
     "--dim": {
         "action": "append", "type": units.dimension, "metavar": "NAME=N",
-        "help": "size of an open ONNX dimension, also as INPUT[AXIS]=N",
+        "help": "size of an ONNX dimension that the model leaves open, also as INPUT[AXIS]=N; repeatable",
     },
     "--force": {"action": "store_true", "help": "overwrite files"},
     "--gpu-layers": {"type": units.natural, "metavar": "N"},
     "--gpu-memory": {"type": units.parse_bytes, "metavar": "SIZE"},
     "--input": {
         "action": "append", "metavar": "[NAME=]FILE",
-        "help": "a picture, or a .npz file with an array for each ONNX input; may be given more than once",
+        "help": "picture, or .npz file with an array for each ONNX input; repeatable",
     },
     "--in-flight": {
-        "type": in_flight, "metavar": "N", "help": "inputs in flight for throughput (default: what fills it)",
+        "type": in_flight, "metavar": "N",
+        "help": "inputs in flight while throughput is measured (default: as many as the pipeline needs)",
     },
-    "--insecure": {"action": "store_true", "help": "allow workers that run with --insecure"},
+    "--insecure": {"action": "store_true", "help": "allow workers that run without encryption (--insecure)"},
     "--json": {"action": "store_true", "help": "print one JSON object"},
-    "--kv-type": {"type": kv_type, "metavar": "TYPE", "help": "of the KV cache, or KEYS/VALUES (default: f16)"},
-    "--mmproj": {"type": Path, "metavar": "FILE", "help": "projector of pictures and sounds (default: mmproj-MODEL)"},
-    "--lora": {"action": "append", "metavar": "FILE[:SCALE]", "help": "LoRA adapter, times SCALE (1); repeatable"},
+    "--kv-type": {
+        "type": kv_type, "metavar": "TYPE", "help": "type of the KV cache, or KEYS/VALUES (default: f16)",
+    },
+    "--mmproj": {
+        "type": Path, "metavar": "FILE", "help": "projector for pictures and sounds (default: the file mmproj-MODEL)",
+    },
+    "--lora": {
+        "action": "append", "metavar": "FILE[:SCALE]", "help": "apply a LoRA adapter (default SCALE: 1); repeatable",
+    },
     "--memory": {"type": units.parse_bytes, "metavar": "SIZE"},
-    "--plan": {"type": Path, "metavar": "FILE", "help": "run as a saved plan says, instead of --workers"},
+    "--plan": {"type": Path, "metavar": "FILE", "help": "run a saved plan, instead of --workers"},
     "--png": {"type": Path, "metavar": "FILE", "help": "draw size against divergence"},
     "--prefix-cache": {
         "type": byte_size_or_none, "metavar": "SIZE",
-        "help": "disk space for what was computed of prompts, encrypted; 0: nothing is kept (default: 2GiB)",
+        "help": "disk space for the encrypted KV cache of earlier prompts; 0: store nothing (default: 2GiB)",
     },
     "--reproducible": {
         "action": "store_true",
-        "help": "the same command gives the same tokens each time on these devices, for some speed"
+        "help": "make the same command give the same tokens each time on these devices, at some cost of speed"
         " (docs/reproducible.md)",
     },
-    "--save-plan": {"type": Path, "metavar": "FILE", "help": "write the plan as JSON, to be used or edited"},
+    "--save-plan": {"type": Path, "metavar": "FILE", "help": "write the plan as JSON, for --plan or for editing"},
     "--shares": {"type": units.shares, "metavar": "X,Y,Z"},
     "--timeout": {"type": units.between(0.1, 3600), "metavar": "S"},
-    "--threads": {"type": threads, "metavar": "N", "help": "default: one per physical core"},
-    "--transport": {"choices": TRANSPORTS, "help": "of links (default: auto, tcp if it is reached, else grpc)"},
-    "--wire": {"choices": WIRES, "help": "type of floats between devices (default: f32)"},
-    "--workers": {"type": worker_addresses, "metavar": "A,B", "help": "this device and HOST[:PORT],..."},
+    "--threads": {"type": threads, "metavar": "N", "help": "number of threads (default: one per physical core)"},
+    "--transport": {
+        "choices": TRANSPORTS, "help": "protocol of links (default: auto, tcp if it can be reached, else grpc)",
+    },
+    "--wire": {"choices": WIRES, "help": "type of the values sent between devices (default: f32)"},
+    "--workers": {"type": worker_addresses, "metavar": "A,B", "help": "use this device and HOST[:PORT],..."},
 }  # fmt: skip
 
 
 def add(parser: argparse._ActionsContainer, *names: str, **otherwise: Any) -> None:
-    """Add options of OPTIONS. otherwise: arguments that differ in this command."""
+    """Add options of OPTIONS to a parser. otherwise: arguments that differ in this command."""
     for name in names:
         parser.add_argument(name, **{**OPTIONS[name], **otherwise})
 
@@ -193,8 +204,13 @@ def add(parser: argparse._ActionsContainer, *names: str, **otherwise: Any) -> No
 def option(
     parser: argparse._ActionsContainer, name: str, text: str, type: Callable[[str], Any] = str, **how: Any
 ) -> None:
-    """Add an option with its help. name: "--name METAVAR" for one with a value; "--name" for one that is set, has
-    choices, or does as its `action`."""
+    """Add an option to a parser.
+
+    name: "--name METAVAR" for an option with a value; "--name" for a flag, or for an option with `choices` or an
+    `action` in `how`.
+    text: the help text.
+    type: function that parses the value.
+    """
     flag, _, metavar = name.partition(" ")
     if metavar:
         how |= {"type": type, "metavar": metavar}
@@ -203,53 +219,61 @@ def option(
     parser.add_argument(flag, help=text, **how)
 
 
+def add_action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """Return the parser of an action of a command, with a text for both the list of actions and its own help."""
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    return parser
+
+
 def given_options(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return the options of these names that were given."""
+    """Return the options with these names that the user gave, by name."""
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 
 def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
-    """Raise UsageError if one of these options was given. why: text that follows its name."""
+    """Raise UsageError if the user gave one of these options. why: the message after the option's name."""
     for name in names:
         if (value := getattr(args, name, None)) is not None and value is not False:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
 def add_draft_arguments(parser: argparse._ActionsContainer, default: str) -> None:
-    """Add the options for drafting tokens, so that one pass verifies several, and for the worker that drafts."""
+    """Add the options for speculative decoding: the method, and the worker that drafts. default: default method."""
     known = ", ".join((*KINDS, SELF))
-    words = f"draft tokens and check several in a pass: {known}, or a small model (default: {default})"
+    words = f"draft tokens and verify several in one pass: {known}, or a small model (default: {default})"
     option(parser, "--draft HOW", words)
-    words = "let this worker draft, by the model that --draft names; tokens alone go there: HOST[:PORT]"
+    words = "worker that drafts with the model of --draft and exchanges only tokens: HOST[:PORT]"
     option(parser, "--draft-worker ADDRESS", words, address)
 
 
 def apply_reproducible(args: argparse.Namespace) -> None:
-    """With --reproducible, turn off all that depends on time. UsageError for options that ask for it."""
+    """With --reproducible, turn off everything that depends on time. Raises UsageError if options turn it on."""
     if not args.reproducible:
         return
-    why = "depends on how long steps take, so answers would not be the same each time: leave it or --reproducible out"
+    why = "depends on how long steps take, so answers would differ from run to run: leave it or --reproducible out"
     if args.draft not in (None, "off"):
         raise UsageError(f"--draft {args.draft} {why}")
     if args.prefix_cache:
-        raise UsageError("--prefix-cache changes in which steps a prompt is computed: leave it or --reproducible out")
+        raise UsageError("--prefix-cache changes the steps that compute a prompt: leave it or --reproducible out")
     if args.workers == AUTO:
-        raise UsageError("--workers auto takes those that are found: name them, or leave --reproducible out")
+        raise UsageError("--workers auto can find other workers each time: name them, or leave --reproducible out")
     args.draft, args.prefix_cache = "off", 0
 
 
 def check_draft_worker(args: argparse.Namespace) -> None:
-    """Raise UsageError if a worker is to draft, and --draft names no model for it."""
+    """Raise UsageError if --draft-worker is used and --draft names no model for that worker."""
     if args.draft_worker is not None and args.draft in (None, *KINDS):
-        named = f"--draft is {args.draft}" if args.draft else "none is named"
-        raise UsageError(f"--draft-worker drafts by a model, and {named}: name one with --draft FILE, or --draft self")
+        named = f"--draft is {args.draft}" if args.draft else "--draft is missing"
+        raise UsageError(f"--draft-worker needs a model to draft with, but {named}: use --draft FILE or --draft self")
 
 
 def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
-    """Raise UsageError if a file cannot be written, or must not be: called before anything is computed. The file then
-    belongs to this command: another command is refused.
+    """Claim a file for writing, before anything is computed: other edge commands are refused it from now on.
 
-    sources: files that are read, which must not be replaced. force: any other file may be replaced.
+    sources: files that the command reads, which must not be overwritten.
+    force: overwrite any other existing file.
+
+    Raises UsageError if the file cannot or must not be written.
     """
     from devices.files import claim
 
@@ -262,21 +286,25 @@ def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
     if not output.exists():
         return
     if not output.is_file():
-        raise UsageError(f"{output} is no regular file; give another name to write to")
+        raise UsageError(f"{output} is not a regular file; give another name to write to")
     if any(path.exists() and output.samefile(path) for path in sources):
-        raise UsageError(f"{output} is read, so it cannot be written; give another name to write to")
+        raise UsageError(f"{output} is read by this command and cannot be overwritten; give another name")
     if not force:
         raise UsageError(f"{output} exists; --force overwrites it")
 
 
 def check_onnx(pictures: bool = False) -> None:
-    """Raise UsageError if packages for ONNX models are not installed; pictures: also those for reading pictures."""
+    """Raise UsageError if packages for ONNX models are missing. pictures: also check those that read pictures."""
     check_installed({"onnx": "onnx", "onnxruntime": "onnxruntime"} | ({"PIL": "pillow"} if pictures else {}))
 
 
 def check_installed(packages: Mapping[str, str], use: str = "this", extra: str = "onnx") -> None:
-    """Raise UsageError, with their use and the extra that installs them, if packages are not installed. packages: the
-    module to import of each, and its name."""
+    """Raise UsageError if packages are not installed.
+
+    packages: package name by the name of the module to import.
+    use: purpose of the packages, for the message.
+    extra: extra of edge-runtime that installs them.
+    """
     lacking = [name for module, name in packages.items() if find_spec(module) is None]
     if lacking:
         raise UsageError(f'{", ".join(lacking)} needed for {use}: pip install "edge-runtime[{extra}]"')
@@ -285,12 +313,16 @@ def check_installed(packages: Mapping[str, str], use: str = "this", extra: str =
 def check_dimensions(dimensions: Sequence[tuple[str, int]]) -> None:
     """Raise UsageError if --dim names a dimension twice."""
     if len({name for name, _ in dimensions}) < len(dimensions):
-        raise UsageError("--dim gives one dimension two values; give it once")
+        raise UsageError("--dim names the same dimension twice; give it one size")
 
 
 def keep_to_cores(cores: Sequence[int] | None, where: str = "--affinity") -> None:
-    """Run on these cores from now on, if any are named. Call it before anything starts threads. UsageError, with the
-    option `where` they were named, if they are not available."""
+    """Bind this process to cores, if any are named. Call it before any thread starts.
+
+    where: option that named the cores, for the message.
+
+    Raises UsageError if the cores are not available.
+    """
     if cores:
         from devices.cores import pin_to_cores
 
@@ -299,13 +331,15 @@ def keep_to_cores(cores: Sequence[int] | None, where: str = "--affinity") -> Non
 
 
 def is_onnx(model: str | None) -> bool:
-    """Return whether this names an ONNX file."""
+    """Return whether `model` names an ONNX file."""
     return model is not None and model.endswith(".onnx")
 
 
 def model_path(spec: str | None) -> Path:
-    """Return the model to run: the bundled one, a local file, a named model, or REPO:FILE from the hub. The last two
-    are fetched if they are not here yet."""
+    """Return the file of the model that `spec` names: a local file, a known name, or REPO:FILE on the hub.
+
+    None is the bundled model. A model on the hub is downloaded if it is not here yet.
+    """
     from edge.demo import MODEL_PATH
 
     if spec is None:

@@ -1,4 +1,4 @@
-"""Shared by `edge plan` and `edge pareto`: the options, and the plans there are to choose from."""
+"""Parts shared by `edge plan` and `edge pareto`: options, devices, and the space of plans."""
 
 from __future__ import annotations
 
@@ -44,40 +44,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "model", help=ANY_MODEL)
     group = parser.add_argument_group("devices")
     add(group, "--cluster")
-    add(group, "--workers", help="this device and HOST[:PORT],... (default: the lab that is up)")
+    add(group, "--workers", help="use this device and HOST[:PORT],... (default: the running lab)")
     add(group, "--transport", "--wire")
-    add(group, "--threads", help="of this device")
-    add(group, "--memory", help="that a language model may take on this device")
+    add(group, "--threads", help="number of threads on this device")
+    add(group, "--memory", help="memory limit of a language model on this device")
     add(group, "--insecure")
-    option(group, "--fresh", "measure again what was measured in the last day")
+    option(group, "--fresh", "repeat measurements even if they are less than a day old")
     work = parser.add_argument_group("work")
-    add(work, "--context", help="tokens of KV cache (default: 4096, or less)")
-    option(work, "--concurrency C", "requests at once, for the throughput (default: 4)", in_flight)
-    option(work, "--prompt-tokens N", "of a prompt (default: 128)", positive_int)
-    option(work, "--depth N", "tokens behind one that is decoded, on average (default: 64)", positive_int)
-    add(work, "--kv-type", help="of stored keys and values (default: f16)")
+    add(work, "--context", help="tokens in the KV cache (default: 4096, or less)")
+    option(work, "--concurrency C", "concurrent requests, for the throughput (default: 4)", in_flight)
+    option(work, "--prompt-tokens N", "tokens in a prompt (default: 128)", positive_int)
+    option(work, "--depth N", "average number of tokens before the one that is decoded (default: 64)", positive_int)
+    add(work, "--kv-type", help="type of the KV cache (default: f16)")
     add(work, "--dim", "--input")
     add_draft_arguments(work, "off")
-    words = "of drafts, the part that is right (default: as usual for such drafts)"
+    words = "share of drafted tokens that are accepted (default: typical for the draft method)"
     option(work, "--acceptance A", words, between(0, 1))
 
 
 def add_type_arguments(parser: argparse.ArgumentParser) -> None:
-    """The types to choose between, and what divergence they may have."""
+    """Add the options for choosing between weight types, and for the allowed divergence."""
     group = parser.add_argument_group("types of the weights")
-    option(group, "--types T,T", "also choose between these types, or GGUF files: q4_0,q8_0", _types, default=())
+    option(group, "--types T,T", "choose also between these types or GGUF files: q4_0,q8_0", _types, default=())
     row = OBJECTIVES["divergence"]
     group.add_argument(
         "--max-divergence", type=positive, dest="limit_divergence", metavar=row.limit[0], help=row.limit[1]
     )
-    option(group, "--text FILE", "to measure divergence on (default: the start of a bundled one)", Path)
+    option(group, "--text FILE", "text on which divergence is measured (default: the start of a bundled one)", Path)
 
 
 @contextmanager
 def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple[list[PlanSpace], Fleet | None]]:
-    """The plans of the model, measured; one space for each of its types, where they are given. And the workers.
+    """Measure the devices and yield (plan spaces, fleet of workers): one space for each weight type.
 
-    axes: of a front, of which one may be divergence.
+    axes: axes of a front; `divergence` can be one of them.
     """
     _check_kind(args)
     from edge.planning.plan_options import PlanOptions
@@ -100,7 +100,7 @@ def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
-    """The devices that the options name, or those of the lab that is up."""
+    """Return the devices that the options name, or those of the running lab."""
     from edge.survey.cluster import Cluster
 
     if args.cluster is not None and args.workers is not None:
@@ -108,26 +108,27 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     cluster = Cluster.of_lab(insecure=args.insecure) if args.cluster is None and args.workers is None else None
     if cluster is None:
         return Cluster(args.workers or (), file=args.cluster, insecure=args.insecure)
-    args.workers, args.insecure = cluster.addresses, cluster.insecure  # as the command would name them
+    args.workers, args.insecure = cluster.addresses, cluster.insecure  # as if the options had named them
+    print(f"using the {len(args.workers)} devices of the running lab, and this device", file=sys.stderr)
     print(f"{len(args.workers)} devices of the lab that is up, and this one", file=sys.stderr)
     return cluster
 
 
 def _check_kind(args: argparse.Namespace) -> None:
-    """UsageError for options that mean nothing for this kind of model."""
+    """Raise UsageError if an option does not apply to this kind of model."""
     if is_onnx(args.model):
-        refuse(args, _OF_TEXT, "is of language models")
+        refuse(args, _OF_TEXT, "is for language models; leave it out for an ONNX model")
     else:
-        refuse(args, _OF_ONNX, "is of ONNX models")
+        refuse(args, _OF_ONNX, "is for ONNX models; leave it out for a language model")
     check_draft_worker(args)
     if args.acceptance is not None and args.draft in (None, "off"):
-        raise UsageError("--acceptance is of drafts: say what drafts, with --draft")
+        raise UsageError("--acceptance needs drafts: choose a method with --draft")
     if args.types and is_onnx(args.model):
-        raise UsageError("--types is of language models; quantize an ONNX model with edge quantize")
+        raise UsageError("--types is for language models; quantize an ONNX model with edge quantize")
 
 
 def sources(args: argparse.Namespace) -> list[Path]:
-    """The files that are read, which nothing may overwrite."""
+    """Return the files that the command reads, which must not be overwritten."""
     named = [args.cluster, args.text, *map(Path, filter(is_type_file, args.types))]
     return [model_file(args), *(path for path in named if path is not None)]
 
@@ -140,5 +141,5 @@ def _types(text: str) -> tuple[str, ...]:
 
 
 def model_file(args: argparse.Namespace) -> Path:
-    """Where the model is; it is fetched where it has to be."""
+    """Return the file of the model. A model on the hub is downloaded if it is not here yet."""
     return Path(args.model) if is_onnx(args.model) else model_path(args.model)

@@ -14,13 +14,13 @@ from apps.options import Parser, model_path
 from devices.toml_tables import Table, check_keys, reading_toml, tables
 from edge.errors import EdgeError
 
-# Options of the command that a model may have for itself.
+# Options of the command that a preset may set for its model.
 OPTIONS = (
     "attention-window", "batch", "context", "draft", "encoder", "flash-attention", "gpu-layers", "gpu-memory",
     "io-chunk", "io-threads", "kv-type", "lora", "memory", "mmproj", "prefer", "prefix-cache", "repack", "spm-infill",
     "think", "threads", "verify", "window",
 )  # fmt: skip
-FILES = ("draft", "lora", "mmproj")  # whose values may be files beside that of the presets
+FILES = ("draft", "lora", "mmproj")  # options whose value may be a path relative to the file of presets
 KEYS = ("name", "model", "system", "pinned", *OPTIONS)
 
 
@@ -29,7 +29,7 @@ class Preset:
     """A model to serve under a name."""
 
     path: Path
-    args: argparse.Namespace  # options of the command, and in their place its own
+    args: argparse.Namespace  # options of the command, overridden by those of the preset
     system: str
     pinned: bool
 
@@ -42,8 +42,13 @@ class _OptionParser(Parser):
 def read_presets(
     path: Path, args: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]
 ) -> dict[str, Preset]:
-    """Read the presets of a file, by name. args: options of the command. add_arguments: adds these to a parser.
-    OSError; UsageError, which names the file, the table and the key."""
+    """Return the presets of a file, by name.
+
+    args: options of the command, which presets override.
+    add_arguments: function that adds the options of the command to a parser.
+
+    Raises OSError if the file cannot be read, and UsageError with the file, table and key if it is not valid.
+    """
     parser = _OptionParser(add_help=False)
     add_arguments(parser)
     presets: dict[str, Preset] = {}
@@ -56,7 +61,7 @@ def read_presets(
                 table.refuse("name", "needs a name that no other model has")
             presets[name] = _preset(table, path.parent, parser, args)
     if not presets:
-        raise UsageError(f"{path} has no models; each is below a line [[model]], with name and model")
+        raise UsageError(f"{path} has no models; add a table [[model]] with the keys name and model for each")
     return presets
 
 
@@ -83,7 +88,7 @@ def _preset(table: Table, folder: Path, parser: argparse.ArgumentParser, args: a
 
 
 def _words(table: Table, key: str, folder: Path) -> list[str]:
-    """Return a key as words of a command line."""
+    """Return a key of a preset as words of a command line."""
     value = table.get(key)
     if value is None or value is False:
         return ["--no-repack"] if key == "repack" and value is False else []
@@ -96,7 +101,7 @@ def _words(table: Table, key: str, folder: Path) -> list[str]:
 
 
 def _relative_to(folder: Path, spec: str) -> str:
-    """Return a path that begins at the folder of the presets, where a file or its scale is named there."""
+    """Return `spec` as a path in `folder` if that file exists, with or without a :SCALE; else return it unchanged."""
     file = folder / spec
     is_there = file.exists() or (folder / spec.rpartition(":")[0]).is_file()
     return str(file) if is_there else spec

@@ -65,12 +65,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> list[Mix]:
-    """The mixes to compare with. Raises what can be known to be wrong before anything is converted or computed."""
+    """Return the mixes to compare with.
+
+    Raises an error for every mistake that can be known before a conversion or computation starts.
+    """
     compared = [mix_by_name(name) for name in args.compare or ()]
     mixes = compared
     if args.type:
         kind = mix_by_name(args.type)
-        if Path(args.model).is_dir():  # for other models llama.cpp is asked at once, which knows each tensor
+        if Path(args.model).is_dir():  # a GGUF file is checked by llama.cpp, which knows each tensor
             mixes = [kind, *compared]
         if args.imatrix and kind.name in CONVERTED_TYPES and not compared:
             raise UsageError(f"--imatrix is for types of fewer bits than {kind.name}; leave it out")
@@ -91,7 +94,7 @@ def _check(args: argparse.Namespace) -> list[Mix]:
 
 
 def _make(args: argparse.Namespace, source: Source, steps: ShownSteps) -> QuantizedModel:
-    """Write OUT in a type, or in the size that is asked for."""
+    """Write OUT as --type, --size or --fit state."""
     if not (args.size or args.fit):
         mix = mix_by_name(args.type) if args.type else default_mix(args.threads or default_threads())
         return make.quantize_to_type(source, args.output, mix, imatrix=args.imatrix, threads=args.threads, steps=steps)
@@ -106,7 +109,7 @@ def _fit_options(args: argparse.Namespace) -> FitOptions:
 
 
 def _make_elastic(args: argparse.Namespace, model: Path, steps: ShownSteps, began: float) -> int:
-    """Write OUT in several sizes, and say what they are; the exit code."""
+    """Write OUT with several sizes, print them, and return the exit code."""
     options = _fit_options(args)
     with make.as_gguf(model, args.output, steps) as source:
         ends = [
@@ -122,7 +125,7 @@ def _make_elastic(args: argparse.Namespace, model: Path, steps: ShownSteps, bega
     sizes = [(bytes_text(fit.outcome.n_bytes), f"{fit.measured_divergence:.5f}") for fit in fitted.fits]
     print_columns(("size", "KL divergence"), [list(row) for row in sizes])
     alone = sum(fit.outcome.n_bytes for fit in fitted.fits)
-    print_note(f"{args.output}: {bytes_text(fitted.n_bytes)}, where these files alone have {bytes_text(alone)}")
+    print_note(f"{args.output}: {bytes_text(fitted.n_bytes)}; separate files would have {bytes_text(alone)}")
     return 0
 
 
@@ -130,23 +133,23 @@ def _print(args: argparse.Namespace, quantized: QuantizedModel) -> None:
     values = quantized.to_json()
     rows = [
         ("size", f"{bytes_text(values['size_bytes'])}, was {bytes_text(values['source_bytes'])}"),
-        ("bits a weight", f"{values['bits_per_weight']:.2f}"),
+        ("bits per weight", f"{values['bits_per_weight']:.2f}"),
         ("types", ", ".join(f"{name} {bytes_text(n)}" for name, n in values["type_bytes"].items())),
     ]
     if quantized.fitted and quantized.budget:
-        rows.insert(1, ("of the budget", f"{100 * values['size_bytes'] / quantized.budget:.2f} %"))
+        rows.insert(1, ("share of budget", f"{100 * values['size_bytes'] / quantized.budget:.2f} %"))
         fitted = quantized.fitted
-        figures = f"{fitted.measured_divergence:.5f} nats a token, expected {fitted.expected_divergence:.5f}"
+        figures = f"{fitted.measured_divergence:.5f} nats per token, expected {fitted.expected_divergence:.5f}"
         rows.append(("KL divergence", figures))
         if exact := values["exact_tensors"]:
-            rows.append(("without loss", ", ".join(f"{n} tensors on the grid of {kind}" for kind, n in exact.items())))
+            rows.append(("without loss", ", ".join(f"{n} tensors stored in {kind}" for kind, n in exact.items())))
     print_table(f"{args.output}: {quantized.type_name}", rows)
     if quantized.outcome.misfits:
         first = quantized.outcome.misfits[0]
         print_note(
-            f"{len(quantized.outcome.misfits)} tensors do not divide into blocks of the type and have another one:"
-            f" {first.tensor} has {first.columns} columns, so {first.used} in place of {first.requested}"
+            f"{len(quantized.outcome.misfits)} tensors do not divide into blocks of the type and use another type:"
+            f" {first.tensor} has {first.columns} columns and uses {first.used} instead of {first.requested}"
         )
     if quantized.fitted and quantized.fitted.slow:
         words = ", ".join(f"{small} ({large} is faster)" for small, large in quantized.fitted.slow.items())
-        print_note(f"it has types that decode slower on this device than larger ones: {words}; --fast does without")
+        print_note(f"some types decode slower on this device than larger ones: {words}; --fast avoids them")

@@ -1,1 +1,1 @@
-"""The commands, one file each: arguments, a call, and printing."""
+"""The commands, one file each: options, a call into edge, and printing."""

@@ -1,4 +1,4 @@
-"""`edge advise`: which published models run well here, and how long an answer takes, before anything is downloaded."""
+"""`edge advise`: which published models run well here and how long an answer takes, before any download."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from edge.models.catalog import KnownModel
     from edge.survey.cluster import Cluster
 
-HELP = "Say which published models run well on these devices, before anything is downloaded."
+HELP = "List published models that run well on these devices, without downloading anything."
 # A copy of names in edge.advice.advise, so that --help stays quick; a test compares them.
 TASKS = ("chat", "code", "long")
-_MOST_S = 300.0  # seconds of an answer that the table has
+_MOST_S = 300.0  # longest answer in the table without --all, in seconds
 _COLUMNS = (
     "model", "type", "parameters", "bits", "size", "memory", "tokens/s", "first token", "answer", "weights", "run",
 )  # fmt: skip
@@ -31,24 +31,24 @@ _COLUMNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("devices")
     add(group, "--cluster")
-    add(group, "--workers", help="this device and HOST[:PORT],... (default: the lab that is up)")
-    words = "as if these were the devices, the first in place of this one: laptop,phone; an unknown name lists all"
+    add(group, "--workers", help="use this device and HOST[:PORT],... (default: the running lab)")
+    words = "assume these devices, the first instead of this one: laptop,phone; an unknown name prints the list"
     option(group, "--presets A,B", words, items)
-    add(group, "--threads", help="of this device")
-    add(group, "--memory", help="that a model may take on this device")
+    add(group, "--threads", help="number of threads on this device")
+    add(group, "--memory", help="memory limit of a model on this device")
     add(group, "--insecure")
-    option(group, "--fresh", "measure again what was measured in the last day")
-    requirements = parser.add_argument_group("what is wanted")
-    words = "length of the prompt: a question, a file, a document (default: chat)"
+    option(group, "--fresh", "repeat measurements even if they are less than a day old")
+    requirements = parser.add_argument_group("requirements")
+    words = "kind of prompt: chat, a short question; code, a source file; long, a document (default: chat)"
     option(requirements, "--task", words, choices=TASKS, default="chat")
-    option(requirements, "--min-speed N", "tokens a second, at least", positive)
-    option(requirements, "--models A,B", "these alone, each measured itself", items)
-    option(requirements, "--types T,T", "in these types (default: as they are published)", items)
-    add(requirements, "--kv-type", help="of stored keys and values (default: f16)")
-    option(requirements, "--catalog FILE", "models beside the known ones, or in their place", Path)
-    option(parser, "--all", "show all models, not only those worth choosing from")
+    option(requirements, "--min-speed N", "minimum decode speed, in tokens per second", positive)
+    option(requirements, "--models A,B", "list only these models, and measure the devices for each of them", items)
+    option(requirements, "--types T,T", "weight types to consider (default: the types in which it is published)", items)
+    add(requirements, "--kv-type", help="type of the KV cache (default: f16)")
+    option(requirements, "--catalog FILE", "file with more models, which replace known ones of the same name", Path)
+    option(parser, "--all", "show all models (default: only those that no other model beats)")
     add(parser, "--json")
-    add(parser, "--png", help="draw size against the time of an answer")
+    add(parser, "--png", help="draw model size against the time of an answer")
     add(parser, "--force", help="overwrite FILE")
 
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _models(args: argparse.Namespace) -> list[KnownModel]:
-    """The models that can be run, with those of --catalog; those of --models."""
+    """Return the models of --models, or all known models, including those of --catalog."""
     from edge.models.catalog import known_models, read_catalog
 
     by_name = {model.name: model for model in known_models()}
@@ -96,7 +96,7 @@ def _models(args: argparse.Namespace) -> list[KnownModel]:
     for name in args.models:
         if by_name.get(name.lower()) is None or by_name[name.lower()].shape is None:
             shaped = ", ".join(name for name, model in by_name.items() if model.shape is not None)
-            raise UsageError(f"--models names {name!r}, whose shape is not in the catalog; there are {shaped}")
+            raise UsageError(f"--models names {name!r}, but the catalog has no shape of it; it has {shaped}")
     return [by_name[name.lower()] for name in dict.fromkeys(args.models)]
 
 
@@ -107,31 +107,31 @@ def _cluster(args: argparse.Namespace) -> Cluster:
         return planning.cluster_of(args)
     for name in ("cluster", "workers", "threads", "memory", "fresh"):
         if getattr(args, name):
-            raise UsageError(f"--presets are devices that are not measured: leave --{name} out, or the presets")
+            raise UsageError(f"--presets are devices that are not measured: leave --{name} or --presets out")
     return Cluster.of_presets(args.presets)
 
 
 def _show(result: dict[str, Any], every: bool) -> None:
-    """Print a table: the quickest answer first, with lines where answers take long."""
+    """Print a table, the quickest answer first, with a line wherever answers become slow."""
     worthwhile = [row for row in result["rows"] if row["on_front"]]
     soon = [row for row in worthwhile if row["answer_s"] <= _MOST_S] or worthwhile[:1]
     rows = result["rows"] if every else soon
     print_note(
-        f"an answer of {result['answer_tokens']} tokens to a prompt of {result['prompt_tokens']}, on"
-        f" {', '.join(result['devices'])}; larger is usually better, by size alone"
+        f"an answer of {result['answer_tokens']} tokens to a prompt of {result['prompt_tokens']} tokens, on"
+        f" {', '.join(result['devices'])}; larger models usually answer better (only size is known)"
     )
     print()
     print_columns(_COLUMNS, list(_lines(rows)), whole=("model", "type", "run"))
     notes = []
     if left := len(result["rows"]) - len(rows):
-        why = f"not larger than one that answers sooner, take more than {_MOST_S / 60:g} minutes, or do not fit"
+        why = f"not larger than a model that answers sooner, take more than {_MOST_S / 60:g} minutes, or do not fit"
         notes.append(f"{left} others are {why}: --all shows them")
     figures = sorted({row["figures"] for row in rows})
     print_notes([*notes, f"times are {' or '.join(figures)}; nothing was downloaded", *result["notes"]])
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """Yield cells, with a row of its own where answers begin to take longer than 10 s and 30 s."""
+    """Yield the cells of all rows, with a separator before answers that take longer than 10 s and 30 s."""
     from edge.advice.advise import LINES_S
 
     lines = list(LINES_S)

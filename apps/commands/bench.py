@@ -1,4 +1,4 @@
-"""`edge bench`: how fast a model runs here, in the manner of llama-bench."""
+"""`edge bench`: measures how fast a model runs here, with tests like those of llama-bench."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
     Times: TypeAlias = Sequence[Mapping[str, Summary]]
 
-HELP = "Measure prefill and decode of a model, beside what this machine's memory allows."
+HELP = "Measure prefill and decode speed of a model, compared with the limit of this machine's memory."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "model", help=ANY_MODEL)
-    option(parser, "--prompt-tokens N", "default: 512", positive_int, default=512)
-    option(parser, "--gen-tokens N", "default: 128", positive_int, default=128)
-    option(parser, "--repeats N", "after one warm-up (default: 5)", positive_int, default=5)
-    option(parser, "--requests N", "measure also with N in flight (default: 1)", positive_int, default=1)
+    option(parser, "--prompt-tokens N", "tokens in the prompt (default: 512)", positive_int, default=512)
+    option(parser, "--gen-tokens N", "tokens to generate (default: 128)", positive_int, default=128)
+    option(parser, "--repeats N", "number of runs after one warm-up (default: 5)", positive_int, default=5)
+    option(parser, "--requests N", "measure also with N concurrent requests (default: 1)", positive_int, default=1)
     add_draft_arguments(parser, "off")
     add(parser, "--lora")
     add(parser, "--json")
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if is_onnx(args.model):
         return bench_onnx.run(args)
-    refuse(args, bench_onnx.OWN, "is for ONNX models")
+    refuse(args, bench_onnx.OWN, "is for ONNX models; leave it out for a language model")
     check_draft_worker(args)
     from edge.llm.bench import beside_memory
     from edge.llm.info import memory_json
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, engine: TextEngine, deployed: DeployedModel | None) -> tuple[BenchResult, Times]:
-    """Measure, and return the steps of each rank where the engine runs on several devices."""
+    """Return the speeds and, if the engine runs on several devices, the step times of each rank."""
     from apps.show.progress import progress
     from edge.llama.interrupt import interrupt_stops
     from edge.llm.bench import measure
@@ -78,10 +78,11 @@ def _measure(args: argparse.Namespace, engine: TextEngine, deployed: DeployedMod
 
         def on_step(done: int, total: int) -> None:
             nonlocal times
-            if deployed and done in (1, args.repeats + 1):  # neither the warm-up is in, nor requests that share steps
+            # Leave out the warm-up, and requests that share steps.
+            if deployed and done in (1, args.repeats + 1):
                 times = deployed.times(clear=True)
             if done == 1 and engine.paging is not None:
-                engine.paging.clear_stats()  # of the warm-up
+                engine.paging.clear_stats()  # leave out the warm-up
             show(done, total)
 
         try:
@@ -108,7 +109,7 @@ def _show(
     deployed: DeployedModel | None = None,
     times: Times = (),
 ) -> int:
-    """Print it. memory, paging: what was asked of the engine before it was closed."""
+    """Print the result. memory, paging: figures read from the engine before it was closed."""
     if args.json:
         about = {
             "model": str(engine.path),
@@ -130,7 +131,7 @@ def _show(
 
 
 def _print_speeds(args: argparse.Namespace, engine: TextEngine, r: BenchResult) -> None:
-    """A Markdown table, so that it can be pasted into an issue."""
+    """Print a Markdown table, which can be pasted into an issue."""
     print("| model | size | threads | test | tokens/s | median |")
     print("| --- | ---: | ---: | --- | ---: | ---: |")
     row = f"| {engine.path.name} | {bytes_text(engine.shape.weight_bytes)} | {r.threads} |"
@@ -143,7 +144,7 @@ def _print_speeds(args: argparse.Namespace, engine: TextEngine, r: BenchResult) 
 
 
 def _print_ranks(r: BenchResult, deployed: DeployedModel, times: Times) -> None:
-    """Print the times of steps on every rank, and the rank that the others wait for."""
+    """Print the step times of every rank, and the slowest rank."""
     names = deployed.names
     print(f"| {' | '.join(step_table.NAMES)} |")
     print("| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")

@@ -22,43 +22,42 @@ if TYPE_CHECKING:
     from edge.advice.kinds import DeviceKinds
     from quant.gguf.file import GgufFile
 
-HELP = "Find the cheapest devices on which a model answers in time, before anything is bought."
+HELP = "Find the cheapest devices on which a model answers within time limits, before buying anything."
 FORMAT = "edge-buy-1"
 # Copies of names in edge.advice.cheapest, so that --help stays quick; a test compares them.
 BY, PERCENTILES, MOST_DEVICES = ("price", "watts", "devices"), ("p50", "p90", "p99"), 8
 REQUESTS, GEN_TOKENS, PROMPT, CONCURRENCY = 200, 128, 128, 4
-_COLUMNS = ("device", "count", "price of one", "watts", "which is of")
+_COLUMNS = ("device", "count", "unit price", "watts", "source of price")
 _TIMES = ("", "limit", "p50", "p90", "p99")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a name in the catalog of models, or a GGUF file")
-    option(parser, "--type T", "of the weights of a model in the catalog (default: the first it is published in)")
-    group = parser.add_argument_group("what is asked")
-    option(group, "--arrivals RATE", "requests a second, at random times", between(1e-6, 1e4), required=True)
-    option(group, "--max-latency MS", "a token after the first, at most", positive)
-    option(group, "--max-ttft S", "until the first token, at most", positive)
-    option(
-        group, "--percentile P", "of requests within these limits (default: p90)", choices=PERCENTILES, default="p90"
-    )
-    option(group, "--prompt-tokens N", f"default: {PROMPT}", positive_int, default=PROMPT)
-    option(group, "--gen-tokens N", f"default: {GEN_TOKENS}", positive_int, default=GEN_TOKENS)
-    option(
-        group,
-        "--concurrency C",
-        f"requests at once; others wait (default: {CONCURRENCY})",
-        in_flight,
-        default=CONCURRENCY,
-    )
-    add(group, "--kv-type", help="of stored keys and values (default: f16)")
-    group = parser.add_argument_group("what there is to buy")
-    option(group, "--catalog FILE", "kinds of devices, in place of the presets", Path)
-    option(group, "--kinds A,B", "these alone", items)
-    option(group, "--by WHAT", "to be the least (default: price)", choices=BY, default="price")
+    parser.add_argument("model", metavar="MODEL", help="name of a model in the catalog, or a GGUF file")
+    words = "weight type of a model in the catalog (default: the first type in which it is published)"
+    option(parser, "--type T", words)
+    group = parser.add_argument_group("requirements")
+    words = "average number of requests per second, at random times"
+    option(group, "--arrivals RATE", words, between(1e-6, 1e4), required=True)
+    option(group, "--max-latency MS", "maximum time for each token after the first, in milliseconds", positive)
+    option(group, "--max-ttft S", "maximum time to the first token, in seconds", positive)
+    words = "share of requests that must stay within these limits (default: p90)"
+    option(group, "--percentile P", words, choices=PERCENTILES, default="p90")
+    option(group, "--prompt-tokens N", f"tokens in a prompt (default: {PROMPT})", positive_int, default=PROMPT)
+    option(group, "--gen-tokens N", f"tokens in an answer (default: {GEN_TOKENS})", positive_int, default=GEN_TOKENS)
+    words = f"maximum number of concurrent requests; others wait (default: {CONCURRENCY})"
+    option(group, "--concurrency C", words, in_flight, default=CONCURRENCY)
+    add(group, "--kv-type", help="type of the KV cache (default: f16)")
+    group = parser.add_argument_group("devices to choose from")
+    option(group, "--catalog FILE", "file with kinds of devices, instead of the presets", Path)
+    option(group, "--kinds A,B", "use only these kinds of devices", items)
+    option(group, "--by WHAT", "total to minimize (default: price)", choices=BY, default="price")
     most = whole(1, MOST_DEVICES)
-    option(group, "--max-devices N", f"default: {MOST_DEVICES}, which is the most", most, default=MOST_DEVICES)
-    option(parser, "--requests N", f"that are simulated (default: {REQUESTS})", positive_int, default=REQUESTS)
-    option(parser, "--seed N", "of their times (default: 0)", seed, default=0)
+    words = f"maximum number of devices, 1 to {MOST_DEVICES} (default: {MOST_DEVICES})"
+    option(group, "--max-devices N", words, most, default=MOST_DEVICES)
+    option(
+        parser, "--requests N", f"number of simulated requests (default: {REQUESTS})", positive_int, default=REQUESTS
+    )
+    option(parser, "--seed N", "seed of the arrival times (default: 0)", seed, default=0)
     add(parser, "--json")
 
 
@@ -77,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     assumed = "assumed" if offered.latency_s is None or offered.bytes_per_s is None else "stated"
     mbps = number_text(link.bytes_per_s / 125_000)
     notes += [
-        "speeds are estimates from published figures; prices are of one new device when it came out, without what it"
-        " needs beside it, where the catalog says nothing else",
+        "speeds are estimates from published figures; a price without another source is that of one new device when it"
+        " was released, without accessories",
         f"links are {assumed}: {seconds_text(link.latency_s)} one way, {mbps} Mbit/s between any two devices",
         before(cheapest.cheaper, cheapest.planned - 1),
     ]
@@ -112,10 +111,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _targets(args: argparse.Namespace) -> Targets:
     if args.max_latency is None and args.max_ttft is None:
-        raise UsageError("give a limit: --max-latency MS for a token, --max-ttft S for the first one, or both")
+        raise UsageError("needs a limit: --max-latency MS for each token, --max-ttft S for the first one, or both")
     if args.max_latency is not None and args.gen_tokens == 1:
         raise UsageError(
-            "--max-latency is of tokens after the first, and --gen-tokens 1 has none: leave one of them out"
+            "--max-latency limits tokens after the first, but --gen-tokens 1 has none: leave one of them out"
         )
     from edge.advice.cheapest import Targets
 
@@ -131,7 +130,7 @@ def _targets(args: argparse.Namespace) -> Targets:
 
 
 def _offered(args: argparse.Namespace) -> tuple[DeviceKinds, list[str]]:
-    """The kinds there are to buy, and a note on presets that are left out."""
+    """Return the kinds of devices to choose from, and a note on presets that are left out."""
     from edge.advice.kinds import preset_kinds, read_kinds
 
     if args.catalog is not None:
@@ -142,13 +141,13 @@ def _offered(args: argparse.Namespace) -> tuple[DeviceKinds, list[str]]:
         return offered.named(args.kinds), []
     left_out = [kind.name for kind in offered.kinds if args.by == "price" and kind.price is None]
     kinds = tuple(kind for kind in offered.kinds if kind.name not in left_out)
-    words = [f"left out, as no price is known of them: {', '.join(left_out)}; --catalog gives them one"]
+    words = [f"left out because their price is unknown: {', '.join(left_out)}; --catalog can add prices"]
     return replace(offered, kinds=kinds), words if left_out else []
 
 
 @contextmanager
 def _model(args: argparse.Namespace) -> Iterator[tuple[GgufFile, dict[str, Any]]]:
-    """The file of the model, or its outline, and what is known of its weights."""
+    """Yield the model's file (or its outline, without weights) and a description of its weights."""
     from edge.models.catalog import catalog
     from partition.model.check import check_loadable
     from partition.model.model import ModelShape
@@ -156,10 +155,10 @@ def _model(args: argparse.Namespace) -> Iterator[tuple[GgufFile, dict[str, Any]]
 
     path = Path(args.model)
     if is_onnx(args.model):
-        raise UsageError("edge buy is of language models")
+        raise UsageError("edge buy is for language models; it takes a name in the catalog or a GGUF file")
     if path.exists():
         if args.type is not None:
-            raise UsageError("--type is of models in the catalog; this file has its types")
+            raise UsageError("--type is for models in the catalog; a file has its types already: leave --type out")
         file = GgufFile.open(path)
         check_loadable(file)
         yield file, {"model": args.model, "type": None, "size_bytes": ModelShape.from_gguf(file).weight_bytes}
@@ -167,7 +166,9 @@ def _model(args: argparse.Namespace) -> Iterator[tuple[GgufFile, dict[str, Any]]
     shaped = {model.name: model for model in catalog() if model.shape is not None}
     model = shaped.get(args.model.lower())
     if model is None:
-        raise UsageError(f"there is no file {args.model!r:.80}, nor such a model in the catalog: {', '.join(shaped)}")
+        raise UsageError(
+            f"{args.model!r:.80} is neither a file nor a model in the catalog, which has {', '.join(shaped)}"
+        )
     from edge.advice.candidates import candidates
 
     name = args.type or (model.types or ("q4_k_m",))[0]
@@ -177,19 +178,23 @@ def _model(args: argparse.Namespace) -> Iterator[tuple[GgufFile, dict[str, Any]]
 
 
 def before(cheaper: int, planned: int) -> str:
-    """Say how many clusters come before the cheapest one that is enough, and how many of them were planned."""
+    """Return a sentence on the clusters that cost less than the chosen one: how many, and how they were ruled out.
+
+    cheaper: number of clusters that come first in the order of cost.
+    planned: how many of these were planned and simulated; bounds ruled out the others.
+    """
     if not cheaper:
         return "no cluster that costs less was tried: this is the first in the order of cost"
     clusters = "1 cluster that costs" if cheaper == 1 else f"{cheaper:,} clusters that cost"
     if not planned:
         return f"{clusters} no more cannot reach the limits: bounds show it without a plan"
     rest = cheaper - planned
-    by_bounds = f"; bounds show it of {rest:,} of them, and {planned:,} were planned and simulated" if rest else ""
+    by_bounds = f"; bounds rule out {rest:,} of them, and {planned:,} were planned and simulated" if rest else ""
     return f"{clusters} no more cannot reach the limits{by_bounds or ': planned and simulated'}"
 
 
 def _show(result: dict[str, Any], served: Served) -> None:
-    """Print what to buy, where the model's layers are then, and what requests take."""
+    """Print the devices to buy, the layers on each device, and the times of requests."""
     from edge.planning.describe import stage_rows
 
     def money(price: float | None) -> str:
@@ -197,7 +202,7 @@ def _show(result: dict[str, Any], served: Served) -> None:
 
     weights = f"{result['model']} {result['type'] or ''}".strip()
     watts = number_text(served.watts)
-    print_note(f"{served.describe()}: {money(served.price)}, {watts} W while all compute, for {weights}")
+    print_note(f"{served.describe()}: {money(served.price)}, {watts} W while all devices compute, for {weights}")
     print()
     kinds = {kind.name: kind for kind in served.kinds}
     rows = [
@@ -221,8 +226,8 @@ def _show(result: dict[str, Any], served: Served) -> None:
     ]
     print_columns(_TIMES, cells, whole=_TIMES)
     print()
-    come, room = number_text(result["arrivals_per_s"]), number_text(simulated.capacity_per_s)
-    print(f"{come} requests a second come, and there is room for {room}")
+    arrivals, capacity = number_text(result["arrivals_per_s"]), number_text(simulated.capacity_per_s)
+    print(f"{arrivals} requests arrive per second; the devices can answer {capacity} per second")
     print_notes(result["notes"])
 
 

@@ -1,4 +1,4 @@
-"""`edge chat`: talk to a model, in a terminal or once from a script."""
+"""`edge chat`: a conversation with a model in a terminal, or one answer for a script."""
 
 from __future__ import annotations
 
@@ -45,75 +45,73 @@ if TYPE_CHECKING:
     from edge.paging.plan import PagePlan
     from edge.parallel.step_times import Summary
 
-HELP = "Talk to a model: the bundled one, a GGUF file, a known name, or REPO:FILE from the Hugging Face hub."
+HELP = "Chat with a model: the bundled one, a GGUF file, a known name, or REPO:FILE from the Hugging Face hub."
 
 say = partial(say_as, command="chat")
-SILENT_S = 3.0  # after so long without piped text it is said that it is waited for
+SILENT_S = 3.0  # seconds without piped text after which a line reports that the command waits for it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "model")
-    parser.add_argument(
-        "-p", "--prompt", metavar="TEXT", help="answer once and exit, after what is piped in; -: that alone"
-    )
+    words = "answer this prompt once and exit; text piped to standard input comes first. -: only the piped text"
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help=words)
     add(parser, "--json", help="with -p: print one JSON object")
-    option(parser, "--url URL", "ask a server, such as `edge serve`; MODEL is its name there")
-    option(parser, "--api-key KEY", "with --url: what it asks for (default: EDGE_API_KEY)")
+    option(parser, "--url URL", "use a server, such as `edge serve`; MODEL is the name of the model there")
+    option(parser, "--api-key KEY", "with --url: key for the server (default: EDGE_API_KEY)")
     option(parser, "--system TEXT", "system message")
-    option(parser, "--file FILE", "text before the question; repeatable", Path, action="append", default=[])
-    option(parser, "--resume NAME", "go on with the conversation of this name, and keep it; a new one begins")
+    option(
+        parser, "--file FILE", "put this text file before the question; repeatable", Path, action="append", default=[]
+    )
+    option(parser, "--resume NAME", "continue the conversation saved as NAME, or start it; save it after each answer")
     add(parser, "--prefix-cache", "--lora")
     distributed.add_media_arguments(parser)
     add(parser, "--attention-window")
-    option(parser, "--image FILE", "picture or sound before the question; repeatable", Path, action="append")
+    words = "put this picture or sound before the question; repeatable"
+    option(parser, "--image FILE", words, Path, action="append")
     add_draft_arguments(parser, "auto")
-    words = "tokens that the model thinks before an answer: off, auto (as its template has it) or N (default: auto)"
+    words = "limit of thinking before an answer: off, a number of tokens, or auto: as the model's template says"
+    words += " (default: auto)"
     option(parser, "--think HOW", words, parse_think)
     option(parser, "--max-tokens N", "end the answer after N tokens", positive_int)
-    option(parser, "--min-tokens N", "do not end the answer before N tokens", natural)
-    option(
-        parser, "--ignore-eos", "go on past the end of the answer, to --max-tokens", action="store_const", const=True
-    )
-    option(parser, "--stop TEXT", "end the answer here; repeatable", action="append", default=[])
+    option(parser, "--min-tokens N", "do not let the model end the answer before N tokens", natural)
+    words = "continue after the model ends its answer, up to --max-tokens"
+    option(parser, "--ignore-eos", words, action="store_const", const=True)
+    option(parser, "--stop TEXT", "end the answer before this text; repeatable", action="append", default=[])
     option(parser, "--chat-template FILE", "Jinja template to use instead of the model's own")
-    option(
-        parser,
-        "--when-full",
-        "when the context is full: drop the oldest tokens in place and go on (default, where the model can),"
-        " forget the oldest exchanges and compute the rest again, or stop; an answer with -p ends where it is full,"
-        " unless shift is given",
-        choices=("shift", "forget", "stop"),
-    )
-    option(
-        parser,
-        "--allow-repetition",
-        "do not end an answer that says the same over and over",
-        action="store_const",
-        const=True,
-    )
+    words = "when the context is full: shift drops the oldest tokens and continues (default, if the model can), forget"
+    words += " drops the oldest exchanges and computes the rest again, stop ends the answer. An answer with -p stops"
+    words += " unless shift is chosen"
+    option(parser, "--when-full", words, choices=("shift", "forget", "stop"))
+    words = "do not end an answer that repeats itself"
+    option(parser, "--allow-repetition", words, action="store_const", const=True)
     sampling = parser.add_argument_group("sampling")
-    option(sampling, "--temperature T", "0: always the likeliest (default: 0.7)", number)
-    option(sampling, "--top-k K", "of the K likeliest (default: 40; 0: all)", natural)
-    option(sampling, "--top-p P", "of the likeliest that reach P (default: 0.95)", number)
-    option(sampling, "--min-p P", "of those P times as likely as the first (0.05)", number)
-    option(sampling, "--typical-p P", "of the most typical that reach P (1: off)", number)
-    option(sampling, "--repeat-penalty R", "above 1: repeat less (default: 1)", number)
-    option(sampling, "--dry-multiplier M", "DRY: above 0, prolong repetitions less (default: 0, off)", number)
-    option(sampling, "--dry-base B", "DRY: growth with each token (default: 1.75)", number)
-    option(sampling, "--dry-allowed-length N", "DRY: repetitions up to N tokens are free (default: 2)", natural)
-    option(sampling, "--dry-penalty-last-n N", "DRY: look back N tokens (default: all; 0: off)", natural)
-    option(
-        sampling,
-        "--dry-sequence-breaker TEXT",
-        r"DRY: repetitions end here; repeatable, in place of newline, colon, quote and *; none: nowhere",
-        action="append",
-        dest="dry_sequence_breakers",
-    )
-    option(sampling, "--xtc-probability P", "XTC: leave out likely tokens this often (default: 0)", number)
-    option(sampling, "--xtc-threshold T", "XTC: likely from T on (default: 0.1)", number)
-    option(sampling, "--seed N", "same seed, same draws; turns off --prefix-cache", seed)
-    option(sampling, "--grammar FILE", "GBNF grammar the answer must follow")
-    option(sampling, "--json-schema FILE", "JSON schema the answer must follow")
+    option(sampling, "--temperature T", "randomness; 0 always picks the likeliest token (default: 0.7)", number)
+    option(sampling, "--top-k K", "sample from the K likeliest tokens; 0: from all (default: 40)", natural)
+    words = "sample from the likeliest tokens whose probabilities add up to P (default: 0.95)"
+    option(sampling, "--top-p P", words, number)
+    words = "drop tokens less likely than P times the likeliest (default: 0.05)"
+    option(sampling, "--min-p P", words, number)
+    words = "sample from the most typical tokens whose probabilities add up to P; 1: off (default: 1)"
+    option(sampling, "--typical-p P", words, number)
+    option(sampling, "--repeat-penalty R", "above 1: make repeated tokens less likely (default: 1)", number)
+    words = "DRY: above 0, make tokens that extend a repetition less likely (default: 0, off)"
+    option(sampling, "--dry-multiplier M", words, number)
+    words = "DRY: factor of the penalty for each further repeated token (default: 1.75)"
+    option(sampling, "--dry-base B", words, number)
+    words = "DRY: longest repetition without penalty, in tokens (default: 2)"
+    option(sampling, "--dry-allowed-length N", words, natural)
+    words = "DRY: number of earlier tokens to search for repetitions (default: all; 0: off)"
+    option(sampling, "--dry-penalty-last-n N", words, natural)
+    words = "DRY: text that ends a repetition; repeatable, replaces the default of newline, colon, quote and *;"
+    words += " none: no such text"
+    option(sampling, "--dry-sequence-breaker TEXT", words, action="append", dest="dry_sequence_breakers")
+    option(sampling, "--xtc-probability P", "XTC: how often likely tokens are removed, 0 to 1 (default: 0)", number)
+    words = "XTC: probability from which a token counts as likely (default: 0.1)"
+    option(sampling, "--xtc-threshold T", words, number)
+    words = "seed of the random draws; also turns --prefix-cache off, so that answers repeat (default: random)"
+    option(sampling, "--seed N", words, seed)
+    option(sampling, "--grammar FILE", "GBNF grammar that the answer must follow")
+    option(sampling, "--json-schema FILE", "JSON schema that the answer must follow")
     add(sampling, "--reproducible")
     add_engine_arguments(parser)
     distributed.add_arguments(parser)
@@ -124,9 +122,9 @@ def run(args: argparse.Namespace) -> int:
     if prompt is None and not sys.stdout.isatty():
         raise UsageError("standard output is not a terminal; give a prompt with -p TEXT")
     if prompt is None and args.json:
-        raise UsageError("--json needs -p TEXT (or a prompt on standard input)")
+        raise UsageError("--json needs a prompt: give -p TEXT, or pipe it to standard input")
     if prompt is not None and not prompt.strip():
-        raise UsageError("the prompt is empty")
+        raise UsageError("the prompt is empty; give -p TEXT, or pipe text to standard input")
     if args.dry_sequence_breakers == ["none"]:
         args.dry_sequence_breakers = []
     if args.url is not None:
@@ -137,8 +135,8 @@ def run(args: argparse.Namespace) -> int:
     if args.reproducible and args.seed is None:
         args.seed = 0
     if args.seed is not None and args.prefix_cache is None:
-        args.prefix_cache = 0  # what was kept is not the same to the last bit, and the answer is to be
-    args.draft = args.draft or ("auto" if args.seed is None else "off")  # passes of several rows are not, either
+        args.prefix_cache = 0  # stored KV cache may differ in the last bit, but the same seed must give the same answer
+    args.draft = args.draft or ("auto" if args.seed is None else "off")  # verified rows may differ in the last bit too
     check_draft_worker(args)
     devices = distributed.prepare(args)
     sampling = _sampling(args)
@@ -176,7 +174,7 @@ def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
     from apps.show.remote import answer_once, media_part, talk
     from edge.net.chat_client import ServerChat
 
-    refuse(args, _OF_THIS_PROCESS, "is about a model that is loaded here, and with --url it is loaded by a server")
+    refuse(args, _OF_THIS_PROCESS, "is about a model that is loaded here, but with --url the server loads it")
     options = given_options(args, (*_SAMPLING, "max_tokens"))
     if args.stop:
         options["stop"] = args.stop
@@ -186,7 +184,7 @@ def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
         try:
             schema = json.loads(_read(args.json_schema))
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"--json-schema {args.json_schema}: not valid JSON: {error}; mend it") from None
+            raise UsageError(f"--json-schema {args.json_schema}: not valid JSON: {error}; correct the file") from None
         options["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     try:
         key = args.api_key or os.environ.get("EDGE_API_KEY")
@@ -203,7 +201,7 @@ def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
 
 
 def _prompt(prompt: str | None) -> str | None:
-    """Return the prompt to answer once: the text on standard input, where it is no terminal, then the one `given`."""
+    """Return the prompt to answer once: text piped to standard input, then `prompt`. None for a conversation."""
     if prompt != "-" and (sys.stdin is None or sys.stdin.isatty()):
         return prompt
     question = "" if prompt in (None, "-") else str(prompt)
@@ -214,15 +212,15 @@ def _prompt(prompt: str | None) -> str | None:
 
 
 def _piped(waits: bool) -> bytes:
-    """All of standard input. waits: say so where nothing comes, because the question alone may have been meant."""
+    """Return all of standard input. waits: print a line if nothing arrives, because `prompt` alone may be meant."""
     if sys.stdin is None:
         return b""
     if waits:
         with selectors.PollSelector() as selector:
             selector.register(sys.stdin, selectors.EVENT_READ)
             if not selector.select(SILENT_S):
-                words = "waiting for the text on standard input, to put it before the question"
-                say(f"{words}; where there is none, add < /dev/null")
+                words = "waiting for text on standard input, to put it before the question"
+                say(f"{words}; if there is none, add < /dev/null")
     return sys.stdin.buffer.read()
 
 
@@ -259,7 +257,7 @@ def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, samp
     if loaded.deployed:
         try:
             times = loaded.deployed.times()
-        except EdgeError as error:  # the answer is complete, and worth more than the figures
+        except EdgeError as error:  # the complete answer is printed without the step times
             lost, times = error, [{} for _ in loaded.deployed.names]
     result = {
         "text": "".join(r.text for r in responses),
@@ -284,7 +282,7 @@ def _answer_once(args: argparse.Namespace, loaded: LoadedChat, prompt: str, samp
 def _loaded(
     args: argparse.Namespace, config: EngineConfig, template: str | None, *, once: bool
 ) -> Iterator[LoadedChat]:
-    """A chat on the loaded model. once: for a single question, whose answer ends where the context is full."""
+    """Yield a chat on the loaded model. once: for a single question, whose answer ends when the context is full."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
     from edge.api.config import media_encoder
     from edge.llm.chat import Chat
@@ -292,17 +290,17 @@ def _loaded(
     from edge.templates.process import TemplateProcess
 
     began = time.perf_counter()
-    renderer = TemplateProcess()  # starts while the model is loaded
+    renderer = TemplateProcess()  # started now, so that it starts while the model is loaded
     with config.loaded(ShownSteps(), _say_memory) as (engine, deployed, draft), ExitStack() as stack:
         if deployed and engine.paging is not None:
             _say_memory(engine.memory, engine.paging.plan)
         if not deployed and engine.paging is None and not engine.memory.fits:
             say(
-                f"{engine.path.name} is larger than the memory that is free; it will be read from disk again and"
-                " again, which is slow; --memory SIZE makes it faster"
+                f"{engine.path.name} is larger than the free memory and will be read from disk again and again, which"
+                " is slow; --memory SIZE makes it faster"
             )
         if args.context is not None and 0 < (trained := engine.shape.context_length) < args.context:
-            words = f"the model was trained for {trained} tokens; beyond them answers get worse"
+            words = f"the model was trained for {trained} tokens; with longer contexts answers get worse"
             say(f"--context {args.context}: {words}")
         drafter = speculation(draft, engine, stack.enter_context, ShownSteps())
         when_full: WhenFull | None = args.when_full or ("forget" if once and not args.attention_window else None)
@@ -324,7 +322,7 @@ def _loaded(
 
 
 def _resumed(chat: Chat, name: str) -> Path:
-    """The file of the conversation of this name, which `chat` goes on with."""
+    """Load the conversation saved under this name into `chat`, if it exists, and return its file."""
     from edge.llm.chat import conversation_path
 
     path = conversation_path(name)
@@ -336,7 +334,7 @@ def _resumed(chat: Chat, name: str) -> Path:
 
 
 def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:
-    """Say how this device's budget is used."""
+    """Print how this device's memory limit is used."""
     say(f"memory: {plan.describe(need)}")
 
 
@@ -348,13 +346,13 @@ def _sampling(args: argparse.Namespace) -> SamplingParams:
 
 
 def _bounds_line(schema: str) -> str | None:
-    """Return the line that names arrays which a schema leaves open; None where there are none."""
+    """Return a line that lists arrays without a maximum length in a schema, or None if there are none."""
     from edge.bounds.json_arrays import bounded, bounds_line
 
     try:
         _, places = bounded(json.loads(schema))
     except (ValueError, RecursionError):
-        return None  # whoever compiles it says what is wrong
+        return None  # the compiler of the schema reports the mistake
     return bounds_line(places) if places else None
 
 
@@ -362,4 +360,4 @@ def _read(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not a text file in UTF-8: {error}; save it as one") from error
+        raise UsageError(f"{path}: not a text file in UTF-8: {error}; convert it to UTF-8") from error

@@ -1,4 +1,4 @@
-"""`edge cluster`: the devices that trust each other, as their owner manages them."""
+"""`edge cluster`: lets an owner manage the devices that trust each other."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from apps.options import add, device_name, option
+from apps.options import add, add_action, device_name, option
 from apps.show.table import print_json, print_table
 from edge.units import parse_span
 
 if TYPE_CHECKING:
     from devices.trust.authority import Authority
 
-HELP = "Manage the devices that trust each other: make a cluster, invite devices to it, revoke them."
+HELP = "Manage the devices that trust each other: create a cluster, invite devices, revoke them."
 
 _lifetime = partial(parse_span, least_s=60, most_s=30 * 86_400)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    init = actions.add_parser("init", help="make a cluster, owned by this machine")
-    option(init, "--name NAME", "of this machine (default: its host name)", device_name)
-    invite = actions.add_parser("invite", help="print a token by which one device can join")
-    invite.add_argument("name", type=device_name, metavar="NAME", help="of the device, as you want to call it")
-    option(invite, "--expires T", "90s, 15m, 1h, 2d: to join within (default: 1h)", _lifetime, default=3600)
-    revoke = actions.add_parser("revoke", help="refuse a device from now on, or withdraw its invitation")
-    revoke.add_argument("name", metavar="NAME", help="of the device")
-    listing = actions.add_parser("list", help="who was invited, joined, expired or revoked, and when")
+    init = add_action(actions, "init", "create a cluster that this machine owns")
+    option(init, "--name NAME", "name of this machine (default: its host name)", device_name)
+    invite = add_action(actions, "invite", "print a token with which one device can join")
+    invite.add_argument("name", type=device_name, metavar="NAME", help="name for the device")
+    words = "time within which the device must join: 90s, 15m, 1h, 2d (default: 1h)"
+    option(invite, "--expires T", words, _lifetime, default=3600)
+    revoke = add_action(actions, "revoke", "refuse a device from now on, or withdraw its invitation")
+    revoke.add_argument("name", metavar="NAME", help="name of the device")
+    listing = add_action(actions, "list", "list devices that were invited, joined, expired or revoked, and when")
     for action, run in ((init, _init), (invite, _invite), (revoke, _revoke), (listing, _list)):
         add(action, "--json")
         action.set_defaults(run=run)
@@ -46,7 +47,7 @@ def _init(args: argparse.Namespace) -> int:
         return print_json({"cluster": authority.fingerprint, "owner": name, "folder": str(authority.folder)})
     print(f"cluster {authority.fingerprint}, owned by {name}")
     print(
-        f"Keep {authority.folder} to yourself: whoever has it decides who may take part.\n"
+        f"Keep {authority.folder} private: whoever has this folder can invite and revoke devices.\n"
         "Next: edge cluster invite NAME, for each device that is to join.",
         file=sys.stderr,
     )
@@ -62,7 +63,7 @@ def _invite(args: argparse.Namespace) -> int:
     print(token)
     print(
         f"On {args.name}, before {_local(expires)}: edge worker --join TOKEN\n"
-        "The token lets in whoever uses it first, once. Send it only where nobody else reads.",
+        "The token works once, for the first device that uses it. Send it where nobody else can read it.",
         file=sys.stderr,
     )
     return 0
@@ -75,10 +76,11 @@ def _revoke(args: argparse.Namespace) -> int:
         print_json({"name": args.name, "state": "revoked", "changed": fresh})
     elif fresh:
         print(
-            f"{args.name} is revoked: this machine refuses it now, others once this machine reaches them (edge devices)"
+            f"{args.name} is revoked: this machine refuses it now, other devices after contact with this machine"
+            " (edge devices)"
         )
     else:
-        print(f"{args.name} was revoked before; nothing changed")
+        print(f"{args.name} was already revoked; nothing changed")
     return 0
 
 
@@ -93,7 +95,7 @@ def _list(args: argparse.Namespace) -> int:
         return print_json({"cluster": authority.fingerprint, "members": entries})
     rows = []
     for member in members:
-        # What matters next: an invitation's end. A certificate's is ten years away.
+        # An invitation shows when it expires. A certificate expires only after ten years.
         when = f"expires {_local(member.expires)}" if member.state == "invited" else f"since {_local(member.since)}"
         if member.state == "expired":
             when = f"since {_local(member.expires)}"

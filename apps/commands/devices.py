@@ -1,4 +1,4 @@
-"""`edge devices`: the workers there are, what they are, and whether they answer."""
+"""`edge devices`: lists workers, their hardware, and whether they answer."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from partition.predict.onnx_predict import OnnxDevice
     from partition.predict.speeds import DeviceSpeed
 
-HELP = "List the workers there are: found on the network, and those whose addresses you give."
+HELP = "List workers: those found on the network, and those whose addresses you give."
 COLUMNS = ("name", "address", "what", "threads", "memory", "state")
-PROBE = "probe"  # in place of addresses: look at this machine itself
-PROBE_HELP = "Show what this machine is and can do; with a model, what devices take for its parts."
+PROBE = "probe"  # a word instead of addresses: describe this machine itself
+PROBE_HELP = "Show the hardware of this machine and its speed; with MODEL, the time devices need for its parts."
 LLM_COLUMNS = ("device", "layer", "4 rows", "prompt", "half", "head", "memory", "measured")
 ONNX_COLUMNS = ("device", "whole", "parts", "longest part", "memory", "measured")
 LINK_COLUMNS = ("from", "to", "latency", "bandwidth", "measured")
 _PROMPT_ROWS = 64
-EXIT_NO_ANSWER = 7  # as for any connection that fails
+EXIT_NO_ANSWER = 7  # the exit code of a failed connection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=_addresses,
         metavar="HOST[:PORT]",
-        help="workers to ask beside those found; the port is by default 7070",
+        help="workers to ask in addition to those found (default port: 7070)",
     )
-    add(parser, "--timeout", default=3.0, help="look for so long, and wait so long for each worker (default: 3)")
+    words = "seconds to look for workers, and to wait for each worker (default: 3)"
+    add(parser, "--timeout", default=3.0, help=words)
     option(
         parser,
         "--discover",
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
     )
-    option(parser, "--links", "measure the connection of every pair")
+    option(parser, "--links", "measure the connection between every pair of devices")
     add(parser, "--insecure", "--json")
     _add_probe(parser)
 
@@ -57,7 +58,7 @@ def _addresses(text: str) -> list[str]:
 
 
 def _add_probe(parser: argparse.ArgumentParser) -> None:
-    """Let the word `probe` lead to a parser of its own. Those of argparse cannot be beside a list of addresses."""
+    """Give the word `probe` a parser of its own, because argparse allows no subparsers next to a list of addresses."""
     probe = type(parser)(prog=f"{parser.prog} probe", description=PROBE_HELP)
     _add_probe_arguments(probe)
     probe.set_defaults(run=_run_probe, parser=probe)
@@ -75,7 +76,7 @@ def _add_probe(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, ask, print; the exit code tells whether all whose address was given answer."""
+    """Find workers, ask them, and print them; return an error if a worker whose address was given does not answer."""
     from edge.cluster.roster import measure_pairs, roster
 
     steps = ShownSteps("devices")
@@ -120,7 +121,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     from edge.cluster.roster import JOINED
 
     in_the_clear = entry.worker is not None and not entry.worker.secure
-    # Nobody has joined a cluster who shows no certificate.
+    # A worker without a certificate has not joined a cluster.
     states = ["" if in_the_clear and entry.membership == JOINED else entry.membership or ""]
     states += [counted(busy, "session") if busy else "", "in the clear" if in_the_clear else ""]
     state = ", ".join(filter(None, states))
@@ -129,28 +130,31 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _add_probe_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF or ONNX: show what devices take for its parts")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF or ONNX file whose parts are measured")
     group = parser.add_argument_group("with a model")
     add(group, "--cluster", "--workers", "--insecure", "--dim", "--input")
     others = (
         "transport", "wire", "threads", "memory", "context", "concurrency", "prompt_tokens", "kv_type", "draft",
         "draft_worker", "acceptance", "limit_divergence", "text",
     )  # fmt: skip
-    parser.set_defaults(**dict.fromkeys(others), types=())  # of plans, and not asked here
-    option(parser, "--fresh", "measure now, also what was measured within a day")
-    option(parser, "--folder DIR", "measure the disk of this folder (default: where slices are kept)", Path)
+    parser.set_defaults(**dict.fromkeys(others), types=())  # options of `edge plan` that `edge devices probe` lacks
+    option(parser, "--fresh", "repeat measurements even if they are less than a day old")
+    option(parser, "--folder DIR", "measure the disk of this folder (default: the folder of model slices)", Path)
     add(parser, "--json")
 
 
 def _run_probe(args: argparse.Namespace) -> int:
-    """Measure what is not known, and print all of it. UsageError for options that are not for what is asked."""
+    """Print the properties of this machine, and measure those that are not known yet.
+
+    Raises UsageError if an option does not apply.
+    """
     if args.model is not None:
         if args.folder is not None:
-            raise UsageError("--folder is of this machine alone; leave MODEL out")
+            raise UsageError("--folder is about this machine alone; leave MODEL out")
         return _run_model(args)
-    refuse(args, ("cluster", "workers", "insecure", "dim", "input"), "is for a MODEL: name one")
+    refuse(args, ("cluster", "workers", "insecure", "dim", "input"), "needs a MODEL: name one")
     if args.folder is not None and not args.folder.is_dir():
-        raise UsageError(f"--folder needs a folder that exists; {args.folder} is none")
+        raise UsageError(f"--folder {args.folder} is not an existing folder; name one")
     from edge.survey.machine import machine_rows, this_machine
 
     machine = this_machine(args.folder, args.fresh)
@@ -162,7 +166,7 @@ def _run_probe(args: argparse.Namespace) -> int:
 
 
 def _run_model(args: argparse.Namespace) -> int:
-    """Profile devices for the parts of one model, and the links between them."""
+    """Print the time that devices need for the parts of one model, and the links between them."""
     from edge.planning.describe import known_json, notes
     from partition.predict.speeds import DeviceSpeed
 
@@ -181,7 +185,7 @@ def _run_model(args: argparse.Namespace) -> int:
 
 
 def _llm_row(speed: DeviceSpeed) -> tuple[str, ...]:
-    """Return the row of a layer; `prompt` is a token of many."""
+    """Return the row of a device's layer times. The column `prompt` is the time per token of a long prompt."""
     return (
         speed.name,
         seconds_text(speed.layer_s.at(1)),

@@ -1,4 +1,4 @@
-"""`edge doctor`: what is wrong with this device, its workers and their links, and what to do about it."""
+"""`edge doctor`: finds problems of this device, its workers and their links, and suggests remedies."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json
 from quant.text import counted
 
-HELP = "Check this device, workers and links: what is wrong, and what to do about it."
-COLUMNS = ("", "where", "check", "what there is")
+HELP = "Check this device, workers and links for problems, and suggest what to do."
+COLUMNS = ("", "where", "check", "finding")
 EXIT_PROBLEMS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     devices = parser.add_mutually_exclusive_group()
-    add(devices, "--workers", help="also these workers, HOST[:PORT],..., and every link")
-    add(devices, "--cluster", help="also the workers of a cluster.toml, and every link")
+    add(devices, "--workers", help="check also these workers, HOST[:PORT],..., and every link")
+    add(devices, "--cluster", help="check also the workers of this file (cluster.toml), and every link")
     add(parser, "--insecure", "--json")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, print; the exit code tells whether there are problems."""
+    """Check and print the findings; the exit code is 8 if there are problems."""
     from devices.cluster_file import read_cluster
     from edge.doctor.examine import examine
     from edge.doctor.findings import NOTE, PROBLEM

@@ -1,5 +1,7 @@
-"""`edge evaluate`: what smaller models cost in quality, and whether they are faster, as a table, JSON and a picture.
-And how near to one device the ways are in which one model can be computed."""
+"""`edge evaluate`: how much quality and time smaller models cost, as a table, JSON and a picture.
+
+With --routes or --workers: how much the results of one model differ between ways to compute it.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,25 @@ if TYPE_CHECKING:
     from edge.llm.options import EngineOptions
     from partition.plan.plan import Plan
 
-HELP = "Compare models with one they were made from: perplexity, divergence, size and speed."
+HELP = "Compare models with the one they were made from: perplexity, divergence, size and speed."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("reference", metavar="REFERENCE", help="GGUF file or REPO:FILE the others are held against")
+    words = "GGUF file or REPO:FILE of the model that the others are compared with"
+    parser.add_argument("reference", metavar="REFERENCE", help=words)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="GGUF file or REPO:FILE with the same vocabulary")
     option(parser, "--text FILE", "UTF-8 text to predict (default: a bundled one)", Path)
-    option(parser, "--tokens N", "use the first N (default: the whole text)", positive_int)
+    option(parser, "--tokens N", "use the first N tokens (default: the whole text)", positive_int)
     add(parser, "--chunk-tokens")
     option(
         parser,
         "--speed",
-        "measure decode and prefill (default: yes)",
+        "measure decode and prefill speed (default: yes)",
         action=argparse.BooleanOptionalAction,
         default=True,
     )
-    option(parser, "--routes", "the ways to compute the last model, on this device and over --workers")
+    words = "compare ways to compute the last model: on this device, and on those of --workers"
+    option(parser, "--routes", words)
     add(parser, "--png", "--json")
     add_engine_arguments(parser)
     distributed.add_arguments(parser)
@@ -58,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
         check_picture(args.png)  # before anything is computed
         if not args.models:
-            raise UsageError("a picture needs models to compare with the reference; give some, or leave --png out")
+            raise UsageError("--png needs a model to compare with the reference; name one, or leave --png out")
     from edge.quantization.comparison import COLUMNS, compare
     from edge.quantization.text_file import BUNDLED, read_text
 
@@ -66,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(source)
     paths = [model_path(spec) for spec in (args.reference, *args.models)]
     files = [path.name for path in paths]
-    # Folders are named where file names alone are ambiguous.
+    # Full paths if file names alone are ambiguous.
     names = [str(path) if files.count(path.name) > 1 else path.name for path in paths]
     how = {"chunk_tokens": args.chunk_tokens, "most": _most(args), "speed": args.speed}
     evaluation = compare(paths, names, text, options, **how, steps=ShownSteps())
@@ -86,10 +90,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[Plan] | None) -> int:
-    """Compare the ways to compute the last model."""
-    refuse(args, ("png",), "draws several models, and --routes and --workers compare ways to compute one; leave it out")
+    """Compare ways to compute the last model."""
+    refuse(args, ("png",), "draws several models, but --routes and --workers compare ways to compute one; leave it out")
     if len(args.models) > 1:
-        raise UsageError(f"one model is computed in several ways, {len(args.models)} were given beside the reference")
+        raise UsageError(f"--routes and --workers need one MODEL besides the reference, got {len(args.models)}")
     from edge.llm.engine import Engine
     from edge.quantization.evaluate import common_chunks
     from edge.quantization.text_file import BUNDLED, read_text
@@ -129,13 +133,13 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
     where = args.text or "the bundled text"
     notes = [
         f"{len(chunks) * chunks.scored} predictions on {where}; KL divergence in nats from {reference.name}, and from"
-        " one device",
-        "of the spread: KL from one device, over the largest among llama.cpp's own settings",
+        " the model on one device",
+        "of the spread: KL from one device, divided by the largest among llama.cpp's own settings",
     ]
     print_columns(COLUMNS, comparison.rows(), ("route",), notes)
     return 0
 
 
 def _most(args: argparse.Namespace) -> int | None:
-    """Chunks of the text; None: all."""
+    """Return the number of chunks to use, or None for all."""
     return args.tokens // args.chunk_tokens if args.tokens else None

@@ -1,4 +1,4 @@
-"""`edge imatrix`: an importance matrix, which a quantizer weighs its errors with."""
+"""`edge imatrix`: makes an importance matrix, with which a quantizer weighs its errors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from apps.show.table import print_json, print_note
 from edge.units import positive_int
 from quant.text import printable
 
-HELP = "Run a model over a text and note how large the inputs of its weights are, for quantizing."
+HELP = "Measure how large the inputs of a model's weights are on a text, for better quantization."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="GGUF file or REPO:FILE; best the one that will be quantized")
-    parser.add_argument("text", type=Path, metavar="TEXT", help="UTF-8 text like what the model will be used for")
-    option(parser, "--output FILE", "default: MODEL's name with .imatrix.gguf, here", Path)
-    option(parser, "--chunks N", "use the first N (default: the whole text)", positive_int)
+    words = "GGUF file or REPO:FILE, best the file that will be quantized"
+    parser.add_argument("model", metavar="MODEL", help=words)
+    parser.add_argument("text", type=Path, metavar="TEXT", help="UTF-8 text like the future prompts and answers")
+    option(parser, "--output FILE", "file to write (default: MODEL's name with .imatrix.gguf, in this folder)", Path)
+    option(parser, "--chunks N", "use the first N chunks (default: the whole text)", positive_int)
     add(parser, "--chunk-tokens")
-    option(parser, "--process-output", "note also the inputs of the output matrix")
+    option(parser, "--process-output", "measure also the inputs of the output matrix")
     add(parser, "--force", help="overwrite FILE")
     add(parser, "--json")
     add_engine_arguments(parser)

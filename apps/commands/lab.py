@@ -1,4 +1,4 @@
-"""`edge lab`: a cluster emulated on this machine, to try things out before there are devices."""
+"""`edge lab`: emulates a cluster on this machine, to try edge without several devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.options import add
+from apps.options import add, add_action
 from apps.show.progress import progress
 from apps.show.table import print_columns, print_json, print_note
 from quant.text import bytes_text
@@ -16,24 +16,22 @@ from quant.text import bytes_text
 if TYPE_CHECKING:
     from devices.lab.lab import LabState
 
-HELP = "Emulate a cluster on this machine: workers with the cores and memory of devices, links with delays."
+HELP = "Emulate a cluster on this machine: workers with limited cores and memory, links with delays."
 COLUMNS = ("name", "address", "cores", "memory", "state")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    up = actions.add_parser("up", help="start the devices of a lab file, and leave them running")
-    up.add_argument("file", type=Path, metavar="FILE", help="what the lab consists of; docs/example-lab.toml is one")
-    inside = actions.add_parser(
-        "run", help="run a command on a device of the lab: in its network, asleep where it sleeps"
-    )
-    inside.add_argument("device", metavar="DEVICE", help="a name of the lab file")
+    up = add_action(actions, "up", "start the devices of a lab file, and leave them running")
+    up.add_argument("file", type=Path, metavar="FILE", help="description of the lab, such as docs/example-lab.toml")
+    inside = add_action(actions, "run", "run an edge command on a device of the lab, with its network and sleep times")
+    inside.add_argument("device", metavar="DEVICE", help="name of the device in the lab file")
     inside.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENT ...", help="of `edge`: chat, plan ..."
+        "arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENT ...", help="command of `edge`, such as chat"
     )
     inside.set_defaults(run=_run)
-    down = actions.add_parser("down", help="end the lab, and remove all of it")
-    status = actions.add_parser("status", help="what runs, and where")
+    down = add_action(actions, "down", "stop the lab, and remove everything it created")
+    status = add_action(actions, "status", "show the devices of the lab, their addresses and state")
     for action, run in ((up, _up), (down, _down), (status, _status)):
         add(action, "--json")
         action.set_defaults(run=run)
@@ -89,7 +87,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _show(state: LabState, as_json: bool) -> None:
-    # What a command needs to use all devices. Beyond loopback it must allow for workers in the clear.
+    # Options that use all devices. A shaped network is not loopback, so its workers in the clear need --insecure.
     options = ["--workers", ",".join(state.addresses.values()), *(["--insecure"] if state.shaped else [])]
     if as_json:
         print_json({"up": True, **state.to_json(), "options": options})
@@ -97,7 +95,7 @@ def _show(state: LabState, as_json: bool) -> None:
     print_columns(COLUMNS, [_row(device) for device in state.to_json()["devices"]], whole=("name", "address"))
     for note in state.not_enforced:
         print_note(f"not enforced{': ' + note['device'] if note['device'] else ''}: {note['what']}: {note['why']}")
-    print(f"Next: edge chat {' '.join(options)}, or edge pareto; and then edge lab down.", file=sys.stderr)
+    print(f"Next: edge chat {' '.join(options)}, or edge pareto; finally edge lab down.", file=sys.stderr)
 
 
 def _row(device: dict[str, Any]) -> tuple[str, ...]:

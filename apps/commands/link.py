@@ -1,4 +1,4 @@
-"""`edge link A B`: what the connection between two workers can do, and whether it is the one it should be."""
+"""`edge link A B`: measures the connection between two workers and explains what may limit it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge.cluster.diagnose import LinkReport
     from transport.choice import Choice
 
-HELP = "Measure the connection between two devices: latency, bandwidth, and what it is good for."
+HELP = "Measure the connection between two devices: latency, bandwidth, and the best all-reduce algorithm."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,12 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a",
         type=lambda text: None if text == "local" else address(text),
         metavar="A",
-        help="HOST or HOST:PORT of a worker, the port is by default 7070; or `local`: this device, without a worker",
+        help="HOST or HOST:PORT of a worker (default port: 7070), or `local`: this device, without a worker",
     )
-    parser.add_argument("b", type=address, metavar="B", help="the other one, at an address that A can dial")
-    option(parser, "--seconds S", "measure for about so long, 0.1 to 60 (default: 1)", between(0.1, 60), default=1.0)
+    parser.add_argument("b", type=address, metavar="B", help="HOST or HOST:PORT of a worker, as A can reach it")
+    words = "duration of the measurement in seconds, 0.1 to 60 (default: 1)"
+    option(parser, "--seconds S", words, between(0.1, 60), default=1.0)
     add(parser, "--transport", default="auto")
-    add(parser, "--timeout", default=5.0, help="wait so long for each worker (default: 5)")
+    add(parser, "--timeout", default=5.0, help="seconds to wait for each worker (default: 5)")
     add(parser, "--insecure", "--json")
 
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         b = stack.enter_context(reach(args.b, **how))
         for worker in (a, b):
             if worker is not None:
-                worker.describe(args.timeout)  # its name
+                worker.describe(args.timeout)  # asks for its name, which the report prints
         report = measure_link(a, b, args.seconds, args.transport)
     if args.json:
         return print_json(report.to_json())
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(report: LinkReport) -> None:
-    """Print a report as a table, with its hints below."""
+    """Print the report of a link as a table, with hints below it."""
     link = report.profile
     best, median, p99 = map(_time, (link.latency_best_s, link.latency_median_s, link.latency_p99_s))
     rows = [
@@ -65,7 +66,7 @@ def show(report: LinkReport) -> None:
 
 
 def _predicted(choice: Choice) -> str:
-    """The cheapest algorithm, and what the next best would take."""
+    """Return the cheapest algorithm and the second cheapest, each with its predicted time."""
     others = {name: seconds for name, seconds in choice.seconds.items() if name != choice.algorithm}
     second = min(others, key=lambda name: others[name])
     best_s = choice.seconds[choice.algorithm]

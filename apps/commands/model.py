@@ -1,4 +1,4 @@
-"""`edge model`: look at a model file, fetch one, list and remove what is kept, or write one with random weights."""
+"""`edge model`: describes, downloads, lists and removes models, or writes a model with random weights."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import add, check_output, given_options, model_path, option
+from apps.options import add, add_action, check_output, given_options, model_path, option
 from apps.show.progress import progress
 from apps.show.table import print_columns, print_json, print_table
 from edge.units import natural, positive_int
 from quant.text import age_text, bytes_text, count_text, printable
 
-HELP = "Look at a model file, fetch one, list and remove those kept, or write a random one."
+HELP = "Describe, download, list or remove models, or write a model with random weights."
 
 _FIGURES = (
     "layers", "embd", "ff", "heads", "vocab", "kv", "head_size", "experts", "experts_used", "expert_ff", "context",
@@ -24,22 +24,24 @@ _FIGURES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    info = actions.add_parser("info", help="what a model is made of, and the memory it needs")
+    info = add_action(actions, "info", "describe a model and the memory it needs")
     add(info, "model")
-    add(info, "--context", help="tokens to keep room for (default: the model's, at most 4096)")
+    add(info, "--context", help="number of tokens in the context (default: the model's, at most 4096)")
     add(info, "--kv-type", default="f16")
-    synth = actions.add_parser("synth", help="write a model of a real one's shape with random weights")
+    synth = add_action(actions, "synth", "write a model with random weights in the shape of a real one")
     _add_synth(synth)
-    pull = actions.add_parser("pull", help="fetch a model by its name or from the Hugging Face hub, and print its path")
-    words = "a known name; or OWNER/NAME:FILE.gguf, where a part of the file's name will do, such as q4_k_m"
+    words = "download a model by its known name or from the Hugging Face hub, and print its path"
+    pull = add_action(actions, "pull", words)
+    words = "a known name, or OWNER/NAME:FILE.gguf; part of the file name is enough, such as OWNER/NAME:q4_k_m"
     pull.add_argument("spec", metavar="NAME", help=words)
-    listing = actions.add_parser("list", help="what is kept here of models, its size, and when it was used")
-    option(listing, "--known", "models that have a name, which can be fetched by it")
-    remove = actions.add_parser("rm", help="remove what is kept of a model")
-    remove.add_argument("name", metavar="NAME", help="as edge model list shows it, or OWNER/NAME for all of one")
-    option(remove, "--yes", "do not ask")
-    cache = actions.add_parser("cache", help="what is kept here of prompts; --clear removes it")
-    option(cache, "--clear", "remove them all; they are computed again when needed")
+    listing = add_action(actions, "list", "list downloaded and converted models, their size, and when they were used")
+    option(listing, "--known", "list the models that can be downloaded by a short name")
+    remove = add_action(actions, "rm", "remove a model from this device")
+    words = "name as `edge model list` prints it, or OWNER/NAME for all files of a repository"
+    remove.add_argument("name", metavar="NAME", help=words)
+    option(remove, "--yes", "do not ask for confirmation")
+    cache = add_action(actions, "cache", "show the disk space of stored prompts (KV cache), or remove them")
+    option(cache, "--clear", "remove all stored prompts; they are computed again when needed")
     local_actions = ((listing, _list), (remove, _rm), (cache, _cache))
     for action, run in ((info, _info), (pull, _pull), (synth, _synth), *local_actions):
         add(action, "--json")
@@ -48,26 +50,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="GGUF file to write")
-    option(parser, "--shape NAME", "a known model: llama-3.1-8b; an unknown name lists all")
-    option(parser, "--arch NAME", "architecture, without --shape (default: llama)")
+    option(parser, "--shape NAME", "shape of a known model, such as llama-3.1-8b; an unknown name prints the list")
+    option(parser, "--arch NAME", "architecture, if --shape is not used (default: llama)")
     meaning = {
-        "kv": "KV heads (default: as many as heads)",
-        "head_size": "values of one head (default: embd / heads)",
-        "experts_used": "experts a token passes through",
-        "expert_ff": "width of one expert",
-        "context": "trained context, tokens",
-        "predictors": "layers behind the last one that predict further tokens (MTP)",
-        "vocab": "tokens",
+        "layers": "number of layers",
+        "embd": "embedding length",
+        "ff": "feed-forward length",
+        "heads": "attention heads",
+        "kv": "KV heads (default: as many as attention heads)",
+        "head_size": "values in one head (default: embd / heads)",
+        "experts": "experts in each layer",
+        "experts_used": "experts used for each token",
+        "expert_ff": "feed-forward length of one expert",
+        "context": "trained context, in tokens",
+        "predictors": "extra layers that predict further tokens (MTP)",
+        "vocab": "tokens in the vocabulary",
     }
-    figures = parser.add_argument_group(
-        "figures", "Each replaces the shape's own. Without --shape the first five are needed."
-    )
+    words = "Each option overrides a figure of --shape. Without --shape the first five are required."
+    figures = parser.add_argument_group("figures", words)
     for name in _FIGURES:
-        figures.add_argument(f"--{name.replace('_', '-')}", type=positive_int, metavar="N", help=meaning.get(name))
-    option(figures, "--tied", "no output head beside the token table", action=argparse.BooleanOptionalAction)
+        figures.add_argument(f"--{name.replace('_', '-')}", type=positive_int, metavar="N", help=meaning[name])
+    words = "use the token embeddings as the output head, too"
+    option(figures, "--tied", words, action=argparse.BooleanOptionalAction)
     option(parser, "--type T", "type of the matrices (default: q4_0)", default="q4_0")
     option(parser, "--head-type T", "type of the output head (default: q6_k or wider)")
-    option(parser, "--seed N", "same seed, same weights (default: 0)", natural, default=0)
+    option(parser, "--seed N", "seed of the random weights (default: 0)", natural, default=0)
     add(parser, "--force", help="overwrite OUT")
 
 
@@ -92,7 +99,7 @@ def _info(args: argparse.Namespace) -> int:
         ("size", bytes_text(info.file.size_bytes)),
     ]
     if shape.n_experts:
-        rows.insert(7, ("experts", f"{shape.n_experts}, {shape.n_experts_used} used for a token"))
+        rows.insert(7, ("experts", f"{shape.n_experts}, {shape.n_experts_used} used for each token"))
     rows += [(f"  of it {name}", bytes_text(n)) for name, n in shape.bytes_by_type.items()]
     if len(info.sizes) > 1:
         rows += [
@@ -102,7 +109,7 @@ def _info(args: argparse.Namespace) -> int:
     print_table(str(info.file.path), rows)
     spread = [(name, f"no: {why}" if why else "yes") for name, why in zip(("stages", "shards"), info.cuts, strict=True)]
     if info.whole_attention:
-        spread[1] = ("shards", f"yes, but for attention, which each computes: {info.whole_attention}")
+        spread[1] = ("shards", f"yes, except attention, which each device computes whole: {info.whole_attention}")
     print_table("spread over devices", spread)
     parts = [(name, bytes_text(n)) for name, n in info.need.parts.items()]
     title = f"memory at {info.context} tokens of context, KV cache in {info.kv_type}"
@@ -111,7 +118,7 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _range(values: tuple[int, ...]) -> str:
-    """A figure of all layers, or its range where layers differ."""
+    """Return a figure as text, or its range if layers differ."""
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low} to {high}"
 
@@ -120,7 +127,7 @@ def _synth(args: argparse.Namespace) -> int:
     from edge.models import synth
 
     shape = synth.shape_of(args.shape, args.arch, given_options(args, (*_FIGURES, "tied")))
-    synth.layout(shape, args.type, args.head_type)  # refuses types before anything is written
+    synth.layout(shape, args.type, args.head_type)  # rejects unknown types before anything is written
     check_output(args.out, (), args.force)
     start_s = time.monotonic()
     with progress(f"writing {args.out.name}") as show:
@@ -155,7 +162,7 @@ def _pull(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    """Show all that is kept, or what has a name; the exit code."""
+    """Print the models on this device, or with --known those that have a short name; return the exit code."""
     from edge.models.inventory import inventory
 
     if args.known:
@@ -166,7 +173,7 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"models": [model.to_json() for model in models], "size_bytes": n_bytes})
     elif not models:
-        print("nothing is kept")
+        print("no models are stored; edge model pull NAME downloads one")
     else:
         now_s = time.time()
         rows = [
@@ -193,14 +200,14 @@ def _list_known(as_json: bool) -> int:
 
 
 def _rm(args: argparse.Namespace) -> int:
-    """Remove what has a name, after asking; the exit code. UsageError where nobody can be asked."""
+    """Remove a model after confirmation; return the exit code. Raises UsageError if no terminal can confirm."""
     from edge.models.inventory import inventory, matching
 
     models = matching(args.name, inventory())
     n_bytes = sum(model.n_bytes for model in models)
     if not args.yes:
         if args.json or not sys.stdin.isatty():
-            raise UsageError(f"nobody can be asked whether {args.name} is to go; add --yes")
+            raise UsageError(f"removing {args.name} needs a confirmation, and there is no terminal to ask; add --yes")
         names = ", ".join(model.name for model in models)
         print(printable(f"Remove {names} ({bytes_text(n_bytes)})? [y/N] "), end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -216,7 +223,7 @@ def _rm(args: argparse.Namespace) -> int:
 
 
 def _cache(args: argparse.Namespace) -> int:
-    """Show what is kept of prompts, or remove it; the exit code."""
+    """Print the disk space of stored prompts, or remove them; return the exit code."""
     from edge.prefixes.group import count_blocks
     from edge.prefixes.store import DEFAULT_BYTES, PrefixStore, default_folder
 
@@ -237,5 +244,5 @@ def _cache(args: argparse.Namespace) -> int:
             ("blocks", f"{n_blocks:,}"),
             ("used", "never" if used_at_s is None else age_text(time.time() - used_at_s)),
         ]
-        print_table(f"prompts kept in {store.folder}", rows)
+        print_table(f"prompts stored in {store.folder}", rows)
     return 0

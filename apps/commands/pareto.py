@@ -1,4 +1,4 @@
-"""`edge pareto`: all that is worth choosing from between latency and throughput, as a table, a picture and a page."""
+"""`edge pareto`: all plans that no other plan beats in latency and throughput, as a table, a picture and a page."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ if TYPE_CHECKING:
     from edge.planning.front import Front
     from edge.planning.space import PlanSpace
 
-_WRITING_S = 10.0  # for what was measured, after a signal
+_WRITING_S = 10.0  # time to write measured plans after a signal
 _EXPLORED = (
     "cluster", "transport", "wire", "threads", "context", "concurrency", "prompt_tokens", "depth", "kv_type", "draft",
     "draft_worker", "acceptance", "text",
 )  # fmt: skip
-HELP = "Explore the trade-off between latency and throughput over all ways to place a model."
+HELP = "Explore the trade-off between latency and throughput over all ways to place a model on devices."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     planning.add_arguments(parser)
     planning.add_type_arguments(parser)
-    option(parser, "--axes A,B", f"of {','.join(AXES)} (first two; divergence with --types)", _axes)
-    option(parser, "--measure N", "run the N most promising plans and measure them", natural, default=0)
-    option(parser, "--json FILE", "write one JSON object; alone: print it", nargs="?", const="-")
-    option(parser, "--html FILE", "write a page to explore", Path)
+    words = f"two or more axes of {','.join(AXES)} (default: latency,throughput; with --types also divergence)"
+    option(parser, "--axes A,B", words, _axes)
+    option(parser, "--measure N", "run and measure the N most promising plans", natural, default=0)
+    option(parser, "--json FILE", "write one JSON object; without FILE, print it", nargs="?", const="-")
+    option(parser, "--html FILE", "write a page for exploring the plans", Path)
     add(parser, "--png", help="write a picture")
-    option(parser, "--pick ID", "choose a plan: its id, knee, or the best of an axis")
-    option(parser, "--save FILE", "with --pick: write that plan, to be used with --plan", Path)
+    option(parser, "--pick ID", "choose a plan: its id, knee, or the name of an axis for the best plan in it")
+    option(parser, "--save FILE", "with --pick: write that plan, for --plan", Path)
     add(parser, "--force")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Find, measure, show and write; where measuring is interrupted, what is known by then."""
+    """Find, measure, print and write plans. An interrupted measurement still writes the plans measured so far."""
     _check(args)
     axes = args.axes or default_axes(args.types)
     from edge.ending import grace
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, front: Front, fleet: Fleet | None) -> int:
-    """Measure what is asked for: 0, or the exit code where that is interrupted."""
+    """Measure plans; return 0, or the exit code of an interruption."""
     from edge.errors import Interrupted
 
     try:
@@ -75,19 +76,19 @@ def _measure(args: argparse.Namespace, front: Front, fleet: Fleet | None) -> int
         return 0
     except (KeyboardInterrupt, SystemExit, Interrupted):
         words = f"interrupted after {len(front.measured)} of {args.measure} plans"
-        say(f"{words}; the same command goes on from there", "pareto")
+        say(f"{words}; run the same command to continue", "pareto")
         return EXIT_INTERRUPTED
 
 
 def _check(args: argparse.Namespace) -> None:
-    """UsageError for files that cannot be written, before anything is measured."""
+    """Raise UsageError if a file cannot be written, before anything is measured."""
     from edge.pictures.canvas import check_picture
     from edge.pictures.page import check_page
 
     files = [Path(args.json)] if args.json not in (None, "-") else []
     files += [file for file in (args.html, args.png, args.save) if file is not None]
     if len({file.absolute() for file in files}) < len(files):
-        raise UsageError("--json, --html, --png and --save are to be different files")
+        raise UsageError("--json, --html, --png and --save need different files; two of them name the same one")
     read = planning.sources(args) if files else []
     for file in files:
         check_output(file, read, args.force)
@@ -96,7 +97,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.html is not None:
         check_page(args.html)
     if args.save is not None and args.pick is None:
-        raise UsageError("--save writes the plan that --pick chooses: give both")
+        raise UsageError("--save writes the plan that --pick chooses: add --pick ID")
 
 
 def _write(args: argparse.Namespace, result: dict[str, Any], spaces: Sequence[PlanSpace]) -> None:
@@ -120,10 +121,12 @@ def _write(args: argparse.Namespace, result: dict[str, Any], spaces: Sequence[Pl
 
 
 def show(result: Result, further: Iterable[str] = ()) -> None:
-    """Print the plans of the front, the one with the least latency first, and what there is to note.
+    """Print the plans of a front, the least latency first, then notes.
 
-    result: the object of `edge pareto --json`. Measured figures are beside the predicted ones, with the error of the
-    prediction. further: notes below its own.
+    A measured figure stands next to the predicted one, with the error of the prediction.
+
+    result: JSON object of `edge pareto --json`.
+    further: notes to print after those of the result.
     """
     from edge.pictures.front_points import notes, table, unit
 
@@ -132,7 +135,7 @@ def show(result: Result, further: Iterable[str] = ()) -> None:
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the command that was typed, as far as it says what is explored."""
+    """Return the command line without options for output, so that the page can show it."""
     values = {name: getattr(args, name) for name in _EXPLORED}
     values |= {name: ",".join(getattr(args, name) or ()) or None for name in ("workers", "types", "axes")}
     values |= {"memory": args.memory and f"{args.memory}B", "max_divergence": args.limit_divergence}

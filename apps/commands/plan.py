@@ -1,4 +1,4 @@
-"""`edge plan`: what should run where, by measurement, and what bounds it."""
+"""`edge plan`: finds the best plan for a model on the devices, and explains what limits it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from partition.predict.pareto import Point
     from partition.search.changes import Change
 
-HELP = "Find where a model should run: which devices, which layers on each, and why."
+HELP = "Find the best placement of a model: which devices, which layers on each, and why."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     planning.add_arguments(parser)
-    requirements = parser.add_argument_group("what is wanted")
-    option(requirements, "--objective", "to be the best (default: latency)", choices=SEARCHED, default="latency")
+    requirements = parser.add_argument_group("requirements")
+    words = "figure to optimize (default: latency)"
+    option(requirements, "--objective", words, choices=SEARCHED, default="latency")
     for name in SEARCHED:
         objective = OBJECTIVES[name]
         metavar, words = objective.limit
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         requirements.add_argument(flag, type=kind, dest=f"limit_{name}", metavar=metavar, help=words)
     planning.add_type_arguments(parser)
     distributed.add_media_arguments(parser)
-    option(parser, "--save FILE", "write the plan, to be used with --plan", Path)
+    option(parser, "--save FILE", "write the plan, for --plan", Path)
     add(parser, "--force", help="overwrite FILE")
     add(parser, "--json")
 
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from edge.planning.llm_space import LlmSpace
 
     if is_onnx(args.model):
-        refuse(args, ("mmproj", "encoder"), "is of language models")
+        refuse(args, ("mmproj", "encoder"), "is for language models; leave it out for an ONNX model")
     with planning.spaces(args, default_axes(args.types)) as (spaces, _):
         caps = _caps(args)
         space, point, why = best_of(spaces, args.objective, caps)
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _caps(args: argparse.Namespace) -> dict[str, float]:
-    """The most that objectives may cost."""
+    """Return the limits that the options set, as costs by objective."""
     limits = {name: getattr(args, f"limit_{name}") for name in OBJECTIVES}
     return {
         name: float(OBJECTIVES[name].cost(limit / OBJECTIVES[name].scale))

@@ -1,4 +1,4 @@
-"""`edge quantize`: a model in fewer bits, by type, by size of the file, or by the memory there is."""
+"""`edge quantize`: makes a model smaller, to a type, to a file size, or to the available memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quant.text import bytes_text, counted, number_text
 if TYPE_CHECKING:
     from edge.quantization.onnx import Quantized
 
-HELP = "Make a model smaller: to a type, to a size, or to the memory there is; and say what that costs."
+HELP = "Make a model smaller (to a type, a file size, or a memory limit), and report the loss of quality."
 
 _FOR_GGUF = (
     "size", "fit", "elastic", "sizes", "context", "kv_type", "imatrix", "text", "types", "compare", "png", "minutes",
@@ -26,7 +26,7 @@ _FOR_GGUF = (
 )  # fmt: skip
 _FOR_ONNX = ("calibration", "block_size")
 _NEEDED = ("onnx", "onnxruntime")
-_NEEDED_INT4 = ("onnx_ir", "ml_dtypes")  # what ONNX Runtime's tool for 4 bits imports, and does not install
+_NEEDED_INT4 = ("onnx_ir", "ml_dtypes")  # imports of ONNX Runtime's 4-bit tool that its package does not install
 _KERNELS = (
     "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "iq4_nl", "q4_0",
     "q4_k", "q4_1", "q5_0", "q5_k", "q5_1", "q6_k", "q8_0", "bf16", "f16", "f32",
@@ -34,47 +34,55 @@ _KERNELS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="IN", help="GGUF file, REPO:FILE, folder of safetensors, or .onnx")
+    words = "model to quantize: GGUF file, REPO:FILE, folder of safetensors, or .onnx file"
+    parser.add_argument("model", nargs="?", metavar="IN", help=words)
     parser.add_argument("output", nargs="?", type=Path, metavar="OUT", help="file to write")
-    option(parser, "--type T", "q4_k_m, q8_0, ...; an unknown one lists all (default: by --kernels)")
-    option(parser, "--size SIZE", "a file of at most so much, such as 900MiB", parse_bytes)
-    option(parser, "--fit SIZE", "a model that runs in so much memory", parse_bytes)
-    words = "several sizes in one file, to run in 1.2GiB..4GiB of memory: more and fewer bits as that changes"
+    words = "type or mix, such as q4_k_m; an unknown name prints the list (default: chosen as --kernels shows)"
+    option(parser, "--type T", words)
+    option(parser, "--size SIZE", "maximum size of the file, such as 900MiB", parse_bytes)
+    option(parser, "--fit SIZE", "memory in which the model must run, such as 2GiB", parse_bytes)
+    words = "write several sizes into one file, which switches between them while free memory varies, such as"
+    words += " 1.2GiB..4GiB"
     option(parser, "--elastic SIZE..SIZE", words, parse_byte_range)
-    option(parser, "--sizes N", f"with --elastic: how many (default: {ELASTIC_SIZES})", whole(2, MOST_SIZES))
+    words = f"with --elastic: number of sizes (default: {ELASTIC_SIZES})"
+    option(parser, "--sizes N", words, whole(2, MOST_SIZES))
     add(parser, "--context", help="with --fit and --elastic: tokens of context (default: 4096)")
     add(parser, "--kv-type", help="with --fit and --elastic: type of the KV cache (default: f16)")
-    option(parser, "--imatrix FILE", "importance matrix (--size, --fit and --elastic make their own)", Path)
-    option(parser, "--text FILE", "to measure the damage with (default: a bundled one)", Path)
-    option(parser, "--types T,T", "--size, --fit and --elastic choose among these (default: iq2_xxs to q8_0)", items)
-    option(parser, "--fast", "and not among those that decode slower here than a larger one, if possible")
-    words = f"that --size, --fit and --elastic may take, all in all (default: {QUANTIZE_MINUTES:.0f})"
+    words = "importance matrix (default: with --size, --fit and --elastic, computed)"
+    option(parser, "--imatrix FILE", words, Path)
+    option(parser, "--text FILE", "text on which divergence is measured (default: a bundled one)", Path)
+    words = "with --size, --fit and --elastic: types to choose from (default: iq2_xxs to q8_0)"
+    option(parser, "--types T,T", words, items)
+    words = "with --size, --fit and --elastic: avoid types that decode slower here than a larger type"
+    option(parser, "--fast", words)
+    words = f"time limit of --size, --fit and --elastic, in minutes (default: {QUANTIZE_MINUTES:.0f})"
     option(parser, "--minutes N", words, between(0.001, 10_000))
     add(parser, "--threads")
     add(parser, "--force", help="overwrite OUT")
     add(parser, "--json")
     group = parser.add_argument_group("report")
-    option(group, "--report", "measure quality and speed of OUT beside IN")
-    option(group, "--compare T,T", "and of IN in these types, in temporary files beside OUT", items)
-    add(group, "--png")
-    option(group, "--kernels", "how fast this device computes with each type; no IN or OUT")
+    option(group, "--report", "measure quality and speed of OUT, compared with IN")
+    words = "with --report: measure IN in these types, too (in temporary files next to OUT)"
+    option(group, "--compare T,T", words, items)
+    add(group, "--png", help="with --report: draw size against divergence")
+    option(group, "--kernels", "measure how fast this device computes with each type; takes no IN and OUT")
     group = parser.add_argument_group("ONNX")
-    option(group, "--calibration FILE", "inputs (.npz, or a folder of them) for static int8", Path)
-    option(group, "--block-size N", "int4: weights with a scale (default: 32)", positive_int)
+    option(group, "--calibration FILE", "inputs for static int8: a .npz file, or a folder of them", Path)
+    option(group, "--block-size N", "with int4: number of weights that share a scale (default: 32)", positive_int)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.kernels:
         if args.model is not None:
-            raise UsageError("--kernels is about this device; leave IN and OUT out")
-        refuse(args, ("type", *_FOR_ONNX, *_FOR_GGUF, "force"), "is of a model; --kernels is about this device")
+            raise UsageError("--kernels measures this device and takes no model; leave IN and OUT out")
+        refuse(args, ("type", *_FOR_ONNX, *_FOR_GGUF, "force"), "is for a model, but --kernels measures this device")
         return _run_kernels(args)
     if args.model is None or args.output is None:
         raise UsageError("needs IN, the model, and OUT, the file to write; or --kernels")
     if args.model.endswith(".onnx"):
-        refuse(args, _FOR_GGUF, "is for GGUF models; an ONNX model takes --type int8 or int4, and reports by itself")
+        refuse(args, _FOR_GGUF, "is for GGUF models; an ONNX model takes --type int8 or int4, and always reports")
         if args.type is None:
-            raise UsageError("an ONNX model takes --type int8 or int4")
+            raise UsageError("an ONNX model needs --type int8 or int4")
         return run_onnx(args)
     _check(args)
     from apps import quantize_gguf
@@ -83,10 +91,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """UsageError for options that do not go together."""
+    """Raise UsageError if options contradict each other."""
     chosen = [name for name in ("type", "size", "fit", "elastic") if getattr(args, name)]
     if len(chosen) > 1:
-        raise UsageError(f"--{chosen[0]} and --{chosen[1]} do not go together: give one")
+        raise UsageError(f"--{chosen[0]} and --{chosen[1]} contradict each other: give only one")
     fits = args.size or args.fit or args.elastic
     uses = "--size, --fit and --elastic"
     for names, files, use in (
@@ -102,11 +110,11 @@ def _check(args: argparse.Namespace) -> None:
     if fits:
         check_installed({"scipy": "scipy"}, uses, "quantize")
     if args.elastic:
-        refuse(args, ("report",), "compares one size; use edge evaluate on the file, which is its largest size")
+        refuse(args, ("report",), "is for one size; use edge evaluate on the file to measure its largest size")
 
 
 def _run_kernels(args: argparse.Namespace) -> int:
-    """Show how fast this device computes with each type; the exit code."""
+    """Print how fast this device computes with each type; return the exit code."""
     from devices.probe import default_threads
     from edge.quantization.kernels import COLUMNS, default_mix, measure_kernels, slow_kinds
     from quant.types import TYPES
@@ -132,13 +140,15 @@ def _run_kernels(args: argparse.Namespace) -> int:
         for speed in speeds
     ]
     print_columns(("type", "bits/weight", "decode", "prefill", "layout", "note"), rows)
-    print_note(f"1e9 weights a second, {counted(threads, 'thread')}; without --type a model becomes {default} here")
+    print_note(f"1e9 weights a second, {counted(threads, 'thread')}; without --type, {default} is used on this device")
     return 0
 
 
 def run_onnx(args: argparse.Namespace) -> int:
-    """Quantize, compare, and say how it went; the exit code. args: model, output, type, calibration, block_size, force,
-    json, threads."""
+    """Quantize an ONNX model, compare it with the original, print the result, and return the exit code.
+
+    args: model, output, type, calibration, block_size, force, json and threads.
+    """
     source = Path(args.model)
     _check_onnx(args, source)
     from edge.quantization.onnx import quantize
@@ -155,21 +165,21 @@ def run_onnx(args: argparse.Namespace) -> int:
 
 
 def _check_onnx(args: argparse.Namespace, source: Path) -> None:
-    """UsageError for what cannot be, before anything is loaded."""
+    """Raise UsageError for options that cannot work, before anything is loaded."""
     if args.type not in ("int8", "int4"):
-        raise UsageError(f"an ONNX model can become int8 or int4, not {args.type}")
+        raise UsageError(f"an ONNX model needs --type int8 or int4, got {args.type}")
     check_installed({name: name for name in (*_NEEDED, *(_NEEDED_INT4 if args.type == "int4" else ()))}, "ONNX models")
     if args.block_size is not None:
         from edge.quantization.onnx import BLOCK_SIZES
 
         if args.type != "int4":
-            raise UsageError("--block-size is for --type int4")
+            raise UsageError("--block-size is for --type int4; leave it out")
         if args.block_size not in BLOCK_SIZES:
             raise UsageError(f"--block-size needs one of {', '.join(map(str, BLOCK_SIZES))}, got {args.block_size}")
     sources, inputs, target = [source], args.calibration, args.output
     if inputs is not None:
         sources += inputs.glob("*.npz") if inputs.is_dir() else [inputs]
-    for path in (target, target.with_name(f"{target.name}.data")):  # the second one, where weights go beside the model
+    for path in (target, target.with_name(f"{target.name}.data")):  # the second file holds weights of a large model
         check_output(path, sources, args.force)
 
 

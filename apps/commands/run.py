@@ -1,4 +1,4 @@
-"""`edge run MODEL.onnx`: what a model makes of an input, and how fast it does."""
+"""`edge run MODEL.onnx`: computes the outputs of a model, and measures its speed."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ HELP = "Run an ONNX model on a picture or on arrays, and measure its latency and
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL.onnx")
+    parser.add_argument("model", metavar="MODEL.onnx", help="ONNX file")
     add(parser, "--input", default=[])
-    option(parser, "--output FILE", "write the outputs here, as a .npz file")
-    add(parser, "--force", help="overwrite it")
-    option(parser, "--outputs NAME,...", "compute these outputs of the model only (default: all)", items, default=[])
-    option(parser, "--labels FILE", "names of the classes, one a line: print the likeliest")
-    option(parser, "--top N", "how many of them (default: 5)", positive_int, default=5)
+    option(parser, "--output FILE", "write the outputs to this .npz file")
+    add(parser, "--force", help="overwrite FILE")
+    option(parser, "--outputs NAME,...", "compute only these outputs of the model (default: all)", items, default=[])
+    option(parser, "--labels FILE", "print the likeliest classes, with names from this file (one in each line)")
+    option(parser, "--top N", "with --labels: number of classes to print (default: 5)", positive_int, default=5)
     add(parser, "--dim", default=[])
-    group = parser.add_argument_group("pictures", "(pixel / scale - mean) / std, for inputs of floats")
-    option(group, "--mean R,G,B", "default: ImageNet's", _channels)
-    option(group, "--std R,G,B", "default: ImageNet's", _divisors)
-    option(group, "--scale S", "divide by S only, such as 255 for values from 0 to 1", positive)
-    option(parser, "--repeats N", "runs of each measurement; 0: none (default: 10)", natural, default=10)
+    words = "A pixel becomes (pixel / scale - mean) / std if the input is of floats."
+    group = parser.add_argument_group("pictures", words)
+    option(group, "--mean R,G,B", "mean of each channel (default: ImageNet's)", _channels)
+    option(group, "--std R,G,B", "standard deviation of each channel (default: ImageNet's)", _divisors)
+    option(group, "--scale S", "only divide by S, without mean and std: 255 gives values from 0 to 1", positive)
+    option(parser, "--repeats N", "runs of each measurement; 0: do not measure (default: 10)", natural, default=10)
     add(parser, "--threads")
-    option(parser, "--provider NAME", "of ONNX Runtime (default: the best there is)", str.lower)
+    option(parser, "--provider NAME", "execution provider of ONNX Runtime (default: the best available)", str.lower)
     add(parser, "--json")
     distributed.add_arguments(parser, onnx=True)
 
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
-    """On this device alone: one engine computes one input at a time, with all its threads."""
+    """Run the model on this device alone: one engine computes one input at a time, with all its threads."""
     from edge.llama.interrupt import interrupt_stops
     from edge.onnx.bench import sequential
     from edge.onnx.engine import OnnxEngine
@@ -85,7 +86,7 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
 
     with OnnxEngine(Path(args.model), args.threads, args.provider, dims=dict(args.dim), outputs=args.outputs) as engine:
         if args.output is not None:
-            check_output(Path(args.output), engine.files, args.force)  # weights beside the model, too
+            check_output(Path(args.output), engine.files, args.force)  # external files with weights count as sources
         inputs = read(engine.inputs, args.input, scaling)
         with interrupt_stops(engine):
             outputs = engine.run(inputs.feeds)
@@ -102,7 +103,7 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
 
 
 def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distributed.Devices[OnnxPlan]) -> RunResult:
-    """On several devices, as a pipeline."""
+    """Run the model on several devices, as a pipeline."""
     from edge.deployment.deployed_network import stage_rows
     from edge.llama.interrupt import interrupt_stops
     from edge.onnx.file import keep_outputs, load
@@ -133,8 +134,10 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distribut
 
 
 def _check(args: argparse.Namespace) -> Scaling | None:
-    """Return how pixels are scaled, where that was asked for. UsageError for what cannot be, before anything is
-    loaded."""
+    """Return how pixels are scaled, or None for the default.
+
+    Raises UsageError for options that cannot work, before anything is loaded.
+    """
     from edge.onnx.inputs import is_arrays, path_of
 
     files = [path_of(text) for text in args.input]
@@ -142,9 +145,9 @@ def _check(args: argparse.Namespace) -> Scaling | None:
     check_onnx(pictures)
     scaling_option = next((name for name in ("mean", "std", "scale") if getattr(args, name) is not None), None)
     if scaling_option and not pictures:
-        raise UsageError(f"--{scaling_option} is for pictures; arrays go in as they are")
+        raise UsageError(f"--{scaling_option} is for pictures; arrays are used unchanged: leave it out")
     if args.scale is not None and scaling_option != "scale":
-        raise UsageError(f"--scale is in place of --mean and --std; leave --{scaling_option} out")
+        raise UsageError(f"--scale replaces --mean and --std; leave --{scaling_option} out")
     if (args.mean is None) != (args.std is None):
         raise UsageError("--mean and --std go together; give both, or none for ImageNet's")
     check_dimensions(args.dim)
@@ -167,12 +170,12 @@ def _measure(flow: Flow, feeds: Feeds, repeats: int, window: int | None) -> Flow
 
 
 def _channels(text: str) -> tuple[float, ...]:
-    """A number for each channel, or one for all."""
+    """Return a number for each channel, or one number for all channels."""
     return tuple(map(number, items(text)))
 
 
 def _divisors(text: str) -> tuple[float, ...]:
-    """Numbers that can be divided by."""
+    """Return numbers as `_channels` does. Raises ValueError if one is 0."""
     values = _channels(text)
     if not all(values):
         raise ValueError(f"needs numbers other than 0, got {text}")
@@ -187,16 +190,16 @@ class RunResult:
     outputs: Feeds
     speed: FlowSpeed | None  # None if it was not measured
     about: Mapping[str, Any]  # description of the engine, for --json
-    rows: Sequence[tuple[str, str]]  # the same for people, by name
-    further: Sequence[str] = ()  # notes of the engine, without full stop
+    rows: Sequence[tuple[str, str]]  # description of the engine for the printed table: (name, value)
+    further: Sequence[str] = ()  # notes of the engine, without a full stop
 
     @property
     def notes(self) -> list[str]:
-        """Notes as sentences."""
+        """All notes, as sentences."""
         return [f"{note}." for note in (*self.inputs.notes, *self.further)]
 
     def to_json(self, top: TopClasses | None) -> dict[str, Any]:
-        """Return plain values. top: the top classes, if there are labels."""
+        """Return the result as plain values. top: the top classes, if there are labels."""
         from edge.onnx.bench import speed_json
         from edge.onnx.outputs import summaries
 
@@ -213,7 +216,7 @@ class RunResult:
         }
 
     def show(self, title: str, top: TopClasses | None) -> None:
-        """Print the result for people."""
+        """Print the result as tables."""
         from edge.onnx.outputs import summaries
 
         rows, outputs = list(self.rows), summaries(self.outputs)

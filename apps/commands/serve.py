@@ -1,4 +1,4 @@
-"""`edge serve`: models behind the APIs of OpenAI, Anthropic and Ollama, and a page to talk to them."""
+"""`edge serve`: serves models by the APIs of OpenAI, Anthropic and Ollama, and a chat page."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from edge.api.config import EngineConfig
     from edge.models.wheels import Progress
 
-HELP = "Serve models by the APIs of OpenAI, Anthropic and Ollama, with a page to talk to them."
+HELP = "Serve models by the APIs of OpenAI, Anthropic and Ollama, with a chat page for the browser."
 
 PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE = 255, 1 << 16
 MOST_TARGET_MS = 600_000
 MOST_IDLE_MINUTES = 525_600
-WARMING_S = 360.0  # of an hour
+WARMING_S = 360.0  # seconds of each hour
 TARGETS = ("target_itl", "target_ttft")
 KEY_VARIABLE, ADMIN_VARIABLE = "EDGE_API_KEY", "EDGE_ADMIN_KEY"
 DRAFTS = (*KINDS, SELF)
@@ -50,55 +50,64 @@ say = partial(say_as, command="serve")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "models",
-        nargs="*",
-        metavar="MODEL",
-        help="GGUF files, folders of them, names, REPO:FILE (default: the bundled model and all that were fetched)",
-    )
+    words = "GGUF files, folders of them, known names, or REPO:FILE (default: the bundled and all downloaded models)"
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=words)
     group = parser.add_argument_group("server")
-    option(group, "--config FILE", "presets: models with names, options and system prompts, in place of MODEL", Path)
-    words = "after which a model that nobody uses is unloaded (default: it stays until another needs its memory)"
+    words = "file with models, their names, options and system prompts, instead of MODEL"
+    option(group, "--config FILE", words, Path)
+    words = "unload a model after this time without requests (default: only when another model needs its memory)"
     option(group, "--idle-unload MINUTES", words, units.between(0, MOST_IDLE_MINUTES))
-    option(group, "--allow-pull", "let requests fetch models, by Ollama's API")
-    option(group, "--host ADDRESS", "to listen on (default: this device only)", default="127.0.0.1")
-    option(group, "--port N", f"0: any free one (default: {PORT})", units.whole(0, 65535), default=PORT)
-    words = f"that requests need, repeatable; {KEY_VARIABLE} in the environment is one, which others cannot see"
+    option(group, "--allow-pull", "let requests download models, through Ollama's API")
+    option(group, "--host ADDRESS", "address to listen on (default: this device only)", default="127.0.0.1")
+    words = f"port to listen on; 0: any free port (default: {PORT})"
+    option(group, "--port N", words, units.whole(0, 65535), default=PORT)
+    words = "accept only requests with this key; repeatable. Other users of this machine can read a command line, but"
+    words += f" not a key in the environment variable {KEY_VARIABLE}"
     option(group, "--api-key KEY", words, action="append", default=[])
-    option(group, "--api-key-file FILE", "that has keys, one in each line", Path)
-    words = f"that may change what concerns all keys, repeatable; also {ADMIN_VARIABLE} (default: an only key may)"
+    option(group, "--api-key-file FILE", "read keys from this file, one in each line", Path)
+    words = (
+        f"key that may also change settings for all keys; repeatable, also {ADMIN_VARIABLE} (default: the API key, if"
+    )
+    words += " there is only one)"
     option(group, "--admin-key KEY", words, action="append", default=[])
-    option(group, "--admin-key-file FILE", "that has keys of administrators, one in each line", Path)
-    words = "let who has one key notice, by the speed of an answer, what was asked with another (default: it cannot)"
+    option(group, "--admin-key-file FILE", "read administrator keys from this file, one in each line", Path)
+    words = (
+        "share the prefix cache between keys; the speed of an answer can then reveal prompts of other keys (default:"
+    )
+    words += " one cache for each key)"
     option(group, "--shared-prefixes", words)
-    words = "scripts of pages from there may ask, such as https://example.org; repeatable"
+    words = "allow scripts of web pages from this origin, such as https://example.org; repeatable"
     option(group, "--allow-origin URL", words, action="append", default=[])
-    option(group, "--allow-host NAME", "the server is called so, too; repeatable", action="append", default=[])
-    option(group, "--tls-cert FILE", "certificate of the server, PEM: clients are answered by TLS, https://", Path)
-    option(group, "--tls-key FILE", "the certificate's key, PEM, not encrypted", Path)
-    words = f"that are answered at once by each model (default: {REQUESTS}; with --reproducible 1)"
+    words = "accept requests that address the server by this host name; repeatable"
+    option(group, "--allow-host NAME", words, action="append", default=[])
+    option(group, "--tls-cert FILE", "certificate of the server (PEM); turns on https://", Path)
+    option(group, "--tls-key FILE", "private key of the certificate (PEM, not encrypted)", Path)
+    words = f"maximum number of requests answered concurrently per model (default: {REQUESTS}; with --reproducible 1)"
     option(group, "--requests N", words, units.whole(1, MAX_REQUESTS))
     target = units.between(1, MOST_TARGET_MS)
-    words = "between two tokens of an answer, milliseconds: prompts beside it come in parts that keep to that"
+    words = "target for the time between two tokens of an answer (ms); prompts are split into chunks to meet it"
     option(group, "--target-itl MS", words, target)
-    words = "to first tokens, milliseconds; without --target-itl, gaps of other answers are as short as that allows"
+    words = "target for the time to the first token (ms); without --target-itl, chunks are as small as this allows"
     option(group, "--target-ttft MS", words, target)
-    words = f"that may wait beside them; more are refused, and asked to come later (default: {QUEUE})"
+    words = f"maximum number of waiting requests; more are refused with a request to retry later (default: {QUEUE})"
     option(group, "--queue N", words, units.whole(0, MAX_QUEUE), default=QUEUE)
     add(group, "--prefix-cache", "--lora")
     distributed.add_media_arguments(group)
     add(group, "--attention-window")
-    words = "fetch pictures and sounds by URLs in requests: from the internet, or all that is reached (default: not)"
+    words = "download pictures and sounds from URLs in requests: public, from the internet only; all, also from private"
+    words += " networks (default: refuse URLs)"
     option(group, "--media-urls", words, choices=("public", "all"))
     add_draft_arguments(group, "auto")
-    words = "while nobody asks, compute what prompts will begin with: on, off, or N seconds of an hour (default: off)"
+    words = "compute likely prompt prefixes while the server is idle: on, off, or N seconds of each hour (default: off)"
     option(group, "--prefix-warming HOW", words, _warming_seconds)
-    words = "tokens that models think before an answer, where a request does not say: off, auto or N (default: auto)"
+    words = "limit of thinking if a request has none: off, a number of tokens, or auto: as the model's template says"
+    words += " (default: auto)"
     option(group, "--think HOW", words, parse_think)
-    words = "models that fill gaps want the text behind a gap first (suffix, prefix, middle)"
+    words = "for fill-in-the-middle requests, put the suffix first (suffix, prefix, middle), as some models need"
     option(group, "--spm-infill", words)
     add(group, "--reproducible")
-    option(group, "--front FILE", "front to choose plans from on the page, as `edge pareto --json` prints it", Path)
+    words = "JSON file of `edge pareto --json`, from which the page lets users choose a plan"
+    option(group, "--front FILE", words, Path)
     distributed.add_arguments(parser)
     add_engine_arguments(parser)
 
@@ -106,21 +115,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_installed({"starlette": "starlette", "uvicorn": "uvicorn", "pydantic": "pydantic"}, "serving", "serve")
     if args.save_plan is not None:
-        raise UsageError("--save-plan is of commands that end; make a plan with `edge plan`, and serve it with --plan")
+        raise UsageError("--save-plan is not for a server; make a plan with `edge plan`, and serve it with --plan")
     insecure = args.insecure
     asks_workers = args.workers is not None or args.plan is not None or distributed.has_helper(args)
-    args.insecure = insecure and asks_workers  # else it is about clients alone
+    args.insecure = insecure and asks_workers  # without workers, --insecure applies to clients only
     apply_reproducible(args)
     if args.reproducible and (args.requests or 1) > 1:
         raise UsageError(
-            f"--requests {args.requests}: what a request gets depends on those that share its steps, so"
-            " --reproducible answers one at a time; leave one of them out"
+            f"--requests {args.requests}: --reproducible answers one request at a time, because requests in the same"
+            " step change each other's results; leave one of them out"
         )
     if args.reproducible and args.prefix_warming:
-        raise UsageError("--prefix-warming: with --reproducible no prompt uses what was computed before; leave one out")
+        raise UsageError("--prefix-warming: with --reproducible no prompt uses a stored prefix; leave one of them out")
     args.requests = args.requests or (1 if args.reproducible else REQUESTS)
     if args.requests == 1:
-        refuse(args, TARGETS, "is about prompts beside answers, and one request is answered at a time; leave it out")
+        refuse(
+            args, TARGETS, "is about prompts next to other answers, but only one request runs at a time; leave it out"
+        )
     targets = {f"{name}_ms": value for name, value in given_options(args, TARGETS).items()}
     check_draft_worker(args)
     devices = distributed.prepare(args)
@@ -129,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
     def engine_config(path: Path, args: argparse.Namespace = args, system: str = "") -> EngineConfig:
         if args.draft and args.draft not in DRAFTS:
-            args.draft = str(model_path(args.draft).absolute())  # the engine process makes what has to be made
+            args.draft = str(model_path(args.draft).absolute())  # the engine process creates files that are missing
         config = distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0])
         return replace(
             config,
@@ -156,18 +167,18 @@ def run(args: argparse.Namespace) -> int:
         for name, path in models.items():
             try:
                 configs[name] = engine_config(path)
-            except (EdgeError, OSError) as error:  # such as a damaged projector beside it
+            except (EdgeError, OSError) as error:  # for example a damaged projector next to the model
                 if len(models) == 1:
                     raise
                 say(f"{path} is left out: {error}")
         if not configs:
-            raise UsageError("none of these models can be served, as the lines before say")
+            raise UsageError("none of these models can be served, for the reasons above")
     if devices is not None:
         refuse(
-            args, ("allow_pull",), "adds models to those of this device, and several devices serve one; leave it out"
+            args, ("allow_pull",), "adds models on this device, but several devices serve only one model; leave it out"
         )
     if devices is not None and len(configs) > 1:
-        raise UsageError(f"several devices serve one model, {len(configs)} were given")
+        raise UsageError(f"several devices can serve one model only, got {len(configs)}; name one")
 
     from devices.files import is_usable
     from devices.paths import cache_folder, state_folder
@@ -202,7 +213,7 @@ def run(args: argparse.Namespace) -> int:
 
     output_as_log()
     log.set_up(events=False)
-    for folder in (state_folder(), cache_folder()):  # the engine processes say nothing of it
+    for folder in (state_folder(), cache_folder()):  # check them here: engine processes do not report it
         is_usable(folder)
     say_where = partial(print, "listening on", flush=True)
     with signals_are_for_the_program():
@@ -213,15 +224,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _presets(args: argparse.Namespace) -> dict[str, Preset]:
-    """The models of --config, by name. OSError, UsageError."""
+    """Return the models of --config, by name. Raises OSError or UsageError if the file cannot be used."""
     if args.models:
-        raise UsageError(f"--config {args.config} names the models; leave {args.models[0]} out, or write it there")
+        raise UsageError(f"--config {args.config} names the models; leave {args.models[0]} out, or add it to the file")
     refuse(args, ("lora", "mmproj", "encoder"), "is of one model; write it below its [[model]] in the file of --config")
     return read_presets(args.config, args, add_arguments)
 
 
 def _warming_seconds(text: str) -> float:
-    """The seconds of an hour that --prefix-warming says. ValueError."""
+    """Return the seconds of each hour that --prefix-warming allows. Raises ValueError."""
     known = {"off": 0.0, "on": WARMING_S}
     try:
         return known[text] if text in known else units.between(1, 3600)(text)
@@ -230,8 +241,10 @@ def _warming_seconds(text: str) -> float:
 
 
 def _keys(options: list[str], variable: str, path: Path | None, option: str) -> tuple[str, ...]:
-    """The keys of options, of the environment, and in the lines of a file. OSError, UsageError for a file without any,
-    or of no text."""
+    """Return keys from options, from an environment variable, and from the lines of a file.
+
+    Raises OSError if the file cannot be read, and UsageError if it has no keys or is not text.
+    """
     several = (*options, *filter(None, [os.environ.get(variable)]))
     if path is None:
         return several
@@ -245,18 +258,22 @@ def _keys(options: list[str], variable: str, path: Path | None, option: str) -> 
 
 
 def _check_front(path: Path) -> None:
-    """OSError, or UsageError for what is no front."""
+    """Raise OSError if a file cannot be read, and UsageError if it is not the JSON of a front."""
     try:
         points = json.loads(path.read_text(encoding="utf-8"))["points"]
     except (ValueError, RecursionError, KeyError, TypeError):
         points = None
     if not isinstance(points, list):
-        raise UsageError(f"--front {path} is no front; make one with `edge pareto --json > {path}`")
+        raise UsageError(f"--front {path} is not a front; make one with `edge pareto --json > {path}`")
 
 
 def _models(specs: list[str], several: bool) -> dict[str, Path]:
-    """Return the files to serve, by name; without specs the bundled model and, where several may be served, all that
-    were fetched. UsageError for two of a name; ModelFileError for a folder without any."""
+    """Return the model files to serve, by model name.
+
+    Without specs these are the bundled model and, if `several`, all downloaded models.
+
+    Raises UsageError if two models have the same name, and ModelFileError if a folder has no model.
+    """
     from edge.models.file_kinds import model_name
 
     if not specs:

@@ -1,4 +1,4 @@
-"""`edge simulate`: what becomes of many requests, by a plan, before anybody runs it."""
+"""`edge simulate`: predicts the latency and throughput of many requests under a plan, without running it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from partition.simulate.result import Simulated, Spread, Targets
     from partition.simulate.simulate import Conditions
 
-HELP = "Simulate a plan with many requests: queues, jitter, a device that slows down or leaves."
-REQUESTS, GEN_TOKENS = 200, 128  # of edge.planning.planned_file, for a quick --help
+HELP = "Simulate many requests under a plan: queues, jitter, a device that slows down or leaves."
+REQUESTS, GEN_TOKENS = 200, 128  # copies of edge.planning.planned_file, so that --help stays quick
 COLUMNS = ("", "mean", "p50", "p90", "p99")
 _MOST_RATE = 1e6
 _MOST_FACTOR = 1e4
@@ -34,32 +34,26 @@ USES = ("stage or link", "busy", "queue", "longest")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="a plan: what edge plan, pareto or simulate wrote")
-    option(parser, "--point ID", "of edge pareto: the plan to simulate (default: the knee)")
-    option(
-        parser,
-        "--arrivals HOW",
-        "poisson:RATE a second, closed:N clients that wait for their answers, or trace:FILE",
-        _arrivals,
-        required=True,
-    )
-    option(parser, "--requests N", f"default: {REQUESTS}, or the whole trace", positive_int)
-    option(parser, "--prompt-tokens N", "default: those it was planned for", positive_int)
-    option(parser, "--gen-tokens N", f"default: {GEN_TOKENS}", positive_int)
-    option(parser, "--jitter PERCENT", "standard deviation of every time (default: 0)", _percent, default=0.0)
-    option(
-        parser,
-        "--slow DEVICE:FACTOR@T[-T2]",
-        "a device takes FACTOR times as long, from second T to T2",
-        _slow,
-        action="append",
-        default=[],
-    )
-    option(parser, "--leave DEVICE@T", "a device is lost at second T", _leave, action="append", default=[])
-    words = "to a first token, milliseconds: which part of the requests meets that, and up to which rate"
+    words = "file with a plan, written by edge plan, pareto or simulate"
+    parser.add_argument("file", type=Path, metavar="FILE", help=words)
+    option(parser, "--point ID", "for a file of edge pareto: id of the plan to simulate (default: the knee)")
+    words = "arrivals of requests: poisson:RATE per second, closed:N clients that each wait for an answer before the"
+    words += " next request, or trace:FILE"
+    option(parser, "--arrivals HOW", words, _arrivals, required=True)
+    words = f"number of requests (default: {REQUESTS}, or the whole trace)"
+    option(parser, "--requests N", words, positive_int)
+    option(parser, "--prompt-tokens N", "tokens in a prompt (default: as planned)", positive_int)
+    option(parser, "--gen-tokens N", f"tokens in an answer (default: {GEN_TOKENS})", positive_int)
+    words = "standard deviation of all times, in percent (default: 0)"
+    option(parser, "--jitter PERCENT", words, _percent, default=0.0)
+    words = "make a device FACTOR times slower from second T to T2 (default: to the end); repeatable"
+    option(parser, "--slow DEVICE:FACTOR@T[-T2]", words, _slow, action="append", default=[])
+    option(parser, "--leave DEVICE@T", "lose a device at second T; repeatable", _leave, action="append", default=[])
+    words = "target for the time to the first token (ms); reports how many requests meet it, and up to which rate"
     option(parser, "--target-ttft MS", words, _target)
-    option(parser, "--target-itl MS", "the same of the mean time between its other tokens; with both, of both", _target)
-    option(parser, "--seed N", "of everything random (default: 0)", seed, default=0)
+    words = "target for the mean time between the other tokens (ms); with --target-ttft, requests must meet both"
+    option(parser, "--target-itl MS", words, _target)
+    option(parser, "--seed N", "seed of all random numbers (default: 0)", seed, default=0)
     add(parser, "--json")
 
 
@@ -91,13 +85,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _targets(args: argparse.Namespace, predicted: Prediction) -> Targets | None:
-    """Return the latency targets; None where there are none. UsageError for a model that has no tokens."""
+    """Return the latency targets, or None if there are none. Raises UsageError for a model without tokens."""
     from partition.simulate.result import Targets
 
     targets_ms = {"ttft_s": args.target_ttft, "itl_s": args.target_itl}
     limits = {name: ms / 1e3 for name, ms in targets_ms.items() if ms is not None}
     if limits and predicted.prompt is None:
-        raise UsageError("--target-ttft and --target-itl are of language models; this plan is of an ONNX model")
+        raise UsageError("--target-ttft and --target-itl are for language models, but this plan is of an ONNX model")
     return Targets(**limits) if limits else None
 
 
@@ -134,14 +128,14 @@ def _show(result: Simulated, arrivals: Arrivals, point: str | None) -> None:
     print_note(f"throughput: {number_text(result.throughput_per_s)} {unit}/s over {result.seconds:.4g} s")
     print_note(
         f"in flight: {number_text(result.in_flight_mean)} of {result.in_flight} at most;"
-        f" {number_text(result.waiting_mean)} wait for a place, {result.waiting_max} at most"
+        f" {number_text(result.waiting_mean)} waiting for a place, {result.waiting_max} at most"
     )
     if (goodput := result.goodput) is not None:
         most = goodput.most_arrivals_per_s
         rate = "at an unknown rate" if most is None else f"up to {number_text(most)} arrivals a second"
         print_note(
             f"goodput: {100 * goodput.within:.1f} % of the requests within the targets,"
-            f" {number_text(goodput.requests_per_s)} a second; 90 % are {rate}"
+            f" {number_text(goodput.requests_per_s)} per second; 90 % are within them {rate}"
         )
     print_note(f"at its limit: {result.saturates or 'nothing'}")
     print_notes(result.notes)
@@ -153,8 +147,10 @@ def _spread(spread: Spread) -> list[str]:
 
 
 def _arrivals(text: str) -> tuple[str, Any]:
-    """Return ("poisson", rate a second), ("closed", clients) or ("trace", file) from "poisson:0.5", "closed:4" or
-    "trace:F"."""
+    """Return ("poisson", requests per second), ("closed", clients) or ("trace", file).
+
+    The text is "poisson:0.5", "closed:4" or "trace:FILE".
+    """
     kind, colon, value = text.partition(":")
     if kind == "trace" and value:
         return kind, value
@@ -176,10 +172,10 @@ def _target(text: str) -> float:
 
 
 def _percent(text: str) -> float:
-    """Return a share from per cent."""
+    """Return a share from percent."""
     value = number(text)
     if not 0 <= value <= 1000:
-        raise ValueError(f"needs per cent, 0 to 1000, got {text[:40]}")
+        raise ValueError(f"needs percent, 0 to 1000, got {text[:40]}")
     return value / 100
 
 

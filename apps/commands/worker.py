@@ -1,4 +1,4 @@
-"""`edge worker`: this device as part of something larger, until it is stopped."""
+"""`edge worker`: lets other devices use this one, until it is stopped."""
 
 from __future__ import annotations
 
@@ -17,39 +17,32 @@ DEFAULT_CACHE = "20GiB"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(
-        parser,
-        "--listen HOST:PORT",
-        f"address, or a port alone (default: {DEFAULT_LISTEN}; as a member of a cluster 0.0.0.0:7070). Port 0: any"
-        " free one",
+    words = (
+        f"address or port to listen on; port 0: any free port (default: {DEFAULT_LISTEN}; in a cluster 0.0.0.0:7070)"
     )
-    option(parser, "--name NAME", "default: what its cluster calls it, or the host name", device_name)
-    words = "use at most so much, such as 2GiB; 1GiB..2GiB: as much of that as is free at any time (default: no limit)"
+    option(parser, "--listen HOST:PORT", words)
+    option(
+        parser, "--name NAME", "name of this device (default: its name in the cluster, or the host name)", device_name
+    )
+    words = "memory limit, such as 2GiB; a range such as 1GiB..2GiB follows the memory that is free (default: no limit)"
     add(parser, "--memory", type=memory_options, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
     parser.set_defaults(least_memory=None)
-    add(parser, "--threads", help="default: one per physical core, of those of --affinity")
+    add(parser, "--threads", help="number of threads (default: one per physical core of --affinity)")
     add(parser, "--affinity", help="compute on these cores only, such as 0,2-3 (default: all)")
-    add(parser, "--gpu-layers", help="most layers of a session on the GPU (default: as many as fit and pay)")
-    add(parser, "--gpu-memory", help="most of a GPU's memory that a session may use (default: all that is free)")
-    option(parser, "--models DIR", "folder of model files: what is cut from one need not be sent", Path)
-    option(
-        parser,
-        "--cache-size SIZE",
-        f"disk space for slices that were sent or cut (default: {DEFAULT_CACHE})",
-        parse_bytes,
-        default=DEFAULT_CACHE,
-    )
-    words = "disk space for what was computed of the owner's prompts, encrypted; 0: nothing is kept (default: 2GiB)"
+    words = "maximum number of layers on the GPU in a session (default: as many as fit and speed the model up)"
+    add(parser, "--gpu-layers", help=words)
+    add(parser, "--gpu-memory", help="limit of GPU memory for a session (default: all free GPU memory)")
+    words = "folder of model files; slices of these models are read from here instead of sent over the network"
+    option(parser, "--models DIR", words, Path)
+    words = f"disk space for model slices (default: {DEFAULT_CACHE})"
+    option(parser, "--cache-size SIZE", words, parse_bytes, default=DEFAULT_CACHE)
+    words = "disk space for the encrypted KV cache of the owner's prompts; 0: store nothing (default: 2GiB)"
     add(parser, "--prefix-cache", help=words)
     trust = parser.add_argument_group("trust")
-    option(trust, "--join TOKEN", "join a cluster, with what `edge cluster invite` printed")
-    add(trust, "--insecure", help="listen beyond this machine without encryption: anybody can use it")
-    option(
-        trust,
-        "--announce",
-        "let others find it by mDNS (default: where it is secure and can be reached)",
-        action=argparse.BooleanOptionalAction,
-    )
+    option(trust, "--join TOKEN", "join a cluster with the token that `edge cluster invite` printed")
+    add(trust, "--insecure", help="listen to other machines without encryption: anyone who reaches it can use it")
+    words = "let other devices find this worker by mDNS (default: yes, if it is secure and can be reached)"
+    option(trust, "--announce", words, action=argparse.BooleanOptionalAction)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from edge.worker.limits import WorkerOptions
 
     if args.models is not None and not args.models.is_dir():
-        raise UsageError(f"--models {args.models} is no folder")
+        raise UsageError(f"--models {args.models} is not a folder; name one with GGUF files")
     affinity: tuple[int, ...] = args.affinity or ()
     if affinity:
         check_usable(affinity)
@@ -83,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
         host, port = parse_listen(args.listen or "", DEFAULT_LISTEN if membership is None else "0.0.0.0:7070")
     except ValueError as error:
         raise UsageError(f"--listen: {error}") from None
-    # Who listens for this machine alone needs no credentials, and shows none.
+    # A worker that listens only to this machine needs no credentials, and shows none.
     secure = membership is not None and not is_loopback(host)
     log.set_up()
     is_usable(state_folder())
     if membership is not None and not secure:
-        why = "it listens for this machine alone, so it shows no certificate; with --listen 0.0.0.0:7070 it does"
+        why = "it listens only to this machine, so it shows no certificate; --listen 0.0.0.0:7070 changes that"
         log.info("in-the-clear", name=membership.holder.name, role=membership.holder.role, why=why)
     with signals_are_for_the_program():
         serve(
@@ -118,6 +111,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_name(wanted_name: str | None, own_name: str) -> None:
-    """A member has the name that its owner gave it."""
+    """Raise UsageError if --name differs from the name that the owner of the cluster gave this device."""
     if wanted_name and wanted_name != own_name:
-        raise UsageError(f"--name {wanted_name}: this device is {own_name} in its cluster")
+        raise UsageError(f"--name {wanted_name}: this device is called {own_name} in its cluster; leave --name out")

@@ -1,4 +1,4 @@
-"""Answer of a chat as it comes, with a progress bar before its first token."""
+"""Answers of a chat: a progress bar until the first token, then the text."""
 
 from __future__ import annotations
 
@@ -18,33 +18,36 @@ if TYPE_CHECKING:
     from edge.llm.sampler import SamplingParams
 
 
-STOPPED = "stopped before an answer began, so the conversation is without this question"
+STOPPED = "stopped before the answer began; the question was removed from the conversation"
 
 
 @dataclass(frozen=True)
 class LoadedChat:
-    """A loaded chat."""
+    """A loaded chat, and how it was loaded."""
 
     chat: Chat
-    seconds: float  # of loading
+    seconds: float  # time that loading took
     deployed: DeployedModel | None  # the deployment, if it runs on several devices
     resumed: Path | None = None  # file in which the conversation is saved after each answer
 
 
 def dropped_line(usage: Usage) -> str:
-    """Return the line that reports that the context was full."""
+    """Return a line that reports that the context was full."""
     return f"context full: the oldest {usage.dropped_tokens} tokens were dropped"
 
 
 class PlainAnswer:
-    """Writes an answer on standard output as it comes. Its thought is shown only where standard error is a terminal,
-    dim. A terminal gets what can be printed, a file or a pipe the answer as it is."""
+    """Writes an answer to standard output piece by piece.
+
+    Thoughts go to standard error, dimmed, and only if it is a terminal. Control characters are removed for a terminal
+    and kept for a file or pipe.
+    """
 
     def __init__(self) -> None:
         self._shows_thought = False
 
     def write(self, text: str, thought: str) -> None:
-        """Write more of it."""
+        """Write the next piece of the answer."""
         if thought and sys.stderr.isatty():
             self._shows_thought = True
             sys.stderr.write(f"\x1b[2m{printable(thought, lines=True)}\x1b[22m")
@@ -59,22 +62,20 @@ class PlainAnswer:
 
 
 def end_line(response: Response, max_tokens: int | None, sampling: SamplingParams) -> str | None:
-    """Return the line that says why an answer was cut; None if it was not, or that was requested.
-
-    max_tokens: the requested limit.
-    """
+    """Return a line that explains why an answer was cut off, or None if it was complete or reached `max_tokens`."""
     usage = response.usage
     if response.finish_reason == "repetition":
-        line = f"{response.repetition}; it ends here, --allow-repetition lets it go on"
+        line = f"{response.repetition}; the answer ends here, --allow-repetition lets it continue"
     elif usage.thought_tokens and usage.thought_tokens == usage.completion_tokens:
-        line = "the model thought, and came to no answer; --think N ends a thought after N tokens, --think off has none"
+        line = "the model was still thinking and gave no answer; --think N limits thinking to N tokens, --think off"
+        line += " turns it off"
     elif response.finish_reason == "length" and usage.completion_tokens != max_tokens:
         line = "the answer ends here: the context is full; --context N makes it larger"
     else:
         return None
     if sampling.json_schema is not None:
         return f"{line}; the JSON is incomplete"
-    return line if sampling.grammar is None else f"{line}; what the grammar asks for is incomplete"
+    return line if sampling.grammar is None else f"{line}; the text does not complete the grammar"
 
 
 def answer(
@@ -86,7 +87,7 @@ def answer(
     stop: Sequence[str],
     again: bool = False,
 ) -> Generator[Response, None, None]:
-    """Yield the responses of `Chat.ask`, or of `Chat.retry` if `again`, with a progress bar until the first token."""
+    """Yield the responses of `Chat.ask`, or of `Chat.retry` if `again`. A progress bar shows until the first token."""
     ask: Callable[..., Iterator[Response]] = chat.retry if again else chat.ask
     with progress("Reading the prompt", unit="tokens") as show:
         responses = ask(text, sampling, max_tokens=max_tokens, stop=stop, on_prefill=show)

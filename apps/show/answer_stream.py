@@ -1,4 +1,4 @@
-"""Answer on a terminal as it comes: its thought dim and folded once it is over, then its text as Markdown."""
+"""An answer on a terminal while it is generated: its thought dimmed and then folded, its text as Markdown."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from rich.text import Text
 from apps.show.markdown import REDRAW_EVERY_S, MarkdownStream
 from quant.text import printable
 
-LINES = 6  # of a thought, the last ones, that are shown while it comes
+LINES = 6  # number of last lines of a thought that are shown while it is generated
 
 
 class AnswerStream:
-    """Context manager that prints an answer; `push` parts as they come. Its end prints what is open, also after Ctrl-C.
-    `thought` is all that was thought."""
+    """Context manager that prints an answer; pass each piece to `push`.
+
+    The end of the block prints the pieces that are still open, also after Ctrl-C. `thought` is the whole thought.
+    """
 
     def __init__(self, console: Console, hint: str = "") -> None:
-        """hint: how to see a thought that was folded."""
+        """hint: text that explains how to show a folded thought."""
         self.thought = ""
         self._console, self._hint = console, hint
         self._began = self._drawn = 0.0
-        self._live: Live | None = None  # while a thought comes
+        self._live: Live | None = None  # display of a thought that is being generated
         self._text: MarkdownStream | None = None
         self._stack = ExitStack()
 
     def push(self, text: str, thought: str = "") -> None:
-        """Show more."""
+        """Print the next piece."""
         text, thought = printable(text, lines=True), printable(thought, lines=True)
         if thought:
             self._think(thought)
@@ -40,7 +42,7 @@ class AnswerStream:
             self._text.push(text)
 
     def _think(self, thought: str) -> None:
-        if self._text is not None:  # it goes on behind text, which is not taken back
+        if self._text is not None:  # the thought continues after text, which was already printed
             self.thought += thought
             return
         if self._live is None:
@@ -58,7 +60,7 @@ class AnswerStream:
         return Text("\n").join(lines[-LINES:])
 
     def _fold(self) -> None:
-        """Leave one line in place of the thought."""
+        """Replace the thought by one line."""
         if self._live is not None:
             self._live.update(Text(""))
             self._live.stop()

@@ -1,4 +1,4 @@
-"""Markdown that arrives in pieces, on a terminal: finished blocks are printed for good, the last one is redrawn."""
+"""Markdown that arrives in pieces, on a terminal: finished blocks are printed once, the last block is redrawn."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from rich.segment import Segment
 from rich.text import Text
 
 REDRAW_EVERY_S = 0.05
-DRAWING_SHARE = 0.1  # of the time, at most: a long code block takes longer to draw than a token to compute
+DRAWING_SHARE = 0.1  # limit of time spent on drawing: a long code block takes longer to draw than a token to compute
 
-# Text like HTML is shown unchanged: a model that writes <think> or vector<int> means the characters.
+# Text that looks like HTML is shown unchanged: a model that writes <think> or vector<int> means the characters.
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 
 
 class MarkdownStream:
-    """Context manager that prints a stream of Markdown; `push` text as it comes. Its end prints open blocks, also after
-    Ctrl-C."""
+    """Context manager that prints a stream of Markdown; pass each piece to `push`.
+
+    The end of the block prints open Markdown blocks, also after Ctrl-C.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -32,7 +34,7 @@ class MarkdownStream:
         self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
 
     def push(self, text: str) -> None:
-        """Show more text."""
+        """Print the next piece of text."""
         self._open += text
         began = time.monotonic()
         if began < self._draw_at:
@@ -62,14 +64,14 @@ class MarkdownStream:
 
 
 def finished_length(text: str) -> int:
-    """Return how many characters of `text` belong to blocks that further text cannot change: all but the last block."""
+    """Return how many characters of `text` belong to blocks that later text cannot change: all but the last block."""
     whole_lines = text[: text.rfind("\n") + 1]  # a "#" at the end may become a heading, or "#1"
     return sum(len(block) for block in split_blocks(whole_lines)[:-1])
 
 
 def split_blocks(text: str) -> list[str]:
-    """Return `text` cut before each block but the first."""
-    lines = io.StringIO(text, newline="").readlines()  # str.splitlines would also cut where Markdown does not
+    """Return the blocks of `text`, which is their concatenation."""
+    lines = io.StringIO(text, newline="").readlines()  # str.splitlines also splits at characters that Markdown ignores
     starts = [token.map[0] for token in _PARSER.parse(text) if token.level == 0 and token.map]
     cuts = [0, *starts[1:], len(lines)]
     return ["".join(lines[a:b]) for a, b in itertools.pairwise(cuts)]
@@ -84,7 +86,7 @@ class _Markdown(Markdown):
 
 
 class _Rendered:
-    """Rendered Markdown without blank lines around it, or its last lines: a long block would hide its own end."""
+    """Rendered Markdown without blank lines around it. cut: only its last lines, because a long block hides its end."""
 
     def __init__(self, text: str, *, gap: bool, cut: bool = False) -> None:
         self._text, self._gap, self._cut = text, gap, cut
@@ -95,7 +97,7 @@ class _Rendered:
             del lines[0]
         while lines and _is_blank(lines[-1]):
             del lines[-1]
-        if self._gap and not (lines and _is_empty(lines[0])):  # the border of code is a gap already
+        if self._gap and not (lines and _is_empty(lines[0])):  # the border of a code block is a gap already
             lines.insert(0, [])
         for line in lines[-max(1, console.height - 2) :] if self._cut else lines:
             yield from line
@@ -107,5 +109,5 @@ def _is_empty(line: list[Segment]) -> bool:
 
 
 def _is_blank(line: list[Segment]) -> bool:
-    # A coloured background is visible: code has a border of it.
+    # A coloured background is visible: the border of a code block has one.
     return _is_empty(line) and not any(s.style is not None and s.style.bgcolor is not None for s in line)

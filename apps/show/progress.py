@@ -1,4 +1,4 @@
-"""Progress of a long job: a bar on a terminal, plain lines elsewhere. All on standard error."""
+"""Progress of a long job on standard error: a bar on a terminal, plain lines elsewhere."""
 
 import sys
 import threading
@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from edge.tasks import ShowStep, Steps
 from quant.text import bytes_text, count_text, printable
 
-PLAIN_AFTER_S = 1.0  # until the first line of a step: lines of shorter steps would only fill a log
-PLAIN_INTERVAL_S = 5.0  # between lines while the job reports progress
-STILL_S = 10.0  # between lines while it reports none, to show that it goes on
-SHOW_AFTER_S = 0.3  # until a bar appears: shorter ones would only flicker
+PLAIN_AFTER_S = 1.0  # delay of the first line of a step: lines of shorter steps would only fill a log
+PLAIN_INTERVAL_S = 5.0  # time between lines while the job reports progress
+STILL_S = 10.0  # time between lines while the job reports no progress, to show that it is still running
+SHOW_AFTER_S = 0.3  # delay of a bar: shorter ones would only flicker
 
 
 @contextmanager
 def progress(label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-    """Show `label` and how much of `total` is done, until the block ends. unit: "bytes", or the name of what is
-    counted."""
+    """Show `label` and how much of `total` is done, until the block ends. unit: "bytes", or the name of the items."""
     if sys.stderr.isatty():
         with _Bar(label, total, unit) as bar:
             yield bar.update
@@ -28,7 +27,7 @@ def progress(label: str, total: float | None = None, unit: str = "bytes") -> Ite
 
 
 def say(message: str, command: str = "") -> None:
-    """A line of a command on standard error, above what is drawn there and on standard output."""
+    """Print a line of a command on standard error, prefixed with the command's name."""
     print(printable(f"{' '.join(filter(None, ('edge', command)))}: {message}"), file=sys.stderr, flush=True)
 
 
@@ -36,7 +35,7 @@ class ShownSteps(Steps):
     """Steps of a longer job, each with its own progress."""
 
     def __init__(self, command: str = "") -> None:
-        """command: whose job it is, for lines of `say`."""
+        """command: name of the command, for lines of `say`."""
         self._command = command
 
     step = staticmethod(progress)
@@ -80,8 +79,10 @@ class _Bar:
 
 
 class Lines:
-    """Plain lines: the first after PLAIN_AFTER_S, then one at most every PLAIN_INTERVAL_S and at least every STILL_S. A
-    shorter job prints none."""
+    """Plain lines of progress: the first after PLAIN_AFTER_S, then one every PLAIN_INTERVAL_S to STILL_S.
+
+    A shorter job prints none.
+    """
 
     def __init__(
         self,
@@ -92,11 +93,11 @@ class Lines:
         clock: Callable[[], float] = lambda: time.monotonic(),
         ticking: bool = True,
     ) -> None:
-        """ticking: whether a thread calls `tick` while the job lasts."""
+        """ticking: a thread calls `tick` while the job lasts."""
         self._label, self._total, self._unit = label, total, unit
         self._clock, self._began_s = clock, clock()
         self._next_s, self._still_s = self._began_s + PLAIN_INTERVAL_S, self._began_s + PLAIN_AFTER_S
-        self._state = ""  # progress as text
+        self._state = ""  # last reported progress, as text
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True) if ticking else None
@@ -120,7 +121,7 @@ class Lines:
                 self._print(now_s, f"{self._label}: {self._state}")
 
     def tick(self) -> float:
-        """Print a line if there was none for too long; return the seconds until the next is due."""
+        """Print a line if STILL_S passed without one; return the seconds until the next is due."""
         with self._lock:
             now_s = self._clock()
             if now_s >= self._still_s:

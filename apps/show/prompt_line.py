@@ -1,4 +1,4 @@
-"""Input line of a conversation: its keys, its history, and completion."""
+"""Input line of a conversation: keys, history and completion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = "Enter sends, Alt+Enter or Ctrl-J starts a new line, Ctrl-C stops an answ
 
 
 class PromptLine:
-    """Reads the input of a person."""
+    """Reads lines that a user types."""
 
     def __init__(self, commands: Mapping[str, str]) -> None:
         """commands: descriptions of commands, by name with its slash."""
@@ -29,7 +29,10 @@ class PromptLine:
         )
 
     def read(self, draft: str = "") -> str:
-        """Return the typed line, which may begin as `draft`. KeyboardInterrupt on Ctrl-C, EOFError on Ctrl-D."""
+        """Return the typed line; `draft` is its text at the start.
+
+        Raises KeyboardInterrupt on Ctrl-C and EOFError on Ctrl-D.
+        """
         return self._session.prompt([("bold fg:ansicyan", "> ")], prompt_continuation="  ", default=draft).strip()
 
 
@@ -58,7 +61,7 @@ def _keys() -> KeyBindings:
 
 
 def _history() -> History:
-    """Return the history, in a file only its owner may read; in memory if that file cannot be created."""
+    """Return the history, stored in a file that only its owner may read, or in memory if that is not possible."""
     file = state_folder() / "chat_history"
     try:
         make_private(file.parent)

@@ -1,4 +1,4 @@
-"""Conversation with a server, on a terminal or once from a script."""
+"""Conversation with a server, in a terminal or for a script."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from edge.net.chat_client import ServerChat
 
 _COMMANDS = {
-    "/image": "FILE: a picture or sound for the next question",
-    "/audio": "FILE: the same",
-    "/clear": "begin anew",
+    "/image": "FILE: attach a picture or sound to the next question",
+    "/audio": "FILE: the same as /image",
+    "/clear": "start a new conversation",
     "/exit": "leave",
 }
 
 
 def media_part(path: Path) -> dict[str, Any]:
-    """Return a picture or sound as a part of a message. OSError."""
+    """Return a picture or sound as a part of a message. Raises OSError if the file cannot be read."""
     data, kind = path.read_bytes(), mimetypes.guess_type(path.name)[0] or "image/png"
     text = base64.b64encode(data).decode()
     if kind.startswith("audio/"):
@@ -35,7 +35,7 @@ def media_part(path: Path) -> dict[str, Any]:
 
 
 def answer_once(chat: ServerChat, prompt: str, options: Mapping[str, Any], *, as_json: bool) -> int:
-    """Print one answer; return the exit code. TransportError."""
+    """Print one answer; return the exit code. Raises TransportError if the server cannot be reached."""
     pieces, shown = [], PlainAnswer()
     for piece in chat.ask(prompt, options):
         pieces.append(piece)
@@ -53,14 +53,14 @@ def answer_once(chat: ServerChat, prompt: str, options: Mapping[str, Any], *, as
 
 
 def end_line(chat: ServerChat) -> str | None:
-    """Return the line that reports that the server ended a repeating answer; None if it did not."""
+    """Return a line that reports that the server ended a repeating answer, or None if it did not."""
     if chat.finish_reason != "repetition":
         return None
-    return "the answer repeats itself; the server ended it, --allow-repetition lets it go on"
+    return "the answer repeats itself, so the server ended it; --allow-repetition lets it continue"
 
 
 def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
-    """Send what a person types until they leave; return the exit code."""
+    """Send each line that a user types, until they leave; return the exit code."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -73,7 +73,7 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
     console, prompt, system = Console(), PromptLine(_COMMANDS), list(chat.messages)
     console.print(f"[dim]{KEYS}[/]\n")
     while True:
-        waits = False  # whether the first piece of an answer has not come yet
+        waits = False  # True until the first piece of an answer arrives
         try:
             line = prompt.read()
             if line == "/exit":
@@ -95,7 +95,7 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
         except KeyboardInterrupt:
             if waits:
                 console.print(f"[dim]{STOPPED}; Up brings it back[/]", soft_wrap=True)
-            console.print()  # the server notices the closed stream, and stops
+            console.print()  # the server notices the closed stream and stops
         except EOFError:
             return 0
         except (OSError, TransportError) as error:

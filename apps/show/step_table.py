@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 NAMES = ("rank", "device", "kind", "steps", "compute ms", "communication ms", "stall ms", "sent kB", "received kB")
 NOTE = "Times are median / 99th percentile of a step, kB the median. Stalls are waits for other ranks."
-WHOLE = ("rank", "device", "kind", "steps")  # the columns not to be broken
+WHOLE = ("rank", "device", "kind", "steps")  # columns that are not broken into lines
 
 
 def rows(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -> list[tuple[str, ...]]:
-    """One for each rank and kind of step there was."""
+    """Return a row for each rank and each kind of step that it computed."""
     table: list[tuple[str, ...]] = []
     for rank, (name, kinds) in enumerate(zip(names, times, strict=True)):
         for kind in ("decode", "prefill"):
@@ -28,7 +28,7 @@ def rows(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -> list[t
 
 
 def slowest_text(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -> list[str]:
-    """Return a sentence on the rank that computes the longest for a token; nothing where none has decoded some."""
+    """Return a sentence on the rank with the longest decode step, or [] if no rank has decoded."""
     decoding = [(rank, kinds["decode"]) for rank, kinds in enumerate(times) if "decode" in kinds]
     if not decoding:
         return []

@@ -1,6 +1,6 @@
-"""Standard output of commands: one JSON object, or tables, which are rich on a terminal and aligned text elsewhere.
+"""Standard output of commands: one JSON object, or tables. Tables are rich on a terminal and aligned text elsewhere.
 
-Values may come from other machines.
+Values may come from other machines, so control characters are removed.
 """
 
 import json
@@ -12,8 +12,10 @@ from quant.text import printable
 
 
 def print_json(values: Mapping[str, Any], *, escaped: bool = True) -> int:
-    """Print the object of a command's --json on one line, in ASCII if `escaped` or if standard output
-    cannot show it otherwise; return the exit code of success."""
+    """Print the object of a command's --json on one line; return the exit code of success.
+
+    escaped: use ASCII only. Otherwise ASCII is used only if standard output cannot show the text.
+    """
     text = json.dumps(values, ensure_ascii=escaped)
     if not escaped and not _can_show(text):
         text = json.dumps(values)
@@ -22,7 +24,7 @@ def print_json(values: Mapping[str, Any], *, escaped: bool = True) -> int:
 
 
 def _can_show(text: str) -> bool:
-    """Return whether standard output has all of these characters and, if it is a terminal, obeys none of them."""
+    """Return whether standard output can encode the text and, if it is a terminal, obeys none of its characters."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
@@ -31,7 +33,7 @@ def _can_show(text: str) -> bool:
 
 
 def print_table(title: str, rows: Sequence[tuple[str, str]], notes: Iterable[str] = ()) -> None:
-    """Print `title` and, below it, `rows` of (name, value), and then sentences."""
+    """Print `title`, rows of (name, value) below it, and then notes."""
     if sys.stdout.isatty():
         print_note(title)
         _print_rich(["", ""], rows, show_header=False)
@@ -46,8 +48,10 @@ def print_table(title: str, rows: Sequence[tuple[str, str]], notes: Iterable[str
 def print_columns(
     names: Sequence[str], rows: Sequence[Sequence[str]], whole: Collection[str] = (), notes: Iterable[str] = ()
 ) -> None:
-    """Print rows of as many values as there are `names`, under them, and then sentences. On a narrow terminal values
-    are broken into lines; those of the columns `whole` only if nothing else is left to break."""
+    """Print rows under the column names, and then notes.
+
+    On a narrow terminal values are broken into lines. Columns in `whole` are broken only if nothing else is left.
+    """
     rows = [[printable(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         _print_rich(names, rows, whole)
@@ -74,18 +78,18 @@ def _print_rich(
 
 
 def figure(value: float | None, form: str) -> str:
-    """Return a number in this format, or a dash."""
+    """Return a number in this format, or "-" for None."""
     return "-" if value is None else format(value, form)
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print sentences, each on lines of its own."""
+    """Print sentences, each on its own line."""
     for note in notes:
         print_note(note)
 
 
 def print_note(text: str) -> None:
-    """Print a sentence, on a terminal broken between words."""
+    """Print a sentence. On a terminal it is broken between words."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.text import Text

@@ -30,10 +30,10 @@ from transport.errors import TransportError
 
 
 def talk(loaded: LoadedChat, sampling: SamplingParams, *, max_tokens: int | None, stop: Sequence[str]) -> int:
-    """Run the conversation until the person leaves; return the exit code.
+    """Run the conversation until the user leaves; return the exit code.
 
-    If one of several devices failed or was lost, the person can still save the conversation; then the error is raised:
-    WorkerError, EngineError or a TransportError.
+    If one of several devices fails, the user can still save the conversation. Leaving then raises the error:
+    WorkerError, EngineError or TransportError.
     """
     with signals_are_for_the_program():
         return _Talk(loaded, sampling, max_tokens, stop).run()
@@ -44,10 +44,10 @@ _BRINGS_BACK = "/retry asks it again, /edit or Up changes it first"
 
 @dataclass(frozen=True)
 class _Question:
-    """A question, and whether it replaces the last exchange."""
+    """A question that was not answered."""
 
     text: str
-    again: bool
+    again: bool  # it replaces the last exchange
 
 
 class _Talk:
@@ -60,29 +60,32 @@ class _Talk:
         self._last: Response | None = None
         self._console = Console(highlight=False)
         self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
-            "/help": ("what you can type", self._help),
-            "/retry": ("answer the last question again, with the next seed, or one that was stopped", self._retry),
-            "/edit": ("change the last question; Enter asks it in place of the former", self._edit),
-            "/thought": ("what the model thought before its last answer", self._show_thought),
-            "/undo": ("take back the last question and its answer", self._undo),
-            "/clear": ("forget the conversation", self._clear),
-            "/system": ("TEXT: set the system message; -: remove it; nothing: show it", self._system),
+            "/help": ("list these commands", self._help),
+            "/retry": ("answer the last question again, with the next seed", self._retry),
+            "/edit": ("change the last question and ask it again", self._edit),
+            "/thought": ("show what the model thought before its last answer", self._show_thought),
+            "/undo": ("remove the last question and its answer", self._undo),
+            "/clear": ("start a new conversation", self._clear),
+            "/system": ("TEXT: set the system message; -: remove it; without TEXT: show it", self._system),
             "/save": ("FILE: save the conversation", self._save),
-            "/load": ("FILE: continue a saved one", self._load),
-            "/image": ("FILE: a picture or sound for the next question; nothing: none", partial(_attach, self._chat)),
-            "/audio": ("FILE: the same", partial(_attach, self._chat)),
+            "/load": ("FILE: continue a saved conversation", self._load),
+            "/image": (
+                "FILE: attach a picture or sound to the next question; without FILE: detach all",
+                partial(_attach, self._chat),
+            ),
+            "/audio": ("FILE: the same as /image", partial(_attach, self._chat)),
             "/lora": (
-                "NAME SCALE: use an adapter so from the next answer on; nothing: show all",
+                "NAME SCALE: change the scale of an adapter from the next answer on; without NAME: show all",
                 partial(_use_adapter, self._chat),
             ),
-            "/stats": ("figures of the last answer", self._stats),
+            "/stats": ("show figures of the last answer", self._stats),
             "/exit": ("leave", self._exit),
         }
-        self._thought = ""  # before the last answer
+        self._thought = ""  # thought before the last answer
         self._leaving = False
         self._draft = ""  # the last question, while it is being edited
-        self._unanswered: _Question | None = None  # the last one, if it was stopped before its answer began
-        self._lost: Exception | None = None  # why nothing can be computed any more, if so
+        self._unanswered: _Question | None = None  # the last question, if it was stopped before its answer began
+        self._lost: Exception | None = None  # error after which the engine cannot compute any more
 
     def run(self) -> int:
         engine = self._chat.engine
@@ -117,20 +120,20 @@ class _Talk:
                     self._answer(line, again=unanswered.again if draft and unanswered else bool(draft))
                 self._console.print()
             except KeyboardInterrupt:
-                self._console.print()  # pressed once more than was needed to stop the answer
+                self._console.print()  # Ctrl-C was pressed again after the answer had stopped
             except (EdgeError, OSError) as error:
                 self._console.print(f"[red]{escape(printable(str(error)))}[/]", soft_wrap=True)
                 if self._deployed and isinstance(error, (EngineError, WorkerError, TransportError)):
                     # The engine fails from now on, but the conversation can still be saved.
                     self._lost = error
-                    self._console.print("[dim]/save FILE keeps the conversation, /exit leaves[/]")
+                    self._console.print("[dim]/save FILE saves the conversation, /exit leaves[/]")
                 self._console.print()
         if self._lost is not None:
             raise self._lost
         return 0
 
     def _answer(self, text: str | None, *, again: bool = False) -> None:
-        """Answer a question. again: in place of the last one; without text, repeat that one."""
+        """Answer a question. again: replace the last exchange; without text, repeat its question."""
         stopped = False
         self._last, self._thought = None, ""
         self._unanswered = _Question(text or self._chat.last_question or "", again)
@@ -181,10 +184,8 @@ class _Talk:
         return "  ".join(parts)
 
     def _dim(self, text: str) -> None:
-        """Print a line beside the conversation, which may have text of others."""
+        """Print a dimmed line. It may contain text from files and other machines."""
         self._console.print(f"[dim]{escape(printable(text))}[/]", soft_wrap=True)
-
-    # Commands.
 
     def _run_command(self, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -216,28 +217,28 @@ class _Talk:
             self._draft = self._chat.last_question or ""
 
     def _show_thought(self, _: str) -> None:
-        for line in self._thought.splitlines() or ["nothing was thought before the last answer"]:
+        for line in self._thought.splitlines() or ["the last answer has no thought"]:
             self._dim(line)
 
     def _undo(self, _: str) -> None:
         if self._has_question():
             self._chat.undo()
-            self._changed(f"taken back; {counted(len(self._chat.messages), 'message')} left")
+            self._changed(f"removed; {counted(len(self._chat.messages), 'message')} left")
 
     def _has_question(self) -> bool:
         if self._chat.last_question is None:
-            self._console.print("[red]nothing was asked yet[/]")
+            self._console.print("[red]there is no question yet[/]")
         return self._chat.last_question is not None
 
     def _changed(self, message: str) -> None:
-        """Reset what belonged to the last answer: the conversation is another one now."""
+        """Reset the state of the last answer and save, because the conversation has changed."""
         self._last, self._unanswered = None, None
         self._keep()
         self._console.print(f"[dim]{message}[/]")
 
     def _clear(self, _: str) -> None:
         self._chat.clear()
-        self._changed("conversation forgotten")
+        self._changed("new conversation")
 
     def _system(self, text: str) -> None:
         if text:
@@ -260,7 +261,7 @@ class _Talk:
             rows += [
                 (
                     "prompt",
-                    f"{u.prompt_tokens} tokens, {u.cached_tokens} of them already held,"
+                    f"{u.prompt_tokens} tokens, {u.cached_tokens} of them from the prefix cache,"
                     f" {u.restored_tokens} of these read from disk",
                 ),
                 ("prefill", f"{t.prefill_tokens_per_s:.1f} tokens/s"),
@@ -271,7 +272,7 @@ class _Talk:
             ]
         context = f"{self._chat.context_used} of {self._chat.engine.context} tokens"
         if self._last is not None and self._last.usage.dropped_tokens:
-            context += f", {self._last.usage.dropped_tokens} of the oldest dropped during the last answer"
+            context += f"; the oldest {self._last.usage.dropped_tokens} were dropped during the last answer"
         rows.append(("context", context))
         rows.append(("kept", self._chat.engine.states.describe()))
         rows.append(("drafts", self._chat.drafter.describe() if self._chat.drafter else "none"))
@@ -293,7 +294,7 @@ class _Talk:
 
 
 def _attach(chat: Chat, path: str) -> None:
-    """FILE puts a picture or sound in front of the next question; nothing takes back what is there."""
+    """Attach a picture or sound to the next question, or detach all if `path` is empty."""
     if not path:
         chat.detach()
         return
@@ -302,7 +303,7 @@ def _attach(chat: Chat, path: str) -> None:
 
 
 def _use_adapter(chat: Chat, text: str) -> None:
-    """NAME SCALE changes an adapter's scale from the next answer on. All of them are shown, or how to say it."""
+    """Set the scale of an adapter from text "NAME SCALE", and print the scales of all adapters."""
     name, _, scale = text.rpartition(" ")
     notes, value = [], None
     try:
@@ -310,7 +311,7 @@ def _use_adapter(chat: Chat, text: str) -> None:
         if value is not None:
             chat.adapters[name] = value
         elif text:
-            notes = ["/lora NAME SCALE, such as 0.5, for one of these"]
+            notes = ["change one with /lora NAME SCALE, such as /lora NAME 0.5"]
     except EngineError as error:
         notes = [str(error)]
     print_columns(("adapter", "scale"), [(name, f"{scale:g}") for name, scale in chat.adapters.items()], notes=notes)

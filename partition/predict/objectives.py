@@ -63,22 +63,24 @@ class Objective:
 
 OBJECTIVES: Mapping[str, Objective] = {
     "latency": Objective(
-        "latency_s", "latency", "ms {a thing}", ("MS", "a token, or an input, takes at most so long"), 1e3, time=True
+        "latency_s", "latency", "ms {a thing}", ("MS", "maximum time for a token or input, in ms"), 1e3, time=True
     ),
     "throughput": Objective(
-        "throughput_per_s", "throughput", "{thing}s/s", ("N", "tokens, or inputs, a second, at least"),
+        "throughput_per_s", "throughput", "{thing}s/s", ("N", "minimum number of tokens or inputs per second"),
         rate=True, time=True,
     ),
     "ttft": Objective(
-        "ttft_s", "TTFT", "s to the first token", ("S", "until the first token, at most"),
+        "ttft_s", "TTFT", "s to the first token", ("S", "maximum time to the first token, in seconds"),
         time=True, network=False,
     ),
     "memory": Objective(
-        "memory_bytes", "memory", "on the fullest device", ("SIZE", "on any device, at most"), text=bytes_text
+        "memory_bytes", "memory", "on the fullest device", ("SIZE", "maximum memory on each device"), text=bytes_text
     ),
-    "energy": Objective("energy_j", "energy", "J {a thing}", ("J", "a token, or an input, at most"), power=True),
+    "energy": Objective(
+        "energy_j", "energy", "J {a thing}", ("J", "maximum energy for a token or input, in joules"), power=True
+    ),
     "divergence": Objective(
-        "divergence", "divergence", "nats {a thing}", ("NATS", "of a type's predictions from the model's, at most"),
+        "divergence", "divergence", "nats {a thing}", ("NATS", "maximum divergence of a type from the model, in nats"),
         network=False, of_file=True,
     ),
 }  # fmt: skip

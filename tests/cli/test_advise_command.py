@@ -160,7 +160,8 @@ def test_the_table_has_lines_at_10_and_30_seconds(edge: Run) -> None:
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == (
-        "an answer of 200 tokens to a prompt of 128, on laptop; larger is usually better, by size alone"
+        "an answer of 200 tokens to a prompt of 128 tokens, on laptop; larger models usually answer better (only size"
+        " is known)"
     )
     names = [line.split()[0] for line in lines[3:]]
     assert names.index("qwen3-0.6b") < lines.index("-- above 10 s --") - 3 < lines.index("-- above 30 s --") - 3
@@ -172,7 +173,9 @@ def test_the_table_has_lines_at_10_and_30_seconds(edge: Run) -> None:
     slow = ("--presets", "pi4", "--models", "qwen3-0.6b,qwen3-1.7b,llama-3.2-1b,qwen3-32b")
     _, few, _ = edge(*slow)
     _, every, _ = edge(*slow, "--all")
-    [left] = re.findall(r"^(\d) others are not larger than one that answers sooner, take more than 5 min", few, re.M)
+    [left] = re.findall(
+        r"^(\d) others are not larger than a model that answers sooner, take more than 5 min", few, re.M
+    )
     assert len(every.splitlines()) == len(few.splitlines()) + int(left) - 1
     assert "qwen3-32b" in every
     assert "qwen3-32b" not in few
@@ -276,8 +279,8 @@ def test_a_model_of_a_person_takes_the_place_of_a_known_one(edge: Run, tmp_path:
         (["--workers", "127.0.0.1:1", "--cluster", "x.toml"], 2, "leave one of them out"),
         ([*LAPTOP, "--min-speed", "1000000"], 2, "no model makes 1e+06 tokens a second here; the most is"),
         ([*LAPTOP, "--types", "q4_x"], 2, "unknown type 'q4_x'"),
-        (["--presets", "laptop", "--models", "qwen"], 2, "names 'qwen', whose shape is not in the catalog; there are "),
-        (["--presets", "laptop", "--models", "lfm2.5-1.2b"], 2, "whose shape is not in the catalog"),
+        (["--presets", "laptop", "--models", "qwen"], 2, "names 'qwen', but the catalog has no shape of it; it has "),
+        (["--presets", "laptop", "--models", "lfm2.5-1.2b"], 2, "the catalog has no shape of it"),
         ([*TOO_LARGE, "--presets", "pi4"], 2, "no model fits: no plan fits: the model needs"),
         ([*LAPTOP, "--catalog", "nowhere.toml"], 3, "nowhere.toml: No such file"),
     ],

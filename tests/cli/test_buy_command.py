@@ -100,7 +100,7 @@ def test_json_has_what_is_documented(edge: Run) -> None:
     assert {kind["name"] for kind in result["kinds"]} == {
         name for name, preset in CATALOG.items() if preset.price_usd is not None
     }
-    assert any("left out, as no price is known of them: phone" in note for note in result["notes"])
+    assert any("left out because their price is unknown: phone" in note for note in result["notes"])
 
 
 def test_what_was_bought_can_be_simulated_by_itself(
@@ -118,11 +118,11 @@ def test_what_was_bought_can_be_simulated_by_itself(
 def test_the_table_says_what_to_buy(edge: Run) -> None:
     code, out, error = edge(*ASKED)
     assert (code, error) == (0, "")
-    assert out.startswith("1 pi4: 55.00 USD, 6.00 W while all compute, for ")
+    assert out.startswith("1 pi4: 55.00 USD, 6.00 W while all devices compute, for ")
     assert "pi4     1      55.00 USD     6.00   the 4 GB board alone, raspberrypi.com, 2019-06-24" in out
     assert "first token         -" in out
     assert "each further token  1,000 ms" in out
-    assert "0.500 requests a second come, and there is room for " in out
+    assert "0.500 requests arrive per second; the devices can answer " in out
     assert "links are assumed: 2.00 ms one way, 100 Mbit/s between any two devices" in out
 
 
@@ -187,14 +187,14 @@ def test_a_model_of_the_catalog_is_not_downloaded(edge: Run) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((MODEL_PATH, "--arrivals", "1"), "give a limit: --max-latency MS"),
-        ((*ASKED, "--gen-tokens", "1"), "--max-latency is of tokens after the first, and --gen-tokens 1 has none"),
+        ((MODEL_PATH, "--arrivals", "1"), "needs a limit: --max-latency MS"),
+        ((*ASKED, "--gen-tokens", "1"), "--max-latency limits tokens after the first, but --gen-tokens 1 has none"),
         ((*ASKED, "--prompt-tokens", "2000000"), "use fewer"),
         ((*ASKED, "--kinds", "pi5,phone"), "no price in USD is known of phone; give one in the catalog"),
         ((*ASKED, "--max-latency", "0.001"), "no cluster of up to 8 of these devices reaches 0.00100 ms a token"),
-        (("no-such-model", *ASKED[1:]), "there is no file 'no-such-model', nor such a model in the catalog: "),
-        (("net.onnx", *ASKED[1:]), "edge buy is of language models"),
-        ((*ASKED, "--type", "q8_0"), "--type is of models in the catalog; this file has its types"),
+        (("no-such-model", *ASKED[1:]), "'no-such-model' is neither a file nor a model in the catalog, which has "),
+        (("net.onnx", *ASKED[1:]), "edge buy is for language models"),
+        ((*ASKED, "--type", "q8_0"), "--type is for models in the catalog; a file has its types already"),
     ],
 )
 def test_bad_input_is_one_line(edge: Run, args: tuple[str, ...], message: str) -> None:

@@ -274,7 +274,7 @@ def test_one_answer_ends_where_the_context_is_full_and_says_so(tmp_path: Path) -
     assert (result["finish_reason"], result["usage"]["dropped_tokens"]) == ("length", 0)
     assert result["usage"]["prompt_tokens"] + result["usage"]["completion_tokens"] == 65  # the last needs no room
     said = "edge chat: the answer ends here: the context is full; --context N makes it larger"
-    assert run_chat(*request).stderr == f"{said}; what the grammar asks for is incomplete\n"
+    assert run_chat(*request).stderr == f"{said}; the text does not complete the grammar\n"
     assert run_chat(*request, "--max-tokens", "4").stderr == ""
 
 
@@ -289,7 +289,7 @@ def test_an_answer_that_repeats_itself_is_ended_and_says_so(tmp_path: Path) -> N
     assert done.stdout == result["text"] + "\n"
     said = f"the answer repeats the same {loop['period']} tokens, {loop['times']} times so far; it ends here"
     assert f"{said}, --allow-repetition lets it go on" in done.stderr
-    assert done.stderr.endswith("; what the grammar asks for is incomplete\n")
+    assert done.stderr.endswith("; the text does not complete the grammar\n")
     on = chat_json(*request, "--allow-repetition", "--max-tokens", str(len(result["token_ids"]) + 8))
     assert (on["finish_reason"], on["repetition"]) == ("length", None)
 
@@ -444,6 +444,6 @@ def test_a_reader_that_leaves_ends_the_answer(long: tuple[str, ...]) -> None:
     process.stdout.close()
     assert process.wait(timeout=TIMEOUT_S) == 141
     assert without_progress(process.stderr.read().decode()) == (
-        "edge chat: --context 8192: the model was trained for 1024 tokens; beyond them answers get worse\n"
+        "edge chat: --context 8192: the model was trained for 1024 tokens; with longer contexts answers get worse\n"
     )
     process.stderr.close()

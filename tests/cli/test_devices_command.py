@@ -233,7 +233,7 @@ def test_a_token_on_loopback_is_said_to_be_unused_in_all_places(tmp_path: Path) 
     token = run_edge("cluster", "invite", "pi", env=env).stdout.strip()
     with worker(tmp_path / "pi", "--join", token) as first:
         assert re.search('INFO listening name=pi .* security="in the clear"', first.log())
-        assert re.search('INFO in-the-clear name=pi role=invited why="it listens for this machine alone', first.log())
+        assert re.search('INFO in-the-clear name=pi role=invited why="it listens only to this machine', first.log())
         seen = run_edge("devices", "--no-discover", first.address, env=env)
         assert re.match(r"pi .*  in the clear$", seen.stdout.splitlines()[1]), seen.stdout + seen.stderr
     listed = run_edge("cluster", "list", env=env).stdout

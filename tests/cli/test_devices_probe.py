@@ -161,7 +161,7 @@ def test_with_a_model_its_parts_are_measured(edge_devices: Run, tmp_path: Path) 
     [
         (["--workers", "127.0.0.1:1"], "--workers is for a MODEL"),
         (["--insecure"], "--insecure is for a MODEL"),
-        (["model.gguf", "--folder", "."], "--folder is of this machine alone"),
+        (["model.gguf", "--folder", "."], "--folder is about this machine alone"),
     ],
 )
 def test_options_that_are_not_for_what_is_asked(edge_devices: Run, args: list[str], said: str) -> None:

@@ -55,7 +55,9 @@ def test_info_text(model: Path) -> None:
 def test_info_says_what_devices_cannot_share(tmp_path: Path) -> None:
     reason = "olmo2 normalizes queries and keys over all heads"
     olmo = synthetic(tmp_path / "olmo2.gguf", "olmo2")
-    assert f"shards  yes, but for attention, which each computes: {reason}" in edge_model("info", olmo).stdout
+    assert (
+        f"shards  yes, except attention, which each device computes whole: {reason}" in edge_model("info", olmo).stdout
+    )
     info = json.loads(edge_model("info", olmo, "--json").stdout)
     assert (info["shards"], info["no_shards_because"], info["whole_attention_because"]) == (True, None, reason)
 
@@ -87,7 +89,7 @@ def test_info_of_experts(tmp_path: Path) -> None:
     path = tmp_path / "moe.gguf"
     experts = ("--experts", "4", "--experts-used", "2", "--expert-ff", "64")
     edge_model("synth", path, *SMALL, "--arch", "qwen3moe", *experts)
-    assert "4, 2 used for a token" in edge_model("info", path).stdout
+    assert "4, 2 used for each token" in edge_model("info", path).stdout
 
 
 def test_synth_json(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_plan_is_not_written_over_what_is_read(edge: Run, two: Two, net: Path,
     for read in (net, image):
         before = read.read_bytes()
         answer = edge("run", net, "--input", image, "--workers", both(two), "--no-local", "--save-plan", read)
-        assert_refused(answer, 2, "is read, so it cannot be written")
+        assert_refused(answer, 2, "is read by this command and cannot be overwritten")
         assert read.read_bytes() == before
     plan = net.with_name("bad.json")
     answer = edge("run", net, "--input", image, "--workers", "127.0.0.1:1", "--save-plan", plan)
@@ -328,7 +328,7 @@ def test_inputs_say_what_made_up_ones_cannot(edge: Run, two: Two, tmp_path: Path
     planned = said(edge("plan", path, *workers, "--input", provided, "--json"))
     assert planned["kind"] == "onnx"
     assert_refused(edge("bench", path, "--input", provided, "--dim", "n=3"), 3, "takes the shape (3, 6); it has (2, 6)")
-    assert_refused(edge("plan", MODEL_PATH, "--input", provided), 2, "--input is of ONNX models")
+    assert_refused(edge("plan", MODEL_PATH, "--input", provided), 2, "--input is for ONNX models")
     ran = said(edge("run", path, "--input", provided, *workers, "--repeats", "0", "--json"))
     assert [stage["nodes"] for stage in ran["stages"]] == [[0, 1], [1, 2], [2, 3]]
 
@@ -360,10 +360,10 @@ def test_what_cannot_be(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--workers", "local"), "this device alone needs no --workers"),
-        (("--workers", "a,local"), "only the first can be `local`"),
+        (("--workers", "local"), "`local` alone needs no --workers"),
+        (("--workers", "a,local"), "`local` is this device and must be the first"),
         (("--workers", "a", "--in-flight", "65"), "64"),
-        (("--workers", "a", "--cut", "x,,y"), "needs the label of a cut between commas"),
+        (("--workers", "a", "--cut", "x,,y"), "needs labels of cuts with commas between them"),
     ],
 )
 def test_options_that_are_none(
@@ -381,11 +381,11 @@ def test_options_that_are_none(
         (("net", "--requests", "2"), "--requests is for language models"),
         (("net", "--memory", "1GiB"), "--memory is for language models"),
         (("net", "--wire", "f16"), "--wire is for several devices"),
-        (("net", "--dim", "batch=1", "--dim", "batch=2"), "--dim gives one dimension two values"),
+        (("net", "--dim", "batch=1", "--dim", "batch=2"), "--dim names the same dimension twice"),
         (("net", "--workers", "a,b", "--no-local", "--threads", "2"), "--threads is for a stage on this device"),
-        (("squeezenet", "--cuts", "blocks"), "has no cuts of that kind"),
+        (("squeezenet", "--cuts", "blocks"), "has no cuts of the kind"),
         (("net", "--cuts", "nothing"), "there is no cut after 'nothing'"),
-        (("net", "--workers", "a,b"), "a cut is between two devices, not 3"),
+        (("net", "--workers", "a,b"), "a cut needs 2 devices, got 3"),
         (("net", "--no-local"), "--no-local is for several devices"),
         (("gguf", "--no-local"), "--no-local is for ONNX models"),
         (("gguf", "--cuts", "all"), "--cuts is for ONNX models"),

@@ -345,7 +345,7 @@ def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.Captur
         (["x.onnx", "--context", "100"], ["--context", "language"]),
         (["x.onnx", "--draft", "ngram"], ["--draft", "language"]),
         (["x.onnx", "--draft-worker", NOBODY], ["--draft-worker", "language"]),
-        (["--draft-worker", NOBODY], ["--draft-worker drafts by a model", "--draft FILE"]),
+        (["--draft-worker", NOBODY], ["--draft-worker needs a model to draft with", "--draft FILE"]),
         (["--draft", "ngram", "--draft-worker", NOBODY], ["--draft is ngram"]),
         (["--acceptance", "0.5"], ["--acceptance", "--draft"]),
         (["--context", "150"], ["150 tokens", "192", "--context", "--prompt-tokens"]),

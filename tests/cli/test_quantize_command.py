@@ -119,7 +119,7 @@ def test_people_are_told(run: Run, small: Path, out: Path) -> None:
     assert (code, error) == (0, "")
     title, *rows = output.splitlines()
     assert title == f"{out}: q4_k_m"
-    assert [re.split("  +", row.strip())[0] for row in rows[:3]] == ["size", "bits a weight", "types"]
+    assert [re.split("  +", row.strip())[0] for row in rows[:3]] == ["size", "bits per weight", "types"]
     assert "1 tensors do not divide" in output or "1 tensor does not divide" in output
     assert "blk.0.ffn_down.weight has 96 columns" in output
 
@@ -189,8 +189,8 @@ def test_by_size(run: Run, small: Path, out: Path, text: Path) -> None:
     assert kinds(out) <= {"q5_k", "q6_k", "q5_0", "q8_0", "f16"}
     code, output, error = run(small, out, "--size", "350000B", "--types", "q4_0,q8_0", *provided)
     assert code == 0, error
-    assert re.search(r"of the budget +99\.\d\d %", output)
-    assert re.search(r"KL divergence +\d\.\d+ nats a token, expected \d\.\d+", output)
+    assert re.search(r"share of budget +99\.\d\d %", output)
+    assert re.search(r"KL divergence +\d\.\d+ nats per token, expected \d\.\d+", output)
 
 
 def test_fast_does_without_types_that_are_slow_here(
@@ -293,7 +293,7 @@ def test_files_of_a_folder_are_never_written_over(run: Run, tmp_path: Path, kind
     (tmp_path / "link").symlink_to(folder / "model.safetensors")
     for output in (*before, tmp_path / "link"):
         answer = run(folder, output, "--type", kind, "--force")
-        assert_refused(answer, 2, f"{output} is read, so it cannot be written; give another name to write to")
+        assert_refused(answer, 2, f"{output} is read by this command and cannot be overwritten; give another name")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     (folder / "old.gguf").write_bytes(b"made before")
     assert said(run, folder, folder / "old.gguf", "--type", kind, "--force")["type"] == kind
@@ -348,13 +348,17 @@ def test_files_that_cannot_be(run: Run, small: Path, tmp_path: Path, out: Path) 
     other.write_bytes(b"no model at all")
     provided = ("--type", "q8_0")
     assert_refused(run(small, out, *provided), 2, f"{out} exists; --force overwrites it")
-    assert_refused(run(small, small, *provided, "--force"), 2, "is read, so it cannot be written; give another name")
+    assert_refused(
+        run(small, small, *provided, "--force"),
+        2,
+        "is read by this command and cannot be overwritten; give another name",
+    )
     assert_refused(run(link, small, *provided, "--force"), 2, "small.gguf is read")
     matrix, pipe = tmp_path / "m.gguf", tmp_path / "pipe.gguf"
     ImportanceMatrix({"a": Entry(np.ones((1, 1), np.float32), np.ones(1, np.int64))}).write(matrix)
     assert_refused(run(small, matrix, *provided, "--force", "--imatrix", matrix), 2, "m.gguf is read")
     os.mkfifo(pipe)
-    assert_refused(run(small, pipe, *provided, "--force"), 2, "is no regular file")
+    assert_refused(run(small, pipe, *provided, "--force"), 2, "is not a regular file")
     assert_refused(run(small, tmp_path, *provided), 2, "is a folder; name a file in it")
     assert_refused(run(small, tmp_path / "none" / "out.gguf", *provided), 2, "there is no folder", "create it first")
     assert_refused(run(tmp_path / "none.gguf", out, *provided), 3, "none.gguf")

@@ -241,7 +241,9 @@ def test_what_is_read_is_never_written_over(tmp_path: Path, photo: Path, edge_ru
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     run = ("--input", f"x={photo}", "--labels", labels)
     for target in (model, photo, labels, tmp_path / "weights"):
-        assert_refused(edge_run(model, *run, "--output", target, "--force"), 2, "is read, so it cannot be written")
+        assert_refused(
+            edge_run(model, *run, "--output", target, "--force"), 2, "is read by this command and cannot be overwritten"
+        )
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     target = tmp_path / "out.npz"
     assert edge_run(model, *run, "--output", target)[0] == 0
@@ -267,7 +269,7 @@ def test_what_is_read_is_never_written_over(tmp_path: Path, photo: Path, edge_ru
         (("--input", "photo.png", "--dim", "x[3]=5"), 3, "a size is given for 'x[3]', which no input has; open are"),
         (("--input", "photo.png", "--dim", "h=5", "--dim", "x[2]=6"), 3, "one size for all inputs; 5 and 6 are given"),
         (("--input", "photo.png", "--dim", "x[2]=50000000"), 3, "would have 7 x 50000000 pixels"),
-        (("--input", "photo.png", "--dim", "h=5", "--dim", "h=6"), 2, "--dim gives one dimension two values"),
+        (("--input", "photo.png", "--dim", "h=5", "--dim", "h=6"), 2, "--dim names the same dimension twice"),
         (("--input", "photo.png", "--mean", "1"), 2, "--mean and --std go together"),
         (("--input", "photo.png", "--mean", "1", "--std", "1", "--scale", "2"), 2, "leave --mean out"),
         (("--input", "photo.png", "--dim", "h=5", "--mean", "1,2", "--std", "1"), 3, "mean needs 3 values"),

@@ -368,14 +368,14 @@ def test_a_front_is_shown(tmp_path: Path) -> None:
         (("missing.gguf",), "no such file"),
         (("--requests", "0"), "--requests"),
         (("--port", "70000"), "--port"),
-        (("--window", "1MiB"), "--window is about a budget"),
+        (("--window", "1MiB"), "--window needs a memory limit"),
         (("--host", "192.0.2.1", "--api-key", "k"), "cannot listen on 192.0.2.1: it is no address of this machine"),
         (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1: it is no address of this machine"),
         (("--memory", "20MiB"), "needs a budget of at least"),
         (("--tls-cert", "cert.pem"), "--tls-key"),
         (("--target-itl", "0"), "needs a number from 1 to 600000"),
-        (("--target-itl", "100", "--requests", "1"), "--target-itl is about prompts beside answers"),
-        (("--target-ttft", "100", "--reproducible"), "--target-ttft is about prompts beside answers"),
+        (("--target-itl", "100", "--requests", "1"), "--target-itl is about prompts next to other answers"),
+        (("--target-ttft", "100", "--reproducible"), "--target-ttft is about prompts next to other answers"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_one_line(arguments: tuple[str, ...], why: str) -> None:

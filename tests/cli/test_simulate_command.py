@@ -304,4 +304,6 @@ def test_targets_that_are_none(simulate: Simulate, bad: str) -> None:
 
 def test_networks_have_no_targets_of_tokens(simulate: Simulate) -> None:
     answer = simulate(explored(), "--target-ttft", "100", arrivals="poisson:1")
-    assert_refused(answer, 2, "--target-ttft and --target-itl are of language models; this plan is of an ONNX model")
+    assert_refused(
+        answer, 2, "--target-ttft and --target-itl are for language models, but this plan is of an ONNX model"
+    )

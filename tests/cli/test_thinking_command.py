@@ -43,7 +43,7 @@ def test_a_thought_is_not_printed_with_the_answer(model: Path) -> None:
 
 
 def test_an_answer_that_is_a_thought_alone_says_so(model: Path) -> None:
-    assert "came to no answer" in run_chat(model, *ASKED, "--max-tokens", "5").stderr
+    assert "gave no answer" in run_chat(model, *ASKED, "--max-tokens", "5").stderr
 
 
 @pytest.mark.parametrize("words", [("chat", "-p", "x"), ("serve",)], ids=["chat", "serve"])

@@ -20,22 +20,22 @@ from tests.support.slices import rewritten
         ("--save-plan /tmp/x", "--save-plan is for several devices"),
         ("--wire q8", "--wire is for several devices"),
         ("--insecure", "--insecure is for several devices"),
-        ("--workers A --shares 1,1,1", "--shares has 3 of the 2 numbers needed"),
+        ("--workers A --shares 1,1,1", "--shares has need 2 shares, but --shares has 3"),
         ("--workers A --shares 1,0", "needs a number above 0"),
         ("--workers A --shares 1,-1", "needs a number above 0"),
         ("--workers A --shares 1,x", "needs a number, got 'x'"),
         ("--workers A --shares 1,nan", "needs a number, got 'nan'"),
         ("--workers A,,A", "needs a list such as A,B"),
-        ("--workers A,local", "only the first can be `local`"),
+        ("--workers A,local", "`local` is this device and must be the first"),
         ("--workers http://x", "an address is HOST or HOST:PORT"),
         ("--workers A --parallel both", "invalid choice"),
         ("--workers A --wire q4", "invalid choice"),
         ("--workers A --affinity 4000", "core 4000 cannot be used here"),
         ("--affinity 4000", "core 4000 cannot be used here"),
         ("--affinity 3-1", "needs cores such as 0,2-3"),
-        ("--plan P --workers A", "--workers says which device does what, and so does --plan"),
-        ("--plan P --shares 1,1", "--shares says which device does what"),
-        ("--plan P --parallel auto", "--parallel says which device does what"),
+        ("--plan P --workers A", "--workers assigns work to devices, and so does --plan"),
+        ("--plan P --shares 1,1", "--shares assigns work to devices"),
+        ("--plan P --parallel auto", "--parallel assigns work to devices"),
         ("--workers A,A,A,A,A,A,A,A --parallel tensor --shares 1,1,1,1,1,1,1,1,1", "8 attention heads"),
         ("--workers A,A,A,A,A,A,A,A --parallel pipeline --shares 1,1,1,1,1,1,1,1,1", "8 layers"),
     ],
@@ -79,7 +79,9 @@ def test_a_plan_that_is_not_there_or_cannot_be_saved(run: Run, two: Two, tmp_pat
     assert_refused(run("chat", *ASKED, *how, "--save-plan", tmp_path / "no" / "plan"), 2, "there is no folder")
     model = tmp_path / "model.gguf"
     shutil.copy(MODEL_PATH, model)
-    assert_refused(run("chat", model, *ASKED, *how, "--save-plan", model), 2, "is read, so it cannot be written")
+    assert_refused(
+        run("chat", model, *ASKED, *how, "--save-plan", model), 2, "is read by this command and cannot be overwritten"
+    )
 
 
 def test_a_plan_that_this_device_cannot_follow(run: Run, chat: Chat, two: Two, tmp_path: Path) -> None:

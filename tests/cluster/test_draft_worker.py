@@ -233,4 +233,4 @@ def test_the_command_lets_the_worker_draft(
 def test_a_worker_needs_a_model(command: str, draft: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     request = ("-p", "Hi") if command == "chat" else ()
     assert main(command, *request, "--draft-worker", "127.0.0.1:9", *draft) == 2
-    assert "name one with --draft FILE, or --draft self" in capsys.readouterr().err
+    assert "use --draft FILE or --draft self" in capsys.readouterr().err

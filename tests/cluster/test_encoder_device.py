@@ -323,7 +323,7 @@ def test_the_plan_says_where(
 
 def test_a_place_needs_a_projector(one_worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("chat", "-p", "Hi", "--encoder", one_worker.address) == 2
-    assert "name it with --mmproj FILE" in capsys.readouterr().err
+    assert "add --mmproj FILE" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main("chat", "-p", "Hi", "--encoder", "a:b:c")
     assert "--encoder" in capsys.readouterr().err

@@ -64,12 +64,12 @@ def test_every_option_reaches_the_engine() -> None:
 
 @pytest.mark.parametrize("option", [("--window", "1MiB"), ("--io-threads", "2"), ("--io-chunk", "1MiB"), ("--verify",)])
 def test_they_are_about_a_budget(option: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match=rf"{option[0]} is about a budget: give one with --memory SIZE"):
+    with pytest.raises(UsageError, match=rf"{option[0]} needs a memory limit: give one with --memory SIZE"):
         parsed(*option)
 
 
 def test_a_budget_goes_without_a_gpu() -> None:
-    with pytest.raises(UsageError, match="--memory is a budget of this machine's own memory"):
+    with pytest.raises(UsageError, match="--memory limits this machine's own memory"):
         parsed("--memory", "1GiB", "--gpu-layers", "3")
     assert parsed("--memory", "1GiB", "--gpu-layers", "0").memory == 1 << 30
 

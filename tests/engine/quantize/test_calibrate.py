@@ -275,7 +275,7 @@ def test_what_is_read_is_never_written_over(run: Run, text: Path, tmp_path: Path
     before = model.read_bytes()
     for source, output in ((model, model), (link, model), (model, link), (model, text)):
         answer = run(source, text, "--output", output, "--force", "--chunk-tokens", "16", "--chunks", "1")
-        assert_refused(answer, 2, f"{output.name} is read, so it cannot be written; give another name")
+        assert_refused(answer, 2, f"{output.name} is read by this command and cannot be overwritten; give another name")
     assert (model.read_bytes(), text.read_text()) == (before, TEXT)
 
 
@@ -286,9 +286,11 @@ def test_bad_input_to_the_command(run: Run, text: Path, tmp_path: Path) -> None:
     assert_refused(run(F16, tmp_path, *out), 3, "cannot be read: Is a directory")
     assert_refused(run(tmp_path / "none.gguf", text, *out), 3, "none.gguf")
     assert_refused(run(F16, text, "--output", tmp_path), 2, "is a folder")
-    assert_refused(run(F16, text, "--output", text, "--force"), 2, "text.txt is read, so it cannot be written")
+    assert_refused(
+        run(F16, text, "--output", text, "--force"), 2, "text.txt is read by this command and cannot be overwritten"
+    )
     assert_refused(run(F16, text, "--output", tmp_path / "none" / "o.gguf"), 2, "no folder")
-    assert_refused(run(F16, text, *out, "--context", "64"), 2, "use --chunk-tokens in its place")
+    assert_refused(run(F16, text, *out, "--context", "64"), 2, "use --chunk-tokens instead")
     text.write_bytes(b"caf\xe9 au lait")
     assert_refused(run(F16, text, *out), 3, "text.txt: not UTF-8, byte 3 is 0xe9")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]

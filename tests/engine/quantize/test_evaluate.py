@@ -268,10 +268,10 @@ def test_bad_input(run: Run, text: Path, tmp_path: Path, synthetic: Synthetic) -
     assert_refused(run(F16, "--text", tmp_path), 3, "cannot be read: Is a directory")
     assert_refused(run(F16, *provided, "--chunk-tokens", "20000"), 3, "20000 tokens is needed, this one has")
     assert_refused(run(F16, *provided, "--tokens", "100"), 2, "--tokens 100 is less than one chunk of 512")
-    assert_refused(run(F16, *provided, "--context", "100"), 2, "use --chunk-tokens in its place")
+    assert_refused(run(F16, *provided, "--context", "100"), 2, "use --chunk-tokens instead")
     assert_refused(run(F16, F16, *provided, "--png", tmp_path / "a.jpg"), 2, "must end in .png")
     assert_refused(run(F16, F16, *provided, "--png", tmp_path / "none" / "a.png"), 2, "a folder that exists")
-    assert_refused(run(F16, *provided, "--png", tmp_path / "a.png"), 2, "give some, or leave --png out")
+    assert_refused(run(F16, *provided, "--png", tmp_path / "a.png"), 2, "name one, or leave --png out")
     text.write_bytes(TEXT.encode("utf-16"))
     assert_refused(run(F16, *provided), 3, "text.txt: not UTF-8, byte 0 is 0xff")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]

@@ -64,7 +64,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
 def chat(usual: Terminal) -> Terminal:
     """That chat, with nothing asked yet."""
     usual.enter("/clear")
-    usual.sees("conversation forgotten")
+    usual.sees("new conversation")
     usual.ready()
     return usual
 
@@ -129,7 +129,7 @@ def test_clear_forgets_the_conversation_but_not_the_system_message(open_chat: Op
     chat = open_chat("--system", "Answer briefly.")
     ask(chat, "one")
     chat.enter("/clear")
-    chat.sees("conversation forgotten")
+    chat.sees("new conversation")
     chat.ready()
     assert saved(chat, tmp_path / "chat") == [{"role": "system", "content": "Answer briefly."}]
 
@@ -138,7 +138,7 @@ def test_the_last_exchange_is_answered_again_edited_and_taken_back(open_chat: Op
     chat = open_chat("--seed", "7", "--temperature", "5", "--top-k", "0", "--min-p", "0", "--max-tokens", "12")
     for command in ("/retry", "/edit", "/undo"):
         chat.enter(command)
-        chat.sees("nothing was asked yet")
+        chat.sees("there is no question yet")
         chat.ready()
     ask(chat, "one")
     before = saved(chat, tmp_path / "first")
@@ -227,7 +227,7 @@ def test_a_full_context_is_said_to_be(open_chat: Open) -> None:
     assert dropped is not None
     chat.ready()
     chat.enter("/stats")
-    chat.sees(rf"of 64 tokens, {dropped[1]} of the oldest dropped during the last answer")
+    chat.sees(rf"of 64 tokens; the oldest {dropped[1]} were dropped during the last answer")
     chat.ready()
 
 
@@ -334,7 +334,9 @@ def test_ctrl_c_while_a_long_text_is_read_keeps_the_question(open_chat: Open, tm
     for again in ("/edit", "/retry"):
         chat.sees("Reading the prompt")
         chat.type(CTRL_C)
-        chat.sees("stopped before an answer began, so the conversation is without this question; /retry asks it again")
+        chat.sees(
+            "stopped before the answer began; the question was removed from the conversation; /retry asks it again"
+        )
         chat.ready()
         chat.enter(again)
         if again == "/edit":
@@ -375,7 +377,7 @@ def test_a_question_that_was_stopped_is_asked_as_it_was_meant(
             return [message["content"] for message in chat.messages if message["role"] == "user"]
 
         stop("two")
-        assert "without this question" in capsys.readouterr().out
+        assert "removed from the conversation" in capsys.readouterr().out
         talk._edit("")
         assert (talk._draft, questions()) == ("two", ["one"])
         talk._retry("")
@@ -391,7 +393,7 @@ def test_a_question_that_was_stopped_is_asked_as_it_was_meant(
         talk._draft = ""
         talk._edit("")
         assert talk._draft == ""
-        assert "nothing was asked yet" in capsys.readouterr().out
+        assert "there is no question yet" in capsys.readouterr().out
 
 
 def test_interrupts_in_a_row_do_not_end_the_program(open_chat: Open) -> None:
@@ -422,7 +424,7 @@ def test_only_what_is_new_is_computed(chat: Terminal) -> None:
     ask(chat, "one")
     ask(chat, "two")
     chat.enter("/stats")
-    shown = chat.sees(r"(\d+) tokens, (\d+) of them already held")
+    shown = chat.sees(r"(\d+) tokens, (\d+) of them from the prefix cache")
     chat.ready()
     prompt, current = map(int, re.findall(r"(\d+) tokens, (\d+) of them", shown)[-1])
     assert 0 < current < prompt

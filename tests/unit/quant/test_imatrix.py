@@ -198,7 +198,7 @@ def test_what_is_no_file_or_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ModelFileError, match="pipe: cannot be read: it is no regular file"):
+    with pytest.raises(ModelFileError, match="pipe: cannot be read: it is not a regular file"):
         read_imatrix(tmp_path / "pipe")
 
 

@@ -261,7 +261,7 @@ def test_stats_on_a_terminal_are_in_their_units(demo: Engine) -> None:
     talk._stats("")
     rows = dict(line.split(maxsplit=1) for line in shown.getvalue().splitlines())
     assert rows["load"] == "1.25 s"
-    assert rows["prompt"] == "100 tokens, 60 of them already held, 32 of these read from disk"
+    assert rows["prompt"] == "100 tokens, 60 of them from the prefix cache, 32 of these read from disk"
     assert (rows["prefill"], rows["decode"]) == ("320.0 tokens/s", "50.0 tokens/s")
     assert (rows["TTFT"], rows["TPOT"]) == ("0.250 s to the first token", "20.00 ms for each token after the first")
     assert rows["answer"] == "7 tokens"
