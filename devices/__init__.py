@@ -1,1 +1,1 @@
-"""Machines: cores, memory, and how they are reached."""
+"""Machines: cores, memory, disks, networks, and how other machines reach them."""

@@ -1,6 +1,6 @@
-"""Share of time in which other programs, or the host, had the processor while this process needed it.
+"""Processor time that other programs, or the host of a virtual machine, took from this process.
 
-A process that its own control group holds back is not disturbed: that is its share, and part of what is measured.
+A process that its own control group throttles is not disturbed: its quota is part of the measured device.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from devices.probe import throttled_s
 
 try:
     import resource
-except ImportError:  # not on this system
+except ImportError:  # this system has no such module
     resource = None  # type: ignore[assignment]
 
 _PROC = Path("/proc")
-_STEAL = 8  # the column of /proc/stat: user, nice, system, idle, iowait, irq, softirq and steal come after the name
+_STEAL = 8  # column of steal in /proc/stat, after the name, user, nice, system, idle, iowait, irq and softirq
 _LEAST_S = 0.05  # the system counts in hundredths of a second
 
 Counted = tuple[float, float, float]
-"""Counters in seconds: the clock, all cores in use by anybody, this process."""
+"""Counters in seconds: the clock, use of all cores by all programs, use by this process."""
 
 
 def counted() -> Counted:
-    """Read the system's counters; `steal` is the host's share. Without counters: no use by others."""
+    """Read the system's counters. The host's `steal` counts as use. A system without counters shows no use."""
     try:
         cores = psutil.cpu_times()
-    except OSError:  # Android shows programs no /proc/stat
+    except OSError:  # Android hides /proc/stat from programs
         return time.monotonic(), 0.0, time.process_time()
     idle = cores.idle + getattr(cores, "iowait", 0.0)
-    guests = getattr(cores, "guest", 0.0) + getattr(cores, "guest_nice", 0.0)  # counted as user, too
+    guests = getattr(cores, "guest", 0.0) + getattr(cores, "guest_nice", 0.0)  # already included in `user`
     return time.monotonic(), sum(cores) - guests - idle, time.process_time()
 
 
 class OthersLoad:
-    """Meter of the cores that others use between two readings."""
+    """Meter of the cores that other programs use between two readings."""
 
     def __init__(self, count: Callable[[], Counted] = counted) -> None:
         self._count = count
         self._before = count()
 
     def cores(self) -> float:
-        """Return the mean number of cores in use by others since the last measurement; 0 if that was too short ago."""
+        """Return the mean number of cores that other programs used since the last reading; 0 if it was too recent."""
         now, before = self._count(), self._before
         took_s = now[0] - before[0]
         if took_s < _LEAST_S:
@@ -56,8 +56,10 @@ class OthersLoad:
 
 
 class LostTimeMeter:
-    """Counter of lost processor time since it was made. A system that reports neither waits of threads nor use of cores
-    counts nothing."""
+    """Counter of processor time that this process lost to others since the counter was created.
+
+    It stays at 0 on a system that reports neither how long threads wait nor how much the cores are used.
+    """
 
     def __init__(
         self,
@@ -65,25 +67,36 @@ class LostTimeMeter:
         cores: Callable[[], Counted] = counted,
         preempted: Callable[[], int] = lambda: _preempted(),
     ) -> None:
-        """proc: the folder of the kernel's counters. cores, preempted: use of all cores, and how often this process had
-        to leave one, for kernels that do not count how long threads wait."""
+        """Start counting.
+
+        proc: folder of the kernel's counters.
+        cores, preempted: use of all cores, and number of times this process had to leave one. They are used on kernels
+            that do not count how long threads wait.
+        """
         self._proc, self._cores, self._preempted = proc, cores, preempted
         self._tells = any((proc / "self" / "task").glob("*/schedstat"))
         self._before = self._now()
 
     def lost_s(self) -> float:
-        """Return the seconds in which threads of this process waited for a core that others had, plus those that the
-        host of a virtual machine took, since the last call or since it was made."""
+        """Return the seconds lost since the last call, or since the counter was created.
+
+        They are the time in which threads of this process waited for a core, plus the time that the host of a virtual
+        machine took.
+        """
         now, before = self._now(), self._before
         self._before = now
         waited, stolen, throttled, used, idle, left = (max(0.0, a - b) for a, b in zip(now, before, strict=True))
-        if not self._tells:  # a core that was idle could have run what waited; who never had to leave one did not wait
+        # Idle cores could have run the waiting threads. A process that was never preempted did not wait.
+        if not self._tells:
             waited = max(0.0, used - stolen - idle) if left else 0.0
         return max(0.0, waited - throttled) + stolen
 
     def _now(self) -> tuple[float, float, float, float, float, float]:
-        """Read the counters: seconds that threads waited for a core, that the host took, that control groups held back;
-        cores used by others, cores idle; and how often this process had to leave a core."""
+        """Read the counters.
+
+        They are the seconds that threads waited for a core, that the host took, that control groups throttled, that
+        other programs used cores and that cores were idle; then the number of preemptions.
+        """
         stolen, throttled = _stolen_s(self._proc / "stat"), throttled_s()
         if self._tells:
             return _waited_s(self._proc / "self" / "task"), stolen, throttled, 0.0, 0.0, 0.0
@@ -92,7 +105,7 @@ class LostTimeMeter:
 
 
 def _preempted() -> int:
-    """Return how often threads of this process had to leave a core to others; 0 if the system does not tell."""
+    """Return how often threads of this process were preempted; 0 if the system does not count it."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
 
 
@@ -106,13 +119,13 @@ def _waited_s(tasks: Path) -> float:
     for thread in threads:
         try:
             waited += int((tasks / thread / "schedstat").read_text().split()[1])
-        except (OSError, ValueError, IndexError):  # it has ended; or this kernel does not count
+        except (OSError, ValueError, IndexError):  # the thread has ended, or this kernel does not count
             continue
     return waited / 1e9
 
 
 def _stolen_s(stat: Path) -> float:
-    """Return the seconds, over all cores, that the host of this virtual machine took for something else."""
+    """Return the seconds, over all cores, that the host of this virtual machine took for other work."""
     try:
         with stat.open() as lines:
             return int(lines.readline().split()[_STEAL]) / os.sysconf("SC_CLK_TCK")

@@ -1,9 +1,9 @@
 """Catalog of common devices for what-if plans and the lab, with figures estimated from published ones.
 
-Nothing here was measured on a device by this project, and no plan for real devices uses it. Two rules turn
-what `llama-bench` and the like publish into figures: a token reads all weights once, so tokens a second times the
-bytes of the file is the memory bandwidth that decoding gets; and a prompt token costs two operations for each
-parameter, so prompt tokens a second times twice the parameters is what prefill gets of the arithmetic.
+This project measured none of these figures, and no plan for real devices uses them. Two rules turn published results of
+`llama-bench` and similar tools into figures. A decoded token reads all weights once: tokens per second times the bytes
+of the file is the memory bandwidth. A prompt token costs two operations for each parameter: prompt tokens per second
+times twice the parameters is the arithmetic speed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Emulation:
-    """The same device in a lab, on a machine with cores like those of a 2020s server or laptop. All estimates."""
+    """A device preset of the lab: estimates for a machine with cores like those of a 2020s server or laptop."""
 
-    cpu: float  # cores of that machine that compute as much as all of the device's own
+    cpu: float  # number of that machine's cores that compute as fast as the whole device
     memory_bytes: int
     reason: str  # where the figures come from
 
 
 @dataclass(frozen=True)
 class DevicePreset:
-    """A kind of device. Every figure is an estimate, and `source` has one text for each, by the figure's name."""
+    """A kind of device. Every figure is an estimate, and `source` names its origin, by the figure's name."""
 
     title: str
-    memory_bytes: int  # a model may take; the rest is the system's
+    memory_bytes: int  # memory that a model may use; the system uses the rest
     memory_bytes_per_s: float  # memory bandwidth in decoding
-    flops: float  # operations a second that prefill gets with quantized weights; a multiply-add is two
-    disk_bytes_per_s: float  # read, with large blocks
+    flops: float  # operations per second in prefill with quantized weights; a multiply-add is two operations
+    disk_bytes_per_s: float  # reading speed with large blocks
     watts: float  # power of the whole device while it computes
     source: Mapping[str, str]
-    lab: Emulation | None = None  # None: no preset of the lab
-    price_usd: float | None = None  # of a new one, when it came out; None: it is no one product, or none is known
+    lab: Emulation | None = None  # None if the lab has no preset for it
+    price_usd: float | None = None  # price of a new device at release; None if unknown, or if it is not one product
 
 
 _PI_TINYLLAMA = (

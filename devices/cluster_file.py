@@ -1,6 +1,6 @@
-"""The devices and links that a plan is for: cluster.toml, or the addresses of workers.
+"""Devices and links of a cluster, from cluster.toml or from addresses of workers: data and checks only.
 
-Data and checks only. What the file does not say about a device or a link is measured.
+Properties of a device or link that the file does not state are measured.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from devices.errors import ClusterFileError
 from devices.names import DEFAULT_PORT, MAX_NAME, is_name, join_address, name_from, parse_address
 from devices.toml_tables import Table, check_keys, reading_toml, short_text, tables
 
-LOCAL = "local"  # the address of this device, and in links its name where the file gives it none
+LOCAL = "local"  # the address of this device, and its name in links if the file gives no other name
 MAX_DEVICES = 64
 MAX_THREADS = 512
 MAX_WATTS = 100_000.0
 MAX_SPEED = 1000.0
 MAX_DISK_MB_PER_S = 100_000.0
 MAX_DELAY_MS = 60_000.0
-# 400 Gbit/s are 50 GB/s: as much as the memory of a good laptop, so no link between such devices is faster.
+# 400 Gbit/s are 50 GB/s, the memory bandwidth of a good laptop: no link between such devices is faster.
 MAX_MBPS = 400_000.0
 _DEVICE_KEYS = ("name", "address", "preset", "memory", "watts", "threads", "speed", "disk_mb_per_s")
 _LINK_KEYS = ("between", "delay_ms", "bandwidth_mbps")
@@ -30,16 +30,16 @@ _LINK_KEYS = ("between", "delay_ms", "bandwidth_mbps")
 
 @dataclass(frozen=True)
 class ClusterDevice:
-    """A device of a cluster file, and the figures to assume for it. None: it is measured, or has no limit."""
+    """A device of a cluster file, and the figures to assume for it. None means measured, or no limit."""
 
     name: str
-    address: str | None = None  # HOST:PORT of a worker, or LOCAL; None for a preset that is nowhere
-    preset: str | None = None  # of `devices.catalog`: what-if, and not asked
-    memory_bytes: int | None = None  # usable by the model
-    watts: float | None = None  # while it computes
+    address: str | None = None  # HOST:PORT of a worker, or LOCAL; None for a preset without a worker
+    preset: str | None = None  # name in `devices.catalog`, for a what-if device that is not contacted
+    memory_bytes: int | None = None  # memory that the model may use
+    watts: float | None = None  # power while it computes
     threads: int | None = None
-    speed: float | None = None  # times as fast as measured, or as the preset
-    disk_bytes_per_s: float | None = None  # read
+    speed: float | None = None  # factor on the measured speed, or on the preset's
+    disk_bytes_per_s: float | None = None  # reading speed
 
     @property
     def is_local(self) -> bool:
@@ -49,7 +49,7 @@ class ClusterDevice:
 
 @dataclass(frozen=True)
 class ClusterLink:
-    """Assumed properties of the link between two devices, in both directions. None: as measured."""
+    """Assumed properties of the link between two devices, in both directions. None means measured."""
 
     latency_s: float | None = None  # one way
     bytes_per_s: float | None = None
@@ -60,12 +60,14 @@ class Cluster:
     """Devices, and assumptions about the links between them."""
 
     devices: tuple[ClusterDevice, ...]
-    links: Mapping[frozenset[str], ClusterLink] = field(default_factory=dict)  # by two names; none: of all other pairs
+    links: Mapping[frozenset[str], ClusterLink] = field(default_factory=dict)  # by two names; empty set: other pairs
 
     @classmethod
     def of_addresses(cls, addresses: Iterable[str]) -> Cluster:
-        """This device and the workers at these addresses, of which nothing is assumed. ClusterFileError for an address
-        that is none, or is there twice."""
+        """Return a cluster of this device and the workers at these addresses, without assumptions.
+
+        Raises ClusterFileError if an address is not valid or occurs twice.
+        """
         devices = [ClusterDevice(LOCAL, LOCAL)]
         for text in addresses:
             address = _parse_address(text)
@@ -78,7 +80,7 @@ class Cluster:
 
     @property
     def local(self) -> ClusterDevice | None:
-        """This device itself, if listed."""
+        """This device itself, or None if the cluster does not contain it."""
         return next((device for device in self.devices if device.is_local), None)
 
     @property
@@ -88,17 +90,19 @@ class Cluster:
 
     @property
     def workers(self) -> tuple[ClusterDevice, ...]:
-        """Devices with a worker: neither this one nor a preset."""
+        """Devices with a worker: neither this device nor a preset."""
         return tuple(d for d in self.devices if d.address is not None and not d.is_local and d.preset is None)
 
     def link(self, a: str, b: str) -> ClusterLink | None:
-        """Return the link between two devices, in either order: the one that names them, else that of all pairs, else
-        None."""
+        """Return the link between two devices, in either order.
+
+        It is the link that names them, else the link for all pairs, else None.
+        """
         return self.links.get(frozenset((a, b)), self.links.get(frozenset()))
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster of a TOML file. ClusterFileError says what is wrong and where; OSError if it cannot be read."""
+    """Read a cluster from a TOML file. Raises ClusterFileError if it is not valid, OSError if it cannot be read."""
     with reading_toml(path, ClusterFileError) as data:
         return _cluster(data)
 
@@ -107,13 +111,13 @@ def _cluster(data: Mapping[str, Any]) -> Cluster:
     check_keys(data, ("device", "link"), "the file", ClusterFileError)
     devices = [_device(table) for table in tables(data, "device", ClusterFileError)]
     if not 1 <= len(devices) <= MAX_DEVICES:
-        raise ClusterFileError(f"a cluster has 1 to {MAX_DEVICES} devices, each a [[device]]; got {len(devices)}")
+        raise ClusterFileError(f"a cluster needs 1 to {MAX_DEVICES} devices, each a [[device]]; got {len(devices)}")
     for i, device in enumerate(devices):
         if any(device.name == other.name for other in devices[:i]):
-            raise ClusterFileError(f"device[{i}].name: another device is called {device.name!r}; names differ")
+            raise ClusterFileError(f"device[{i}].name: another device is called {device.name!r}; use another name")
         twin = next((other for other in devices[:i] if device.address == other.address), None)
         if twin is not None and device.address is not None:
-            raise ClusterFileError(f"device[{i}].address: {twin.name} is at {device.address} too; addresses differ")
+            raise ClusterFileError(f"device[{i}].address: {twin.name} has {device.address} too; use another address")
     cluster = Cluster(tuple(devices))
     names = list(dict.fromkeys([cluster.local_name, *(device.name for device in devices)]))
     links: dict[frozenset[str], ClusterLink] = {}
@@ -122,7 +126,7 @@ def _cluster(data: Mapping[str, Any]) -> Cluster:
         ends = _between(table, names, cluster.local_name)
         if frozenset(ends) in links:
             what = f"between {' and '.join(ends)}" if ends else "for all pairs"
-            raise ClusterFileError(f"{table.where}: there is a link {what} already; give one")
+            raise ClusterFileError(f"{table.where}: there is a link {what} already; keep one")
         links[frozenset(ends)] = _link(table)
     return replace(cluster, links=links)
 
@@ -135,12 +139,12 @@ def _device(table: Table) -> ClusterDevice:
     if preset is not None and (not isinstance(preset, str) or preset not in CATALOG):
         table.refuse("preset", f"needs one of {', '.join(CATALOG)}")
     if address is None and preset is None:
-        table.refuse("address", f'needs HOST:PORT of a worker or "{LOCAL}", or the device a preset')
+        table.refuse("address", f'needs HOST:PORT of a worker or "{LOCAL}", unless the device has a preset')
     parsed = None if address is None else _parse_address(address)
     if address is not None and parsed is None:
         table.refuse("address", f'needs HOST, HOST:PORT or "{LOCAL}", which is this device')
     if name == LOCAL and parsed != LOCAL:
-        table.refuse("name", f'needs another one: {LOCAL} is this device, whose address is "{LOCAL}"')
+        table.refuse("name", f'needs another name: {LOCAL} is this device, whose address is "{LOCAL}"')
     disk = table.number("disk_mb_per_s", 0.1, MAX_DISK_MB_PER_S)
     return ClusterDevice(
         name=name,
@@ -158,12 +162,12 @@ def _link(table: Table) -> ClusterLink:
     delay = table.number("delay_ms", 0, MAX_DELAY_MS)
     mbps = table.number("bandwidth_mbps", 0.001, MAX_MBPS, "50 GB/s: no link is faster than memory")
     if delay is None and mbps is None:
-        raise ClusterFileError(f"{table.where} says nothing: give delay_ms, bandwidth_mbps or both")
+        raise ClusterFileError(f"{table.where} has no properties: give delay_ms, bandwidth_mbps or both")
     return ClusterLink(None if delay is None else delay / 1e3, None if mbps is None else mbps * 125_000)
 
 
 def _between(table: Table, names: list[str], local_name: str) -> list[str]:
-    """The names of a link's ends; none for all pairs."""
+    """Return the names of a link's two ends, or [] for a link of all pairs."""
     between = table.get("between")
     if between is None:
         return []
@@ -179,7 +183,7 @@ def _between(table: Table, names: list[str], local_name: str) -> list[str]:
 
 
 def _parse_address(text: object) -> str | None:
-    """HOST:PORT or LOCAL, from a text that may lack the port; None if it is no address."""
+    """Return HOST:PORT or LOCAL, or None if the text is not an address. The port is optional."""
     if text == LOCAL:
         return LOCAL
     if not isinstance(text, str):
@@ -191,7 +195,7 @@ def _parse_address(text: object) -> str | None:
 
 
 def _free_name(address: str, devices: list[ClusterDevice]) -> str:
-    """A name made of an address that no device has: without the usual port, and with a number where it must be."""
+    """Return a name from an address that no device has yet: without the default port, with a number if needed."""
     name = name_from(address.removesuffix(f":{DEFAULT_PORT}"))
     used_names = {device.name for device in devices}
     return next(

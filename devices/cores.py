@@ -1,4 +1,4 @@
-"""CPU affinity of a program: parsing what people write, and setting it."""
+"""CPU affinity of a process: parsing lists of cores, and setting them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import re
 from collections.abc import Collection
 
-MOST = 4096  # no system has a core of this number
-_MOST_TEXT = 80  # of a list of cores in an error; longer ones come from other devices, and can be very long
+MOST = 4096  # core numbers are below this on every system
+_MOST_TEXT = 80  # longest list of cores in an error; lists from other devices can be very long
 _PART = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """The numbers in "0,2-3", in order, each once. ValueError says what is wrong."""
+    """Return the core numbers in "0,2-3", sorted and without repetition. Raises ValueError if the text is not valid."""
     cores: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
@@ -24,7 +24,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def cores_text(cores: Collection[int]) -> str:
-    """The same the other way: "0,2-3"."""
+    """Return core numbers as text such as "0,2-3"."""
     parts: list[list[int]] = []
     for core in sorted(cores):
         if parts and core == parts[-1][1] + 1:
@@ -35,7 +35,7 @@ def cores_text(cores: Collection[int]) -> str:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """The cores this thread may run on. ValueError if the system does not let programs choose."""
+    """Return the cores this thread may run on. Raises ValueError if the system does not let programs choose."""
     if not hasattr(os, "sched_getaffinity"):
         raise ValueError("this system does not let programs choose their cores; leave --affinity out")
     return tuple(sorted(os.sched_getaffinity(0)))
@@ -48,10 +48,10 @@ def check_cores(cores: Collection[int]) -> None:
     if lacking:
         text = cores_text(lacking)
         text = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
-        raise ValueError(f"core {text} cannot be used here; those that can are {cores_text(usable)}")
+        raise ValueError(f"core {text} is not available here; choose from {cores_text(usable)}")
 
 
 def pin_to_cores(cores: Collection[int]) -> None:
-    """Run this thread, and those it starts from now on, on these cores only. ValueError if it may not."""
+    """Bind this thread, and threads that it starts from now on, to cores. Raises ValueError if that is not allowed."""
     check_cores(cores)
     os.sched_setaffinity(0, cores)

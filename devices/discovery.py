@@ -1,6 +1,6 @@
-"""Finding workers in the local network through multicast DNS (Bonjour, Avahi), so that nobody has to type addresses.
+"""Discovery of workers in the local network by multicast DNS (Bonjour, Avahi), without typing addresses.
 
-An announcement is an invitation, not a proof: who answers at the address is checked when connecting.
+An announcement proves nothing: the connection checks which device answers at the address.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     from zeroconf import ServiceInfo, Zeroconf
 
 SERVICE = "_edge-worker._tcp.local."
-BROWSE_S = 3.0  # two rounds of questions: answers given within the last second are not repeated at once
+BROWSE_S = 3.0  # two rounds of queries: a service repeats an answer only after one second
 
-MAX_FOUND = 256  # workers; more than a home network has, fewer than a flood would bring
+MAX_FOUND = 256  # workers; more than a home network has, fewer than a flood of announcements
 MAX_PROPERTIES = 16
 MAX_KEY = 32  # characters
 MAX_VALUE = 128
-_GRACE_S = 0.3  # for the details of who was heard of last
-# Before zeroconf's own look for the name, of at least 1.15 s. Who answered within the last second answers again up to
-# 1.24 s after our question.
+_GRACE_S = 0.3  # time for the details of the worker that was heard last
+# Time to listen before zeroconf probes the name, which takes at least 1.15 s. A service that answered within the last
+# second answers our query up to 1.24 s later.
 _LISTEN_S = 0.5
 _GROUP = "224.0.0.251"
 _PORT = 5353
-_BY_HAND = "give the workers' addresses by hand"
+_BY_HAND = "give the addresses of the workers instead"
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """Announcement of a worker to everybody in the network."""
+    """Announcement of a worker to the network."""
 
     name: str
     port: int
     addresses: tuple[str, ...]  # from `announced_addresses`
-    version: str  # of the runtime
-    cluster: str = ""  # the first hexadecimal digits of the cluster's fingerprint; empty: in none
-    secure: bool = False  # whether it speaks TLS only
+    version: str  # version of the runtime
+    cluster: str = ""  # first hexadecimal digits of the cluster's fingerprint; empty without a cluster
+    secure: bool = False  # True if the worker accepts only TLS
 
 
 @dataclass(frozen=True, order=True)
 class Discovered:
-    """A worker that announced itself. Everything in here is its own claim, cut to printable text of bounded length."""
+    """A worker that announced itself. All fields are its own claims, cut to printable text of limited length."""
 
     name: str
-    addresses: tuple[str, ...]  # the likeliest to be reachable from here first; never empty
+    addresses: tuple[str, ...]  # never empty; the address most likely reachable from here comes first
     port: int
     properties: Mapping[str, str] = field(compare=False)
 
@@ -64,24 +64,24 @@ class Discovered:
 class Announcer:
     """Announces a worker from `start` to `close`, or within a `with` block. `start` blocks for up to three seconds.
 
-    `interfaces` are IPv4 addresses of the interfaces to announce on. By default those of the announced addresses, so
+    interfaces: IPv4 addresses of the interfaces to announce on. The default is those of the announced addresses, so
     that a worker that listens on one network is not announced in another.
     """
 
     def __init__(self, announcement: Announcement, interfaces: Sequence[str] | None = None) -> None:
         if not announcement.addresses:
-            raise DiscoveryError("no address to announce: only link-local ones, or no network")
+            raise DiscoveryError("there is no address to announce: this device has only link-local ones, or no network")
         name = announcement.name
         if not name or not name.isprintable() or len(name.encode()) > MAX_NAME:
-            raise DiscoveryError(f"a device name has 1 to {MAX_NAME} bytes of printable text, not {name!r:.80}")
+            raise DiscoveryError(f"a device name needs 1 to {MAX_NAME} bytes of printable text, got {name!r:.80}")
         self._announcement = announcement
         of_ipv4 = [address for address in announcement.addresses if ":" not in address]
-        self._interfaces = (of_ipv4 or None) if interfaces is None else interfaces  # None: all
+        self._interfaces = (of_ipv4 or None) if interfaces is None else interfaces  # None means all interfaces
         self._zeroconf: Zeroconf | None = None
-        self.name = announcement.name  # as announced; another after `start` where a device of that name is there
+        self.name = announcement.name  # the announced name; `start` changes it if another device has it
 
     def start(self) -> None:
-        """Announce. DiscoveryError if the network does not allow that; the worker can be reached all the same."""
+        """Announce the worker. Raises DiscoveryError if the network does not allow it; the worker still works."""
         from zeroconf import DNSQuestionType, Error, ServiceBrowser, ServiceInfo
 
         if self._zeroconf is not None:
@@ -96,14 +96,14 @@ class Announcer:
                 "cluster": announcement.cluster,
                 "secure": "1" if announcement.secure else "0",
             },
-            # Not the host's own name: that may belong to another mDNS service here, with other addresses.
+            # Not the host's own name, which another mDNS service here may use with other addresses.
             server=f"edge-{secrets.token_hex(4)}.local.",
             parsed_addresses=list(announcement.addresses),
         )
         zeroconf = _opened(self._interfaces)
         try:
-            # Zeroconf looks whether the name is taken, but asks to be answered alone. On one machine the answer to one
-            # process can reach another, so we also ask what everybody hears: it is in zeroconf's cache then.
+            # Zeroconf checks if the name is taken, but asks for a unicast answer. On one machine such an answer can
+            # reach the wrong process. So a multicast query comes first, and its answer is in zeroconf's cache in time.
             browser = ServiceBrowser(zeroconf, SERVICE, [lambda **_: None], question_type=DNSQuestionType.QM)
             try:
                 time.sleep(_LISTEN_S)
@@ -120,7 +120,7 @@ class Announcer:
         self.name = info.name.removesuffix(f".{SERVICE}")
 
     def close(self) -> None:
-        """Withdraw the announcement. May be called again."""
+        """Withdraw the announcement. It can be called repeatedly."""
         zeroconf, self._zeroconf = self._zeroconf, None
         if zeroconf is not None:
             _close(zeroconf)
@@ -134,16 +134,16 @@ class Announcer:
 
 
 class _Listener:
-    """Listener that tracks which services are present, and requests the details of each while browsing goes on."""
+    """Listener that tracks which services are present, and requests the details of each of them."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._lock = threading.Lock()
-        self._alive: dict[str, str] = {}  # case does not count in names
+        self._alive: dict[str, str] = {}  # name by lower-case name, because names ignore case
         self._requests: list[futures.Future[bool]] = []
 
     def __call__(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: Any) -> None:
-        """Handle a change, on zeroconf's thread; the keywords are zeroconf's own."""
+        """Handle a change, on zeroconf's thread. Zeroconf passes the arguments by keyword."""
         from zeroconf import Error, ServiceInfo, ServiceStateChange
 
         with self._lock:
@@ -154,7 +154,7 @@ class _Listener:
                 return
             try:
                 info = ServiceInfo(service_type, name)
-            except (Error, ValueError):  # a name that is none
+            except (Error, ValueError):  # the name is not valid
                 return
             self._alive[name.lower()] = name
             rest_s = max(_GRACE_S, self._deadline - time.monotonic())
@@ -169,16 +169,19 @@ class _Listener:
         with self._lock:
             requests = list(self._requests)
         futures.wait(requests, timeout=2 * _GRACE_S)
-        with self._lock:  # after the wait: who said goodbye meanwhile is gone
+        with self._lock:  # only now: services that said goodbye during the wait are gone
             infos = [ServiceInfo(SERVICE, name) for name in self._alive.values()]
         return [info for info in infos if info.load_from_cache(zeroconf)]
 
 
 def browse(timeout_s: float = BROWSE_S, interfaces: Sequence[str] | None = None) -> list[Discovered]:
-    """The workers that announce themselves within `timeout_s` seconds, sorted; without those that said goodbye.
+    """Return the workers that announce themselves within `timeout_s` seconds, sorted, without those that said goodbye.
 
-    `interfaces` are IPv4 addresses of the interfaces to ask on; by default all. Takes the whole time, as nobody knows
-    how many are out there. DiscoveryError if this machine cannot ask.
+    It always takes the whole time, because the number of workers is unknown.
+
+    interfaces: IPv4 addresses of the interfaces to query on; by default all.
+
+    Raises DiscoveryError if this machine cannot use multicast.
     """
     from zeroconf import ServiceBrowser
 
@@ -199,11 +202,13 @@ def browse(timeout_s: float = BROWSE_S, interfaces: Sequence[str] | None = None)
 
 
 def announced_addresses(listen: str) -> tuple[str, ...]:
-    """The addresses to announce for a worker that listens on `listen`.
+    """Return the addresses to announce for a worker that listens on `listen`.
 
-    For "0.0.0.0" all IPv4 addresses of this machine, for "::" or "" the IPv6 ones too, without loopback. Otherwise the
-    address itself, or those of a host name. Never link-local ones of IPv6, which lead nowhere without the name of an
-    interface. DiscoveryError if that leaves none.
+    For "0.0.0.0" these are all IPv4 addresses of this machine; for "::" or "" also the IPv6 ones; never loopback. For
+    another address or a host name they are its addresses. Link-local IPv6 addresses are left out, because they lead
+    nowhere without the name of an interface.
+
+    Raises DiscoveryError if no address is left.
     """
     if listen in ("0.0.0.0", "::", ""):
         candidates = [entry.ip for entry in own_networks()]
@@ -224,7 +229,7 @@ def announced_addresses(listen: str) -> tuple[str, ...]:
 
 
 def _opened(interfaces: Sequence[str] | None) -> Zeroconf:
-    """Zeroconf on the interfaces that can multicast; DiscoveryError if none can."""
+    """Return Zeroconf on the interfaces that can multicast. Raises DiscoveryError if none can."""
     from zeroconf import Zeroconf
 
     if interfaces is None:
@@ -235,7 +240,7 @@ def _opened(interfaces: Sequence[str] | None) -> Zeroconf:
             "discovery is not possible: multicast works on no network interface of this machine "
             f"({', '.join(interfaces) or 'no IPv4 address'}): {_BY_HAND}"
         )
-    # On a thread of its own, as Zeroconf would otherwise attach to an event loop that runs here and that we block.
+    # In a thread of its own: Zeroconf would otherwise attach to an event loop that runs in this thread, and block it.
     with futures.ThreadPoolExecutor(1) as pool:
         try:
             return pool.submit(Zeroconf, interfaces=usable).result()
@@ -244,20 +249,20 @@ def _opened(interfaces: Sequence[str] | None) -> Zeroconf:
 
 
 def _can_multicast(address: str) -> bool:
-    """Return whether the interface with this IPv4 address can join and reach the mDNS group. Sends nothing."""
+    """Return whether the interface with this IPv4 address can join and reach the mDNS group, without sending."""
     try:
         packed = socket.inet_aton(address)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(_GROUP) + packed)
             probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, packed)
-            probe.connect((_GROUP, _PORT))  # only asks for a route
+            probe.connect((_GROUP, _PORT))  # asks only for a route
     except OSError:
         return False
     return True
 
 
 def _close(zeroconf: Zeroconf) -> None:
-    """Close; a network that went away meanwhile is no error then."""
+    """Close zeroconf. A network that has disappeared is not an error at this point."""
     from zeroconf import Error
 
     with contextlib.suppress(Error, OSError, TimeoutError, futures.TimeoutError):
@@ -281,10 +286,10 @@ def _decoded(raw: bytes, limit: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """Remove characters that would move the cursor of a terminal."""
+    """Replace characters that would move the cursor of a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of an error, or its class name where it has none, as timeouts."""
+    """Return the message of an error, or its class name if it has none, like a timeout."""
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Errors about membership of a cluster."""
+"""Errors about devices and clusters."""
 
 from edge.errors import EdgeError
 
@@ -8,11 +8,11 @@ class TrustError(EdgeError):
 
 
 class DiscoveryError(EdgeError):
-    """Workers cannot be discovered, or this one not announced; addresses given by hand still work."""
+    """Workers cannot be discovered, or this worker cannot be announced. Typed addresses still work."""
 
 
 class LabFileError(EdgeError):
-    """A lab file that cannot be used; the message names the key, what it needs and what it has."""
+    """A lab file is not valid. The message names the key, what it needs and what it has."""
 
 
 class ClusterFileError(EdgeError):
@@ -20,4 +20,4 @@ class ClusterFileError(EdgeError):
 
 
 class LabError(EdgeError):
-    """A lab that cannot be brought up: one is up already, or a worker does not start; the message says why."""
+    """A lab cannot be started: another lab is running, or a worker does not start. The message gives the reason."""

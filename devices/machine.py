@@ -1,7 +1,7 @@
-"""Machine profile, whatever the model: kinds of cores, and speeds of memory and disk.
+"""Profile of this machine, independent of a model: kinds of cores, and speeds of memory and disk.
 
-What changes from moment to moment is read each time. What takes time to measure is kept for a day, for the processor,
-cores, quota, memory and folder it was measured with.
+Values that change all the time are read at each call. Measured speeds are stored for a day, for the processor, cores,
+quota, memory and folder with which they were measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from devices.paths import cache_folder
 from devices.profile import MAX_TEXT, DeviceProfile, sensors
 from devices.remembered import Remembered
 
-_MOST_RATE = 1e15  # bytes a second; nothing is as fast
+_MOST_RATE = 1e15  # bytes per second; a larger value is a mistake
 _THERMAL = ("normal", "hot", "critical")
 
 
@@ -34,8 +34,8 @@ class Rate:
     """Measured reading speed."""
 
     bytes_per_s: float
-    how: str  # of a disk: as `disk_read_rate` says; of memory: by how many threads
-    measured_at: float  # Unix seconds
+    how: str  # for a disk, the way of `disk_read_rate`; for memory, the number of threads
+    measured_at: float  # Unix time in seconds
 
     @property
     def age_s(self) -> float:
@@ -44,34 +44,33 @@ class Rate:
 
     @classmethod
     def from_json(cls, values: Any) -> Rate:
-        """Read what `dataclasses.asdict` wrote; ValueError for values that it cannot have written. Ignores unknown
-        keys."""
+        """Read an object that `dataclasses.asdict` wrote. Unknown keys are ignored. Raises ValueError."""
         if not isinstance(values, dict):
-            raise ValueError(f"a rate is an object with named fields, not {type(values).__name__}")
+            raise ValueError(f"a rate needs an object with named fields, got {type(values).__name__}")
         how = values.get("how")
         if not isinstance(how, str) or len(how) > MAX_TEXT or not how.isprintable():
-            raise ValueError(f"a rate: how should be a short text, not {repr(how)[:60]}")
+            raise ValueError(f"a rate: how needs a short text, got {repr(how)[:60]}")
         speed = _number(values, "bytes_per_s", _MOST_RATE)
         return cls(speed, how, _number(values, "measured_at", 1e12))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine. None: the system does not tell, or it was not measured, and `not_measured` says why."""
+    """One machine. None means unknown to the system or not measured; `not_measured` then has the reason."""
 
     profile: DeviceProfile
-    cores_performance: int  # physical cores
+    cores_performance: int  # number of physical cores
     cores_efficiency: int
-    cpu_quota: float | None  # cores that may be kept busy; None: all
-    instruction_sets: tuple[str, ...]  # those with kernels in ggml
-    thermal: str | None  # "normal", "hot" or "critical", as the sensors' own limits have it
+    cpu_quota: float | None  # cores that this process may keep busy; None without a quota
+    instruction_sets: tuple[str, ...]  # those for which ggml has kernels
+    thermal: str | None  # "normal", "hot" or "critical", by the sensors' own limits
     memory: Rate | None
     disk: Rate | None
-    disk_folder: str  # on the disk that was measured
-    not_measured: dict[str, str] = field(default_factory=dict)  # "memory" or "disk": why
+    disk_folder: str  # folder on the measured disk
+    not_measured: dict[str, str] = field(default_factory=dict)  # reason by "memory" or "disk"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON, with how old each rate is."""
+        """Return plain values for JSON, with the age of each rate."""
         values = dataclasses.asdict(self)
         for name, rate in (("memory", self.memory), ("disk", self.disk)):
             if rate is not None:
@@ -80,10 +79,11 @@ class Machine:
 
 
 def describe_machine(profile: DeviceProfile, *, folder: Path | None = None, fresh: bool = False) -> Machine:
-    """This machine, whose profile was made just now. Takes up to some seconds where something has to be measured.
+    """Return the description of this machine. Takes up to some seconds if something has to be measured.
 
-    folder: on the disk to be measured, by default where slices are kept. fresh: measure all of it now, whatever is
-    known.
+    profile: the current profile of this machine.
+    folder: folder on the disk to measure; by default the folder of model slices.
+    fresh: measure everything now, even if stored values are recent.
     """
     folder = (folder or cache_folder()).absolute()
     performance, efficiency = core_kinds()
@@ -113,10 +113,10 @@ class _Rates:
         self.failed: dict[str, str] = {}
 
     def rate(self, what: str, measure: Callable[[], tuple[float, str]]) -> Rate | None:
-        """Return the remembered rate, or measure it now; None if that fails, and `failed` then says why."""
+        """Return the stored rate, or measure it now. Return None if that fails; `failed` then has the reason."""
         key = f"{self._key} {what}"
         remembered = None if self._fresh else self._remembered.get(key)
-        with suppress(ValueError):  # of another version
+        with suppress(ValueError):  # the stored value is of another version
             if remembered is not None:
                 return Rate.from_json(remembered[0])
         try:
@@ -130,7 +130,7 @@ class _Rates:
 
 
 def _memory_rate(threads: int) -> tuple[float, str]:
-    """Bytes a second, and by how many threads. OSError if too little memory is free to tell."""
+    """Return (bytes per second, number of threads as text). Raises OSError if too little memory is free."""
     rate = probe.memory_bandwidth_gbps(threads) * 1e9
     return rate, f"{threads} thread{'s' if threads != 1 else ''}"
 
@@ -141,11 +141,11 @@ def _disk_rate(folder: Path) -> tuple[float, str]:
 
 
 def thermal_level() -> str | None:
-    """Return how near the sensors are to their own limits; None without sensors, or without limits."""
+    """Return the worst level of the sensors by their own limits, or None without sensors or limits."""
     worst = None
     for sensor in (sensor for group in sensors().values() for sensor in group):
         for level, limit in enumerate((sensor.high, sensor.critical), start=1):
-            if sensor.current and limit and 0 < limit < 150:  # others are not connected, or have no limit
+            if sensor.current and limit and 0 < limit < 150:  # other limits mean a sensor that is not connected
                 worst = max(worst or 0, level if sensor.current >= limit else 0)
     return None if worst is None else _THERMAL[worst]
 
@@ -153,5 +153,5 @@ def thermal_level() -> str | None:
 def _number(values: dict[str, Any], key: str, most: float) -> float:
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-        raise ValueError(f"{key} should be a number from 0 to {most:g}, not {repr(value)[:60]}")
+        raise ValueError(f"{key} needs a number from 0 to {most:g}, got {repr(value)[:60]}")
     return float(value)

@@ -1,4 +1,4 @@
-"""Kinds of cores of a machine, and the instruction sets with which ggml computes faster."""
+"""Kinds of cores of this machine, and the instruction sets with which ggml computes faster."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import psutil
 
 _DEVICES = Path("/sys/devices")
 CPUINFO = Path("/proc/cpuinfo")
-# A core below this part of the fastest one's speed is an efficiency core. Cores of one kind differ by less, as some may
-# clock a bit higher than others; kinds differ by more.
+# A core slower than this share of the fastest is an efficiency core. Cores of one kind differ by less, because some may
+# clock a bit higher than others. Cores of different kinds differ by more.
 _SLOWER = 0.75
-_LEAST_CACHE = 16 << 20  # bytes; macOS, and many boards, do not show their last cache
-# What /proc/cpuinfo calls the sets that ggml has kernels for, and what they are called in general, if otherwise.
+_LEAST_CACHE = 16 << 20  # bytes; macOS, and many boards, do not report their last-level cache
+# Instruction sets with kernels in ggml: the name in /proc/cpuinfo, and the common name.
 _FLAGS = {
     "avx": "avx", "avx2": "avx2", "fma": "fma", "f16c": "f16c", "bmi2": "bmi2", "avx_vnni": "avx_vnni",
     "avx512f": "avx512f", "avx512vbmi": "avx512_vbmi", "avx512_vnni": "avx512_vnni", "avx512_bf16": "avx512_bf16",
@@ -23,7 +23,7 @@ _FLAGS = {
     "asimd": "neon", "asimdhp": "fp16", "asimddp": "dotprod", "i8mm": "i8mm", "bf16": "bf16", "sve": "sve",
     "sve2": "sve2", "sme": "sme",
 }  # fmt: skip
-# The same for macOS: keys of sysctl that are 1. Every Apple processor has neon, and every Intel one they used f16c.
+# The same for macOS: keys of sysctl with the value 1. Every Apple processor has neon, every Intel Mac has f16c.
 _SYSCTLS = {
     "hw.optional.neon": "neon", "hw.optional.arm.FEAT_FP16": "fp16", "hw.optional.arm.FEAT_DotProd": "dotprod",
     "hw.optional.arm.FEAT_I8MM": "i8mm", "hw.optional.arm.FEAT_BF16": "bf16", "hw.optional.arm.FEAT_SME": "sme",
@@ -33,9 +33,9 @@ _SYSCTLS = {
 
 
 def core_kinds(devices: Path = _DEVICES) -> tuple[int, int]:
-    """(performance, efficiency): physical cores of each kind. Where all are of one kind, they are performance cores.
+    """Return the numbers of (performance cores, efficiency cores). Cores of one kind count as performance cores.
 
-    devices: what Linux shows of its hardware.
+    devices: folder in which Linux describes its hardware.
     """
     if sys.platform == "darwin":
         performance, efficiency = (_sysctl_number(f"hw.perflevel{i}.physicalcpu") for i in (0, 1))
@@ -43,7 +43,7 @@ def core_kinds(devices: Path = _DEVICES) -> tuple[int, int]:
     cores = _cores(devices / "system" / "cpu")
     if not cores:
         return _physical(), 0
-    # Processors that Intel's hybrids list as efficiency cores: their clocks alone do not tell.
+    # Processors that Intel's hybrid chips list as efficiency cores. Their clocks alone do not show it.
     slow = set(_numbers(read_line(devices / "cpu_atom" / "cpus"))) if (devices / "cpu_core").exists() else set()
     if not slow:
         speeds = {cpu: _speed(devices / "system" / "cpu" / f"cpu{cpu}") for cpus in cores for cpu in cpus}
@@ -54,16 +54,18 @@ def core_kinds(devices: Path = _DEVICES) -> tuple[int, int]:
 
 
 def cache_bytes(devices: Path = _DEVICES) -> int:
-    """Return the bytes of the largest cache of a core, and no fewer than systems on a chip have behind those that they
-    show. devices: as for `core_kinds`."""
+    """Return the bytes of a core's largest cache, at least _LEAST_CACHE.
+
+    Systems on a chip have that much behind the caches that they report. devices: as for `core_kinds`.
+    """
     sizes = [read_line(path) for path in (devices / "system" / "cpu").glob("cpu[0-9]*/cache/index*/size")]
     return max(_LEAST_CACHE, *(int(size[:-1]) << 10 for size in sizes if size[:-1].isdigit() and size[-1] == "K"), 0)
 
 
 def instruction_sets(cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
-    """The sets this processor has, of those that ggml has kernels for: "avx2", "avx512_vnni", "neon", "i8mm" and so on.
+    """Return the instruction sets of this processor for which ggml has kernels: "avx2", "neon", "i8mm" and so on.
 
-    Where cores differ, those that all have. cpuinfo: what Linux shows of its processors.
+    If cores differ, return the sets that all cores have. cpuinfo: file in which Linux describes its processors.
     """
     if sys.platform == "darwin":
         return tuple(name for key, name in _SYSCTLS.items() if _sysctl_number(key) == 1)
@@ -78,7 +80,7 @@ def instruction_sets(cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
 
 
 def knowable_sets() -> frozenset[str]:
-    """The sets whose absence this system tells: those that `instruction_sets` looks for."""
+    """Return the sets that `instruction_sets` looks for. The absence of other sets is not reported."""
     return frozenset((_SYSCTLS if sys.platform == "darwin" else _FLAGS).values())
 
 
@@ -87,7 +89,7 @@ def _physical() -> int:
 
 
 def _cores(cpus: Path) -> list[frozenset[int]]:
-    """The logical processors of each physical core that is there; empty if Linux does not say."""
+    """Return the logical processors of each physical core that is online; [] if Linux does not list them."""
     cores = set()
     for folder in cpus.glob("cpu[0-9]*"):
         siblings = read_line(folder / "topology" / "thread_siblings_list")
@@ -97,13 +99,12 @@ def _cores(cpus: Path) -> list[frozenset[int]]:
 
 
 def _speed(cpu: Path) -> int:
-    """Return the relative speed of a processor: the kernel's capacity rating, or its highest clock; 0 if neither is
-    known."""
+    """Return the relative speed of a processor: the kernel's capacity rating, or its highest clock, or 0."""
     return read_number(cpu / "cpu_capacity") or read_number(cpu / "cpufreq" / "cpuinfo_max_freq")
 
 
 def _numbers(text: str) -> Iterable[int]:
-    """0, 2 and 3 of "0,2-3"."""
+    """Yield 0, 2 and 3 for "0,2-3"."""
     for part in text.split(","):
         first, _, last = part.partition("-")
         if first.isdigit():
@@ -111,7 +112,7 @@ def _numbers(text: str) -> Iterable[int]:
 
 
 def read_line(path: Path) -> str:
-    """Return what a file of the system says; "" where it is not there."""
+    """Return the text of a system file; "" if the file does not exist."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -119,7 +120,7 @@ def read_line(path: Path) -> str:
 
 
 def read_number(path: Path) -> int:
-    """Return the number in a file of the system; 0 where it has none."""
+    """Return the number in a system file; 0 if it has none."""
     text = read_line(path)
     return int(text) if text.isdigit() else 0
 

@@ -1,8 +1,7 @@
-"""Addresses of this machine, and hints that a path to another device is not the best one: Wi-Fi beside a cable, a slow
-cable, a tunnel.
+"""Addresses of this machine, and hints that a better path to another device may exist.
 
-Measurements come from the caller; what the interfaces are comes from Linux's /sys. Elsewhere only the hints that need
-no /sys are given.
+The hints are about Wi-Fi next to a cable, a slow cable, or a tunnel. The caller supplies measurements; properties of
+interfaces come from Linux's /sys. Other systems get only the hints that need no /sys.
 """
 
 from __future__ import annotations
@@ -21,25 +20,26 @@ from devices.machine_cores import read_line, read_number
 
 SYS = Path("/sys/class/net")
 
-# Of an interface's `type` file: what carries Ethernet frames, and what has no link layer, which tunnels (WireGuard,
-# Tailscale, OpenVPN) have.
+# Values of an interface's `type` file: Ethernet frames, or no link layer, as tunnels have (WireGuard, Tailscale,
+# OpenVPN).
 _TYPE_ETHERNET = "1"
 _TYPE_NONE = "65534"
 
-# A link at rest answers within some tens of percent of its best; three times the best means waiting for something.
-# Below a millisecond of waiting, that is the other side's scheduler and nothing to look for.
+# On an idle link, messages take a few ten percent longer than the best. Three times the best means waiting. A wait
+# below a millisecond comes from the other side's scheduler and needs no hint.
 MEDIAN_FAR_ABOVE_BEST = 3.0
 MEDIAN_WAIT_S = 0.001
-# One message in a hundred is late on any busy system; ten times and 20 ms are retransmissions and sleeping radios.
+# On any busy system one message in a hundred is late. Ten times the median and 20 ms mean retransmissions or sleeping
+# radios.
 P99_FAR_ABOVE_MEDIAN = 10.0
 P99_LATE_S = 0.020
-# Ethernet and its switches take some tenths of a millisecond one way; five are no local cable.
+# Ethernet and its switches take some tenths of a millisecond one way; 5 ms is not a local cable.
 WIRED_BEST_S = 0.005
-# TCP carries 94 percent of what Ethernet runs at; from 70 on the link is what limits.
+# TCP reaches 94 percent of the Ethernet rate; from 70 percent on, the link is the limit.
 LINK_IS_LIMIT = 0.7
-# Far below: 100 Mbit/s and most Wi-Fi are under 15 percent of a gigabit, and a slow processor that encrypts is above.
+# 100 Mbit/s and most Wi-Fi are below 15 percent of a gigabit; a slow processor that encrypts is above.
 LINK_IS_NOT_LIMIT = 0.15
-FAST_MBIT = 1000  # what every Ethernet port of the last fifteen years should reach
+FAST_MBIT = 1000  # speed that every Ethernet port of the last fifteen years can reach
 _MBIT_BYTES = 125_000  # bytes a second in a megabit a second
 
 MAX_ADDRESSES = 16  # of one device
@@ -49,7 +49,7 @@ Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 
 def interface_addresses() -> dict[str, list[Any]]:
-    """The addresses of each interface, as psutil has them; none if the system does not tell, as newer Androids."""
+    """Return the addresses of each interface, as psutil reports them; {} if the system hides them, as new Androids."""
     try:
         return dict(psutil.net_if_addrs())
     except OSError:
@@ -57,10 +57,10 @@ def interface_addresses() -> dict[str, list[Any]]:
 
 
 def own_networks() -> list[Interface]:
-    """The addresses of this machine with their networks, of the interfaces that are up."""
+    """Return the addresses of this machine with their networks, for interfaces that are up."""
     try:
         stats = psutil.net_if_stats()
-    except OSError:  # Android does not tell; nor does it tell the addresses
+    except OSError:  # Android hides the statistics and the addresses
         return []
     interfaces: list[Interface] = []
     for name, entries in interface_addresses().items():
@@ -71,7 +71,7 @@ def own_networks() -> list[Interface]:
                 continue
             ip = ipaddress.ip_address(entry.address.partition("%")[0])
             with contextlib.suppress(ValueError):  # point-to-point interfaces may have no mask
-                # ipaddress takes an IPv6 mask only as a length.
+                # ipaddress accepts an IPv6 mask only as a length.
                 length = int(ipaddress.ip_address(entry.netmask or "")).bit_count()
                 interfaces.append(ipaddress.ip_interface(f"{ip}/{length}"))
                 continue
@@ -80,16 +80,21 @@ def own_networks() -> list[Interface]:
 
 
 def is_usable(ip: Address) -> bool:
-    """Return whether an address can be connected to as it is. Link-local ones of IPv6 need a scope (an interface);
-    those of IPv4 do not, and are all that two machines on one cable have."""
+    """Return whether a connection can use an address as it is.
+
+    Link-local IPv6 addresses need a scope (an interface). Link-local IPv4 addresses do not, and two machines on one
+    cable may have no others.
+    """
     if ip.is_multicast or ip.is_unspecified:
         return False
     return not (ip.is_link_local if ip.version == 6 else ip.is_reserved)
 
 
 def usable_elsewhere(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Return those addresses that other machines may be able to connect to, at most MAX_ADDRESSES. Text that is no
-    address, and loopback addresses, are left out: another machine may have told them."""
+    """Return the addresses that other machines may be able to connect to, at most MAX_ADDRESSES.
+
+    Loopback addresses are left out. So is text that is not an address, because another machine may have sent it.
+    """
     usable = dict.fromkeys(str(ip) for ip in _usable(addresses) if not ip.is_loopback)
     return tuple(islice(usable, MAX_ADDRESSES))
 
@@ -115,7 +120,7 @@ def _usable(addresses: Iterable[str]) -> list[Address]:
 
 
 def interface_of(local_address: str) -> str | None:
-    """The interface that has this address of this machine; None if none has."""
+    """Return the interface that has this address of this machine, or None if none has."""
     address = address_of(local_address)
     for name, entries in interface_addresses().items():
         if address is not None and any(address_of(entry.address) == address for entry in entries):
@@ -124,17 +129,17 @@ def interface_of(local_address: str) -> str | None:
 
 
 def is_wireless(interface: str, sys: Path = SYS) -> bool:
-    """Return whether an interface is Wi-Fi, as far as /sys tells."""
+    """Return whether an interface is Wi-Fi, according to /sys."""
     return (sys / interface / "wireless").exists() or (sys / interface / "phy80211").exists()
 
 
 def is_tunnel(interface: str, sys: Path = SYS) -> bool:
-    """Return whether an interface is a tunnel (a VPN), as far as /sys tells."""
+    """Return whether an interface is a tunnel (a VPN), according to /sys."""
     return read_line(sys / interface / "type") == _TYPE_NONE and not (sys / interface / "device").exists()
 
 
 def wired_alternatives(sys: Path = SYS) -> list[str]:
-    """The Ethernet interfaces with a cable plugged in and running, sorted. Bridges and other virtual ones are not."""
+    """Return the Ethernet interfaces with a connected cable, sorted. Bridges and other virtual ones are left out."""
     try:
         names = sorted(path.name for path in sys.iterdir())
     except OSError:  # not Linux
@@ -145,7 +150,7 @@ def wired_alternatives(sys: Path = SYS) -> list[str]:
         if read_line(sys / name / "type") == _TYPE_ETHERNET
         and read_line(sys / name / "operstate") == "up"
         and read_line(sys / name / "carrier") == "1"
-        and (sys / name / "device").exists()  # hardware stands behind it
+        and (sys / name / "device").exists()  # it has hardware
         and not is_wireless(name, sys)
     ]
 
@@ -158,10 +163,11 @@ def path_hints(
     bandwidth_bytes_per_s: float | None,
     sys: Path = SYS,
 ) -> list[str]:
-    """Return likely problems of a path, one plain sentence each.
+    """Return likely problems of a path, one sentence each.
 
-    `local_address` is this machine's end of the connection. Latencies are one way, in seconds, of small messages on
-    an otherwise idle connection. None for the bandwidth: not measured.
+    local_address: this machine's address in the connection.
+    latency_*_s: one-way latencies in seconds of small messages on an otherwise idle connection.
+    bandwidth_bytes_per_s: None if it was not measured.
     """
     interface = interface_of(local_address)
     ip = address_of(local_address)
@@ -179,21 +185,20 @@ def path_hints(
 
 
 def _detour(interface: str, wireless: bool, sys: Path) -> list[str]:
-    """Return hints about a detour: Wi-Fi while a cable is there, or a tunnel, which costs time even to the next
-    room."""
+    """Return hints about a detour: Wi-Fi while a cable is connected, or a tunnel, which always costs time."""
     via = f"Wi-Fi ({interface})" if wireless else f"a tunnel ({interface})"
     wired = [(name, address) for name in wired_alternatives(sys) if (address := _address(name))]
     if wired:
         name, address = wired[0]
         return [
-            f"traffic goes over {via} although a cable is plugged in ({name}, {address}): "
-            f"give the other device's address in the network of {name}"
+            f"traffic goes over {via} although a cable is connected ({name}, {address}): "
+            f"use the other device's address in the network of {name}"
         ]
     if unaddressed := wired_alternatives(sys):
-        return [f"traffic goes over {via}; a cable is plugged in ({unaddressed[0]}) but has no address yet"]
+        return [f"traffic goes over {via}; a cable is connected ({unaddressed[0]}) but has no address yet"]
     if wireless:
         return []
-    return [f"traffic goes through {via}: if both devices are in one network, give the address they have there"]
+    return [f"traffic goes through {via}: if both devices are in one network, use their addresses in that network"]
 
 
 def _latency(wireless: bool, tunnel: bool, best: float, median: float, p99: float) -> list[str]:
@@ -216,8 +221,8 @@ def _latency(wireless: bool, tunnel: bool, best: float, median: float, p99: floa
 
 
 def _cable(interface: str, bandwidth: float | None, sys: Path) -> list[str]:
-    """Compare the speed of an Ethernet link with the measured bandwidth; return hints."""
-    speed = read_number(sys / interface / "speed")  # virtual machines say -1, and Wi-Fi refuses the reading
+    """Return hints from comparing the speed of an Ethernet link with the measured bandwidth."""
+    speed = read_number(sys / interface / "speed")  # 0 for virtual machines (-1) and Wi-Fi (cannot be read)
     if not speed:
         return []
     hints = []
@@ -226,7 +231,7 @@ def _cable(interface: str, bandwidth: float | None, sys: Path) -> list[str]:
     share = None if bandwidth is None else bandwidth / (speed * _MBIT_BYTES)
     if share is not None and share >= LINK_IS_LIMIT and speed < FAST_MBIT:
         hints.append(
-            f"{interface} runs at {speed} Mbit/s and is what limits the transfer: check the cable (a gigabit needs all "
+            f"{interface} runs at {speed} Mbit/s and limits the transfer: check the cable (a gigabit needs all "
             "four pairs) and the port at its other end"
         )
     if bandwidth is not None and share is not None and share < LINK_IS_NOT_LIMIT and speed >= FAST_MBIT:
@@ -238,7 +243,7 @@ def _cable(interface: str, bandwidth: float | None, sys: Path) -> list[str]:
 
 
 def _address(interface: str) -> str | None:
-    """An address of an interface that others in its network can use; None without one."""
+    """Return an address of an interface that other devices in its network can use, or None."""
     for entry in interface_addresses().get(interface, []):
         ip = address_of(entry.address)
         if ip is not None and not ip.is_link_local:
@@ -247,11 +252,13 @@ def _address(interface: str) -> str | None:
 
 
 def address_of(text: str) -> Address | None:
-    """Return an address without the interface behind "%", IPv4 also where a socket for both versions shows it as IPv6.
-    None for other text."""
+    """Return the address in a text, or None if it is not an address.
+
+    An interface after "%" is removed. An IPv4 address that a dual-stack socket shows as IPv6 becomes IPv4 again.
+    """
     try:
         ip = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:  # psutil lists hardware addresses too
+    except ValueError:  # psutil lists hardware addresses, too
         return None
     return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
 

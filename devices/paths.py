@@ -6,7 +6,7 @@ import os
 import pwd
 from pathlib import Path
 
-_NOWHERE = Path("/nonexistent")  # as Debian calls the home of users who have none
+_NOWHERE = Path("/nonexistent")  # Debian's home for users without one
 
 
 def config_folder() -> Path:
@@ -25,17 +25,17 @@ def state_folder() -> Path:
 
 
 def authority_folder() -> Path:
-    """Return the folder that only the owner's machine has: the cluster's own key, and its list of members."""
+    """Return the folder of the cluster's own key and its list of members. Only the owner's machine has it."""
     return config_folder() / "authority"
 
 
 def credentials_folder() -> Path:
-    """Return the folder that every member has: its own key and certificate."""
+    """Return the folder of this device's own key and certificate. Every member has it."""
     return config_folder() / "credentials"
 
 
 def home_folder() -> Path:
-    """Return this user's home; a folder that does not exist if the user has none, as in a container with any user."""
+    """Return this user's home, or a folder that does not exist if the user has none, as in some containers."""
     home = os.environ.get("HOME", "")
     if not os.path.isabs(home):
         try:
@@ -46,11 +46,11 @@ def home_folder() -> Path:
 
 
 def expanded(path: str) -> Path:
-    """Return a path that a person typed, whose ~ is their home."""
+    """Return a path that a user typed, with ~ replaced by their home."""
     return home_folder() / path[2:] if path[:2] == "~/" else Path(os.path.expanduser(path))
 
 
 def _folder(variable: str, usual: str) -> Path:
     named = os.environ.get(variable, "")
-    # The XDG rules say to ignore a relative path: what it means would change with the working folder.
+    # The XDG rules say to ignore a relative path, because its meaning would change with the working folder.
     return (Path(named) if os.path.isabs(named) else home_folder() / usual) / "edge"

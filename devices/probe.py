@@ -1,4 +1,4 @@
-"""Probe of this machine: cores and memory, as the operating system and its limits on this process define them."""
+"""Probe of this machine: cores and memory that the system and its limits let this process use."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ import psutil
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _PRESSURE = Path("/proc/pressure/memory")
-_ANY = 1 << 62  # bytes: more is no limit
-_MOST_MEMORY_MB = 256  # read to measure the memory: more than caches hold
+_ANY = 1 << 62  # bytes; a larger limit means no limit
+_MOST_MEMORY_MB = 256  # most memory to read in a measurement: more than caches hold
 _LEAST_MEMORY_MB = 64
-MEMORY_SHARE = 4  # at most one fourth of the free memory is taken for a measurement
+MEMORY_SHARE = 4  # a measurement takes at most one fourth of the free memory
 
 
 def default_threads() -> int:
-    """Threads to compute with: the physical cores this process may use. Hyperthreads only contend for them."""
+    """Return the number of physical cores this process may use. Hyperthreads would only compete for them."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(usable, math.ceil(cpu_quota() or usable), psutil.cpu_count(logical=False) or usable))
 
 
 def cpu_quota() -> float | None:
-    """Cores that the control groups let this process keep busy, on the average of a period; None without a quota."""
+    """Return the average number of cores that control groups let this process use, or None without a quota."""
     return min((share for group in _own_groups("cpu") if (share := _cpu_share(*group))), default=None)
 
 
 def quota_group() -> int:
-    """The inode of the innermost control group with a CPU quota that this process is in; 0 without a quota."""
+    """Return the inode of this process's innermost control group with a CPU quota, or 0 without a quota."""
     return next((group.stat().st_ino for group, version in _own_groups("cpu") if _cpu_share(group, version)), 0)
 
 
 def throttled_s() -> float:
-    """Seconds that the control groups of this process have kept those in them from running so far, because their quota
-    was used up; 0 without a quota."""
+    """Return the seconds in which control groups have throttled this process so far; 0 without a quota."""
     seconds = [0.0]
     for group, version in _own_groups("cpu"):
         if _cpu_share(group, version) is None:
@@ -55,19 +54,22 @@ def throttled_s() -> float:
 
 
 def available_memory() -> int:
-    """Bytes a new allocation could have without swapping: the machine's, or the control group's if that is less."""
+    """Return the bytes that can be allocated without swapping: the machine's, or the control group's if less."""
     return max(0, memory_room())
 
 
 def memory_room() -> int:
-    """The same; below 0, the bytes by which a control group passes the limit that it is to keep to."""
+    """Return the same as `available_memory`, but negative if a control group exceeds its soft limit."""
     rooms = (_room(*group) for group in _own_groups("memory"))
     return min([int(psutil.virtual_memory().available), *(room for room in rooms if room is not None)])
 
 
 def memory_stalled_s() -> float:
-    """Seconds, since this machine or the control group began to count, in which some process waited for memory; 0 where
-    the kernel does not count, as in a group of version 1 with a limit: others that wait are in groups of their own."""
+    """Return the seconds in which some process waited for memory, since the machine or control group began to count.
+
+    Return 0 if the kernel does not count. It does not in a version 1 group with a limit: processes that wait for memory
+    are in groups of their own.
+    """
     groups = list(_own_groups("memory"))
     rooms = [_room(group, version) for group, version in groups if version == 1]
     if any(room is not None and room < psutil.virtual_memory().total for room in rooms):
@@ -80,14 +82,14 @@ def memory_stalled_s() -> float:
 
 
 def _own_groups(controller: str) -> Iterable[tuple[Path, int]]:
-    """(folder, version) of the control groups this process is in, for one controller, from its own to the outermost."""
+    """Return (folder, version) of this process's control groups for a controller, from the innermost outwards."""
     try:
         return _groups(_OWN_GROUPS.read_text(), controller, _CGROUPS)
     except OSError:  # not Linux
         return ()
 
 
-@lru_cache(8)  # memory is looked at ten times a second
+@lru_cache(8)  # memory is checked ten times per second
 def _groups(text: str, controller: str, root: Path) -> Sequence[tuple[Path, int]]:
     groups = []
     for line in text.splitlines():
@@ -101,8 +103,10 @@ def _groups(text: str, controller: str, root: Path) -> Sequence[tuple[Path, int]
 
 
 def _room(group: Path, version: int) -> int | None:
-    """Bytes a memory group has left, counting the cache it gives back when asked, below 0 where it is above the limit
-    that it is to keep to; None if it has no limit: neither that one, nor the one that kills."""
+    """Return the bytes left in a memory group, including its reclaimable cache, or None if it has no limit.
+
+    The result is negative above the soft limit, which counts like the limit that kills.
+    """
     limit_files, use_file, cache_line = (
         (("memory.limit_in_bytes", "memory.soft_limit_in_bytes"), "memory.usage_in_bytes", "total_inactive_file")
         if version == 1
@@ -110,7 +114,7 @@ def _room(group: Path, version: int) -> int | None:
     )
     limits = []
     for name in limit_files:
-        with suppress(OSError, ValueError):  # "max" where there is none
+        with suppress(OSError, ValueError):  # the text is "max" without a limit
             limits.append(int((group / name).read_text()))
     try:
         if (limit := min(limits)) > _ANY:
@@ -123,24 +127,24 @@ def _room(group: Path, version: int) -> int | None:
 
 
 def _cpu_share(group: Path, version: int) -> float | None:
-    """Cores a CPU group may keep busy; None if it has no quota."""
+    """Return the number of cores a CPU group may keep busy, or None if it has no quota."""
     try:
         if version == 1:
             quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
         else:
-            quota, period = map(int, (group / "cpu.max").read_text().split())  # "max" where there is none
+            quota, period = map(int, (group / "cpu.max").read_text().split())  # "max" means no quota
     except (OSError, ValueError):
         return None
     return quota / period if quota > 0 else None
 
 
 def own_rss() -> int:
-    """Bytes of memory this process holds now."""
+    """Return the bytes of memory this process uses now."""
     return int(psutil.Process().memory_info().rss)
 
 
 def rss(pid: int) -> int:
-    """Bytes of memory another process holds now; 0 if it has ended."""
+    """Return the bytes of memory another process uses now; 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
@@ -148,10 +152,10 @@ def rss(pid: int) -> int:
 
 
 def peak_rss() -> int:
-    """The most bytes of memory this process ever held."""
+    """Return the largest number of bytes of memory that this process has used."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
-    try:  # Linux; its getrusage remembers what the process was before it became this program
+    try:  # on Linux, getrusage also counts the program that ran in this process before exec
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
@@ -162,17 +166,22 @@ def peak_rss() -> int:
 
 
 def memory_bandwidth_gbps(threads: int, most_bytes: int | None = None, repeats: int = 5) -> float:
-    """GB/s that `threads` threads read from memory: the bound of decoding, which reads every weight once a token.
+    """Return the memory bandwidth in GB/s. It limits decoding, which reads every weight once per token.
 
-    Each thread takes dot products of its own part of an array far larger than the caches; the best of `repeats`.
-    most_bytes: that it may take. OSError if that, or a part of what is free, is too little to tell.
+    Each thread computes dot products on its own part of an array far larger than the caches. The best of `repeats`
+    counts.
+
+    threads: number of threads that read.
+    most_bytes: limit of the memory to use.
+
+    Raises OSError if that limit, or a share of the free memory, is too small for a measurement.
     """
     import numpy as np
 
     room = available_memory() // MEMORY_SHARE
     megabytes = min(_MOST_MEMORY_MB, (room if most_bytes is None else min(room, most_bytes)) // 1_000_000)
     if megabytes < _LEAST_MEMORY_MB:
-        raise OSError(f"less than {_LEAST_MEMORY_MB} MB of memory may be taken to measure it")
+        raise OSError(f"measuring the memory needs {_LEAST_MEMORY_MB} MB, but may use less; free some memory")
 
     parts = [np.ones(megabytes * 1_000_000 // 4 // threads, np.float32) for _ in range(threads)]
     n_bytes = sum(part.nbytes for part in parts)

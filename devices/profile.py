@@ -1,4 +1,4 @@
-"""Profiles of devices and of links between them: plain values to send and show."""
+"""Profiles of devices and of the links between them, as plain values to send and print."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import psutil
 from devices import probe
 from devices.machine_cores import CPUINFO, read_line, sysctl
 
-MAX_TEXT = 200  # characters; profiles come from other machines and end up on terminals
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # drawn anew at each start; containers see that of their machine
+MAX_TEXT = 200  # characters; profiles come from other machines and are printed on terminals
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # random at each boot; containers see the id of their machine
 _BOARD = Path("/proc/device-tree/model")
-# (CPU implementer, CPU part) in /proc/cpuinfo. Those of ARM that servers, boards and phones have, Apple's and Ampere's.
+# Names by (CPU implementer, CPU part) in /proc/cpuinfo: ARM's in servers, boards and phones, Apple's and Ampere's.
 _ARM_CORES = {
     **{("0x41", part): f"ARM {name}" for part, name in {
         "0xd03": "Cortex-A53", "0xd04": "Cortex-A35", "0xd05": "Cortex-A55", "0xd07": "Cortex-A57",
@@ -34,25 +34,25 @@ _ARM_CORES = {
     ("0x61", "0x022"): "Apple M1", ("0x61", "0x023"): "Apple M1", ("0x61", "0x032"): "Apple M2",
     ("0x61", "0x033"): "Apple M2", ("0xc0", "0xac3"): "Ampere-1",
 }  # fmt: skip
-# Sensors of the processor itself, by the names drivers give them: Intel, AMD, ARM boards, and the general ones.
+# Sensors of the processor, by the names of their drivers: Intel, AMD, ARM boards, and general ones.
 _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "soc-thermal", "acpitz")
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """Profile of one device when it was probed. None: the system does not tell (or, for limits, there is no limit)."""
+    """Profile of a device at one time. None means unknown to the system or, for a limit, no limit."""
 
     name: str
     system: str  # "Linux 6.1", "macOS 14.5"
     machine: str  # "aarch64", "x86_64"
-    cpu: str  # the model, or the board where that says more: "Raspberry Pi 5 Model B Rev 1.0"
+    cpu: str  # the model, or the board if that is more specific: "Raspberry Pi 5 Model B Rev 1.0"
     cores_physical: int
     cores_logical: int
-    threads: int  # the worker may compute with
-    cpu_quota: float | None  # cores that its control groups let it keep busy, on average
+    threads: int  # number of threads with which the worker may compute
+    cpu_quota: float | None  # average number of cores that its control groups allow
     memory_total_bytes: int
-    memory_available_bytes: int  # without swapping, within the limits of the control group
-    memory_limit_bytes: int | None  # the owner's own limit for the worker
+    memory_available_bytes: int  # memory that is free without swapping, within the limits of the control group
+    memory_limit_bytes: int | None  # limit that the owner set for the worker
     gpu: str | None
     battery_percent: float | None
     plugged: bool | None
@@ -60,18 +60,22 @@ class DeviceProfile:
     python: str
     runtime: str
     llama_cpp: str
-    host: str | None  # the same of all devices that share one machine's cores, or one control group's quota
+    host: str | None  # id that devices share if they share one machine's cores or one control group's quota
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON, one for each field."""
+        """Return plain values for JSON, one for each field."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, values: Any) -> DeviceProfile:
-        """The profile that `to_json` wrote. Unknown keys are ignored, as newer versions add some; what may be None may
-        be missing. Anything else that does not fit raises ValueError with the field's name."""
+        """Return the profile that `to_json` wrote.
+
+        Unknown keys are ignored, because newer versions may add some. Fields that may be None may be missing.
+
+        Raises ValueError with the field's name if a value is not valid.
+        """
         if not isinstance(values, dict):
-            raise ValueError(f"a device profile is an object with named fields, not {type(values).__name__}")
+            raise ValueError(f"a device profile needs an object with named fields, got {type(values).__name__}")
         types = typing.get_type_hints(cls)
         return cls(**{field: _checked(field, values.get(field), kind) for field, kind in types.items()})
 
@@ -86,11 +90,11 @@ class LinkProfile:
     latency_best_s: float
     latency_median_s: float
     latency_p99_s: float
-    bandwidth_ab_gbps: float  # gigabits a second from a to b
+    bandwidth_ab_gbps: float  # gigabits per second from a to b
     bandwidth_ba_gbps: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON, one for each field."""
+        """Return plain values for JSON, one for each field."""
         return dataclasses.asdict(self)
 
 
@@ -103,9 +107,10 @@ def describe(
     runtime: str = "unknown",
     llama_cpp: str = "unknown",
 ) -> DeviceProfile:
-    """This machine, measured now. What only a loaded llama.cpp knows is passed in: `gpu` and its version.
+    """Return the current profile of this machine.
 
-    `threads` is by default one for each physical core this process may use.
+    threads: number of threads; by default one for each physical core this process may use.
+    gpu, llama_cpp: name of the GPU and version of llama.cpp, which only a loaded llama.cpp knows.
     """
     logical = psutil.cpu_count() or os.cpu_count() or 1
     battery = _battery()
@@ -133,18 +138,20 @@ def describe(
 
 
 def host_id() -> str | None:
-    """A digest of this start of the system and, where there is a CPU quota, of the control group that has it: processes
-    that share cores have the same one. It says nothing else. None if the system does not say."""
+    """Return an id that processes share if they share cores, or None if the system has no boot id.
+
+    It is a digest of the boot id and of the control group with a CPU quota, and reveals nothing else.
+    """
     start = sysctl("kern.bootsessionuuid") if sys.platform == "darwin" else read_line(_BOOT_ID)
     return hashlib.sha256(f"edge host {start} {probe.quota_group()}".encode()).hexdigest()[:32] if start else None
 
 
 def cpu_name() -> str:
-    """The processor's model. On small boards the board's name, which says more than "ARMv8 Processor rev 1"."""
+    """Return the processor's model or, on small boards, the board, which is more specific than "ARMv8 Processor"."""
     if sys.platform == "darwin" and (brand := sysctl("machdep.cpu.brand_string")):
         return brand
     lines = _cpuinfo()
-    # "Model" is the board (Raspberry Pi); x86 has "model", a number, besides "model name".
+    # "Model" is the board (Raspberry Pi). x86 has "model", a number, in addition to "model name".
     for name in (lines.get("Model"), _board(), lines.get("Hardware"), lines.get("model name"), _arm_part(lines)):
         if name:
             return name
@@ -152,7 +159,7 @@ def cpu_name() -> str:
 
 
 def temperature() -> float | None:
-    """Degrees Celsius of the processor's hottest sensor; None if the system shows none."""
+    """Return the temperature of the processor's hottest sensor in degrees Celsius, or None without a sensor."""
     groups = sensors()
     for name in _CPU_SENSORS:
         # Sensors that are not connected read zero or absurd values.
@@ -163,10 +170,10 @@ def temperature() -> float | None:
 
 
 def sensors() -> dict[str, list[Any]]:
-    """The temperatures of this machine's sensors, as psutil has them; none if the system shows none."""
+    """Return the temperatures of this machine's sensors, as psutil reports them; {} if there are none."""
     try:
         return dict(psutil.sensors_temperatures())
-    except (AttributeError, OSError):  # not on this system; or its files are closed to us
+    except (AttributeError, OSError):  # this system has no sensors, or their files cannot be read
         return {}
 
 
@@ -184,7 +191,7 @@ def _system() -> str:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """Read /proc/cpuinfo; for keys that occur for each core, the first core's value."""
+    """Return the entries of /proc/cpuinfo; for keys that occur for each core, the first core's value."""
     try:
         lines = CPUINFO.read_text(errors="replace").splitlines()
     except OSError:  # not Linux
@@ -198,7 +205,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _arm_part(lines: dict[str, str]) -> str:
-    """The name of an ARM core, or its numbers where it is not a known one; empty if it is no ARM core."""
+    """Return the name of an ARM core, or its numbers if it is unknown; "" if it is not an ARM core."""
     maker, part = lines.get("CPU implementer"), lines.get("CPU part")
     if not maker or not part:
         return ""
@@ -206,20 +213,20 @@ def _arm_part(lines: dict[str, str]) -> str:
 
 
 def _board() -> str:
-    """The board's name from the device tree; empty if there is none."""
+    """Return the board's name from the device tree; "" if there is none."""
     try:
-        return _BOARD.read_text(errors="replace").strip("\0 \n")  # it ends in a zero byte
+        return _BOARD.read_text(errors="replace").strip("\0 \n")  # the file ends with a zero byte
     except OSError:
         return ""
 
 
 def _text(value: str) -> str:
-    """A text that passes `_checked` on the other side."""
+    """Return the text cut and cleaned so that `_checked` accepts it."""
     return "".join(c if c.isprintable() else "?" for c in value)[:MAX_TEXT]
 
 
 def _checked(field: str, value: Any, kind: Any) -> Any:
-    """`value` if it is of the annotated type `kind`; ValueError with the field's name otherwise."""
+    """Return `value` if it has the annotated type `kind`. Raises ValueError with the field's name otherwise."""
     allowed = typing.get_args(kind) or (kind,)
     if value is None and type(None) in allowed:
         return None
@@ -233,7 +240,7 @@ def _checked(field: str, value: Any, kind: Any) -> Any:
     if float in allowed and isinstance(value, int | float) and not isinstance(value, bool) and _finite(value):
         return float(value)
     names = " or ".join("null" if type_ is type(None) else type_.__name__ for type_ in allowed)
-    raise ValueError(f"device profile: {field} should be {names} in a plausible range, not {repr(value)[:60]}")
+    raise ValueError(f"device profile: {field} needs {names} in a plausible range, got {repr(value)[:60]}")
 
 
 def _finite(value: float) -> bool:

@@ -1,4 +1,4 @@
-"""Figures that took long to measure, remembered on this device by what they depend on, with when that was."""
+"""Stored results of slow measurements, by the conditions they depend on, with the time of measurement."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from devices.files import locked, note_unkept, write_whole
 from devices.paths import state_folder
 from devices.profile import DeviceProfile
 
-MAX_AGE_S = 86400.0  # then it is measured anew: systems are updated, and cases gather dust
-BUSY_AGE_S = 60.0  # of what was measured while something else kept a device busy: then it is measured anew
-_MOST = 500  # entries of a file
+MAX_AGE_S = 86400.0  # then it is measured again: systems are updated, and cooling gets worse
+BUSY_AGE_S = 60.0  # the same for a measurement on a device that was busy with other work
+_MOST = 500  # entries in a file
 
 
 class Remembered:
-    """A file of this user's. What cannot be read counts as nothing remembered."""
+    """A file of stored values. A file that cannot be read counts as empty."""
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
         self._path = (folder or state_folder()) / f"{name}.json"
 
     def get(self, key: str, max_age_s: float = MAX_AGE_S) -> tuple[Any, float] | None:
-        """(value, its age in seconds) under a key; None if there is none, or it is older than that."""
+        """Return (value, age in seconds) of a key, or None if there is none or it is older than `max_age_s`."""
         entry: Any = self._read().get(key)
         try:
             age_s = time.time() - float(entry["measured_at"])
             value = entry["value"]
         except (TypeError, KeyError, ValueError, OverflowError):
             return None
-        # From the future: a clock was wrong, so its age is not known.
+        # A time in the future comes from a wrong clock, so the age is unknown.
         return (value, age_s) if 0 <= age_s <= max_age_s else None
 
     def put(self, key: str, value: Any) -> None:
-        """Remember a value, which json.dumps takes, as measured now.
+        """Store a value that json.dumps accepts, with the current time.
 
-        Where it cannot be written, as on a full disk, it is not remembered: what was measured is worth more than that.
+        If the file cannot be written, as on a full disk, the value is not stored and no error is raised.
         """
         try:
             with locked(self._path.parent):
@@ -66,7 +66,7 @@ class Remembered:
 
 
 def key_of(parts: Sequence[str], *profiles: DeviceProfile) -> str:
-    """Return the key of remembered figures: what is timed, the processors and limits, and the versions."""
+    """Return a key for stored measurements, from the measured parts and the profiles of the devices."""
     described = [
         [p.name, p.cpu, p.machine, p.threads, p.cpu_quota, p.gpu, p.system, p.runtime, p.llama_cpp] for p in profiles
     ]

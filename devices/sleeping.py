@@ -1,7 +1,6 @@
-"""Sleeping devices of a lab: they wait for as long as a profile says instead of computing.
+"""Sleeping devices of a lab: they wait for the time that a profile states instead of computing.
 
-The lab names the profile's file in the environment of a device's processes, and of commands that run on that device.
-Nothing else sets it.
+The lab puts the path of the profile into the environment of the processes and commands of a device.
 """
 
 from __future__ import annotations
@@ -9,14 +8,17 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-_LEAST_PRIORITY = 1  # of those that come before all others
+_LEAST_PRIORITY = 1  # lowest real-time priority
 VARIABLE = "EDGE_LAB_PROFILE"
 
 
 def run_first(*, children: bool = False) -> None:
-    """Let this thread run before all that is not a lab's, where this user may: devices that sleep take little of the
-    processor, and other load must not make them late. children: also threads and processes that it starts later, and
-    this stays so."""
+    """Run this thread before all threads outside of labs, if this user may.
+
+    Sleeping devices use little of the processor, and other load must not delay them.
+
+    children: also apply this, permanently, to threads and processes that the thread starts later.
+    """
     with suppress(AttributeError, OSError):  # not Linux, or not allowed
         if os.sched_getscheduler(0) == os.SCHED_FIFO:
             return

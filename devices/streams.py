@@ -1,8 +1,8 @@
-"""Standard streams of a process, whatever its surroundings did to them: closed, full, or of another encoding.
+"""Standard streams of a process that work even if they are closed, full, or have another encoding.
 
 A log line that cannot be written never raises and never stops its writer. Lines of standard error go through a bounded
-queue to a thread that may block. A non-blocking descriptor would not do: that setting belongs to the open file, which
-other processes share.
+queue to a thread that may block. A non-blocking descriptor is no alternative: that setting belongs to the open file,
+which other processes share.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-OUTPUT = "standard output"  # its name in errors
-_MOST_LINES = 1000  # that wait for a reader; further ones are dropped
-_PROMPT_S = 0.1  # to wait for a line to be written, so that the lines of both streams keep their order on a terminal
-_END_S = 1.0  # for a slow reader, when the process ends
-_LOOK_MS = 1000  # between two looks at a descriptor that another program made non-blocking
-_BYTES_OR_MARK = "edge.bytes-or-mark"  # an error handler of encodings
+OUTPUT = "standard output"  # the name of standard output in errors
+_MOST_LINES = 1000  # lines that wait for a reader; further lines are dropped
+_PROMPT_S = 0.1  # time to wait for a line to be written, so that both streams keep their order on a terminal
+_END_S = 1.0  # time for a slow reader when the process ends
+_LOOK_MS = 1000  # time between two attempts on a descriptor that another program made non-blocking
+_BYTES_OR_MARK = "edge.bytes-or-mark"  # name of an encoding error handler
 
 
 def protect_streams(*, is_command: bool = True) -> None:
     """Make standard error lossy, open closed streams, and replace characters that a stream's encoding lacks.
 
     Call this once, before the process opens any other file.
-    is_command: False leaves standard output as it is, for a process whose output is a protocol.
+
+    is_command: False leaves standard output unchanged, for a process whose output is a protocol.
     """
     global _is_command
     _is_command = is_command
@@ -53,14 +54,13 @@ def protect_streams(*, is_command: bool = True) -> None:
 
 
 def output_as_log() -> None:
-    """Treat standard output like standard error: for a server, whose lines there only tell people that it runs."""
+    """Treat standard output like standard error, for a server that prints only status lines there."""
     if isinstance(getattr(getattr(sys.stdout, "buffer", None), "raw", None), _Output):
         sys.stdout = _lossy(1, sys.stdout)
 
 
 def give_up_output() -> None:
-    """Drop what standard output still holds and send the rest nowhere: the interpreter flushes it once more at its
-    end."""
+    """Drop buffered standard output and discard the rest. The interpreter flushes it once more when it ends."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -68,8 +68,10 @@ def give_up_output() -> None:
 
 
 def note_once(subject: str, line: str) -> None:
-    """Print a line on standard error if it is the first of this subject, and this is the process of a command. Its
-    children and programs that import this project print none."""
+    """Print a line on standard error, once for each subject and only in the process of a command.
+
+    Child processes, and programs that import edge, print none.
+    """
     if _is_command and subject not in _noted:
         _noted.add(subject)
         sys.stderr.write(f"edge: {''.join(c if c.isprintable() else ' ' for c in line)}\n")
@@ -80,8 +82,11 @@ _is_command = False
 
 
 def _open_closed() -> None:
-    """Put /dev/null in the place of closed standard streams: else the next file or socket would get their numbers, and
-    native code would write its messages into that. Writing to a closed standard output stays an error."""
+    """Put /dev/null in the place of closed standard streams.
+
+    Otherwise the next file or socket would get their numbers, and native code would write its messages into it. Writing
+    to a closed standard output remains an error.
+    """
     for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
@@ -108,7 +113,7 @@ def _encoding(stream: object) -> str:
 
 
 def _bytes_or_mark(error: UnicodeError) -> tuple[bytes, int]:
-    """Encode the bytes of a file name that is no text as they are, and any other character as a question mark."""
+    """Encode the bytes of a file name that is not text unchanged, and any other character as a question mark."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -116,7 +121,7 @@ def _bytes_or_mark(error: UnicodeError) -> tuple[bytes, int]:
 
 
 class _Output(io.FileIO):
-    """Standard output. Its errors name it, and a descriptor that another program made non-blocking is waited for."""
+    """Standard output. Errors carry its name. It waits for a descriptor that another program made non-blocking."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         try:
@@ -134,19 +139,19 @@ class _LossyWriter(io.RawIOBase):
         self._descriptor = descriptor
         self._is_ending = False
         self._begin()
-        os.register_at_fork(after_in_child=self._begin)  # which has no thread, and lines of its own
+        os.register_at_fork(after_in_child=self._begin)  # a child has no writer thread yet, and its own lines
         atexit.register(self._end)
 
     def _begin(self) -> None:
-        self._lines: queue.SimpleQueue[tuple[bytes, Callable[[], object]]] = queue.SimpleQueue()  # a signal may put
+        self._lines: queue.SimpleQueue[tuple[bytes, Callable[[], object]]] = queue.SimpleQueue()  # safe in a signal
         self._starting = threading.Lock()
         self._has_thread = False
-        self._is_prompt = True  # the reader keeps up, as far as is known
+        self._is_prompt = True  # the reader keeps up, as far as known
         self._dropped = 0
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         line, written = bytes(data), threading.Event()
-        if self._is_ending:  # no thread runs, and starting one would wait for it for ever
+        if self._is_ending:  # there is no writer thread any more, and a new one could not start
             self._write_if_read(line)
             return len(line)
         if self._lines.qsize() >= _MOST_LINES:
@@ -154,7 +159,7 @@ class _LossyWriter(io.RawIOBase):
             return len(line)
         self._lines.put((line, written.set))
         if not self._has_thread and self._starting.acquire(blocking=False):
-            with suppress(RuntimeError):  # no thread can be started: memory is short, or the interpreter ends
+            with suppress(RuntimeError):  # a thread cannot start: memory is short, or the interpreter ends
                 threading.Thread(target=self._run, name="log lines", daemon=True).start()
                 self._has_thread = True
             self._starting.release()
@@ -171,11 +176,11 @@ class _LossyWriter(io.RawIOBase):
                 self._is_prompt = True
                 dropped, self._dropped = self._dropped, 0
                 if dropped:
-                    self._write(f"edge: {dropped} lines were dropped here, because nobody read them\n".encode())
+                    self._write(f"edge: {dropped} lines were dropped here, because no program read them\n".encode())
 
     def _write(self, line: bytes) -> None:
         rest = memoryview(line)
-        with suppress(OSError):  # it is closed, or its disk is full
+        with suppress(OSError):  # the stream is closed, or its disk is full
             while rest:
                 try:
                     rest = rest[os.write(self._descriptor, rest) :]
@@ -186,7 +191,7 @@ class _LossyWriter(io.RawIOBase):
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
         for start in range(0, len(line), select.PIPE_BUF):
-            if poll.poll(0):  # a pipe then has room for so many bytes
+            if poll.poll(0):  # a ready pipe has room for this many bytes
                 self._write(line[start : start + select.PIPE_BUF])
 
     def _end(self) -> None:

@@ -1,9 +1,9 @@
-"""Cleaner of a lab: a process that outlives the lab, however that ended, and removes what it left on the machine.
+"""Cleaner of a lab: a process that outlives the lab and removes everything the lab left on the machine.
 
     python -m devices.lab.cleaner FOLDER
 
-waits for the end of its standard input, which only the lab's supervisor holds, and clears up. Where somebody killed
-this process as well, the next `edge lab up`, `down` or `Lab` does it: what belongs to a lab has the lab's id, in the
+It waits for the end of its standard input, which only the lab's supervisor holds open. If the cleaner is killed too,
+the next `edge lab up`, `down` or `Lab` does its work. It finds the parts of a lab by the lab's id, which is in the
 environment of its processes and in the names of its control groups and namespaces.
 """
 
@@ -23,9 +23,9 @@ import psutil
 from devices.lab.control_group import remove_groups
 from devices.lab.network import remove_namespaces
 
-VARIABLE = "EDGE_LAB"  # in the environment of all that a lab starts: its id
+VARIABLE = "EDGE_LAB"  # the lab's id, in the environment of every process of a lab
 LAB_FILE = "lab.json"
-LASTING = "up"  # the lab of `edge lab up`; there is one a user
+LASTING = "up"  # name of the lab of `edge lab up`; each user can have one
 _END_S = 15.0
 
 
@@ -35,23 +35,23 @@ def prefix(lab: str) -> str:
 
 
 def clean(folder: Path) -> None:
-    """End and remove all there is of the lab of a folder, with the folder. Nothing if there is none.
+    """Kill and remove everything that belongs to the lab of a folder, and the folder.
 
-    Whoever calls this holds the lab's lock.
+    The caller holds the lab's lock. Does nothing if there is no lab.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError):  # it ended before it made anything
+    with suppress(OSError, ValueError, KeyError, TypeError):  # the lab ended before it created anything
         lab = str(json.loads((folder / LAB_FILE).read_text())["id"])
         if lab.isalnum():
             _kill(lab)
             remove_groups(prefix(lab))
             remove_namespaces(prefix(lab))
     shutil.rmtree(folder, ignore_errors=True)
-    if folder.name != LASTING:  # nobody else will ever wait for this one
+    if folder.name != LASTING:  # no other process will wait for the lock of this lab
         lock_file(folder).unlink(missing_ok=True)
 
 
 def lock_file(folder: Path) -> Path:
-    """The file whose lock the supervisor and the cleaner of a lab hold."""
+    """Return the file whose lock the supervisor and the cleaner of a lab hold."""
     return folder.with_name(f"{folder.name}.lock")
 
 
@@ -68,14 +68,14 @@ def lab_processes(lab: str) -> list[psutil.Process]:
     """Return all processes that a lab started, and their descendants."""
     processes = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # it has ended, or belongs to somebody else
+        with suppress(psutil.Error, OSError):  # the process has ended, or belongs to another user
             if process.environ().get(VARIABLE) == lab:
                 processes.append(process)
     return processes
 
 
 def main(folder: Path) -> None:
-    """Wait for the end of the lab, then clear up."""
+    """Wait for the end of the lab, then remove what it left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(sys.stdin.fileno(), 1 << 10):

@@ -1,6 +1,6 @@
 """Configuration of a lab: devices and links, from a lab.toml or a dictionary of the same shape.
 
-Data and checks only; `devices/lab/lab.py` makes it real.
+Data and checks only; `devices/lab/lab.py` starts the lab.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from devices.lab.shaper import Shape
 from devices.names import MAX_NAME, is_name
 from devices.toml_tables import Table, check_keys, reading_toml, short_text, tables
 
-OWNER = "owner"  # in links: this machine itself, where commands such as `edge chat --workers` run
+OWNER = "owner"  # name in links of this machine itself, where commands such as `edge chat --workers` run
 MAX_CORES = 4096
 MAX_DELAY_MS = 5_000.0
 MAX_MBPS = 1e6
-MAX_LOSS = 50.0  # per cent; of more TCP makes nothing
-LEAST_MEMORY = 128 << 20  # a worker with nothing loaded takes about as much
+MAX_LOSS = 50.0  # percent; with more losses TCP makes no progress
+LEAST_MEMORY = 128 << 20  # about as much as a worker takes before it loads anything
 _DEVICE_KEYS = (
     "name", "preset", "cpu", "memory", "threads", "affinity", "cache_size", "models", "compute", "profile",
     "bandwidth_mbps",
@@ -38,7 +38,7 @@ _LINK_KEYS = ("between", "delay_ms", "jitter_ms", "bandwidth_mbps", "loss")
 
 @dataclass(frozen=True)
 class LabDevice:
-    """A worker of its own, and what it may use. None: no limit."""
+    """A device of a lab: a worker of its own, and its limits. None means no limit."""
 
     name: str
     cpu: float | None = None  # cores
@@ -48,23 +48,22 @@ class LabDevice:
     cache_bytes: int | None = None
     models: Path | None = None
     preset: str | None = None
-    profile: str | None = None  # JSON of `partition.predict.part_times`, by which it sleeps; None: it computes
-    bytes_per_s: float | None = None  # that it sends, and receives, over all of its links together
+    profile: str | None = None  # JSON of `partition.predict.part_times` for a sleeping device; None if it computes
+    bytes_per_s: float | None = None  # limit of sending, and of receiving, over all of its links together
 
 
 @dataclass(frozen=True)
 class LabConfig:
-    """A lab."""
+    """Configuration of a lab."""
 
     devices: tuple[LabDevice, ...]
-    links: Mapping[frozenset[str], Shape]  # in both directions, by two names; none: every other pair, the owner's too
-    # What `parse_lab` made it of, for the process that makes the lab.
-    data: Mapping[str, Any] = field(compare=False)
+    links: Mapping[frozenset[str], Shape]  # for both directions, by two names; empty set: all other pairs
+    data: Mapping[str, Any] = field(compare=False)  # input of `parse_lab`, for the supervisor
     folder: Path = field(compare=False)
 
     @property
     def shaped(self) -> bool:
-        """True if any link is worse than loopback, or a device has a bandwidth."""
+        """True if any link is worse than loopback, or a device has a bandwidth limit."""
         limited = any(device.bytes_per_s is not None for device in self.devices)
         return limited or any(shape != Shape() for shape in self.links.values())
 
@@ -74,36 +73,38 @@ class LabConfig:
         return any(device.profile is not None for device in self.devices)
 
     def shape(self, a: str, b: str) -> Shape:
-        """The way between two devices, or a device and `OWNER`: the link that names them, or that of all pairs."""
+        """Return the link that names two devices (or a device and `OWNER`), or else the link of all pairs."""
         return self.links.get(frozenset((a, b)), self.links.get(frozenset(), Shape()))
 
 
 def read_lab(path: Path) -> LabConfig:
-    """The lab of a TOML file. LabFileError says what is wrong in it and where; OSError if it cannot be read."""
+    """Read a lab from a TOML file. Raises LabFileError if it is not valid, and OSError if it cannot be read."""
     with reading_toml(path, LabFileError) as data:
         return parse_lab(data, path.parent)
 
 
 def parse_lab(data: Mapping[str, Any], folder: Path | None = None) -> LabConfig:
-    """The lab of a dictionary shaped as lab.toml is. LabFileError says what is wrong in it and where.
+    """Return the lab of a dictionary with the shape of lab.toml.
 
-    folder: what relative paths in it are relative to; by default the current one.
+    folder: base of relative paths; by default the working folder.
+
+    Raises LabFileError if it is not valid.
     """
     check_keys(data, ("device", "link"), "the file", LabFileError)
     folder = (folder or Path()).absolute()
     devices = [_device(table, folder) for table in tables(data, "device", LabFileError)]
     if not 1 <= len(devices) <= MAX_DEVICES:
-        raise LabFileError(f"a lab has 1 to {MAX_DEVICES} devices, each a [[device]]; got {len(devices)}")
+        raise LabFileError(f"a lab needs 1 to {MAX_DEVICES} devices, each a [[device]]; got {len(devices)}")
     names = [device.name for device in devices]
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise LabFileError(f"device[{i}].name: another device is called {short_text(name)}; names differ")
+            raise LabFileError(f"device[{i}].name: another device is called {short_text(name)}; use another name")
     links: dict[frozenset[str], Shape] = {}
     for table in tables(data, "link", LabFileError):
         pair, shape = _link(table, names)
         if pair in links:
             what = f"between {' and '.join(sorted(pair))}" if pair else "for all pairs"
-            raise LabFileError(f"{table.where}: there is a link {what} already; give one")
+            raise LabFileError(f"{table.where}: there is a link {what} already; keep one")
         links[pair] = shape
     return LabConfig(tuple(devices), links, data, folder)
 
@@ -128,7 +129,7 @@ def _device(table: Table, folder: Path) -> LabDevice:
     most = psutil.virtual_memory().total
     if memory is not None and not sleeps and not LEAST_MEMORY <= memory <= most:
         raise LabFileError(
-            f"{table.where}.memory needs {LEAST_MEMORY >> 20}MiB to {most / 2**30:.1f}GiB, all that this machine has;"
+            f"{table.where}.memory needs {LEAST_MEMORY >> 20}MiB to {most / 2**30:.1f}GiB, the memory of this machine;"
             f" got {memory / 2**30:.2f}GiB{f', of the preset {preset}' if 'memory' not in table.values else ''}"
         )
     models = table.get("models")
@@ -149,24 +150,24 @@ def _device(table: Table, folder: Path) -> LabDevice:
 
 
 def _sleeps(table: Table) -> bool:
-    """Return whether a device sleeps. LabFileError for what says nothing to one that does, or to one that does not."""
+    """Return whether a device sleeps. Raises LabFileError for keys that do not apply to such a device."""
     compute = table.get("compute")
     if compute not in (None, _SLEEP):
-        table.refuse("compute", f"needs {_SLEEP!r}, or to be left out for a device that computes")
+        table.refuse("compute", f"needs {_SLEEP!r}, or must be left out for a device that computes")
     if compute is None and "profile" in table.values:
         table.refuse("profile", f"is for devices with compute = {_SLEEP!r}")
     if compute == _SLEEP and "cpu" in table.values:
-        table.refuse("cpu", "is for devices that compute; one that sleeps takes the time of its preset or profile")
+        table.refuse("cpu", "is for devices that compute; a sleeping device uses the times of its preset or profile")
     return compute is not None
 
 
 def _profile(table: Table, folder: Path, preset: str | None) -> str:
-    """Return the profile by which a device sleeps, as JSON: a preset's, or that of a file."""
+    """Return the profile of a sleeping device, as JSON: a preset's, or that of a file."""
     name = table.get("profile")
-    if isinstance(name, str) and name.startswith("{"):  # the profile itself, of a program
+    if isinstance(name, str) and name.startswith("{"):  # a program passed the profile itself
         return name
     if (name is None) == (preset is None):
-        table.refuse("profile", f"or preset: one of the two is needed where compute = {_SLEEP!r}")
+        table.refuse("profile", f"or preset: exactly one of them is needed with compute = {_SLEEP!r}")
     if name is None:
         return json.dumps({"preset": preset})
     try:

@@ -1,10 +1,11 @@
 """A lab: a cluster emulated on one machine.
 
-Workers are processes with the processor time and memory of their devices; links behave as the lab file says. Beside
-them run a supervisor that owns everything, a packet switch where links are shaped, and a cleaner that waits for the
-supervisor's end and removes what is left. A lab ends with the process that started it, also where that is
-killed; one of `up` stays until `down`. When both supervisor and cleaner are killed, the next lab, or `down`, removes
-what they left.
+Workers are processes with the processor time and memory of their devices; links behave as the lab file states. A
+supervisor owns all parts of the lab. A packet switch runs if links are shaped. A cleaner waits for the supervisor's end
+and removes the rest.
+
+A lab ends with the process that started it, even if that is killed. A lab of `up` stays until `down`. If supervisor and
+cleaner are both killed, the next lab, or `down`, removes what is left.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _END_S = 60.0
 
 @dataclass(frozen=True)
 class LabState:
-    """A lab that is up."""
+    """A running lab."""
 
-    folder: Path  # each device has one in it, with its log
-    values: dict[str, Any]  # by the supervisor, once all workers answered
+    folder: Path  # contains a folder for each device, with its log
+    values: dict[str, Any]  # state that the supervisor reported when all workers answered
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -55,12 +56,14 @@ class LabState:
 
     @property
     def not_enforced(self) -> list[dict[str, Any]]:
-        """Settings that could not be enforced here: each `device` (None: all), `what` and `why`."""
+        """Settings that cannot be enforced here, as `device` (None for all), `what` and `why`."""
         return list(self.values["not_enforced"])
 
     def command(self, name: str, args: Sequence[str]) -> list[str]:
-        """A command line that runs another one in the network of a device, without its limits; where the device sleeps,
-        the command does, too. KeyError if there is no such device."""
+        """Return a command line that runs `args` in the network of a device, without its limits of time and memory.
+
+        On a sleeping device the command sleeps, too. Raises KeyError if there is no such device.
+        """
         device = {device["name"]: device for device in self.values["devices"]}[name]
         if profile := device.get("profile"):
             args = ["env", f"{VARIABLE}={profile}", *args]
@@ -68,7 +71,7 @@ class LabState:
         return list(args) if namespace is None else in_namespace(namespace, args)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the whole state, with which workers run now; docs/cli/lab.md has the keys."""
+        """Return the whole state, with the workers that run now. docs/cli/lab.md lists the keys."""
         devices = [{**device, "running": _runs(device["pid"])} for device in self.values["devices"]]
         return {**self.values, "devices": devices}
 
@@ -80,19 +83,19 @@ def _runs(pid: int) -> bool:
 
 
 def labs_folder() -> Path:
-    """Return the folder where labs keep their files."""
+    """Return the folder for the files of labs."""
     return state_folder() / "labs"
 
 
 def up(config: LabConfig, progress: Callable[[int, str], None] = lambda *_: None) -> LabState:
-    """Start a lab that stays until `down`. LabError if there is one already, or a worker does not start."""
+    """Start a lab that stays until `down`. Raises LabError if a lab is running, or if a worker does not start."""
     running = start(config, labs_folder(), LASTING, progress)
     running.keep()
     return running.state
 
 
 def status() -> LabState | None:
-    """Return the lab of `up`; None if there is none, or it is not ready yet."""
+    """Return the lab of `up`, or None if there is none or it is not ready yet."""
     folder = labs_folder() / LASTING
     lock = _try_lock(labs_folder(), LASTING) if labs_folder().is_dir() else None
     if lock is not None:
@@ -105,8 +108,10 @@ def status() -> LabState | None:
 
 
 def down() -> bool:
-    """End the lab of `up`, and remove what killed labs left. Return whether there was one. LabError if it does not
-    end."""
+    """End the lab of `up`, and remove what killed labs left. Return whether a lab of `up` existed.
+
+    Raises LabError if the lab does not end.
+    """
     base = labs_folder()
     if not base.is_dir():
         return False
@@ -115,7 +120,7 @@ def down() -> bool:
     while (lock := _try_lock(base, LASTING)) is None:
         _terminate_supervisor(base / LASTING)
         if time.monotonic() > deadline:
-            raise LabError(f"the lab in {base / LASTING} does not end after {_END_S:.0f} s")
+            raise LabError(f"the lab in {base / LASTING} does not end within {_END_S:.0f} s; try edge lab down again")
         time.sleep(0.05)
     clean(base / LASTING)
     os.close(lock)
@@ -124,7 +129,7 @@ def down() -> bool:
 
 
 def _terminate_supervisor(folder: Path) -> None:
-    """Tell the supervisor of a lab to end, where it is not ending already."""
+    """Send SIGTERM to the supervisor of a lab, unless it is ending already."""
     command = _supervisor(folder)
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -145,7 +150,7 @@ class Running:
         self.state = LabState(folder, {})
 
     def wait(self, progress: Callable[[int, str], None]) -> None:
-        """Until all workers answer. LabError if one does not."""
+        """Wait until all workers answer. Raises LabError if one does not."""
         for line in self._output:
             message = json.loads(line)
             if "ready" in message:
@@ -154,7 +159,7 @@ class Running:
             if "error" in message:
                 raise LabError(message["error"])
             progress(message["answers"], message["name"])
-        raise LabError("the lab's supervisor ended at its start")
+        raise LabError("the lab's supervisor ended while it started; its log says why")
 
     def keep(self) -> None:
         """Let the lab stay when this process ends."""
@@ -162,10 +167,10 @@ class Running:
         self._process.stdin.write(b"stay")
         self._process.stdin.close()
         self._output.close()
-        self._process.returncode = 0  # as if it had ended: it is not ours any more, and nobody here waits for it
+        self._process.returncode = 0  # as if the supervisor had ended, because no code here waits for it any more
 
     def end(self) -> None:
-        """End the lab, and wait until the cleaner has removed everything: it holds the other end of the pipe, too."""
+        """End the lab. Wait until the cleaner, which also holds the other end of the pipe, has removed everything."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with self._output:
@@ -180,16 +185,20 @@ class Running:
 
 
 def start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str], None]) -> Running:
-    """Start a lab, whose files lie in a folder of this name, and wait for its workers. progress: called with the number
-    of workers that answer, and the name of the last. LabError if one does not start."""
+    """Start a lab with files in `base / name`, and wait until its workers answer.
+
+    progress: called with the number of workers that answer, and the name of the last one.
+
+    Raises LabError if a lab of this name is running, or if a worker does not start.
+    """
     make_private(base)
     _sweep(base)
     lock = _try_lock(base, name)
     if lock is None:
-        raise LabError("a lab is up already; end it with `edge lab down`")
+        raise LabError("a lab is already running; end it with `edge lab down`")
     folder = base / name
     try:
-        if folder.exists():  # of a lasting one, whose supervisor and cleaner were killed
+        if folder.exists():  # left by a lasting lab whose supervisor and cleaner were killed
             clean(folder)
         folder.mkdir(mode=0o700)
         settings = {"id": secrets.token_hex(6), "config": config.data, "folder": str(config.folder)}
@@ -225,7 +234,7 @@ def _sweep(base: Path) -> None:
 
 
 def _try_lock(base: Path, name: str) -> int | None:
-    """A descriptor that holds the lock of a lab; None if its supervisor or cleaner holds it."""
+    """Return a descriptor that holds the lock of a lab, or None if its supervisor or cleaner holds it."""
     handle = os.open(lock_file(base / name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not try_lock(handle):
         os.close(handle)

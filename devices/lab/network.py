@@ -1,9 +1,10 @@
-"""The network of a lab: each device a network namespace of Linux with one interface, all joined by a packet switch.
+"""The network of a lab: each device has a network namespace with one interface, and a packet switch joins them.
 
-An interface is a TUN device, made here and then moved into its namespace; its descriptor stays here, and is given to
-the process that switches packets. This machine's own end is such an interface, too. Needs root, iproute2, nsenter and
-sysctl. Addresses are those of the first 10.213.N.0/24 that nobody here uses; a socket holds the claim on it, so
-that two labs that start at once do not take the same.
+An interface is a TUN device. It is created here and moved into its namespace, while its descriptor goes to the switch.
+This machine's own end is such an interface, too. The network needs root, iproute2, nsenter and sysctl.
+
+Addresses are those of the first 10.213.N.0/24 that is not used here. A socket claims the subnet, so that two labs that
+start at the same time use different ones.
 """
 
 from __future__ import annotations
@@ -30,33 +31,38 @@ from devices.processes.interpreter import module_command
 
 NAMESPACES = Path("/run/netns")
 _TUNSETIFF, _IFF_TUN_NO_PI = 0x400454CA, 0x1001
-_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where these tools are, also for people who are not root
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # the tools may be outside the PATH of ordinary users
 _TOOL_S = 20
-_QUEUE_PACKETS = 2000  # that the switch has not taken yet; it is the shaper that drops, where a link is full
+_QUEUE_PACKETS = 2000  # packets that wait for the switch; only the shaper drops packets of a full link
 _END_S = 10.0
-# What lets one TCP connection fill a link of 200 ms: windows, and no start from nothing after every pause.
+# Settings with which one TCP connection fills a link of 200 ms: large windows, and no slow start after a pause.
 _SETTINGS = (
     "net.ipv4.tcp_rmem=4096 67108864 134217728",
     "net.ipv4.tcp_wmem=4096 65536 134217728",
     "net.ipv4.tcp_slow_start_after_idle=0",
 )
-# How TCP finds out what a link carries, as on most devices; this machine may have another default.
+# Congestion control of most devices; this machine may have another default.
 _CONGESTION = "cubic"
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 class NoNetwork(Exception):
-    """Namespaces cannot be made here; the message says why."""
+    """Namespaces cannot be created here. The message gives the reason."""
 
 
 class LabNetwork:
     """Namespaces of a lab's devices, and the switch between them.
 
-    It has no end of its own: the switch is a process to kill, and `remove_namespaces` does the rest.
+    To end it, kill the process `switch` and call `remove_namespaces`.
     """
 
     def __init__(self, prefix: str, config: LabConfig, environment: dict[str, str]) -> None:
-        """Make it. prefix: of namespaces' names. environment: of the switch. NoNetwork where it cannot be."""
+        """Create the network.
+
+        prefix: start of the namespaces' names. environment: environment of the switch.
+
+        Raises NoNetwork if that is not possible here.
+        """
         if os.geteuid() != 0:
             raise NoNetwork("network namespaces need root")
         self._claim, subnet = _claim_subnet()
@@ -79,11 +85,11 @@ class LabNetwork:
                 os.close(fd)
 
     def command(self, name: str, args: Sequence[str]) -> list[str]:
-        """A command line that runs another one on a device."""
+        """Return a command line that runs `args` on a device."""
         return in_namespace(self.namespaces[name], args)
 
     def _set_up(self, name: str, interface: str, config: LabConfig) -> None:
-        """Give a device its interface and its ways to the others, each with the largest packet of that link."""
+        """Create a device's interface and its routes to the others, each with the largest packet of that link."""
         inside = interface if name == OWNER else "eth0"
         how = f" congctl {_CONGESTION}" if _CONGESTION in _AVAILABLE.read_text().split() else ""
         lines = [
@@ -129,13 +135,15 @@ class LabNetwork:
 
 
 def in_namespace(namespace: str, args: Sequence[str]) -> list[str]:
-    """A command line that runs another one in a namespace. Unlike `ip netns exec` it leaves /sys as it is, where a
-    process finds its control groups."""
+    """Return a command line that runs `args` in a namespace.
+
+    Unlike `ip netns exec` it keeps the mount of /sys, in which a process finds its control groups.
+    """
     return [_tool("nsenter"), f"--net={NAMESPACES / namespace}", *args]
 
 
 def remove_namespaces(prefix: str) -> None:
-    """Remove all namespaces whose name begins so. What still runs in them is killed."""
+    """Remove all namespaces with this prefix of their names, and kill the processes in them."""
     if not NAMESPACES.is_dir():
         return
     for path in sorted(NAMESPACES.glob(f"{prefix}-*")):
@@ -149,7 +157,7 @@ def remove_namespaces(prefix: str) -> None:
 
 
 def _claim_subnet() -> tuple[socket.socket, str]:
-    """(a socket that holds the claim while it is open, the first three bytes of the addresses)."""
+    """Return (socket that holds the claim while it is open, first three bytes of the addresses)."""
     used = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
     for number in range(256):
         subnet = f"10.213.{number}"
@@ -159,13 +167,13 @@ def _claim_subnet() -> tuple[socket.socket, str]:
         try:
             claim.bind(f"\0edge-lab-{subnet}")
             return claim, subnet
-        except OSError:  # another lab has it, and is about to use it
+        except OSError:  # another lab has claimed it and is about to use it
             claim.close()
     raise NoNetwork("all networks from 10.213.0.0/24 to 10.213.255.0/24 are in use")
 
 
 def _open_tun(interface: str) -> int:
-    """The descriptor of a new interface; it goes when that is closed."""
+    """Create an interface that exists until its descriptor is closed; return the descriptor."""
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _IFF_TUN_NO_PI))
@@ -183,7 +191,7 @@ def _tool(name: str) -> str:
 
 
 def _run(args: list[str], stdin: str = "", check: bool = True) -> str:
-    """Run a tool; what it prints."""
+    """Run a tool; return its standard output."""
     command = [_tool(args[0]), *args[1:]]
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=_TOOL_S, check=check)
     return done.stdout

@@ -1,13 +1,14 @@
-r"""A network switch in user space: IP packets from one TUN interface to another, delayed and dropped as links do.
+r"""A network switch in user space: it passes IP packets between TUN interfaces, and delays and drops them like links.
 
     python -m devices.lab.packet_switch \
         '{"ports": [[FD, "10.213.0.1", 125e6], ...], "lines": [[0, 1, {"delay_s": 0.005}], ...]}'
 
-A port is the descriptor of an interface that another process opened, the address behind it, and the bytes a second that
-it sends, and receives, over all lines together (left out: no limit). Every packet goes to the port that has its
-destination. Dropped is what is for none, and what does not come from the address behind its
-port: nothing is carried for other machines. Any protocol and any port works, and TCP retransmits what a link loses. It
-runs until it is killed.
+A port has three parts: the descriptor of an interface that another process opened, the address behind it, and its
+bandwidth. The bandwidth is in bytes per second, each for sending and receiving over all lines together, and optional.
+
+Every packet goes to the port with its destination. A packet without such a port is dropped, and so is a packet whose
+source is not the address behind its port: the switch carries nothing for other machines. All protocols work, and TCP
+retransmits what a link loses. The switch runs until it is killed.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from pathlib import Path
 from devices.lab.shaper import Port, Shape, Shaper
 from devices.sleeping import run_first
 
-MOST_WAITING_BYTES = 512 << 20  # on their way in all: a sender that nothing holds back must not fill the memory
-_HEADER_BYTES = 20  # of IPv4: its version first, source and destination last
-_PACKET_BYTES = 65536  # no IP packet is longer
-_AT_ONCE = 64  # packets taken from one port before others get their turn, and what is due is delivered
-_EARLY_S = 100e-6  # a wait may end this much late; the rest is spent looking at the clock
-_PRIORITY = -10  # a link does not get slower because its devices are busy
+MOST_WAITING_BYTES = 512 << 20  # limit of bytes in flight, so that an unthrottled sender cannot fill the memory
+_HEADER_BYTES = 20  # of IPv4: the version comes first, source and destination last
+_PACKET_BYTES = 65536  # longer than any IP packet
+_AT_ONCE = 64  # packets to read from one port before other ports and due deliveries get their turn
+_EARLY_S = 100e-6  # a wait may end this much late; the rest of it is spent polling the clock
+_PRIORITY = -10  # links do not become slower while devices are busy
 
 
 class Switch:
@@ -40,15 +41,19 @@ class Switch:
     def __init__(
         self, ports: list[tuple[int, str]], lines: dict[tuple[int, int], Shape], rates: Sequence[float | None] = ()
     ) -> None:
-        """ports: (descriptor, address). lines: from port, to port, where they are not perfect. rates: bytes a second of
-        each port; None, or nothing given: no limit."""
+        """Prepare the ports.
+
+        ports: (descriptor, address) of each.
+        lines: shapes by (from port, to port), for lines that are not perfect.
+        rates: bytes per second of each port; None or no rates means no limit.
+        """
         self._sources = {fd: number for number, (fd, _) in enumerate(ports)}
         self._sends = [None if rate is None else Port(rate) for rate in rates] or [None] * len(ports)
         self._receives = {fd: Port(rate) for (fd, _), rate in zip(ports, rates, strict=False) if rate is not None}
         self._own = [socket.inet_aton(address) for _, address in ports]
         for fd, _ in ports:
             os.set_blocking(fd, False)
-        # By source port and destination address: where to write, and the line to pass.
+        # By source port and destination address: (descriptor to write to, shaper of the line).
         self._ways: list[dict[bytes, tuple[int, Shaper | None]]] = [
             {
                 socket.inet_aton(address): (fd, self._line(lines.get((source, number)), source, number))
@@ -56,7 +61,7 @@ class Switch:
             }
             for source in range(len(ports))
         ]
-        # Heap of (arrival, number, descriptor, packet, the port that it has still to pass).
+        # Heap of (arrival, number, descriptor, packet, receiving port that it must still pass).
         self._waiting: list[tuple[float, int, int, bytes, Port | None]] = []
         self._waiting_bytes = 0
         self._order = 0
@@ -66,7 +71,7 @@ class Switch:
         return None if shape is None or shape == Shape() else Shaper(shape, seed=source << 16 | to)
 
     def run(self) -> None:
-        """Carry packets for ever."""
+        """Carry packets until killed."""
         descriptors = list(self._sources)
         while True:
             for fd in select.select(descriptors, [], [], self._wait_s())[0]:
@@ -74,11 +79,11 @@ class Switch:
             self._deliver()
 
     def _wait_s(self) -> float | None:
-        """Return the seconds to wait for packets: until just before the next delivery is due; None if none is."""
+        """Return the seconds to wait for packets: until just before the next delivery is due, or None for no limit."""
         return max(0.0, self._waiting[0][0] - time.monotonic() - _EARLY_S) if self._waiting else None
 
     def _take(self, fd: int) -> None:
-        """Packets of one port, a few at a time."""
+        """Read some packets of one port, and deliver or schedule them."""
         source = self._sources[fd]
         own, ways, port = self._own[source], self._ways[source], self._sends[source]
         for _ in range(_AT_ONCE):
@@ -100,7 +105,7 @@ class Switch:
             if line is not None and due is not None:
                 due = line.arrival(due, len(packet))
             if due is not None and self._waiting_bytes + len(packet) <= MOST_WAITING_BYTES:
-                self._order += 1  # what arrives at one time arrives in the order it was sent
+                self._order += 1  # packets with the same arrival keep their order
                 heapq.heappush(self._waiting, (due, self._order, to, packet, into))
                 self._waiting_bytes += len(packet)
 
@@ -108,7 +113,7 @@ class Switch:
         waiting = self._waiting
         while waiting and waiting[0][0] <= time.monotonic():
             due, order, to, packet, into = heapq.heappop(waiting)
-            if into is not None:  # what others bring at the same time is before it
+            if into is not None:  # packets from other links that arrive at the same time go first
                 heapq.heappush(waiting, (into.receive(due, len(packet)), order, to, packet, None))
                 continue
             self._waiting_bytes -= len(packet)
@@ -116,16 +121,16 @@ class Switch:
 
 
 def _write(fd: int, packet: bytes) -> None:
-    with suppress(OSError):  # that interface is down or gone, and its link loses what is sent to it
+    with suppress(OSError):  # the interface is down or gone, so the link loses the packet
         os.write(fd, packet)
 
 
 def main(text: str) -> None:
-    """Switch as the JSON says, until killed."""
+    """Switch packets as the JSON states, until killed."""
     settings = json.loads(text)
     with suppress(OSError):
         os.nice(_PRIORITY)
-    with suppress(OSError):  # or waits end up to 50 us late
+    with suppress(OSError):  # without it, waits end up to 50 us late
         Path("/proc/self/timerslack_ns").write_text("1000")
     if settings.get("first"):
         run_first(children=True)

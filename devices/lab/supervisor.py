@@ -1,11 +1,11 @@
-"""The process that owns a lab: it makes the network, and starts the workers.
+"""Supervisor: the process that owns a lab. It creates the network and starts the workers.
 
     python -m devices.lab.supervisor FOLDER LOCK    (started by devices/lab/lab.py)
 
-Its standard input comes from who started it: when that ends, the lab ends, unless "stay" came first. On its standard
-output it says how far it is, one JSON object a line. Its own end, in any way, ends the standard input of a cleaner
-(devices/lab/cleaner.py), which removes everything. Workers are not asked to end, but killed: they leave nothing that
-matters after the lab.
+Its standard input comes from the process that started it. When that input ends, the lab ends, unless it contained
+"stay". On standard output the supervisor reports progress, one JSON object in each line. When it ends for any reason,
+so does the standard input of the cleaner (devices/lab/cleaner.py), which then removes everything. Workers are killed
+without a chance to end: they leave nothing that matters after the lab.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from devices.lab.worker import ROOT, LabWorker
 from devices.processes.interpreter import module_command
 
 STATE_FILE = "state.json"
-START_S = 60.0  # until all workers listen
+START_S = 60.0  # time for all workers to listen
 _LOOK_S = 0.02
 _IDLE_LOOK_S = 0.5
 _END_S = 5.0
-_FAST = 50e6  # bytes/s that one connection of this machine's own end should reach
+_FAST = 50e6  # bytes per second that one connection to this machine's own end should reach
 
 
 class _Ended(Exception):
@@ -42,10 +42,10 @@ class _Ended(Exception):
 
 
 class Supervisor:
-    """A lab under way."""
+    """A lab while it runs."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads what to do; `run` does it."""
+        """Read the configuration from `folder`; `run` starts the lab."""
         settings = json.loads((folder / LAB_FILE).read_text())
         self._folder = folder
         self._prefix = prefix(settings["id"])
@@ -57,7 +57,7 @@ class Supervisor:
         self._stays = False
 
     def run(self) -> None:
-        """Start the lab, report it, and keep it until `_Ended`. LabError if it cannot start."""
+        """Start the lab, report it, and keep it until `_Ended`. Raises LabError if it cannot start."""
         try:
             if self._config.shaped:
                 self._network = self._made_network()
@@ -76,7 +76,7 @@ class Supervisor:
             self._end()
 
     def _made_network(self) -> LabNetwork | None:
-        """The network; None, with a note, where there cannot be one."""
+        """Return the network, or None, with a note, if it cannot be created."""
         try:
             network = LabNetwork(self._prefix, self._config, self._environment)
         except NoNetwork as error:
@@ -88,7 +88,7 @@ class Supervisor:
         return network
 
     def _note_own_end(self, name: str) -> None:
-        """This machine's own settings are not the lab's to change, and may be what limits a long link."""
+        """Note settings of this machine that may limit a long link. A lab must not change them."""
         shape = self._config.shape(OWNER, name)
         if not shape.delay_s:
             return
@@ -96,8 +96,8 @@ class Supervisor:
         reached = most / (2 * shape.delay_s)
         if reached < min(_FAST, shape.bytes_per_s or _FAST):
             why = (
-                f"this machine's net.ipv4.tcp_wmem lets {most / 2**20:.1f} MiB be on the way to {name} over one"
-                f" connection, {reached / 1e6:.0f} MB/s; the devices among each other have more"
+                f"this machine's net.ipv4.tcp_wmem allows {most / 2**20:.1f} MiB in flight to {name} over one"
+                f" connection, {reached / 1e6:.0f} MB/s; connections between devices allow more"
             )
             self._note("links", why, name)
 
@@ -109,7 +109,7 @@ class Supervisor:
             for worker in list(left):
                 name = worker.device.name
                 if worker.process.poll() is not None:
-                    raise LabError(f"the worker {name} ended at its start; it said: {worker.last_words()}")
+                    raise LabError(f"the worker {name} ended while it started; its last output: {worker.last_words()}")
                 if worker.answers():
                     left.remove(worker)
                     _say({"answers": len(self._workers) - len(left), "name": name})
@@ -117,7 +117,7 @@ class Supervisor:
                     raise LabError(f"the worker {name} does not answer after {START_S:.0f} s: {worker.last_words()}")
 
     def _look(self, seconds: float) -> None:
-        """Wait so long, for whoever started us. _Ended where they are gone."""
+        """Wait for up to `seconds` for input from the process that started this one. Raises _Ended if it has ended."""
         if select.select([] if self._stays else [sys.stdin], [], [], seconds)[0]:
             if b"stay" not in os.read(sys.stdin.fileno(), 100):
                 raise _Ended
@@ -144,7 +144,7 @@ class Supervisor:
         }
 
     def _end(self) -> None:
-        """Kill what this started, and see it end. The cleaner does the rest."""
+        """Kill all processes that this one started, and wait for their end. The cleaner removes the rest."""
         processes = [worker.process for worker in self._workers]
         if self._network is not None:
             processes.append(self._network.switch)
@@ -156,13 +156,16 @@ class Supervisor:
 
 
 def _say(message: dict[str, Any]) -> None:
-    with suppress(OSError):  # nobody listens any more
+    with suppress(OSError):  # the reader has ended
         print(json.dumps(message), flush=True)
 
 
 def _start_cleaner(folder: Path, lock: int) -> None:
-    """Start a cleaner that waits for the end of this process, which closes the other end of its pipe. It holds the
-    lab's lock, too, and our standard output: who started us sees its end when all is clean."""
+    """Start a cleaner that waits for the end of this process, which closes the other end of its pipe.
+
+    The cleaner also holds the lab's lock and our standard output. So the process that started us sees the end of our
+    output only when everything is removed.
+    """
     cleaner_end, _ours = os.pipe()
     command = module_command("devices.lab.cleaner", str(folder))
     subprocess.Popen(command, cwd=ROOT, stdin=cleaner_end, pass_fds=[lock], start_new_session=True)
@@ -170,13 +173,13 @@ def _start_cleaner(folder: Path, lock: int) -> None:
 
 
 def main(folder: Path, lock: int) -> None:
-    """Own the lab of a folder until it ends. lock: the descriptor of its lock, which we hold."""
+    """Own the lab of a folder until it ends. lock: descriptor of the lab's lock, which this process holds."""
     _start_cleaner(folder, lock)
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def on_signal(*_: object) -> None:
         for number in signals:
-            signal.signal(number, signal.SIG_IGN)  # once is enough; ending is not to be disturbed
+            signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the end
         raise _Ended
 
     for number in signals:
@@ -185,9 +188,8 @@ def main(folder: Path, lock: int) -> None:
         Supervisor(folder).run()
     except _Ended:
         pass
-    except (
-        Exception
-    ) as error:  # the process that started us gets it, whatever it is; the folder with our log will be gone
+    except Exception as error:
+        # The process that started us gets every error, because the folder with our log will be removed.
         _say({"error": str(error) or type(error).__name__})
         raise
 

@@ -1,4 +1,4 @@
-"""Running device of a lab: its worker's process, its limits, and the address where it listens."""
+"""A running device of a lab: its worker's process, its limits and its address."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from devices.lab.network import LabNetwork
 from devices.processes.interpreter import module_command
 from devices.sleeping import VARIABLE
 
-PORT = 7070  # where links are shaped, and each device has an address of its own
-ROOT = Path(__file__).parents[2]  # where `apps` can be imported from
-_WORKER_SHARE = 0.9  # of a device's memory: the worker pages before the kernel kills
-_CONNECT_S = 30.0  # over the slowest link that a lab can have
+PORT = 7070  # port if links are shaped, because each device then has its own address
+ROOT = Path(__file__).parents[2]  # folder from which `apps` can be imported
+_WORKER_SHARE = 0.9  # share of a device's memory for the worker, so that it pages before the kernel kills it
+_CONNECT_S = 30.0  # enough for the slowest link of a lab
 _LISTENS = re.compile(r" INFO listening .*address=(\S+)")
 _LAST_WORDS = 500
 
 
 class LabWorker:
-    """A worker, started. `notes` has what could not be enforced: each `device`, `what` and `why`."""
+    """A started worker. `notes` lists limits that could not be enforced, as `device`, `what` and `why`."""
 
     def __init__(
         self, device: LabDevice, folder: Path, group: str, network: LabNetwork | None, environment: Mapping[str, str]
     ) -> None:
-        """folder: to make, for its files. group: the name for its control group. network: None for loopback."""
+        """Start the worker.
+
+        folder: folder to create for its files. group: name for its control group. network: None for loopback.
+        """
         self.device = device
         self.notes: list[dict[str, str | None]] = []
-        self.address = ""  # HOST:PORT, once it answers
+        self.address = ""  # HOST:PORT, once the worker answers
         self._namespace = network.namespaces[device.name] if network else None
         self.log = folder / "log"
         folder.mkdir()
@@ -54,11 +57,11 @@ class LabWorker:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                preexec_fn=self._group.add if self._group else None,  # who starts it has no threads
+                preexec_fn=self._group.add if self._group else None,  # safe, because the supervisor has no threads
             )
 
     def answers(self) -> bool:
-        """Return whether the worker can be reached; `address` is set then."""
+        """Return whether the worker can be reached; if so, `address` is set."""
         match = None if self.address else _LISTENS.search(self.log.read_text(errors="replace"))
         if match:
             host, _, port = match[1].rpartition(":")
@@ -70,11 +73,11 @@ class LabWorker:
         return bool(self.address)
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return self.log.read_text(errors="replace")[-_LAST_WORDS:]
 
     def limit_cpu(self) -> None:
-        """Change the processor time of its device from now on."""
+        """Limit the processor time to that of its device."""
         if self._group is not None and self.device.cpu is not None:
             self._group.limit_cpu(self.device.cpu)
 
@@ -93,20 +96,20 @@ class LabWorker:
         }
 
     def _limited(self, name: str) -> ControlGroup | None:
-        """The control group with the limits of its device. Without one the worker's own options hold all the same."""
+        """Return a control group with the limits of the device, or None. The worker's own options hold in any case."""
         device, cores = self.device, os.cpu_count() or 1
         if device.cpu is not None and device.cpu > cores:
-            self._note("cpu", f"{device.cpu:g} cores were asked for, this machine has {cores}")
+            self._note("cpu", f"the device has {device.cpu:g} cores, but this machine only {cores}")
         if (device.cpu is None and device.memory_bytes is None) or device.profile is not None:
             return None
         try:
-            # It starts with all of the machine, so that a lab is up soon; `limit_cpu` follows.
+            # The worker starts with the whole machine, so that the lab starts quickly; `limit_cpu` follows.
             return ControlGroup(name, cores=None if device.cpu is None else cores, memory=device.memory_bytes)
         except NoGroups as error:
             if device.cpu is not None:
-                self._note("cpu", f"only the number of threads holds: {error}")
+                self._note("cpu", f"only the number of threads is limited: {error}")
             if device.memory_bytes is not None:
-                self._note("memory", f"only the worker's own --memory holds: {error}")
+                self._note("memory", f"only the worker's own --memory limits it: {error}")
             return None
 
     def _note(self, setting: str, why: str) -> None:
@@ -116,7 +119,7 @@ class LabWorker:
         device, threads = self.device, self.device.threads
         if threads is None and device.cpu is not None:
             threads = max(1, min(math.ceil(device.cpu), os.cpu_count() or 1))
-        share = _WORKER_SHARE if device.profile is None else 1.0  # one that sleeps has nothing in memory
+        share = _WORKER_SHARE if device.profile is None else 1.0  # a sleeping device loads nothing into memory
         memory = None if device.memory_bytes is None else int(device.memory_bytes * share)
         values = {
             "--listen": f"{network.addresses[device.name]}:{PORT}" if network else "127.0.0.1:0",

@@ -1,1 +1,1 @@
-"""Processes of this project's own modules: how they are started, and forked."""
+"""Starting and forking processes that run modules of this project."""

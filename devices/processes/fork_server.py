@@ -1,8 +1,8 @@
-"""The process that has imported what others need, and forks them (`forking` is its other side).
+"""Fork server: a process that has imported the modules that workers need, and forks them. `forking` is its client.
 
     python -m devices.processes.fork_server DESCRIPTOR MODULE [IMPORTED ...]
 
-It has one thread, so a fork copies no lock that is held, and it has touched no GPU: drivers do not survive a fork.
+It has one thread, so that a fork copies no held lock. It uses no GPU, because drivers do not survive a fork.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from devices.processes.forking import MOST_BYTES, MOST_DESCRIPTORS, NUMBER
 
 
 class _Server:
-    """Fork server: forks on request, and reports how each process ended.
+    """Forks a process on request, and reports its exit code.
 
-    A request is arguments in JSON, with descriptors: where to tell the number of the process and then its exit code,
-    and those that the process gets.
+    A request is arguments in JSON, with file descriptors. The first descriptor is a socket for the process id and then
+    the exit code. The others are for the process.
     """
 
     def __init__(self, requests: socket.socket) -> None:
@@ -34,8 +34,10 @@ class _Server:
         self._channels: dict[int, socket.socket] = {}  # sockets for exit codes, by process id
 
     def serve(self) -> tuple[list[str], list[int]] | None:
-        """Serve until no client is left and all forked processes have ended. Returns the request in each forked
-        process."""
+        """Serve until all clients have hung up and all forked processes have ended.
+
+        Returns None in the server, and the request in each forked process.
+        """
         self._waits.register(self._requests, selectors.EVENT_READ)
         self._requests.send(NUMBER.pack(os.getpid()))
         while self._waits.get_map():
@@ -51,8 +53,8 @@ class _Server:
         return None
 
     def _fork(self, reply: int, *descriptors: int) -> bool:
-        """Fork. Return whether this is the forked process."""
-        runs, held_end = os.pipe()  # the end that the process holds is closed when it ends, however it does
+        """Fork. Return True in the forked process."""
+        runs, held_end = os.pipe()  # the system closes the end held by the process when the process ends for any reason
         pid = os.fork()
         if not pid:
             watched = [key.fd for key in self._waits.get_map().values()]
@@ -76,14 +78,14 @@ class _Server:
         self._channels.pop(pid).close()
 
     def _tell(self, pid: int, number: int) -> None:
-        with suppress(OSError):  # the client may be gone
+        with suppress(OSError):  # the client may have ended
             self._channels[pid].send(NUMBER.pack(number))
 
 
 def main() -> None:
-    """The server, and then each process that it forked."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # service managers send them to all processes
+    """Run the server, and then each process that it forks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # service managers send these to all processes of a service
         signal.signal(number, signal.SIG_IGN)
     _, descriptor, *names = sys.argv
     module, *_ = map(importlib.import_module, names)
@@ -92,9 +94,8 @@ def main() -> None:
 
 
 def serve(requests: socket.socket, run_forked: Callable[[list[str], list[int]], None]) -> None:
-    """Fork for who asks, until nobody can any more. Each process that was forked runs `run_forked(arguments,
-    descriptors)`."""
-    gc.freeze()  # a collection would write to pages that are shared with what is forked
+    """Fork until all clients have hung up. Each forked process runs `run_forked(arguments, descriptors)`."""
+    gc.freeze()  # a collection would write to pages that forked processes share
     request = _Server(requests).serve()
     if request is not None:
         run_forked(*request)

@@ -1,6 +1,6 @@
-"""Processes that start at once: they are forked from one that has imported all they need (`fork_server`).
+"""Processes that start immediately, because they are forked from one that has imported their modules (`fork_server`).
 
-Imports take half a second of a laptop's processor and several of a Raspberry Pi's. The fork server does them once.
+The imports take half a second on a laptop and several seconds on a Raspberry Pi. The fork server does them once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from contextlib import suppress
 
 from devices.processes.interpreter import module_command
 
-STARTS_S = 60.0  # for the imports, on a slow card
-_END_S = 1.0  # for a process that has hung up to be gone
+STARTS_S = 60.0  # time for the imports from a slow card
+_END_S = 1.0  # time for a process to end after it has hung up
 NUMBER = struct.Struct("<i")  # encodes a process id, and an exit code
 MOST_BYTES = 1 << 17  # limit of a request's arguments
 MOST_DESCRIPTORS = 8
 
 
 def available() -> bool:
-    """Return whether this system can fork workers: Linux 5.3. On macOS, system libraries break in forked processes."""
+    """Return whether this system can fork workers: Linux 5.3 or newer. On macOS, forks break system libraries."""
     if sys.platform != "linux":
         return False
     try:
@@ -41,16 +41,20 @@ class ForkServer:
     """Client of a fork server, which is started at the first request, and again if it was killed."""
 
     def __init__(self, module: str, *imported: str, under: Sequence[str] = ()) -> None:
-        """module: whose `run_forked(arguments, descriptors)` each process runs; imported: beside it, at the start;
-        under: a command that runs it, such as one that enters a network namespace."""
+        """Prepare a client; the server starts later.
+
+        module: module whose `run_forked(arguments, descriptors)` each forked process runs.
+        imported: further modules to import at the start.
+        under: command that runs the server, such as one that enters a network namespace.
+        """
         self._modules = (module, *imported)
         self._under = under
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._requests: socket.socket | None = None  # to the server that runs, where one does
+        self._requests: socket.socket | None = None  # socket to the running server, or None
 
     def prepare(self) -> None:
-        """Return when it has imported everything. ChildProcessError if it cannot."""
+        """Start the server if needed, and wait for its imports. Raises ChildProcessError if it fails."""
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return
@@ -64,7 +68,7 @@ class ForkServer:
                     ],
                     pass_fds=[server_end.fileno()],
                     stdin=subprocess.DEVNULL,
-                    # The threads with which numpy multiplies matrices would be lost in a fork.
+                    # numpy's threads for matrix products would be lost in a fork.
                     env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 )
             if _receive(self._requests) is None:
@@ -73,13 +77,13 @@ class ForkServer:
                 except subprocess.TimeoutExpired:
                     self._process.kill()
                     raise ChildProcessError(
-                        f"the process that is to start others needs more than {STARTS_S:.0f} s for its imports, as the"
-                        " machine is very busy; try again when it is not"
+                        f"the fork server needs more than {STARTS_S:.0f} s for its imports, because the machine is"
+                        " very busy; try again later"
                     ) from None
-                raise ChildProcessError("the process that is to start others ended; what it said tells why")
+                raise ChildProcessError("the fork server ended while it started; its output says why")
 
     def start(self, arguments: Sequence[str], descriptors: Sequence[int]) -> ForkedProcess:
-        """Fork a process with these arguments, and copies of these file descriptors. ChildProcessError as `prepare`."""
+        """Fork a process with arguments and copies of file descriptors. Raises ChildProcessError, as `prepare` does."""
         self.prepare()
         ours, server_end = socket.socketpair()
         with server_end, self._lock, suppress(OSError):
@@ -88,11 +92,11 @@ class ForkServer:
         pid = _receive(ours)
         if pid is None:
             ours.close()
-            raise ChildProcessError("the process that starts others was ended meanwhile; try again")
+            raise ChildProcessError("the fork server ended before it answered; try again")
         return ForkedProcess(pid, ours)
 
     def close(self) -> None:
-        """End the server. Processes it forked keep running."""
+        """End the server. Processes that it forked keep running."""
         with self._lock:
             self._hang_up()
             if self._process is not None:
@@ -106,24 +110,26 @@ class ForkServer:
 
 
 class ForkedProcess:
-    """A process that the server forked, with what is used of subprocess.Popen."""
+    """A process that the fork server forked, with the needed part of the interface of subprocess.Popen."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
-        """channel: where the server sends the exit code."""
+        """channel: socket on which the server sends the exit code."""
         self.pid = pid
         self.returncode: int | None = None
         self._channel = channel
         self._handle: int | None = None
-        with suppress(ProcessLookupError):  # it has ended already
+        with suppress(ProcessLookupError):  # the process has ended already
             self._handle = os.pidfd_open(pid)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, or minus the signal that ended it: SIGKILL where the server, which alone knows, was killed.
+        """Wait for the process; return its exit code, or minus the number of the signal that ended it.
 
-        subprocess.TimeoutExpired where it has not ended.
+        If the server, which alone knows the code, was killed, the result is minus SIGKILL.
+
+        Raises subprocess.TimeoutExpired if the process has not ended in time.
         """
         if self._handle is not None:
-            ends = select.poll()  # which takes descriptors above 1024, too
+            ends = select.poll()  # unlike select, it works with descriptors above 1024
             ends.register(self._handle, select.POLLIN)
             if not ends.poll(None if timeout is None else 1e3 * timeout):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
@@ -136,24 +142,24 @@ class ForkedProcess:
         return self.returncode
 
     def poll(self) -> int | None:
-        """The exit code of one that has ended."""
+        """Return the exit code if the process has ended, else None."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal; does nothing if the process has ended."""
+        """Send a signal. Does nothing if the process has ended."""
         if self._handle is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, number)
 
     def kill(self) -> None:
-        """Kill the process; does nothing if it has ended."""
+        """Kill the process. Does nothing if it has ended."""
         self.send_signal(signal.SIGKILL)
 
 
 def _receive(channel: socket.socket) -> int | None:
-    """The server's next number; None if it has ended, or says nothing for STARTS_S."""
+    """Return the server's next number, or None if it has ended or is silent for STARTS_S."""
     channel.settimeout(STARTS_S)
     try:
         data = channel.recv(NUMBER.size)

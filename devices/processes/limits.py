@@ -1,4 +1,4 @@
-"""Limits that the kernel holds this process to, while it works on what others sent."""
+"""Limits that the kernel enforces on this process while it works on data from others."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from pathlib import Path
 
 _STATM = Path("/proc/self/statm")
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
-_M_ARENA_MAX = -8  # of malloc.h
+_M_ARENA_MAX = -8  # value in malloc.h
 
 
 def prefer_oom_kill() -> None:
-    """Let the kernel end this process first when memory runs out, not its parent, where the system has such a
-    setting."""
+    """Let the kernel end this process instead of its parent if memory runs out. Does nothing without such a setting."""
     with suppress(OSError):
         _OOM_SCORE.write_text("1000")
 
 
 def limit_cpu(seconds: float) -> None:
-    """End this process after so much processor time from now on, also in native code; 0: do not."""
+    """End this process after this much more processor time, also in native code; 0 removes the limit."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def limit_memory(more_bytes: int | None) -> None:
-    """Let this process have so many bytes of address space beside what it has; None: as many as it may."""
+    """Limit this process to its current address space plus `more_bytes`; None removes the limit."""
     if not _STATM.exists():
-        return  # macOS limits no address space
+        return  # macOS does not limit address space
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     size_bytes = resource.RLIM_INFINITY
     if more_bytes is not None:
@@ -40,15 +39,19 @@ def limit_memory(more_bytes: int | None) -> None:
 
 
 def give_back_memory() -> None:
-    """Give back what was freed. The allocator of glibc keeps it, in the middle of what is in use, for as long as the
-    process lives. Takes milliseconds; does nothing if there is no such allocator."""
+    """Return freed memory to the system. Takes milliseconds; does nothing without glibc.
+
+    glibc's allocator otherwise keeps freed memory between used blocks for the life of the process.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def share_one_arena() -> None:
-    """Have all threads take memory from one arena. glibc gives each thread its own, and every arena keeps what its
-    threads have freed, so that a burst of large requests stays in memory many times over. Does nothing if there is no
-    such allocator."""
+    """Make all threads allocate from one arena. Does nothing without glibc.
+
+    glibc gives each thread its own arena, which keeps the memory its thread has freed. A burst of large requests would
+    otherwise stay in memory many times over.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)

@@ -1,7 +1,7 @@
 """The owner's side of a cluster: it invites devices, signs their certificates and revokes them.
 
-Files in its folder: `ca.key` (whoever has it owns the cluster), `ca.pem` and `members.json`. Each change holds the
-folder's lock from reading to writing, so two commands at once lose nothing.
+Its folder has three files: `ca.key`, which is the ownership of the cluster, `ca.pem` and `members.json`. Each change
+holds the folder's lock from reading to writing, so concurrent commands lose nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ KEY_FILE, CERTIFICATE_FILE = "ca.key", "ca.pem"
 
 
 def is_owned(folder: Path) -> bool:
-    """Return whether a folder holds a cluster's authority."""
+    """Return whether a folder contains a cluster's authority."""
     return os.path.exists(folder / MEMBERS_FILE)  # False in the home of another user, where Path.exists raises
 
 
 def read_keys(folder: Path) -> tuple[x509.Certificate, PrivateKey]:
-    """The cluster's own certificate and key. TrustError if they are damaged; nothing is changed."""
+    """Return the cluster's own certificate and key. Raises TrustError if they are damaged; nothing is changed."""
     try:
         key = certificates.key_from_pem((folder / KEY_FILE).read_bytes())
         certificate = certificates.from_pem((folder / CERTIFICATE_FILE).read_bytes())
@@ -45,7 +45,7 @@ def read_keys(folder: Path) -> tuple[x509.Certificate, PrivateKey]:
 
 
 class Authority:
-    """A cluster as its owner has it. `create` or `open` one. `now` is Unix seconds, by default this machine's clock."""
+    """A cluster as its owner manages it, from `create` or `open`. `now` is Unix seconds, by default the clock."""
 
     def __init__(self, folder: Path, credentials_folder: Path, certificate: x509.Certificate, key: PrivateKey) -> None:
         self.folder = folder
@@ -55,9 +55,9 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, owner_name: str, credentials_folder: Path, now: float | None = None) -> Authority:
-        """A new cluster, and in `credentials_folder` this machine's own membership as its owner.
+        """Create a cluster, and in `credentials_folder` this machine's membership as its owner.
 
-        TrustError if there is one already, or where this machine belongs to another one.
+        Raises TrustError if this machine already owns a cluster or belongs to one.
         """
         check_name(owner_name)
         now = _time(now)
@@ -65,8 +65,8 @@ class Authority:
             if (folder / MEMBERS_FILE).exists():
                 owner = Roster.load(folder).owner
                 raise TrustError(
-                    f"there is a cluster already, owned by {owner.name} since {_day(owner.since)}; to end it for all "
-                    f"its devices and start anew, delete {folder} and {credentials_folder}"
+                    f"this machine already has a cluster, owned by {owner.name} since {_day(owner.since)}; to end it "
+                    f"for all devices and start again, delete {folder} and {credentials_folder}"
                 )
             membership = credentials.load(credentials_folder)
             if membership is not None:
@@ -78,7 +78,7 @@ class Authority:
             authority = cls(folder, credentials_folder, certificates.make_authority(key, now), key)
             write_private(folder / KEY_FILE, certificates.key_to_pem(key))
             write_private(folder / CERTIFICATE_FILE, authority.pem)
-            # The list is written last: before it, nothing is there as far as anybody can see.
+            # The list of members comes last: without it, other code sees no cluster.
             roster = Roster()
             roster.members[owner_name] = Member(owner_name, OWNER, "joined", since=now, expires=now)
             authority._equip_owner(roster, now)
@@ -86,12 +86,12 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path, credentials_folder: Path, now: float | None = None) -> Authority:
-        """The cluster in a folder; this machine's membership is mended where it is missing or behind.
+        """Open the cluster in a folder, and repair this machine's membership if it is missing or outdated.
 
-        TrustError if there is none, or where its files are damaged.
+        Raises TrustError if there is no cluster, or if its files are damaged.
         """
         if not is_owned(folder):
-            raise TrustError("this machine owns no cluster; run `edge cluster init` to make one")
+            raise TrustError("this machine owns no cluster; run `edge cluster init` to create one")
         certificate, key = read_keys(folder)
         authority = cls(folder, credentials_folder, certificate, key)
         with locked(folder):
@@ -105,7 +105,7 @@ class Authority:
 
     @property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that name this cluster."""
+        """Sixteen hexadecimal digits that identify this cluster."""
         return certificates.fingerprint(self.certificate)
 
     def members(self, now: float | None = None) -> list[Member]:
@@ -115,16 +115,18 @@ class Authority:
         return sorted(listed, key=lambda member: (member.role != OWNER, member.name))
 
     def crl(self) -> bytes:
-        """The newest list of revoked certificates, PEM: the one this machine holds itself, signed when it changed."""
+        """Return the newest list of revoked certificates (PEM), as this machine stores it."""
         membership = credentials.load(self.credentials_folder)
         if membership is None or membership.crl is None:
-            raise TrustError(f"the owner's credentials in {self.credentials_folder} are gone; run this again")
+            raise TrustError(f"the owner's credentials in {self.credentials_folder} are gone; run this command again")
         return membership.crl
 
     def learn(self, crl: bytes, now: float | None = None) -> frozenset[int]:
-        """Take over a member's list of revoked certificates where ours lacks something; all that is revoked then.
+        """Add the revocations of a member's list to ours; return all revoked serials.
 
-        So a backup of the owner's files lets nobody back in. TrustError for a list that this cluster did not sign.
+        This keeps revoked devices out after the owner's files were restored from a backup.
+
+        Raises TrustError if this cluster did not sign the list.
         """
         number, revoked = certificates.read_crl(crl, self.certificate)
         now = _time(now)
@@ -133,9 +135,9 @@ class Authority:
         return frozenset(roster.revoked)
 
     def invite(self, name: str, lifetime_s: float, now: float | None = None) -> str:
-        """A token by which one device can join as `name` within `lifetime_s` seconds.
+        """Return a token with which one device can join as `name` within `lifetime_s` seconds.
 
-        An earlier invitation of this name that nobody used counts no more. TrustError if the name is taken.
+        An unused earlier invitation for this name becomes invalid. Raises TrustError if the name is taken.
         """
         check_name(name)
         now = _time(now)
@@ -152,20 +154,22 @@ class Authority:
         return Invitation(self.certificate, certificate, key).token()
 
     def enroll(self, invitation: bytes, csr: bytes, now: float | None = None) -> bytes:
-        """The certificate (PEM) of a device that showed this invitation and sent this request.
+        """Return the certificate (PEM) of a device that showed an invitation and sent a certificate request.
 
-        The name is the invitation's, whatever the request says. Asking again with the same key gives the same
-        certificate, so an answer that was lost on the way can be fetched. TrustError for an invitation that is used,
-        revoked, expired or not ours, and for a request that is not valid.
+        The name comes from the invitation, not from the request. The same key gets the same certificate again, so a
+        device can repeat a request whose answer was lost.
+
+        Raises TrustError if the invitation is used, revoked, expired or of another cluster, or if the request is not
+        valid.
         """
         now = _time(now)
         shown = certificates.from_pem(invitation)
         if not certificates.is_issued_by(shown, self.certificate):
-            raise TrustError("the invitation is of another cluster")
+            raise TrustError("the invitation is from another cluster")
         holder = certificates.holder(shown)
         name = holder.name
         if holder.role != INVITED:
-            raise TrustError(f"{name} showed the certificate of a member, role {holder.role}; it needs no enrolling")
+            raise TrustError(f"{name} showed the certificate of a member, role {holder.role}; it has joined already")
         key = certificates.key_of_request(csr)
         with self._change(now) as roster:
             if holder.serial in roster.revoked:
@@ -177,8 +181,8 @@ class Authority:
                 if certificates.same_key(certificates.from_pem(member.certificate.encode()), key):
                     return member.certificate.encode()
                 raise TrustError(
-                    f"this invitation was used already: {name} joined on {_day(member.since)}. If that was another "
-                    f"device than you meant, run `edge cluster revoke {name}` now, and invite it again"
+                    f"this invitation was used already: {name} joined on {_day(member.since)}. If that was not the "
+                    f"device you meant, run `edge cluster revoke {name}` now, and invite it again"
                 )
             if holder.expires <= now:
                 raise TrustError(f"the invitation of {name} expired; run `edge cluster invite {name}` for a new one")
@@ -187,16 +191,16 @@ class Authority:
         return certificates.to_pem(certificate)
 
     def revoke(self, name: str, now: float | None = None) -> bool:
-        """Refuse this device from now on, its invitation too; False if it was revoked before.
+        """Refuse a device and its invitation from now on; return False if it was revoked before.
 
-        Other members learn it from the new `crl`. TrustError for an unknown name and for the owner's own.
+        Other members learn it from the new `crl`. Raises TrustError for an unknown name and for the owner.
         """
         now = _time(now)
         with self._change(now) as roster:
             member = roster.members.get(name)
             if member is None:
                 known = ", ".join(n for n, m in roster.members.items() if m.role != OWNER) or "none yet"
-                raise TrustError(f"no device {name!r:.80} in this cluster; there are: {known}")
+                raise TrustError(f"this cluster has no device {name!r:.80}; its devices are: {known}")
             if member.role == OWNER:
                 raise TrustError(f"{name} is this machine, which owns the cluster; it cannot be revoked")
             if member.state == "revoked":
@@ -207,7 +211,7 @@ class Authority:
 
     @contextmanager
     def _change(self, now: float) -> Iterator[Roster]:
-        """The list of members, written back if the block ends well; this machine learns of revocations at once."""
+        """Yield the list of members, and store it if the block succeeds. This machine learns revocations at the end."""
         with locked(self.folder):
             roster = Roster.load(self.folder)
             number = roster.crl_number
@@ -217,27 +221,26 @@ class Authority:
                 credentials.update_crl(self.credentials_folder, self._crl(roster, now))
 
     def _mend(self, now: float) -> None:
-        """Repair what a crash, a deleted folder or a restored backup left inconsistent: members.json and our own
-        files."""
+        """Repair members.json and our own files after a crash, a deleted folder or a restored backup."""
         roster, membership = Roster.load(self.folder), credentials.load(self.credentials_folder)
         if membership is not None and (membership.authority != self.pem or membership.holder.role != OWNER):
             raise TrustError(
-                f"{self.credentials_folder} holds credentials of {membership.holder.name}, not of this cluster's owner;"
-                " delete it, and the owner's are made anew"
+                f"{self.credentials_folder} contains credentials of {membership.holder.name}, not of this cluster's"
+                " owner; delete it, and the owner's will be created again"
             )
-        # members.json is out of a backup
+        # members.json may come from a backup, without later revocations.
         if membership is not None and roster.merge(membership.crl_number, membership.revoked, now):
             roster.save(self.folder)
         holder = None if membership is None else membership.holder
-        # Not valid yet: the clock was far ahead when it was signed.
+        # A certificate may not be valid yet if the clock was far ahead when it was signed.
         if holder is None or holder.serial != roster.owner.serial or not holder.begins <= now < holder.expires:
-            roster.revoke(roster.owner, now)  # wherever the lost key is, it counts no more
+            roster.revoke(roster.owner, now)  # the lost key must not work any more
             self._equip_owner(roster, now)
         elif membership is not None and membership.crl_number < roster.crl_number:
             credentials.update_crl(self.credentials_folder, self._crl(roster, now))
 
     def _equip_owner(self, roster: Roster, now: float) -> None:
-        """Make the owner's own key and certificate and keep them. A crash between the two files is mended by `open`."""
+        """Create and store the owner's key and certificate. After a crash between both files, `open` repairs them."""
         key = certificates.new_key()
         certificate = self._sign(roster.owner.name, OWNER, key.public_key(), now, now + MEMBER_LIFETIME_S)
         roster.members[roster.owner.name] = _joined(roster.owner, certificate, roster.owner.since)
@@ -254,7 +257,7 @@ class Authority:
 
 
 def _check_free(member: Member, now: float) -> None:
-    """Raise TrustError if the name to be invited is taken."""
+    """Raise TrustError if the name for an invitation is taken."""
     if member.role == OWNER:
         raise TrustError(f"{member.name} is this machine, which owns the cluster; choose another name")
     if member.state_at(now) == "joined":

@@ -1,6 +1,6 @@
-"""Certificates, requests and revocation lists of a cluster: made, read and checked. EC P-256 throughout.
+"""Certificates, requests and revocation lists of a cluster: creating, reading and checking them. EC P-256 throughout.
 
-Times are Unix seconds, serials are numbers, files are PEM. TrustError is all that a bad file raises.
+Times are Unix seconds, serials are numbers, files are PEM. A bad file raises only TrustError.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ OWNER, WORKER, INVITED = "owner", "worker", "invited"
 ROLES = (OWNER, WORKER, INVITED)
 
 DAY_S = 86_400
-MEMBER_LIFETIME_S = 3650 * DAY_S  # long: a certificate can be revoked
-AUTHORITY_LIFETIME_S = 3 * MEMBER_LIFETIME_S  # so that no member's certificate outlives it for twenty years
-CLOCK_SKEW_S = DAY_S  # members' certificates begin a day early: a device's clock may be behind
+MEMBER_LIFETIME_S = 3650 * DAY_S  # long, because a certificate can be revoked
+AUTHORITY_LIFETIME_S = 3 * MEMBER_LIFETIME_S  # for twenty years, members' certificates end before it does
+CLOCK_SKEW_S = DAY_S  # members' certificates begin a day early, because a device's clock may be behind
 MAX_CRL_BYTES = 1 << 20
 
 _UNREADABLE = (
@@ -46,7 +46,7 @@ _UNREADABLE = (
     x509.DuplicateExtension,
     x509.ExtensionNotFound,
     x509.UnsupportedGeneralNameType,
-    CryptographyDeprecationWarning,  # serials below 1, where warnings are errors; `holder` refuses them anyway
+    CryptographyDeprecationWarning,  # for serials below 1, if warnings are errors; `holder` refuses such serials anyway
 )
 
 PrivateKey = ec.EllipticCurvePrivateKey
@@ -55,7 +55,7 @@ PublicKey = ec.EllipticCurvePublicKey
 
 @dataclass(frozen=True)
 class Holder:
-    """Holder of a certificate, and from when to when it is valid."""
+    """Holder of a certificate, and the times between which it is valid."""
 
     name: str
     role: str
@@ -65,17 +65,17 @@ class Holder:
 
 
 def new_key() -> PrivateKey:
-    """A fresh private key."""
+    """Return a new private key."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def key_to_pem(key: PrivateKey) -> bytes:
-    """The key, not encrypted."""
+    """Return a key as PEM, not encrypted."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def key_from_pem(pem: bytes) -> PrivateKey:
-    """The key in a PEM file."""
+    """Return the key in PEM text."""
     with _reading("the private key"):
         key = load_pem_private_key(pem, None)
         if not isinstance(key, PrivateKey) or not isinstance(key.curve, ec.SECP256R1):
@@ -84,33 +84,33 @@ def key_from_pem(pem: bytes) -> PrivateKey:
 
 
 def key_from_number(number: int) -> PrivateKey:
-    """The key with this private scalar."""
+    """Return the key with this private scalar."""
     with _reading("the private key"):
         return ec.derive_private_key(number, ec.SECP256R1())
 
 
 def to_pem(certificate: x509.Certificate) -> bytes:
-    """The certificate as text."""
+    """Return a certificate as PEM text."""
     return certificate.public_bytes(Encoding.PEM)
 
 
 def to_der(certificate: x509.Certificate) -> bytes:
-    """The certificate in its shortest form."""
+    """Return a certificate in its shortest form, DER."""
     return certificate.public_bytes(Encoding.DER)
 
 
 def from_pem(pem: bytes) -> x509.Certificate:
-    """The one certificate in a PEM file."""
+    """Return the certificate in PEM text."""
     with _reading("the certificate"):
         return x509.load_pem_x509_certificate(pem)
 
 
 def from_der(der: bytes) -> x509.Certificate:
-    """Return a certificate from its shortest form, and from no other: each has one fingerprint."""
+    """Return a certificate from its canonical DER form. Other forms are refused, so each has one fingerprint."""
     with _reading("the certificate"):
         certificate = x509.load_der_x509_certificate(der)
-        if der[-len(certificate.signature) - 1] != 0:  # bits of the last byte that do not count
-            raise ValueError("its signature is written in another way")
+        if der[-len(certificate.signature) - 1] != 0:  # unused bits of the last byte
+            raise ValueError("its signature is not in the canonical form")
         return certificate
 
 
@@ -121,7 +121,7 @@ def same_key(certificate: x509.Certificate, key: PublicKey) -> bool:
 
 
 def holder(certificate: x509.Certificate) -> Holder:
-    """Return the holder of a certificate; TrustError if it is not a device's certificate."""
+    """Return the holder of a certificate. Raises TrustError if it is not a device's certificate."""
     with _reading("the certificate"):
         (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         (role,) = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
@@ -136,28 +136,28 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
     with _reading("the certificate"):
         try:
             certificate.verify_directly_issued_by(authority)
-        except (InvalidSignature, ValueError):  # another signature, another issuer's name
+        except (InvalidSignature, ValueError):  # wrong signature, or wrong name of the issuer
             return False
         return True
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Return whether this looks like a cluster's own certificate: it is self-signed and may sign others."""
+    """Return whether this can be a cluster's own certificate: it is self-signed and may sign others."""
     with _reading("the cluster's certificate"):
         basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
         return basic.ca and is_issued_by(certificate, certificate)
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
-    """Sixteen hex digits by which people can compare two clusters."""
+    """Return sixteen hexadecimal digits by which users can compare two clusters."""
     return certificate.fingerprint(SHA256()).hex()[:16]
 
 
 def make_authority(key: PrivateKey, now: float) -> x509.Certificate:
-    """The certificate of a new cluster, signed by itself."""
-    # A name of its own: TLS libraries look an issuer up by name before they look at its key.
+    """Return the self-signed certificate of a new cluster."""
+    # A unique name, because TLS libraries find an issuer by name before they check its key.
     name = _name({NameOID.COMMON_NAME: f"edge cluster {secrets.token_hex(4)}"})
-    # It cannot be renewed, as all members hold it: so it is valid at any time before, too, should this clock be ahead.
+    # It cannot be renewed, because all members store it. It is valid from 1970, in case this clock is ahead.
     builder = _builder(name, name, key.public_key(), 0, now + AUTHORITY_LIFETIME_S)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
@@ -173,7 +173,7 @@ def make_certificate(
     now: float,
     until: float,
 ) -> x509.Certificate:
-    """A device's certificate. It ends at `until`, or with the authority's own."""
+    """Return a device's certificate. It ends at `until`, or with the authority's own."""
     until = min(until, authority.not_valid_after_utc.timestamp())
     subject = _name({NameOID.COMMON_NAME: name, NameOID.ORGANIZATIONAL_UNIT_NAME: role})
     serial = x509.random_serial_number()
@@ -182,7 +182,7 @@ def make_certificate(
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-    # A name that no other certificate has, so that a gRPC client can insist on exactly this one.
+    # A unique name, so that a gRPC client can insist on exactly this certificate.
     pin = x509.SubjectAlternativeName([x509.DNSName(f"serial-{serial:x}.edge")])
     builder = builder.add_extension(pin, critical=False)
     signer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
@@ -191,13 +191,13 @@ def make_certificate(
 
 
 def make_request(key: PrivateKey, name: str) -> bytes:
-    """A request for a certificate: it proves that whoever made it holds the key."""
+    """Return a certificate request (PEM). It proves that its sender has the key."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_name({NameOID.COMMON_NAME: name}))
     return builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
 
 
 def key_of_request(pem: bytes) -> PublicKey:
-    """The public key that a request proves to be its sender's. What else a request says is not looked at."""
+    """Return the public key that a request proves to be its sender's. The other fields are ignored."""
     with _reading("the request for a certificate"):
         request = x509.load_pem_x509_csr(pem)
         key = request.public_key()
@@ -211,9 +211,9 @@ def key_of_request(pem: bytes) -> PublicKey:
 def make_crl(
     authority: x509.Certificate, key: PrivateKey, number: int, revoked: Mapping[int, float], now: float
 ) -> bytes:
-    """The list of revoked serials and when they were, signed. A later list has a higher number."""
+    """Return the signed list of revoked serials with their times. A later list has a higher number."""
     builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
-    # The standard wants a date for the next list. Nobody waits for it: lists are pushed, and the number orders them.
+    # The standard needs a date for the next list. It has no effect: lists are pushed, and their numbers order them.
     builder = builder.last_update(_date(now - CLOCK_SKEW_S)).next_update(_date(now + MEMBER_LIFETIME_S))
     builder = builder.add_extension(x509.CRLNumber(number), critical=False)
     for serial, when in revoked.items():
@@ -223,10 +223,10 @@ def make_crl(
 
 
 def read_crl(pem: bytes, authority: x509.Certificate) -> tuple[int, frozenset[int]]:
-    """(number, revoked serials) of a list; TrustError unless this authority signed it."""
+    """Return (number, revoked serials) of a list. Raises TrustError unless this authority signed it."""
     with _reading("the list of revoked certificates"):
         if len(pem) > MAX_CRL_BYTES:
-            raise ValueError(f"{len(pem)} bytes, at most {MAX_CRL_BYTES} are read")
+            raise ValueError(f"{len(pem)} bytes, more than the limit of {MAX_CRL_BYTES}")
         crl = x509.load_pem_x509_crl(pem)
         if crl.issuer != authority.subject or not crl.is_signature_valid(_public_key(authority)):
             raise ValueError("this cluster's owner did not sign it")

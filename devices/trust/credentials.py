@@ -1,9 +1,9 @@
 """Credentials of a cluster's member: its own key and certificate, the cluster's certificate, revoked certificates.
 
-Files of one folder. `device.pem` has the key, its certificate, the cluster's certificate and, on a device that was
-invited, the invitation's. They are one file so that they always fit together, wherever a crash falls. `revoked.pem` is
-the newest list of revoked certificates; a device has none before its owner's first visit. `pending.pem` is the key that
-its owner is about to sign.
+They are files of one folder. `device.pem` has the key, its certificate, the cluster's certificate and, on an invited
+device, the invitation's certificate. They share one file so that they fit together even after a crash. `revoked.pem` is
+the newest list of revoked certificates; a device gets it at its owner's first visit. `pending.pem` is a new key that
+waits for the owner's signature.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----\n[A-Za-z0-9+/=\n]+-----END \1--
 
 @dataclass(frozen=True)
 class Membership:
-    """A member's files as PEM, and what they say."""
+    """A member's files as PEM, and properties read from them."""
 
     authority: bytes
     certificate: bytes
     key: bytes = field(repr=False)
-    invitation: bytes | None = None  # by which this device joined; the owner has none
+    invitation: bytes | None = None  # invitation with which this device joined; None for the owner
     crl: bytes | None = None
 
     @cached_property
     def holder(self) -> Holder:
-        """This device's name, role, serial and how long its certificate holds."""
+        """This device's name, role and serial, and the validity of its certificate."""
         return certificates.holder(certificates.from_pem(self.certificate))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that name the cluster."""
+        """Sixteen hexadecimal digits that identify the cluster."""
         return certificates.fingerprint(certificates.from_pem(self.authority))
 
     @cached_property
     def crl_number(self) -> int:
-        """Number of the list of revoked certificates; 0 without one."""
+        """Number of the list of revoked certificates; 0 without a list."""
         return self._crl[0]
 
     @cached_property
     def revoked(self) -> frozenset[int]:
-        """The serials of certificates that are not accepted any more."""
+        """Serials of revoked certificates."""
         return self._crl[1]
 
     @cached_property
@@ -63,14 +63,18 @@ class Membership:
 
 
 def load(folder: Path) -> Membership | None:
-    """Load and check the membership stored in a folder; None if there is none, or the folder is in the home of another
-    user. TrustError if files are damaged."""
+    """Return the checked membership in a folder.
+
+    Return None if there is none, or if the folder is in another user's home.
+
+    Raises TrustError if files are damaged.
+    """
     try:
         device = (folder / DEVICE_FILE).read_bytes()
     except FileNotFoundError:
         return None
     except PermissionError as error:
-        if os.access(folder, os.X_OK):  # there is a file, of another user
+        if os.access(folder, os.X_OK):  # the file exists and belongs to another user
             raise
         note_unkept(folder, error)
         return None
@@ -78,7 +82,7 @@ def load(folder: Path) -> Membership | None:
         membership = _parse(device)
         if (folder / CRL_FILE).exists():
             membership = replace(membership, crl=(folder / CRL_FILE).read_bytes())
-            membership.revoked  # noqa: B018 - a damaged list is noticed now, not at the first connection
+            membership.revoked  # noqa: B018 - report a damaged list now instead of at the first connection
     except TrustError as error:
         raise TrustError(
             f"the credentials in {folder} are damaged ({error}); delete {folder} and join again"
@@ -87,7 +91,7 @@ def load(folder: Path) -> Membership | None:
 
 
 def save(folder: Path, membership: Membership) -> None:
-    """Keep a membership. Its key and certificates replace those in the folder at once, or not at all."""
+    """Store a membership. Its key and certificates replace those in the folder together or not at all."""
     if membership.crl is not None:
         write_private(folder / CRL_FILE, membership.crl)
     blocks = [membership.key, membership.certificate, membership.authority, membership.invitation or b""]
@@ -95,11 +99,13 @@ def save(folder: Path, membership: Membership) -> None:
 
 
 def store_token(folder: Path, token: str, now: float | None = None) -> None:
-    """Keep what a token holds. The same token again changes nothing, also when it has expired since.
+    """Store the content of a token. The same token again changes nothing, even if it has expired.
 
-    A later token of the same cluster replaces what is there, and a key that waits to be signed: the owner asked this
-    device to join anew. TrustError for a token that is damaged, forged or expired, or where this device belongs to
-    another cluster or is the owner's.
+    A later token of the same cluster replaces the membership and a pending key, because the owner invited the device
+    again.
+
+    Raises TrustError if the token is damaged, forged or expired, or if this device belongs to another cluster or owns
+    this one.
     """
     invitation = parse_token(token)
     authority, certificate = certificates.to_pem(invitation.authority), certificates.to_pem(invitation.certificate)
@@ -112,7 +118,7 @@ def store_token(folder: Path, token: str, now: float | None = None) -> None:
                     f"this device is {membership.holder.name} in another cluster; to leave that one, delete {folder}"
                 )
             if membership.holder.role == OWNER:
-                raise TrustError("this machine owns the cluster; run the token on the device that is to join")
+                raise TrustError("this machine owns the cluster; use the token on the device that is to join")
             if membership.invitation == certificate:
                 return
         now = time.time() if now is None else now
@@ -123,47 +129,48 @@ def store_token(folder: Path, token: str, now: float | None = None) -> None:
                 f"run `edge cluster invite {name}` on the owner's machine for a new one"
             )
         crl = membership.crl if membership is not None else None
-        (folder / PENDING_FILE).unlink(missing_ok=True)  # first: a crash in between must not leave it to the new one
+        (folder / PENDING_FILE).unlink(missing_ok=True)  # first, so that a crash cannot leave an old key behind
         save(folder, Membership(authority, certificate, certificates.key_to_pem(invitation.key), certificate, crl))
 
 
 def pending_csr(folder: Path, name: str) -> bytes:
-    """A request for a certificate. Its key is made here and stays in the folder, the same until `install` or another
-    token: the owner signs one, and this device may restart before it has the answer."""
+    """Return a certificate request. Its key is created here and stored until `install` or another token.
+
+    The key stays the same because the owner signs only one, and this device may restart before the answer arrives.
+    """
     path = folder / PENDING_FILE
     with locked(folder):
         try:
             key = certificates.key_from_pem(path.read_bytes())
-        except (FileNotFoundError, TrustError):  # TrustError: it is damaged
+        except (FileNotFoundError, TrustError):  # TrustError means a damaged file
             key = certificates.new_key()
             write_private(path, certificates.key_to_pem(key))
         return certificates.make_request(key, name)
 
 
 def install(folder: Path, certificate: bytes, now: float | None = None) -> Membership:
-    """Keep the certificate that the owner made out to the key of `pending_csr`; the membership from now on.
+    """Store the certificate that the owner signed for the key of `pending_csr`; return the new membership.
 
-    TrustError, and nothing changes, unless this cluster signed it for this key, this device's name and the role worker.
+    Raises TrustError and changes nothing unless this cluster signed it for this key, this name and the role worker.
     """
     with locked(folder):
         membership = required_membership(folder)
         try:
             key = (folder / PENDING_FILE).read_bytes()
         except FileNotFoundError:
-            raise TrustError("nothing was asked to be signed") from None
+            raise TrustError("a certificate arrived without a pending request; join with a token first") from None
         received = certificates.from_pem(certificate)
         to = certificates.holder(received)
         if not certificates.is_issued_by(received, certificates.from_pem(membership.authority)):
-            raise TrustError("the certificate that was to be installed is of another cluster")
+            raise TrustError("the received certificate is from another cluster")
         if to.role != WORKER or to.name != membership.holder.name:
             raise TrustError(
-                f"the certificate that was to be installed is for the {to.role} {to.name}; this is"
-                f" {membership.holder.name}"
+                f"the received certificate is for the {to.role} {to.name}, but this device is {membership.holder.name}"
             )
         if to.expires <= (time.time() if now is None else now):
-            raise TrustError("the certificate that was to be installed expired already, by this device's clock")
+            raise TrustError("the received certificate has already expired, by this device's clock; set the clock")
         if not certificates.same_key(received, certificates.key_from_pem(key).public_key()):
-            raise TrustError("the certificate that was to be installed is not for the key this device made")
+            raise TrustError("the received certificate is not for the key of this device")
         joined = replace(membership, certificate=certificates.to_pem(received), key=key)
         save(folder, joined)
         (folder / PENDING_FILE).unlink(missing_ok=True)
@@ -171,10 +178,11 @@ def install(folder: Path, certificate: bytes, now: float | None = None) -> Membe
 
 
 def update_crl(folder: Path, crl: bytes) -> Membership:
-    """Keep a list of revoked certificates if it is newer; the membership with the list that is held then.
+    """Store a list of revoked certificates if it is newer; return the membership with the list stored then.
 
-    A list that is older, or lacks what the held one has, would let somebody back in: it changes nothing. TrustError for
-    one that the cluster's owner did not sign.
+    A list that is older, or lacks serials of the stored one, would readmit a device, so it changes nothing.
+
+    Raises TrustError if the cluster's owner did not sign the list.
     """
     with locked(folder):
         membership = required_membership(folder)
@@ -186,15 +194,15 @@ def update_crl(folder: Path, crl: bytes) -> Membership:
 
 
 def required_membership(folder: Path) -> Membership:
-    """The membership in a folder that has had one. TrustError if it is gone."""
+    """Return the membership in a folder. Raises TrustError if there is none."""
     membership = load(folder)
     if membership is None:
-        raise TrustError(f"this device is in no cluster: there are no credentials in {folder}; join with a token first")
+        raise TrustError(f"this device is in no cluster: {folder} has no credentials; join with a token first")
     return membership
 
 
 def _parse(device: bytes) -> Membership:
-    """The parts of device.pem, and that they belong together."""
+    """Return the parts of device.pem, after checking that they belong together."""
     blocks = [(match[1], match[0]) for match in _BLOCK.finditer(device)]
     pems = [pem for _, pem in blocks]
     kinds = [kind for kind, _ in blocks]
@@ -203,16 +211,16 @@ def _parse(device: bytes) -> Membership:
     membership = Membership(pems[2], pems[1], pems[0], pems[3] if len(pems) == 4 else None)
     own, authority = certificates.from_pem(membership.certificate), certificates.from_pem(membership.authority)
     if not certificates.is_issued_by(own, authority):
-        raise TrustError("the certificate is of another cluster")
+        raise TrustError("the certificate is from another cluster")
     if not certificates.same_key(own, certificates.key_from_pem(membership.key).public_key()):
-        raise TrustError("the key is not the certificate's")
+        raise TrustError("the key does not belong to the certificate")
     if (membership.holder.role == INVITED) and membership.invitation != membership.certificate:
         raise TrustError("the invitation is missing")
     return membership
 
 
 def _ago(seconds: float) -> str:
-    """A time span in its largest whole unit: "3 h"."""
+    """Return a time span in its largest useful unit, such as "3 h"."""
     for unit, length in (("days", DAY_S), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length:.0f} {unit}"

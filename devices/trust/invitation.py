@@ -1,8 +1,8 @@
-"""Invitation token: one line of text with all that is needed to trust a new device, once.
+"""Invitation token: one line of text that lets one device join a cluster once.
 
-`edge1.` and base64url of: the cluster's certificate and the invitation's, each behind its length in two bytes; the
-invitation's private scalar in 32 bytes; and four bytes of SHA-256 over all that. The checksum is for slips of the hand.
-What makes a token worth anything is the signature of the cluster inside.
+It is `edge1.` and the base64url of these parts: the cluster's certificate and the invitation's certificate, each after
+its length in two bytes; the invitation's private scalar in 32 bytes; four bytes of SHA-256 of all that. The checksum
+detects mistyped tokens. The cluster's signature protects against forged ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from devices.trust import certificates
 from devices.trust.certificates import INVITED, Holder, PrivateKey
 
 PREFIX = "edge1."
-MAX_TOKEN = 4096  # characters; a real one has some 1,350
+MAX_TOKEN = 4096  # characters; a real token has about 1,350
 _SCALAR, _CHECKSUM = 32, 4
 _BODY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -34,11 +34,11 @@ class Invitation:
 
     @property
     def holder(self) -> Holder:
-        """Device that the invitation is for, and when it expires."""
+        """Device that the invitation is for, and the time when it expires."""
         return certificates.holder(self.certificate)
 
     def token(self) -> str:
-        """The one line."""
+        """Return the token."""
         parts = [certificates.to_der(self.authority), certificates.to_der(self.certificate)]
         body = b"".join(len(part).to_bytes(2, "big") + part for part in parts)
         body += self.key.private_numbers().private_value.to_bytes(_SCALAR, "big")
@@ -47,12 +47,12 @@ class Invitation:
 
 
 def parse_token(text: str) -> Invitation:
-    """The invitation in a token, its signatures checked; dates are not. TrustError says what is wrong with the text."""
+    """Return the invitation in a token. Signatures are checked, dates are not. Raises TrustError if it is not valid."""
     if len(text) > MAX_TOKEN:
-        raise TrustError(f"a token has at most {MAX_TOKEN} characters, this text has {len(text)}")
+        raise TrustError(f"a token has at most {MAX_TOKEN} characters, this text has {len(text)}; copy only the token")
     text = "".join(text.split())  # terminals break long lines when they are copied
     if not text.startswith(PREFIX):
-        raise TrustError(f"this is no token: one begins with {PREFIX!r}; copy the line `edge cluster invite` printed")
+        raise TrustError(f"this is not a token: it must begin with {PREFIX!r}; copy the line of `edge cluster invite`")
     authority_der, certificate_der, scalar = _split(_decode(text[len(PREFIX) :]))
     authority, certificate = certificates.from_der(authority_der), certificates.from_der(certificate_der)
     key = certificates.key_from_number(int.from_bytes(scalar, "big"))
@@ -77,7 +77,7 @@ def _decode(body: str) -> bytes:
 
 
 def _split(content: bytes) -> list[bytes]:
-    """The two certificates and the scalar; nothing may be missing or left over."""
+    """Return the two certificates and the scalar. Raises TrustError if bytes are missing or left over."""
     parts = []
     for _ in range(2):
         length = int.from_bytes(content[:2], "big")

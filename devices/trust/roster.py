@@ -1,4 +1,4 @@
-"""The owner's list of members: who was invited, who joined, who was revoked. Kept in members.json."""
+"""The owner's list of members with their states: invited, joined or revoked. It is stored in members.json."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Member:
     """Entry of one device. Times are Unix seconds."""
 
     name: str
-    role: str  # owner or worker: what it is once it has joined
-    state: str  # invited, joined, revoked; `state_at` also says expired
-    since: float  # when it got into this state
-    expires: float  # the invitation's end, or the certificate's
-    invitation: int | None = None  # serial
+    role: str  # owner or worker: its role after joining
+    state: str  # invited, joined or revoked; `state_at` can also return expired
+    since: float  # time when it got into this state
+    expires: float  # end of the invitation, or of the certificate
+    invitation: int | None = None  # serial of the invitation
     serial: int | None = None  # serial of the certificate, once the device has joined
     certificate: str | None = None  # PEM
 
     def serials(self) -> Iterator[int]:
-        """Yield the serials of everything issued to the member."""
+        """Yield the serials of all certificates issued to the member."""
         yield from (serial for serial in (self.invitation, self.serial) if serial is not None)
 
     def state_at(self, now: float) -> str:
-        """invited, joined, revoked or expired."""
+        """Return the state: invited, joined, revoked or expired."""
         return "expired" if self.state != "revoked" and self.expires <= now else self.state
 
 
@@ -46,7 +46,7 @@ class Roster:
     """All members by name, and every serial that was ever revoked."""
 
     members: dict[str, Member] = field(default_factory=dict)
-    revoked: dict[int, float] = field(default_factory=dict)  # serial: when
+    revoked: dict[int, float] = field(default_factory=dict)  # time of revocation, by serial
     crl_number: int = 1  # grows with every revocation
 
     @property
@@ -55,28 +55,28 @@ class Roster:
         return next(member for member in self.members.values() if member.role == OWNER)
 
     def revoke(self, member: Member, now: float) -> None:
-        """Revoke everything that was issued to this member."""
+        """Revoke all certificates issued to a member."""
         fresh = [serial for serial in member.serials() if serial not in self.revoked]
         self.revoked.update(dict.fromkeys(fresh, now))
         self.crl_number += bool(fresh)
 
     def merge(self, number: int, revoked: AbstractSet[int], now: float) -> bool:
-        """Take over the revocations of another list of this cluster; False if that is this one or an earlier one."""
+        """Add the revocations of another list of this cluster; return False if that list is the same or older."""
         ours = self.revoked.keys()
         if (revoked == ours and number <= self.crl_number) or (revoked < ours and number < self.crl_number):
             return False
         self.revoked.update(dict.fromkeys(revoked - ours, now))
-        # What is sent next differs from what was sent under either number.
+        # The next list differs from all lists sent under either number.
         self.crl_number = max(number, self.crl_number) + 1
         for member in self.members.values():
             is_revoked = any(serial in self.revoked for serial in member.serials())
             if is_revoked and member.role != OWNER and member.state != "revoked":
-                self.revoke(member, now)  # also what was made out to it since, while this list did not know better
+                self.revoke(member, now)  # also certificates issued before this list learned of the revocation
                 self.members[member.name] = replace(member, state="revoked", since=now)
         return True
 
     def save(self, folder: Path) -> None:
-        """Write the list, whole or not at all."""
+        """Write the list, completely or not at all."""
         content = {
             "version": _VERSION,
             "crl_number": self.crl_number,
@@ -87,19 +87,21 @@ class Roster:
 
     @classmethod
     def load(cls, folder: Path) -> Roster:
-        """The list in a folder. TrustError if it is damaged, OSError if it cannot be read."""
+        """Load the list in a folder. Raises TrustError if it is damaged, and OSError if it cannot be read."""
         path = folder / MEMBERS_FILE
         try:
             content = json.loads(path.read_bytes())
             if content["version"] != _VERSION:
-                raise ValueError(f"version {content['version']}, this program reads {_VERSION}")
+                raise ValueError(f"version {content['version']}, but this program reads {_VERSION}")
             members = [_from_json(member) for member in content["members"]]
             revoked = {int(serial, 16): float(when) for serial, when in content["revoked"].items()}
             roster = cls({member.name: member for member in members}, revoked, int(content["crl_number"]))
             if [member.role for member in members].count(OWNER) != 1:
                 raise ValueError("there must be one owner")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise TrustError(f"{path} is damaged ({error}); restore it, for it says who may take part") from error
+            raise TrustError(
+                f"{path} is damaged ({error}); restore it, because it decides who may take part"
+            ) from error
         return roster
 
 

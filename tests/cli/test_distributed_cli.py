@@ -359,6 +359,6 @@ def test_a_plan_takes_no_core_that_is_not_lent(run: Run, chat: Chat, two: Two, t
         file.write_text(json.dumps(plan))
         answer = run("chat", *ASKED, "--plan", file)
         if refused:
-            assert_refused(answer, 7, f"core {core} cannot be used here; those that can are {CORES[0]}", "two")
+            assert_refused(answer, 7, f"core {core} is not available here; choose from {CORES[0]}", "two")
         else:
             assert answer[0] == 0, answer[2]

@@ -101,7 +101,7 @@ def test_fetched_models_are_served_as_the_others(monkeypatch: pytest.MonkeyPatch
         ('[[model]]\nname = "a"\nmodel = "{0}"\nwindow = "1MiB"', "the model 'a': --window needs a memory limit"),
         ('[[model]]\nname = "a"\nmodel = "{0}"\nencoder = "here"', "the model 'a': --encoder needs a projector"),
         ("", "has no models"),
-        ("[[model", "is no TOML"),
+        ("[[model", "is not valid TOML"),
     ],
 )
 def test_presets_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> None:

@@ -56,7 +56,7 @@ def test_a_command_without_a_home_works_with_one_warning(home: dict[str, str]) -
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) > 3
     assert len(notes(done)) == 1
-    assert "nothing is kept there" in notes(done)[0]
+    assert "nothing is stored there" in notes(done)[0]
 
 
 def test_the_home_of_another_user_is_not_used(tmp_path: Path) -> None:

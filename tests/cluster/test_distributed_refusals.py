@@ -30,8 +30,8 @@ from tests.support.slices import rewritten
         ("--workers http://x", "an address is HOST or HOST:PORT"),
         ("--workers A --parallel both", "invalid choice"),
         ("--workers A --wire q4", "invalid choice"),
-        ("--workers A --affinity 4000", "core 4000 cannot be used here"),
-        ("--affinity 4000", "core 4000 cannot be used here"),
+        ("--workers A --affinity 4000", "core 4000 is not available here"),
+        ("--affinity 4000", "core 4000 is not available here"),
         ("--affinity 3-1", "needs cores such as 0,2-3"),
         ("--plan P --workers A", "--workers assigns work to devices, and so does --plan"),
         ("--plan P --shares 1,1", "--shares assigns work to devices"),
@@ -92,7 +92,7 @@ def test_a_plan_that_this_device_cannot_follow(run: Run, chat: Chat, two: Two, t
     first["affinity"] = [4000]
     file.write_text(json.dumps(plan))
     answer = run("chat", *ASKED, "--plan", file)
-    assert_refused(answer, 2, f"{file}: affinity of local: core 4000 cannot be used here")
+    assert_refused(answer, 2, f"{file}: affinity of local: core 4000 is not available here")
     assert "--affinity" not in answer[2]
     first["affinity"], second["threads"] = [], 100_000
     file.write_text(json.dumps(plan))

@@ -129,7 +129,7 @@ def test_signals_that_ask_for_memory_do_not_end_it() -> None:
 def test_a_server_that_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "module_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
     server = ForkServer("json")
-    with pytest.raises(ChildProcessError, match="ended; what it said tells why"):
+    with pytest.raises(ChildProcessError, match="its output says why"):
         server.prepare()
     server.close()
 

@@ -290,7 +290,7 @@ def test_up_status_and_down(tmp_path: Path) -> None:
         [device] = state["devices"]
         assert (state["up"], device["name"], device["cpu"], device["running"]) == (True, "a", 0.5, True)
         assert state["options"][:2] == ["--workers", device["address"]]
-        assert_one_line_error(run_edge("lab", "up", file), 7, "up already", "edge lab down")
+        assert_one_line_error(run_edge("lab", "up", file), 7, "already running", "edge lab down")
         assert json.loads(run_edge("lab", "status", "--json").stdout) == state
         identity = lab_id(labs_folder() / "up")
         options = ["--insecure"] if state["shaped"] else []

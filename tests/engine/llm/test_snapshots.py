@@ -66,7 +66,7 @@ def apart(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_prompt_goes_on_from_the_last_snapshot_of_what_it_shares(arch: str, tmp_path: Path) -> None:
-    """Also after a restart, from disk, and where nothing is kept there."""
+    """Also after a restart, from disk, and where nothing is stored there."""
     model = model_of(arch, tmp_path)
     expected = at_once(model, NEXT)
     options = on_disk(OPTIONS, tmp_path)

@@ -101,7 +101,7 @@ def test_what_devices_and_transport_both_say_of_certificates(cluster: Cluster) -
 
 def test_init_twice_is_refused_with_what_is_there(cluster: Cluster) -> None:
     before = (cluster.authority.folder / "ca.key").read_bytes()
-    with pytest.raises(TrustError, match="already, owned by desk since"):
+    with pytest.raises(TrustError, match="already has a cluster, owned by desk since"):
         Authority.create(cluster.authority.folder, "other", cluster.authority.credentials_folder, NOW)
     assert (cluster.authority.folder / "ca.key").read_bytes() == before
 
@@ -238,10 +238,10 @@ def test_the_owner_is_neither_invited_nor_revoked(cluster: Cluster) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones(cluster: Cluster) -> None:
-    with pytest.raises(TrustError, match="there are: none yet"):
+    with pytest.raises(TrustError, match="its devices are: none yet"):
         cluster.authority.revoke("tv", NOW)
     cluster.invited("pi")
-    with pytest.raises(TrustError, match="no device 'tv' in this cluster; there are: pi"):
+    with pytest.raises(TrustError, match="this cluster has no device 'tv'; its devices are: pi"):
         cluster.authority.revoke("tv", NOW)
 
 

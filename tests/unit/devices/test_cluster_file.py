@@ -169,7 +169,7 @@ def test_a_device_that_cannot_be(line: str, words: list[str]) -> None:
     ("lines", "words"),
     [
         ("", ["link[0]", "delay_ms, bandwidth_mbps"]),
-        ('between = ["here", "pi"]', ["link[0]", "says nothing"]),
+        ('between = ["here", "pi"]', ["link[0]", "has no properties"]),
         ("delay = 1", ["link[0]", "'delay'", "delay_ms"]),
         ("jitter_ms = 1", ["link[0]", "'jitter_ms'"]),  # of a lab
         ("delay_ms = -1", ["link[0].delay_ms", "0 to 60000", "-1"]),
@@ -205,10 +205,10 @@ def test_a_link_that_cannot_be(lines: str, words: list[str]) -> None:
         (f"{PI}[links]", ["'links'", "device, link"]),
         ('[[device]]\nname = "a"', ["device[0].address", "preset"]),
         (f'{PI}[[device]]\nname = "pi"\naddress = "b"', ["device[1].name", "'pi'"]),
-        (f'{PI}[[device]]\nname = "b"\naddress = "pi.local:7071"', ["device[1].address", "pi is at pi.local:7071"]),
+        (f'{PI}[[device]]\nname = "b"\naddress = "pi.local:7071"', ["device[1].address", "pi has pi.local:7071 too"]),
         (f'{HERE}[[device]]\nname = "b"\naddress = "local"', ["device[1].address", "here"]),
         ("".join(f'[[device]]\nname = "d{i}"\naddress = "d{i}"\n' for i in range(65)), ["got 65"]),
-        ('[[device]]\nname = "a"\nname = "b"\n', ["no TOML", "line 3"]),
+        ('[[device]]\nname = "a"\nname = "b"\n', ["not valid TOML", "line 3"]),
     ],
 )
 def test_a_cluster_that_cannot_be(text: str, words: list[str]) -> None:
@@ -231,7 +231,7 @@ def test_files(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         read_cluster(file)
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(ClusterFileError, match=r"cluster\.toml is no TOML"):
+    with pytest.raises(ClusterFileError, match=r"cluster\.toml is not valid TOML"):
         read_cluster(file)
     file.write_text(f"{PI}ram = 1")
     with pytest.raises(ClusterFileError, match=r"cluster\.toml: device\[0\] has an unknown key 'ram'"):

@@ -169,16 +169,16 @@ def test_a_flood_of_names_is_bounded() -> None:
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * (MAX_NAME + 1)])
 def test_a_name_that_cannot_be_announced(name: str) -> None:
-    with pytest.raises(DiscoveryError, match="a device name has"):
+    with pytest.raises(DiscoveryError, match="a device name needs"):
         Announcer(announcement(name))
 
 
 def test_without_an_interface_the_error_says_what_to_do() -> None:
     nowhere = ["203.0.113.77"]  # an address this machine does not have
-    with pytest.raises(DiscoveryError, match=r"203\.0\.113\.77.*addresses by hand"):
+    with pytest.raises(DiscoveryError, match=r"203\.0\.113\.77.*addresses of the workers instead"):
         browse(0.1, nowhere)
     announcer = Announcer(announcement("alone"), nowhere)
-    with pytest.raises(DiscoveryError, match="addresses by hand"):
+    with pytest.raises(DiscoveryError, match="addresses of the workers instead"):
         announcer.start()
     announcer.close()
 

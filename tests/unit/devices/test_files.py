@@ -73,8 +73,8 @@ def test_a_lock_that_somebody_keeps_is_not_waited_for_without_end(
         with pytest.raises(TimeoutError) as refused, locked(tmp_path):
             pytest.fail("two have the lock")
         assert str(refused.value) == (
-            f"another process holds the lock of {tmp_path} for 0 s by now, and may be stopped; `fuser {tmp_path}/.lock`"
-            " names it: end it, or let it go on"
+            f"another process has held the lock of {tmp_path} for 0 s, and may be stopped; `fuser {tmp_path}/.lock`"
+            " names it: end it, or let it continue"
         )
     with locked(tmp_path):
         pass

@@ -133,10 +133,10 @@ def test_files_that_are_no_lab(tmp_path: Path) -> None:
     file = tmp_path / "lab.toml"
     assert_one_line_error(run_edge("lab", "up", file), 3, str(file), "No such file")
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(LabFileError, match=r"lab\.toml is no TOML"):
+    with pytest.raises(LabFileError, match=r"lab\.toml is not valid TOML"):
         read_lab(file)
     file.write_text('[[device]]\nname = "a"\nname = "b"\n')
-    with pytest.raises(LabFileError, match=r"lab\.toml is no TOML.*line 3"):
+    with pytest.raises(LabFileError, match=r"lab\.toml is not valid TOML.*line 3"):
         read_lab(file)
     file.write_text('[[device]]\nname = "a"\nram = "1GiB"\n')
     assert_one_line_error(run_edge("lab", "up", file), 3, str(file), "device[0]", "'ram'")
@@ -199,7 +199,7 @@ def test_a_device_that_sleeps_takes_any_preset_or_a_profile(tmp_path: Path) -> N
     [
         ({"compute": "fast"}, ["device[0].compute", "'sleep'", "'fast'"]),
         ({"compute": "sleep"}, ["device[0].profile", "preset"]),
-        ({"compute": "sleep", "preset": "pi4", "profile": "pi.json"}, ["device[0].profile", "one of the two"]),
+        ({"compute": "sleep", "preset": "pi4", "profile": "pi.json"}, ["device[0].profile", "exactly one of them"]),
         ({"compute": "sleep", "preset": "cray"}, ["device[0].preset", "rtx-3060"]),
         ({"compute": "sleep", "preset": "pi4", "cpu": 1}, ["device[0].cpu", "devices that compute"]),
         ({"profile": "pi.json"}, ["device[0].profile", "compute"]),

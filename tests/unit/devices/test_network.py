@@ -86,7 +86,7 @@ def test_a_port_without_a_cable_is_no_alternative(sys: Path, file: str, text: st
 
 def test_wifi_although_a_cable_is_plugged_in(sys: Path) -> None:
     (hint,) = quick(WLAN, sys)
-    for words in ("Wi-Fi (wlan0)", "a cable is plugged in (eth0, 192.168.1.7)", "address in the network of eth0"):
+    for words in ("Wi-Fi (wlan0)", "a cable is connected (eth0, 192.168.1.7)", "address in the network of eth0"):
         assert words in hint
 
 
@@ -145,7 +145,7 @@ def test_the_reason_fits_the_medium(sys: Path) -> None:
 @pytest.mark.parametrize(
     ("speed", "bandwidth", "words"),
     [
-        ("100", FAST_ETHERNET, "eth0 runs at 100 Mbit/s and is what limits"),
+        ("100", FAST_ETHERNET, "eth0 runs at 100 Mbit/s and limits"),
         ("100", 2e6, None),  # something else limits, and what is not known
         ("100", None, None),
         ("1000", FAST_ETHERNET, "eth0 runs at 1000 Mbit/s but only 94 Mbit/s arrive"),

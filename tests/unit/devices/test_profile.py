@@ -119,20 +119,20 @@ def test_newer_versions_may_add_and_leave_out_what_may_be_unknown(described: Dev
     ],
 )
 def test_a_wrong_value_is_named(described: DeviceProfile, field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"device profile: {field} should be"):
+    with pytest.raises(ValueError, match=f"device profile: {field} needs"):
         DeviceProfile.from_json(changed(described.to_json(), **{field: value}))
 
 
 @pytest.mark.parametrize("values", [None, [], "name", 3])
 def test_what_is_no_object_is_no_profile(values: Any) -> None:
-    with pytest.raises(ValueError, match="device profile is an object"):
+    with pytest.raises(ValueError, match="device profile needs an object"):
         DeviceProfile.from_json(values)
 
 
 def test_a_missing_field_is_named(described: DeviceProfile) -> None:
     values = described.to_json()
     del values["cores_logical"]
-    with pytest.raises(ValueError, match="cores_logical should be int"):
+    with pytest.raises(ValueError, match="cores_logical needs int"):
         DeviceProfile.from_json(values)
 
 

@@ -86,7 +86,7 @@ def test_presets_are_kinds() -> None:
         ('[[device]]\npreset = "pi5"\n[[device]]\npreset = "pi5"', r"device\[1\].name: another kind is called 'pi5'"),
         ('delay_ms = "2ms"\n[[device]]\npreset = "pi5"', "the file.delay_ms needs a number .*, without a unit"),
         ('bandwidth_mbps = 0\n[[device]]\npreset = "pi5"', "the file.bandwidth_mbps needs a number from 0.001"),
-        ("[[device", "is no TOML"),
+        ("[[device", "is not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:

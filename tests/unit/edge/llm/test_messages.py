@@ -176,10 +176,10 @@ def test_a_profile_comes_back(gpu: str | None) -> None:
 def test_a_profile_that_cannot_be_is_refused_by_field(field: str, value: Any) -> None:
     message = profile_message(describe("kitchen"))
     setattr(message, field, value)
-    with pytest.raises(ValueError, match=f"device profile: {field} should be"):
+    with pytest.raises(ValueError, match=f"device profile: {field} needs"):
         profile_from(sent(message))
     message.ClearField("name")
-    with pytest.raises(ValueError, match="device profile: name should be"):
+    with pytest.raises(ValueError, match="device profile: name needs"):
         profile_from(message)
 
 

@@ -241,7 +241,7 @@ def test_a_store_whose_lock_somebody_keeps_is_an_error_that_names_it(
     store, other = SliceStore(tmp_path, MIB), SliceStore(tmp_path, MIB)
     with store.locked(), pytest.raises(SliceError) as refused:
         make_room(other, 1)
-    assert f"the cache {tmp_path} cannot be used: another process holds the lock of {tmp_path}" in str(refused.value)
+    assert f"the cache {tmp_path} cannot be used: another process has held the lock of {tmp_path}" in str(refused.value)
     make_room(other, 1)
 
 
