@@ -275,7 +275,7 @@ def test_a_model_of_a_person_takes_the_place_of_a_known_one(edge: Run, tmp_path:
     [
         (["--presets", "laptpo"], 2, "no preset 'laptpo'; known are pi4, pi5"),
         (["--presets", "laptop", "--workers", "127.0.0.1:1"], 2, "are devices that are not measured: leave --workers"),
-        (["--presets", "laptop", "--memory", "1GiB"], 2, "leave --memory out"),
+        (["--presets", "laptop", "--memory", "1GiB"], 2, "leave --memory or --presets out"),
         (["--workers", "127.0.0.1:1", "--cluster", "x.toml"], 2, "leave one of them out"),
         ([*LAPTOP, "--min-speed", "1000000"], 2, "no model makes 1e+06 tokens a second here; the most is"),
         ([*LAPTOP, "--types", "q4_x"], 2, "unknown type 'q4_x'"),

@@ -73,7 +73,7 @@ def test_names_that_are_copied_for_a_quick_help() -> None:
         (
             1200,
             3,
-            "1,200 clusters that cost no more cannot reach the limits; bounds show it of 1,197 of them, and 3 were"
+            "1,200 clusters that cost no more cannot reach the limits; bounds rule out 1,197 of them, and 3 were"
             " planned and simulated",
         ),
     ],
@@ -119,7 +119,7 @@ def test_the_table_says_what_to_buy(edge: Run) -> None:
     code, out, error = edge(*ASKED)
     assert (code, error) == (0, "")
     assert out.startswith("1 pi4: 55.00 USD, 6.00 W while all devices compute, for ")
-    assert "pi4     1      55.00 USD     6.00   the 4 GB board alone, raspberrypi.com, 2019-06-24" in out
+    assert "pi4     1      55.00 USD   6.00   the 4 GB board alone, raspberrypi.com, 2019-06-24" in out
     assert "first token         -" in out
     assert "each further token  1,000 ms" in out
     assert "0.500 requests arrive per second; the devices can answer " in out

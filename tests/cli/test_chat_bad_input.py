@@ -209,7 +209,7 @@ def test_json_without_a_prompt_on_a_terminal(tmp_path: Path) -> None:
     process.wait()
     assert process.exitstatus == USAGE
     assert process.before.count("\n") == 1
-    assert "--json needs -p" in process.before
+    assert "--json needs a prompt" in process.before
 
 
 def test_a_path_that_is_not_there_is_no_name_of_a_repository() -> None:

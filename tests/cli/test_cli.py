@@ -124,7 +124,7 @@ def test_what_to_do_about_a_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, said in (
         (missing, f"{missing}: No such file or directory; check its name"),
-        (tmp_path, f"{tmp_path}: Is a directory; name a file in it"),
+        (tmp_path, f"{tmp_path}: Is a directory; name a file in this folder"),
         (below, f"{below}: Not a directory; check its name: a part of the path is a file and not a folder"),
     ):
         assert_one_line_error(run_edge("chat", "-p", "hi", "--chat-template", path), 3, said)

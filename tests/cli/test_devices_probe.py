@@ -89,7 +89,7 @@ def test_what_is_not_measured_has_a_line_below(edge_devices: Run, monkeypatch: p
     code, out, _ = edge_devices("probe", "--folder", str(ROOT))
     assert code == 0
     assert re.search(r"^  disk reads +not measured \(", out, re.MULTILINE)
-    assert re.fullmatch(r"disk not measured: .* of room", out.splitlines()[-1])
+    assert re.fullmatch(r"disk not measured: .* of room; free some", out.splitlines()[-1])
 
 
 def test_the_word_wins_wherever_it_stands(edge_devices: Run) -> None:
@@ -159,8 +159,8 @@ def test_with_a_model_its_parts_are_measured(edge_devices: Run, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--workers", "127.0.0.1:1"], "--workers is for a MODEL"),
-        (["--insecure"], "--insecure is for a MODEL"),
+        (["--workers", "127.0.0.1:1"], "--workers needs a MODEL"),
+        (["--insecure"], "--insecure needs a MODEL"),
         (["model.gguf", "--folder", "."], "--folder is about this machine alone"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_server_has_the_range_and_the_preference(monkeypatch: pytest.MonkeyPat
         (("chat", "--memory", "1GiB", "--prefer", "speed", "-p", "x"), "needs a memory range"),
         (("quantize", "a.gguf", "b.gguf", "--elastic", "2GiB"), "needs two sizes"),
         (("quantize", "a.gguf", "b.gguf", "--sizes", "3", "--size", "1GiB"), "is for --elastic"),
-        (("quantize", "a.gguf", "b.gguf", "--elastic", "1GiB..2GiB", "--fit", "1GiB"), "do not go together"),
+        (("quantize", "a.gguf", "b.gguf", "--elastic", "1GiB..2GiB", "--fit", "1GiB"), "contradict each other"),
         (("quantize", "a.gguf", "b.gguf", "--elastic", "1GiB..2GiB", "--report"), "largest size"),
     ],
 )

@@ -97,7 +97,7 @@ def test_wrong_usage(tmp_path: Path, source: Path) -> None:
         (arguments(source, tmp_path / "no" / "out.onnx"), "there is no folder"),
         (arguments(source, source, force=True), "mlp.onnx is read by this command and cannot be overwritten"),
         (arguments(source, tmp_path / "in" / ".." / "in" / "mlp.onnx", force=True), "mlp.onnx is read"),
-        (arguments(source, tmp_path / "o.onnx", type="q4_0"), "int8 or int4, not q4_0"),
+        (arguments(source, tmp_path / "o.onnx", type="q4_0"), "int8 or int4, got q4_0"),
         (arguments(source, tmp_path / "o.onnx", block_size=32), "--block-size is for --type int4"),
         (arguments(source, tmp_path / "o.onnx", type="int4", block_size=48), "one of 16, 32, 64, 128, 256, got 48"),
     ]

@@ -426,7 +426,7 @@ def test_in_and_out_are_needed(run: Run, args: tuple[Path, ...]) -> None:
     ],
 )
 def test_kernels_are_of_no_model(run: Run, args: tuple[str, ...], name: str) -> None:
-    assert_refused(run("--kernels", *args), 2, name, "--kernels is about this device")
+    assert_refused(run("--kernels", *args), 2, name, "--kernels measures this device")
 
 
 def test_errors_of_quantizing_have_an_exit_code() -> None:

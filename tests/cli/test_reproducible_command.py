@@ -54,7 +54,7 @@ def test_a_server_decides_for_itself() -> None:
 
 def test_several_requests_at_once_are_refused() -> None:
     done = edge_here("serve", "--reproducible", "--requests", "2")
-    assert_one_line_error(done, 2, "--requests 2", "one at a time")
+    assert_one_line_error(done, 2, "--requests 2", "one request at a time")
 
 
 def test_without_a_seed_the_answer_is_that_of_seed_0() -> None:
@@ -105,6 +105,6 @@ def test_routes_on_this_device_are_a_table(capsys: pytest.CaptureFixture[str]) -
 
 def test_routes_are_of_one_model(tmp_path: Path) -> None:
     done = edge_here("evaluate", MODEL_PATH, MODEL_PATH, MODEL_PATH, "--routes")
-    assert_one_line_error(done, 2, "one model", "2 were given")
+    assert_one_line_error(done, 2, "need one MODEL", "got 2")
     done = edge_here("evaluate", MODEL_PATH, "--routes", "--png", tmp_path / "x.png")
     assert_one_line_error(done, 2, "--png")

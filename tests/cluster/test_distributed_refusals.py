@@ -20,7 +20,7 @@ from tests.support.slices import rewritten
         ("--save-plan /tmp/x", "--save-plan is for several devices"),
         ("--wire q8", "--wire is for several devices"),
         ("--insecure", "--insecure is for several devices"),
-        ("--workers A --shares 1,1,1", "--shares has need 2 shares, but --shares has 3"),
+        ("--workers A --shares 1,1,1", "2 devices need 2 shares, but --shares has 3"),
         ("--workers A --shares 1,0", "needs a number above 0"),
         ("--workers A --shares 1,-1", "needs a number above 0"),
         ("--workers A --shares 1,x", "needs a number, got 'x'"),

@@ -213,7 +213,12 @@ def test_stats_show_a_file_by_its_whole_name(open_chat: Open, tmp_path: Path) ->
 def test_one_empty_line_is_between_an_answer_and_the_next_prompt(open_chat: Open) -> None:
     chat = open_chat("--max-tokens", "3")
     gaps = []
-    for line, shown in (("one", STATS), ("/retry", STATS), ("/seed", "help lists them"), ("/clear", "forgotten")):
+    for line, shown in (
+        ("one", STATS),
+        ("/retry", STATS),
+        ("/seed", "help lists them"),
+        ("/clear", "new conversation"),
+    ):
         chat.enter(line)
         chat.sees(shown)
         gaps.append(chat.ready().count("\n"))
