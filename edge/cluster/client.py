@@ -1,4 +1,4 @@
-"""Workers as their owner sees them: calls to the daemon. Sessions are in edge/cluster/session.py."""
+"""The owner's connection to a worker's daemon. Sessions on a worker are in edge/cluster/session.py."""
 
 from __future__ import annotations
 
@@ -25,36 +25,41 @@ from transport.grpc_link import MAX_MESSAGE, rpc_failed
 from transport.received import printable
 from transport.security import Identity
 
-CALL_TIMEOUT_S = 10.0  # for an answer that takes no work
-CUT_TIMEOUT_S = 3600.0  # for a slice to be cut there, from a model that may first have to be hashed
-STALL_TIMEOUT_S = 60.0  # for an upload that no longer moves; hashing what is held counts as no move
-_SLOWEST_BYTES_PER_S = 10e6  # of a worker that reads what it holds
+CALL_TIMEOUT_S = 10.0  # bound on a call that only returns what the daemon knows
+CUT_TIMEOUT_S = 3600.0  # bound on cutting a slice on the worker, which may first have to hash the model
+STALL_TIMEOUT_S = 60.0  # bound on an upload without progress; the worker's hashing of earlier bytes is not counted
+_SLOWEST_BYTES_PER_S = 10e6  # reading speed of the slowest worker's disk
 _LOOK_S = 0.25
-_ATTEMPTS = 5  # to send a slice over connections that break before more of it has come
-RECONNECT_S = 30.0  # for a worker to come back
+_ATTEMPTS = 5  # attempts to send a slice over a connection that breaks without progress
+RECONNECT_S = 30.0  # time for a worker to become reachable again
 
-Progress = Callable[[float, float], None]  # (done, of)
+Progress = Callable[[float, float], None]  # (amount done, total amount)
 
 
 class Remote(Closing):
-    """A connected worker. `close()` it; it is also a context manager."""
+    """A connection to a worker. `close()` ends it; a `Remote` is also a context manager."""
 
     def __init__(self, channel: grpc.Channel, host: str, port: int, identity: Identity | None) -> None:
         self.host, self.port = host, port
         self.identity = identity
         self.channel = channel
-        self.return_s: float | None = None  # for it to come back while it is sent a slice; None: RECONNECT_S
+        # Seconds to wait for the worker if it vanishes during an upload; None: RECONNECT_S.
+        self.return_s: float | None = None
         self._closed = False
         self.name = identity.name if identity else f"{host}:{port}"
-        self.label = self.name  # to people; names of several devices come with addresses (`edge.cluster.fleet.label`)
+        # Name for people; devices with equal names get their address added (`edge.cluster.fleet.label`).
+        self.label = self.name
 
     @property
     def secure(self) -> bool:
-        """True if what passes is encrypted and both sides are known."""
+        """True if the connection is encrypted and both sides have shown certificates."""
         return self.identity is not None
 
     def describe(self, timeout_s: float = CALL_TIMEOUT_S) -> tuple[DeviceProfile, pb.Description]:
-        """Describe the device and its sessions."""
+        """Return the worker's device profile and its description of sessions and slices.
+
+        Raises Refused if the worker speaks another version of the protocol, or sends a profile that cannot be read.
+        """
         said: pb.Description = self.call("Describe", pb.DescribeRequest(), timeout_s)
         if said.protocol != frame.VERSION:
             there = f"version {said.protocol} of the protocol (edge {said.profile.runtime or 'unknown'})"
@@ -66,15 +71,22 @@ class Remote(Closing):
             raise Refused(
                 f"{self.name} describes itself in a way this version does not read: {error}; update both"
             ) from error
-        if self.identity is None:  # who has a certificate is called what the owner called it
+        if self.identity is None:  # a worker with a certificate keeps the name that the owner gave it
             self.name = self.label = profile.name
         return profile, said
 
     def send_slice(self, recipe: Recipe, model: Path, digest: str, progress: Progress | None = None) -> int:
-        """See that a slice is there: held, cut from a model file there, or sent from `model`.
+        """Make sure that the worker holds a slice, and return the number of bytes sent.
 
-        Bytes sent, 0 where none were needed. A connection that breaks is made again, and only the rest is sent.
-        WorkerError, SliceError or a TransportError where it cannot be.
+        Nothing is sent if the worker already holds the slice or can cut it from its own copy of the model. If the
+        connection breaks, it is made again and only the rest is sent.
+
+        recipe: the tensors and bytes of the slice.
+        model: the model file that contains the slice.
+        digest: SHA-256 of the slice.
+        progress: called with the bytes done and in total.
+
+        Raises WorkerError, SliceError or a TransportError if the slice cannot be sent.
         """
         sent, most, attempts, waits = 0, -1, 0, 0
         while True:
@@ -97,7 +109,7 @@ class Remote(Closing):
                     raise
                 self._reconnect()
             except WorkerError as error:
-                # Somebody else was first: the next offer waits for what comes of it.
+                # Another owner is sending this slice. The next offer waits for its outcome.
                 waits += 1
                 if error.error != "SliceBusy" or waits * _LOOK_S > CUT_TIMEOUT_S:
                     raise
@@ -108,24 +120,24 @@ class Remote(Closing):
         return_s = RECONNECT_S if self.return_s is None else self.return_s
         deadline = time.monotonic() + return_s
         while (left := deadline - time.monotonic()) > 0:
-            # A call that waits for a connection: to watch the channel's state instead may outlive the channel.
+            # A call with `wait_for_ready` is used because a watch of the channel's state may outlive the channel.
             try:
                 with self._explained():
                     rpc.stub(self.channel, "Describe")(pb.DescribeRequest(), timeout=left, wait_for_ready=True)
                 return
             except LinkTimeout:
                 break
-            except LinkClosed:  # the connection ended under this call, or is to stay closed
+            except LinkClosed:  # the connection ended during this call, or this end was closed
                 if self._closed:
                     raise
                 time.sleep(min(left, _LOOK_S))
         raise LinkClosed(f"{self.label} went away, and did not come back for {return_s:g} s")
 
     def _offer(self, recipe: Recipe, digest: str, progress: Progress | None) -> int | None:
-        """Offer a slice; return how many bytes of it the worker holds, None where it has it all."""
+        """Offer a slice. Return the number of bytes that the worker holds, or None if it holds the whole slice."""
         offer = pb.SliceOffer(slice=digest, n_bytes=recipe.n_bytes, recipe=recipe.to_bytes())
         if offer.ByteSize() > MAX_MESSAGE:
-            offer.ClearField("recipe")  # the slice is sent, then
+            offer.ClearField("recipe")  # without the recipe the worker cannot cut the slice, so it is sent
         state = pb.SliceState()
         with self._explained():
             for state in rpc.stub(self.channel, "Offer")(offer, timeout=CUT_TIMEOUT_S):
@@ -148,40 +160,40 @@ class Remote(Closing):
                 call.cancel()
 
     def call(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """One call with one answer."""
+        """Make a unary call and return its response."""
         with self._explained():
             return rpc.stub(self.channel, method)(request, timeout=timeout_s)
 
     def close(self) -> None:
-        """End the connection, and with it all sessions and whatever waits for the worker."""
+        """End the connection, with all sessions and pending calls on it."""
         self._closed = True
         self.channel.close()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """As `explained`; LinkClosed where this end was closed, before or meanwhile."""
+        """Translate errors as `explained` does. Raises LinkClosed if this end of the connection was closed."""
         try:
             with explained(self.label):
                 yield
-        except (TransportError, ValueError) as error:  # ValueError: gRPC's word for a channel that was closed
+        except (TransportError, ValueError) as error:  # gRPC raises ValueError for a closed channel
             if self._closed:
                 raise LinkClosed(f"the connection to {self.label} was closed here") from error
             raise
 
 
 class _Upload:
-    """Iterator over the chunks of an upload, which counts them."""
+    """Iterator over the chunks of an upload that counts the bytes sent."""
 
     def __init__(self, source: Generator[bytes], n_sent: int, n_bytes: int, progress: Progress | None) -> None:
         self._source = source
-        self._lock = threading.Lock()  # of the source
+        self._lock = threading.Lock()  # held while a thread reads the source
         self._n_sent = n_sent
         self._n_bytes = n_bytes
         self._progress = progress
         self.n_bytes = 0
-        # The worker first hashes what it holds, at the speed of a slow card.
+        # The worker first hashes the bytes that it holds, at the speed of its disk.
         self.moved_at = time.monotonic() + n_sent / _SLOWEST_BYTES_PER_S
-        self.failed: Exception | None = None  # our own file cannot be read, or the progress display had enough
+        self.failed: Exception | None = None  # error of reading the model file, or of the progress display
 
     def __iter__(self) -> _Upload:
         return self
@@ -196,13 +208,13 @@ class _Upload:
                 self._progress(self._n_sent + self.n_bytes, self._n_bytes)
         except StopIteration:
             raise
-        except Exception as error:  # gRPC, whose thread this is, would only say that iterating failed
+        except Exception as error:  # gRPC iterates in its own thread and would only report that iterating failed
             self.failed = error
             raise
         return chunk
 
     def close(self) -> None:
-        """Let go of the file, which gRPC's thread may hold for longer than the call."""
+        """Close the file. gRPC's thread may hold the iterator for longer than the call."""
         with self._lock:
             self._source.close()
 
@@ -219,7 +231,7 @@ def _finished(call: grpc.Future) -> bool:
 
 @contextmanager
 def explained(peer: str) -> Iterator[None]:
-    """Failed calls in our own words: WorkerError where the worker says why, else a TransportError."""
+    """Translate gRPC errors in a block: WorkerError if the worker gave a reason, else a TransportError."""
     try:
         yield
     except grpc.FutureCancelledError as error:

@@ -1,4 +1,4 @@
-"""Reaching a worker, and what belongs to it: who it is, enrolment of a new one, the newest revocations."""
+"""Connecting to workers: authentication, enrolment of invited devices, and distribution of the revocation list."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from transport.errors import Refused, TransportError
 from transport.security import INVITED, OWNER, Credentials, Identity, peer_identity
 
 CONNECT_TIMEOUT_S = 5.0
-LOSS_TIMEOUT_S = 2.0  # after a loss, while an answer waits: who is late is taken when nobody waits
+LOSS_TIMEOUT_S = 2.0  # used while a request waits after a loss; the supervisor retries slower workers later
 
 
 @contextmanager
 def _own_files() -> Iterator[None]:
-    """TrustError where this device's own files of a cluster cannot be read or written, in place of an OSError."""
+    """Turn an OSError about this device's own cluster files into a TrustError."""
     try:
         yield
     except OSError as error:
@@ -37,10 +37,13 @@ def _own_files() -> Iterator[None]:
 
 @_own_files()
 def reach(address: str, *, insecure: bool = False, timeout_s: float = CONNECT_TIMEOUT_S) -> Remote:
-    """A worker at HOST or HOST:PORT, ready to be asked: enrolled if it was only invited; it gets the revoked names.
+    """Connect to a worker at HOST or HOST:PORT.
 
-    TransportError, TrustError or WorkerError say why it cannot be reached or used; ValueError that this is no address.
-    `timeout_s` bounds connecting, and again every call that this takes.
+    An invited device is enrolled. Every member gets the current revocation list. `timeout_s` bounds the connection
+    attempt and each further call.
+
+    Raises TransportError, TrustError or WorkerError if the worker cannot be reached or used, and ValueError if
+    `address` is not an address.
     """
     host, port = parse_address(address)
     authority = _authority()
@@ -70,7 +73,7 @@ def reach(address: str, *, insecure: bool = False, timeout_s: float = CONNECT_TI
 
 
 def _tell_revoked(host: str, port: int, own: Credentials, authority: Authority, timeout_s: float) -> None:
-    """Bring a device that was revoked the list that says so, for its log; nothing else is asked of it."""
+    """Send the revocation list to a revoked device, so that its log names the reason."""
     known = replace(own, revoked=frozenset())
     with _connected(host, port, known, False, timeout_s) as worker:
         if worker.identity is not None and worker.identity.serial in own.revoked:
@@ -89,18 +92,18 @@ def credentials() -> Credentials | None:
 
 
 def _authority() -> Authority | None:
-    """The cluster this machine owns; None where it owns none."""
+    """Return the authority of the cluster that this machine owns, or None if it owns none."""
     membership = memberships.load(credentials_folder())
     if membership is None and not is_owned(authority_folder()):
         return None
     if membership is not None and membership.holder.role != OWNER:
         return None
-    # The owner's own files are mended where they are behind, and made anew where they are gone.
+    # `open` repairs files of the owner that are out of date or missing.
     return Authority.open(authority_folder(), credentials_folder())
 
 
 def _refuse_a_worker(target: str) -> None:
-    """Refused where this machine is in a cluster that is not its own: making one of its own would not help."""
+    """Raise Refused if this machine is a member of a cluster of another owner. A cluster of its own would not help."""
     membership = memberships.load(credentials_folder())
     if membership is not None:
         raise Refused(
@@ -110,7 +113,7 @@ def _refuse_a_worker(target: str) -> None:
 
 
 def _enroll(worker: Remote, authority: Authority, timeout_s: float) -> WorkerError | None:
-    """Make a member of a device that shows an invitation. Its objection if it has one: another may have been faster."""
+    """Enrol an invited device. Return the device's error if it refuses, because another owner may have been faster."""
     assert worker.identity is not None
     try:
         request: pb.SigningRequest = worker.call("Enroll", pb.EnrollRequest(), timeout_s)
@@ -119,7 +122,7 @@ def _enroll(worker: Remote, authority: Authority, timeout_s: float) -> WorkerErr
         try:
             certificate = authority.enroll(request.invitation_pem, request.csr_pem)
         except TrustError as error:
-            with suppress(TransportError, WorkerError):  # so that its own log says so, too
+            with suppress(TransportError, WorkerError):  # the device's own log then names the reason, too
                 worker.call("Install", pb.Certificate(refused=str(error)), timeout_s)
             raise
         worker.call("Install", pb.Certificate(certificate_pem=certificate), timeout_s)
@@ -131,7 +134,7 @@ def _enroll(worker: Remote, authority: Authority, timeout_s: float) -> WorkerErr
 
 
 def _update(worker: Remote, identity: Identity, authority: Authority, timeout_s: float) -> None:
-    """Bring the newest list of revocations, and learn what only the worker knows: our own files may be a backup's."""
+    """Send the revocation list and merge the worker's newer list. This machine's files may come from an old backup."""
     said: pb.Installed = worker.call("UpdateRevoked", pb.RevokedList(crl_pem=authority.crl()), timeout_s)
     if not said.crl_pem:
         return

@@ -1,4 +1,4 @@
-"""A plan brought to life: slices where they belong, engine processes connected and loaded, an engine to talk to."""
+"""Start a plan: send the slices, start and link the engine processes, and load them."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from transport.choice import ALGORITHMS
 from transport.collective import Group
 from transport.link import Deadlines
 
-_AT_ONCE_S = 0.05  # for the last step, which nothing depends on
+_AT_ONCE_S = 0.05  # send timeout for the final step; no result depends on it
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Way of tensors between the ranks. ValueError for what is not known."""
+    """Transport and all-reduce settings of the links between ranks. Raises ValueError for unknown values."""
 
-    transport: str = "auto"  # tcp, grpc, or tcp if it can be reached and otherwise grpc
-    algorithm: str = "auto"  # of the sums: star, mesh, split, or what the cost formula chooses
-    wire: str = "f32"  # type of the parts that are summed: f32, f16, q8
+    transport: str = "auto"  # "tcp", "grpc", or "auto": tcp if the peer can be reached by it, else grpc
+    algorithm: str = "auto"  # all-reduce algorithm: "star", "mesh", "split", or "auto": the cost model chooses
+    wire: str = "f32"  # type of partial sums on the wire: "f32", "f16", "q8"
     deadlines: Deadlines = DEADLINES
 
     def __post_init__(self) -> None:
@@ -83,15 +83,20 @@ class Deployment(RankGroup):
         leaves_at_once: bool = False,
         adapters: Sequence[CheckedAdapter] | None = None,
     ) -> None:
-        """Bring `plan` to life. `options` are for all ranks, but threads and GPU layers for this device alone.
-        say: called, in a thread of its own, with words about a device that is waited for and stands still. vocabulary:
-        of this model, where it is loaded already. gives_up: as RankGroup. reserved: bytes of this device's budget that
-        something else takes. leaves_at_once: it is given up with a device that is about to end, as others can do all of
-        it. adapters: those of the options, as they were checked before; None: as they are now.
+        """Load and start `plan`.
 
-        Where it fails, everything is unloaded again, and the first error raised: SliceError (the file is not the plan's
-        model any more), PlanError (it never was), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, or a
-        TransportError. The fleet stays open.
+        options: engine options for all ranks; threads and GPU layers are for this device only.
+        say: called in a separate thread with a message about a device that stands still while a request waits.
+        vocabulary: the model's vocabulary if it is already loaded.
+        gives_up: as in `RankGroup`.
+        reserved: bytes of this device's memory budget that another placement takes.
+        leaves_at_once: give a device up as soon as it is about to leave, because the other devices can do all of its
+            work.
+        adapters: LoRA adapters that were checked before; None: check those of the options now.
+
+        If the start fails, everything is unloaded again and the first error is raised: SliceError (the model file has
+            changed), PlanError (the plan is for another model), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, or a
+            TransportError. The fleet stays open.
         """
         self._leaves_at_once = leaves_at_once
         super().__init__(
@@ -108,7 +113,7 @@ class Deployment(RankGroup):
         key = cache_key(options.prefixes.key_folder) if options.prefixes else None
         options = options if key else replace(options, prefixes=None)
         self._prefix_key = key or b""
-        self.memory_bytes: dict[str, int] = {}  # of the other devices: what their ranks were granted
+        self.memory_bytes: dict[str, int] = {}  # granted to the ranks of other devices, by address
         self._own_slices, self._reserved, self._adapters = OwnSlices(), reserved, adapters
         try:
             self._start(options, progress)
@@ -117,17 +122,21 @@ class Deployment(RankGroup):
             raise
 
     def _is_busy(self) -> bool:
-        """Return whether a person waits for the ranks: while they start, and for a step."""
+        """Return True while the ranks start or compute a step."""
         engine: DistributedEngine | None = getattr(self, "engine", None)
         return engine is None or bool(engine.busy)
 
     def _leaves(self, session: EngineSession) -> None:
-        """It is left between two steps (`edge.deployment.supervisor`), and serves until then."""
+        """Give the device up now only if `leaves_at_once`. Otherwise the supervisor replaces the plan between two
+        steps.
+        """
         if self._leaves_at_once:
             super()._leaves(session)
 
     def break_off(self) -> None:
-        """End what a thread waits for or computes here, from another one. Nothing can be computed any more."""
+        """Interrupt a thread that waits or computes here. Call it from another thread; nothing can be computed
+        afterwards.
+        """
         self.engine.shard.engine.stop()
         for link in self.engine.group.links.values():
             link.close("no longer needed")
@@ -142,21 +151,21 @@ class Deployment(RankGroup):
                 f"{file.path.name} has SHA-256 {digest[:12]}..., the plan is for {plan.model_digest[:12]}...: it has"
                 " changed, or is another model; make a new plan"
             )
-        if plan.sizes != limits(file).sizes:  # part of the model would be left out
+        if plan.sizes != limits(file).sizes:  # the plan would leave out a part of the model
             raise PlanError(
                 f"the plan is for {plan.sizes}, and {file.path.name} has {limits(file).sizes}; make a new plan"
             )
         shape = ModelShape.from_gguf(file)
         if options.gpu_memory is None:
             options = replace(options, memory=options.memory or plan.shard(0).memory)
-        options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
+        options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # equal for all ranks
         adapters = self._adapters
         if adapters is None:
             adapters = CheckedAdapter.all_from(options.lora, file, shape)
         self._slices = ModelSlices(file, digest, adapters, self._own_slices, elastic=options.least_memory is not None)
         slices = self._slices.of_ranks(plan)
         check_room(self._fleet, [(plan, slices)], shape, options)
-        # Ranks have to agree on it, whatever memory each has.
+        # All ranks need the same value, whatever memory each of them has.
         options = replace(options, rollback=shared_rollback(self._fleet, plan, slices, file, shape, options))
         total = AggregateProgress(
             progress, 3 * sum(model.recipe.n_bytes for model, *_ in slices.values()), self._closing.check
@@ -188,8 +197,11 @@ class Deployment(RankGroup):
     def _load_here(
         self, slices: Sequence[FileSlice], options: EngineOptions, total: AggregateProgress
     ) -> tuple[llama.Model, Shard]:
-        """The vocabulary and rank 0's slices, in this process; none: it holds no layer. One after the other, as
-        llama.cpp says what is wrong with a model for all of a process."""
+        """Load the vocabulary and rank 0's slices in this process.
+
+        A thin owner has no slices and holds no layer. The parts load one after the other because llama.cpp reports load
+        errors for the process as a whole.
+        """
         model = self._vocabulary
         if model is None:
             model = llama.Model(self._file.path, vocabulary_only=True)
@@ -223,12 +235,12 @@ class Deployment(RankGroup):
         return model, shard
 
     def _digest(self, part: FileSlice, total: AggregateProgress) -> str:
-        """Return a slice's digest, for which it may have to be cut once."""
+        """Return a slice's digest. It may have to be cut once to compute it."""
         with total.part(part.recipe.n_bytes) as read:
             return self._slices.name(part, read)
 
     def _open(self, rank: int, slices: Sequence[FileSlice], total: AggregateProgress) -> list[str]:
-        """A rank's slice on its worker, with those of adapters, and its engine process: the digests of the slices."""
+        """Send a rank's slices to its worker and start its engine process. Return the digests of the slices."""
         part = self.plan.shard(rank)
         worker = self._fleet.workers[part.device]
         recipe, digest = slices[0].recipe, self._digest(slices[0], total)
@@ -241,16 +253,16 @@ class Deployment(RankGroup):
     def _load(
         self, rank: int, digests: Sequence[str], recipe: Recipe, options: EngineOptions, total: AggregateProgress
     ) -> int:
-        """Load a rank's slices on its worker: the bytes that they were granted there."""
+        """Load a rank's slices on its worker. Return the bytes of memory that the worker granted."""
         digest, *adapters = digests
         part = self.plan.shard(rank)
         values: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in _OF_A_DEVICE}
         ranks = [device(other) for other in self.plan.devices].count(device(part.device))
-        if ranks > 1:  # threads that wait for others at every barrier of llama.cpp take a hundred times as long
+        if ranks > 1:  # oversubscribed threads make llama.cpp's barriers about 100 times slower
             values["threads"] = max(1, self._fleet.profiles[part.device].threads // ranks)
         profile = self._fleet.profiles[part.device]
         limit = profile.memory_limit_bytes
-        if ranks > 1 and limit and profile.gpu is None:  # else the first to load would take all of it
+        if ranks > 1 and limit and profile.gpu is None:  # otherwise the first rank to load would take all of the limit
             values["memory"] = max(1, (limit - LEAST_PROCESS_BYTES) // ranks)
         values |= _own(part)
         key = rank_key(self._prefix_key, digest) if self._prefix_key else b""
@@ -267,7 +279,7 @@ class Deployment(RankGroup):
 
     @contextmanager
     def _named(self, rank: int) -> Iterator[None]:
-        """Errors name the device of that rank."""
+        """Attach the device of the rank to errors raised in the block."""
         try:
             yield
         except EdgeError as error:
@@ -275,7 +287,7 @@ class Deployment(RankGroup):
             raise
 
     def _end(self, group: Group) -> None:
-        """Tell the ranks that no more steps come. Who computes and takes nothing now ends with its session."""
+        """Tell the ranks that no more steps follow. A rank that does not read the message ends with its session."""
         for link in group.links.values():
             link.deadlines = replace(link.deadlines, send_timeout_s=_AT_ONCE_S)
         self.engine.end()
@@ -287,6 +299,6 @@ _OF_A_DEVICE = frozenset(
 
 
 def _own(part: PlanShard) -> dict[str, Any]:
-    """Engine options that a plan sets for one device."""
+    """Return the engine options that a plan sets for one device."""
     limits = {"threads": part.threads, "gpu_layers": part.gpu_layers, "memory": part.memory}
     return {name: value for name, value in limits.items() if value is not None}

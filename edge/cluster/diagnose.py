@@ -1,4 +1,4 @@
-"""Diagnosis of a connection of two devices, measured by their engine processes over the links a model would use."""
+"""Measure the link between two devices, with engine processes and the same transport as a model would use."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from transport import edge_pb2 as pb
 from transport.choice import Choice, choose
 from transport.errors import ProtocolError, Refused
 
-LOCAL = "local"  # stands for the address of this device
-_MOST = 1e15  # seconds, or bytes a second; no figure is that large
-PAYLOADS = (4, 8 << 10, 256 << 10, 4 << 20)  # bytes: a flag, a row of decode, a small prefill, a large one
+LOCAL = "local"  # stands for this device in lists of addresses
+_MOST = 1e15  # upper bound on plausible figures, in seconds or bytes per second
+PAYLOADS = (4, 8 << 10, 256 << 10, 4 << 20)  # bytes: a flag, one row of decode, a small prefill, a large prefill
 
 
 @dataclass(frozen=True)
 class LinkReport:
-    """One connection: its figures, the all-reduce that fits it, and hints about problems."""
+    """Measurements of one link, the all-reduce algorithm that suits it, and hints about problems."""
 
     profile: LinkProfile
-    a_address: str  # HOST:PORT of the worker's daemon, as the owner reaches it; LOCAL for this device
+    a_address: str  # HOST:PORT of the worker's daemon as this device reaches it, or LOCAL
     b_address: str
-    why: str  # reason for tcp or grpc
-    allreduce_s: float  # 8 KiB over it, measured; median
-    choices: dict[int, Choice]  # by payload in bytes, for two ranks
+    why: str  # reason for the choice of tcp or grpc
+    allreduce_s: float  # median seconds of an all-reduce of 8 KiB
+    choices: dict[int, Choice]  # best algorithm for two ranks, by payload in bytes
     hints: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             **self.profile.to_json(),
             "a_address": self.a_address,
@@ -49,9 +49,9 @@ class LinkReport:
 
 
 def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: str = "auto") -> LinkReport:
-    """Measure from `a`, or from this device, to `b` for about `seconds`.
+    """Measure the link from `a` to `b` for about `seconds`; if `a` is None, measure from this device.
 
-    Errors as those of sessions; Refused where the two cannot be linked.
+    Raises Refused if the two devices cannot be linked, and the errors of `EngineSession`.
     """
     if a is None:
         label([b], own_name(secure=b.secure))
@@ -91,14 +91,14 @@ def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: s
 
 
 def _first(a: Remote | None, b: Remote, secret: bytes) -> EngineSession:
-    """Return the session at the end of the link that dials: on worker `a`, or on this device."""
+    """Return the session that dials: on worker `a`, or on this device."""
     if a is not None:
         return RemoteSession(a, 0, 2, secret)
     return LocalSession(own_name(secure=b.secure), 2, secret, credentials_folder() if b.secure else None, threads=1)
 
 
 def _check_pair(a: Remote, b: Remote) -> None:
-    """Refused where it is plain from here that `a` cannot dial `b`."""
+    """Raise Refused if it is already clear that `a` cannot dial `b`."""
     if a.secure != b.secure:
         clear, other = (b, a) if a.secure else (a, b)
         raise Refused(
@@ -113,7 +113,7 @@ def _check_pair(a: Remote, b: Remote) -> None:
 
 
 def _check_figures(device: str, link: pb.Measured, summed: list[pb.Allreduced]) -> None:
-    """ProtocolError where a worker answers with figures that cannot be."""
+    """Raise ProtocolError if a worker returns impossible figures."""
     times = [link.round_trip_best_s, link.round_trip_median_s, link.round_trip_p99_s]
     figures = [*times, link.send_bytes_per_s, link.receive_bytes_per_s, *(timing.median_s for timing in summed)]
     if not all(0 < figure < _MOST for figure in figures):

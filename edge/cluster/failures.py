@@ -1,4 +1,4 @@
-"""Causes of failures: which of several errors says why, which devices were lost, and which of them not to try again."""
+"""Classification of failures: the most informative of several errors, the lost devices, and devices to avoid."""
 
 from __future__ import annotations
 
@@ -8,41 +8,45 @@ from edge.errors import WorkerError
 from quant.text import listed
 from transport.errors import TransportError
 
-# A device that is lost takes others with it, which only say that their links broke.
-# How little a class of errors says: a link that is refused or timed out may be the cause, one that breaks seldom is.
-# Classes that are not here, and the end of a process or of a worker's session, are causes.
+# If one device is lost, the other ranks only report that their links to it broke. The numbers order error classes from
+# causes to consequences. A refused or timed-out link may be the cause; a broken link rarely is. Errors of other
+# classes, and the end of a process or session, are causes and have rank 0.
 _OF_LINKS = {"Refused": 1, "LinkTimeout": 1, "ProtocolError": 2, "LinkClosed": 3}
 
 
 def is_cause(reason: Exception) -> bool:
-    """Return whether what a session said is why it ended, and not what another's end did to it."""
+    """Return True if a session's error is a cause, and not the consequence of another rank's failure."""
     return getattr(reason, "error", "") not in _OF_LINKS
 
 
 def is_loss(error: Exception) -> bool:
-    """Return whether a device, its process or a link is gone, so that others may do what was asked. Else it was
-    refused."""
+    """Return True if a device, its process or a link was lost, so that other devices may take over. False means that
+    the request was refused.
+    """
     if isinstance(error, WorkerError):
         return not error.error or error.error in _OF_LINKS
     return isinstance(error, TransportError)
 
 
 def failure_reason(reasons: Iterable[Exception], error: Exception | None = None) -> Exception:
-    """The error that says most, the first of those that say as much: of what sessions said, and of what failed here.
+    """Return the most informative error; the first one if several are equally informative.
 
-    There must be one. `error` comes from a link of this device, so its own class counts.
+    reasons: errors from sessions, which name their class in `error`.
+    error: an error of a link of this device, which is ranked by its own class.
+
+    Raises ValueError if there is no error at all.
     """
     ranked = [(_OF_LINKS.get(getattr(reason, "error", ""), 0), reason) for reason in reasons]
     if error is not None:
         kind = type(error).__name__
-        # A rank that could not reach another one ends, and then cannot be reached: what it was refused comes first.
+        # A rank that was refused a link ends, and then other ranks cannot reach it. So its refusal comes first.
         before = [candidate for candidate in ranked if kind == getattr(candidate[1], "error", "") == "Refused"]
         ranked = [*before, (_OF_LINKS.get(kind, 0), error), *ranked]
     return min(ranked, key=lambda candidate: candidate[0])[1]
 
 
 def loss_reason(names: Sequence[str], error: Exception) -> str:
-    """Which devices were lost, and why: "pi was lost (went away)". names: as far as they are known."""
+    """Return a sentence about lost devices, for example "pi was lost (went away)". names: the known device names."""
     reason = str(error)
     for name in names:
         reason = reason.removeprefix(f"{name}: ").removeprefix(f"{name} ")
@@ -51,14 +55,18 @@ def loss_reason(names: Sequence[str], error: Exception) -> str:
 
 
 class LostLately:
-    """The devices that were lost while one thing was done, in one attempt after the other."""
+    """Devices that were lost in consecutive attempts at the same work."""
 
     def __init__(self) -> None:
         self._lost: set[str] = set()
 
     def again(self, now: Iterable[str], losses_in_a_row: int) -> set[str]:
-        """Return those of the lost devices that were lost in an attempt before: they answer, and fail at their part.
-        losses_in_a_row: attempts at this one thing, this one included."""
+        """Return the devices among `now` that were also lost in an earlier attempt. They answer, but fail at their
+        part.
+
+        now: addresses of the devices that were lost in this attempt.
+        losses_in_a_row: number of failed attempts at the current work, including this one.
+        """
         if losses_in_a_row == 1:
             self._lost.clear()
         returned = self._lost & set(now)

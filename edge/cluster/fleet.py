@@ -1,4 +1,4 @@
-"""The workers that a model is to run on, reached and checked: who they are, and that they run what we run."""
+"""The connected workers of a model: reach them, and check that their versions and security settings match."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ MAX_WORKERS = 63
 
 
 class Fleet(Closing):
-    """Connected workers by the address they were given as. `close()` it; it is also a context manager."""
+    """Connected workers, by the addresses that the caller gave. `close()` ends the connections; a `Fleet` is also a
+    context manager.
+    """
 
     workers: dict[str, Remote]
     profiles: dict[str, DeviceProfile]
@@ -38,15 +40,22 @@ class Fleet(Closing):
         timeout_s: float = CONNECT_TIMEOUT_S,
         return_s: float | None = None,
     ) -> None:
-        """Reach all of them at once. The first error of any: those of `reach`, and Refused or WorkerError where a
-        worker cannot take part. One may occur twice, also as "pi" and "pi:7070": then its device has two ranks.
-        timeout_s: for each to answer. return_s: as `Remote.return_s`."""
+        """Connect to all workers concurrently.
+
+        addresses: HOST or HOST:PORT. A device that occurs twice, also as "pi" and "pi:7070", gets two ranks.
+        timeout_s: time for each worker to answer.
+        return_s: as `Remote.return_s`.
+
+        Raises the errors of `reach`, and Refused or WorkerError if a worker cannot take part. The first error is
+        raised.
+        """
         if not 1 <= len(addresses) <= MAX_WORKERS:
             raise ValueError(f"{len(addresses)} workers were given, 1 to {MAX_WORKERS} can be")
         different = tuple(dict.fromkeys(map(device, addresses)))
         self._closing, self._return_s = CancelScope(), return_s
         try:
-            with unwaited_pool(len(different), "reach") as pool:  # what is reached after a failure is closed at once
+            # Workers that connect after a failure are closed immediately.
+            with unwaited_pool(len(different), "reach") as pool:
                 reached = results([pool.submit(self._reached, address, insecure, timeout_s) for address in different])
                 described = results([pool.submit(worker.describe) for worker in reached])
             for worker, (profile, said) in zip(reached, described, strict=True):
@@ -65,21 +74,21 @@ class Fleet(Closing):
 
     @property
     def secure(self) -> bool:
-        """True if what passes between the devices is encrypted."""
+        """True if all traffic between the devices is encrypted."""
         return all(worker.secure for worker in self.workers.values())
 
     @property
     def credentials(self) -> Path | None:
-        """The folder of what this device shows to the others; None where all is in the clear."""
+        """Folder of this device's certificate, or None if the links are not encrypted."""
         return credentials_folder() if self.secure else None
 
     @property
     def local_name(self) -> str:
-        """Name by which the others know this device."""
+        """Name of this device on the other devices."""
         return own_name(secure=self.secure)
 
     def memory_of(self, address: str) -> int:
-        """Bytes of memory that a model may take on a worker's device."""
+        """Return the bytes of memory that a model may take on a worker's device."""
         have = self.profiles[address].memory_available_bytes
         return min(have, self.profiles[address].memory_limit_bytes or have)
 
@@ -105,23 +114,23 @@ class Fleet(Closing):
 
 
 def own_name(*, secure: bool) -> str:
-    """Return this device's name: that in its cluster where links are encrypted."""
+    """Return this device's name: its name in the cluster if `secure`, else its host name."""
     own = credentials.load(credentials_folder()) if secure else None
     return own.holder.name if own else host_name()
 
 
 def device(address: str) -> str:
-    """The same for all ways to write an address: HOST:PORT. LOCAL stays. ValueError where it is none."""
+    """Return the canonical HOST:PORT of an address; LOCAL stays LOCAL. Raises ValueError if it is not an address."""
     return LOCAL if address == LOCAL else join_address(*parse_address(address)).lower()
 
 
 def by_device(plan: Plan) -> Plan:
-    """The plan with addresses as `device` writes them."""
+    """Return the plan with canonical addresses, as `device` returns them."""
     return plan.with_shards(lambda shard: replace(shard, device=device(shard.device)))
 
 
 def label(workers: Sequence[Remote], *others: str) -> None:
-    """Make clear which worker is meant: one whose name another, or one of `others`, has gets its address."""
+    """Make labels unique: add the address to the label of a worker whose name occurs twice or is among `others`."""
     names = Counter([*others, *(worker.name for worker in workers)])
     for worker in workers:
         if names[worker.name] > 1:
@@ -129,7 +138,7 @@ def label(workers: Sequence[Remote], *others: str) -> None:
 
 
 def check_versions(name: str, profile: DeviceProfile) -> None:
-    """WorkerError where ranks of that device would compute with another llama.cpp, or follow other rules."""
+    """Raise WorkerError if a device runs another version of edge or llama-cpp-python than this one."""
     for what, there, here in (
         ("edge", profile.runtime, version("edge-runtime")),
         ("llama-cpp-python", profile.llama_cpp, version("llama-cpp-python")),

@@ -1,5 +1,4 @@
-"""Liveness monitor: reports workers that stop responding, by their missing heartbeats, that recover, or that announce
-that they are leaving."""
+"""Liveness monitor: reports workers that miss heartbeats, that recover, and that announce their leaving."""
 
 from __future__ import annotations
 
@@ -9,17 +8,17 @@ from edge.cluster.session import EngineSession
 from edge.net.peers import HEARTBEAT_S
 from edge.tasks import Repeated
 
-SILENT_S = 5 * HEARTBEAT_S  # without a word; fewer beats may be late on a busy device
-LOST_S = 3 * HEARTBEAT_S  # without a word, while this device ran: then the process stands still
+SILENT_S = 5 * HEARTBEAT_S  # silence before a message; a busy device may delay fewer heartbeats
+LOST_S = 3 * HEARTBEAT_S  # silence, while this device ran, after which the process counts as lost
 _LOOK_S = HEARTBEAT_S / 2
 
 
 class LivenessMonitor:
-    """Failure detector: looks at engine processes until it is closed. A silent one is suspected, and then lost.
+    """Failure detector for engine processes. A silent process is first suspected and later lost.
 
-    The first line comes after SILENT_S, the next when the silence has lasted twice as long, and so on. A process that
-    is silent for LOST_S is given up where somebody wants to know. For that, checks are counted and not seconds: where
-    this device itself stood still, words may be waiting to be read.
+    The first message comes after SILENT_S, and further messages each time the silence has doubled. After LOST_S the
+    process is given up if a `lost` callback exists. For that, checks are counted instead of seconds: if this device
+    itself stood still, heartbeats may be waiting to be read.
     """
 
     def __init__(
@@ -30,12 +29,19 @@ class LivenessMonitor:
         lost: Callable[[EngineSession], None] | None = None,
         leaves: Callable[[EngineSession], None] = lambda session: None,
     ) -> None:
-        """is_busy: whether anybody waits for them; nothing is said otherwise. lost: called with who is given up.
-        leaves: called at each look, with each whose device is about to end."""
+        """Start checking in a thread.
+
+        sessions: returns the engine processes to check.
+        say: shows a message.
+        is_busy: returns True while a request waits for the processes. Otherwise nothing is reported.
+        lost: called with a process that is given up.
+        leaves: called at each check with each process whose device is about to leave.
+        """
         self._sessions, self._say, self._is_busy, self._lost = sessions, say, is_busy, lost
         self._leaves = leaves
-        self._said: dict[EngineSession, float] = {}  # silence in seconds, when it was last said
-        self._checks: dict[EngineSession, tuple[float, int]] = {}  # silence at the last look, and checks without a word
+        self._said: dict[EngineSession, float] = {}  # length of the silence, in seconds, when it was last reported
+        # Last measured silence, and checks without a heartbeat since.
+        self._checks: dict[EngineSession, tuple[float, int]] = {}
         self._looks = Repeated(self.look, _LOOK_S, "silence")
 
     def look(self) -> None:
@@ -44,7 +50,7 @@ class LivenessMonitor:
             if session.leaving:
                 self._leaves(session)
             silent_s, said_s = session.silent_s, self._said.get(session, 0.0)
-            if silent_s is None:  # it has ended, and answers no more
+            if silent_s is None:  # the process has ended
                 self._said.pop(session, None)
                 self._checks.pop(session, None)
                 continue
@@ -63,5 +69,5 @@ class LivenessMonitor:
                 self._say(f"waiting for {session.device}: no answer for {silent_s:.0f} s")
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._looks.close()

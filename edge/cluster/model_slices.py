@@ -1,4 +1,4 @@
-"""The slices that ranks have of a model and of its LoRA adapters: cut, sent and kept alike, each under its digest."""
+"""Slices of a model and of its LoRA adapters for each rank. Both kinds are cut, sent and cached under their digests."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Enter = Callable[[AbstractContextManager[Path]], Path]
 
 
 class FileSlice(NamedTuple):
-    """A slice of a model's file, or of an adapter's."""
+    """A slice of a model file or of an adapter file."""
 
-    path: Path  # of the file
+    path: Path  # file that the slice is cut from
     recipe: Recipe
-    largest_bytes: int | None = None  # of a slice of several sizes: of the largest alone
+    largest_bytes: int | None = None  # for an elastic slice, the bytes of its largest size alone
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights that it begins with."""
+        """Bytes of the model weights in the slice. For an elastic slice, those of the largest size."""
         return self.recipe.n_bytes if self.largest_bytes is None else self.largest_bytes
 
 
 class ModelSlices:
-    """Recipes of the slices of a model and its adapters."""
+    """Slices of a model and its adapters, for each cut of the model."""
 
     def __init__(
         self,
@@ -47,16 +47,21 @@ class ModelSlices:
         *,
         elastic: bool = False,
     ) -> None:
-        """digest: of the model's file. own: slices on this device; None: in this user's own cache. elastic: they hold
-        all sizes of the model."""
+        """Recipes are made when they are first needed.
+
+        digest: SHA-256 of the model file.
+        own: cache of slices on this device; None: this user's cache.
+        elastic: slices hold all sizes of an elastic model.
+        """
         self._elastic = elastic and is_elastic(file)
         self.file, self.digest, self.adapters = file, digest, adapters
         self._own = own or OwnSlices()
         self._by_cut: dict[Slice, list[FileSlice]] = {}
 
     def files(self, cut: Slice) -> list[FileSlice]:
-        """Return the slice of the model, and of each adapter what belongs to it. CannotSlice where one cannot be cut as
-        the model is."""
+        """Return the slice of the model, followed by the slice of each adapter. Raises CannotSlice if an adapter cannot
+        be cut like the model.
+        """
         if cut not in self._by_cut:
             self._by_cut[cut] = [
                 self._of_model(cut),
@@ -65,8 +70,9 @@ class ModelSlices:
         return self._by_cut[cut]
 
     def of_ranks(self, plan: Plan) -> dict[int, list[FileSlice]]:
-        """Return those of the ranks of a placement; a thin owner has none. A device that is alone has all of an
-        adapter, however it may be cut."""
+        """Return the slices of each rank of a placement. A thin owner has none. A device that runs alone gets each
+        adapter whole.
+        """
         cuts = {rank: cut for rank in range(plan.world_size) if (cut := plan.slice(rank)).layers}
         if len(plan.devices) > 1:
             return {rank: self.files(cut) for rank, cut in cuts.items()}
@@ -82,39 +88,45 @@ class ModelSlices:
         return FileSlice(self.file.path, recipe, largest_bytes=largest.n_bytes)
 
     def check_unchanged(self) -> None:
-        """Raise EngineError if the file of an adapter is not what was checked."""
+        """Raise EngineError if the file of an adapter has changed since it was checked."""
         for adapter in self.adapters:
             adapter.file.check_unchanged()
 
     def name(self, part: FileSlice, progress: Progress | None = None) -> str:
-        """Return the digest of a slice, as `OwnSlices.digest`. EngineError if an adapter has changed."""
+        """Return the digest of a slice, as `OwnSlices.digest`. Raises EngineError if an adapter has changed."""
         digest = self._own.digest(part.recipe, part.path, progress)
         self.check_unchanged()
         return digest
 
     def use(self, part: FileSlice, enter: Enter) -> Path:
-        """Return the file of a slice on this device, cut where it is not there. enter: keeps it there as long as it is
-        needed."""
+        """Return the file of a slice on this device, and cut the slice if it is missing. enter: enters the context that
+        keeps the file in the cache.
+        """
         return enter(self._own.use(part.recipe, part.path, self.name(part)))
 
     def send(self, part: FileSlice, worker: Remote, progress: Progress | None = None) -> str:
-        """Send a slice to a worker that lacks it, and return its digest. The errors of `name` and `Remote.send_slice`.
-        progress: is called while it is named, and sent."""
+        """Send a slice to a worker that lacks it, and return its digest.
+
+        progress: called while the digest is computed and while the slice is sent.
+
+        Raises the errors of `name` and `Remote.send_slice`.
+        """
         digest = self.name(part, progress)
         worker.send_slice(part.recipe, part.path, digest, progress)
         return digest
 
 
 def adapter_bytes(slices: Sequence[FileSlice]) -> int:
-    """Bytes of the slices of adapters among those of a rank."""
+    """Return the total bytes of the adapters' slices among the slices of a rank."""
     return sum(part.recipe.n_bytes for part in slices[1:])
 
 
 def send_ahead(fleet: Fleet, plan: Plan, slices: ModelSlices, check: Progress) -> None:
-    """Bring the slices of a plan to its workers, where they are not yet.
+    """Send the slices of a plan to its workers before the plan starts. Workers that hold their slices get nothing.
 
-    check: called on the way; what it raises ends it, and what is there by then need not be sent again. Else the errors
-    of `ModelSlices.files` and `ModelSlices.send`.
+    check: called as progress callback. If it raises, sending ends, and bytes that arrived need not be sent again.
+
+    Raises the errors of `ModelSlices.files` and `ModelSlices.send`.
     """
     for placement in plan.placements:
         for rank, parts in slices.of_ranks(placement).items():

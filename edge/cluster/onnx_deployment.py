@@ -1,7 +1,7 @@
-"""An ONNX plan brought to life: stages where they belong, engine processes connected, a pipeline to talk to.
+"""Start a plan of an ONNX network: send the stages, start and link the engine processes, and run a pipeline.
 
-Sessions and links are made once, for the devices of the first plan. Other plans for the same devices follow on them
-with `load`, so that a sweep over cuts pays for stages only: `load`, `times`, `start`, use, `load` again.
+Sessions and links are made once, for the devices of the first plan. `load` puts other plans for the same devices on
+them. A sweep over cuts therefore repeats only `load`, `times` and `start`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from transport.measure import measure
 
 @dataclass(frozen=True)
 class Loaded:
-    """Resources of one stage."""
+    """Resources of one loaded stage."""
 
     device: str
     weight_bytes: int
-    memory_bytes: int  # of its process, once it has run; 0 for a stage in this process
-    provider: str  # of ONNX Runtime, that it runs on
-    fell_back_from: tuple[str, ...]  # better ones of that device that did not take it, each with the reason
+    memory_bytes: int  # memory of the stage's process after a run; 0 for a stage in this process
+    provider: str  # ONNX Runtime execution provider that runs the stage
+    fell_back_from: tuple[str, ...]  # faster providers of the device that refused the stage, each with the reason
     threads: int
 
 
 class OnnxDeployment(RankGroup):
-    """A network in ONNX that runs on several devices. `close()` ends it on all of them."""
+    """An ONNX network that runs on several devices. `close()` ends it on all of them."""
 
     def __init__(
         self,
@@ -61,12 +61,15 @@ class OnnxDeployment(RankGroup):
         say: Callable[[str], None] = lambda words: None,
         gives_up: bool = False,
     ) -> None:
-        """Bring `plan` to life, up to `start`. say: called, in a thread of its own, with words about a device that
-        stands still. gives_up: take such a device for lost while a pipeline waits for it. threads, provider: of a stage
-        in this process, where the plan has none.
+        """Connect the devices of `plan` and load its stages. Call `start` to run them.
 
-        Where it fails, everything is unloaded again, and the first error raised: PlanError (not this model's),
-        CannotSlice, NotEnoughMemory, NoRoom, WorkerError, EngineError, or a TransportError. The fleet stays open.
+        threads, provider: defaults for a stage in this process if the plan sets none.
+        say: called in a separate thread with a message about a device that stands still.
+        gives_up: treat such a device as lost while the pipeline waits for it.
+
+        If this fails, everything is unloaded again and the first error is raised: PlanError (the plan is for another
+            model), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, EngineError, or a TransportError. The fleet stays
+            open.
         """
         if transport not in TRANSPORTS:
             raise ValueError(f"transport is {transport!r:.80}; known are {', '.join(TRANSPORTS)}")
@@ -83,7 +86,7 @@ class OnnxDeployment(RankGroup):
         self._pipeline: Pipeline | None = None
         self._own: LoadedStage | None = None
         self._parts: list[CutStage] = []
-        self._dirty = False  # whether workers may have something loaded
+        self._dirty = False  # True if workers may have stages loaded
         self.plan = plan
         self.loaded: tuple[Loaded, ...] = ()
         try:
@@ -98,7 +101,7 @@ class OnnxDeployment(RankGroup):
 
     @property
     def links(self) -> tuple[str | None, ...]:
-        """The kind of this process's link to the device of each stage, "tcp" or "grpc"; None for its own stage."""
+        """Kind of this process's link to the device of each stage, "tcp" or "grpc". None for its own stage."""
         assert self._group is not None
         kinds = [link.kind for _, link in sorted(self._group.links.items())]
         return (None, *kinds) if self.plan.own is not None else tuple(kinds)
@@ -111,8 +114,10 @@ class OnnxDeployment(RankGroup):
         super().close()
 
     def load(self, plan: OnnxPlan, progress: Progress = lambda done, total: None) -> None:
-        """Put another plan in the place of the one that is loaded. Errors as of the constructor; PlanError for other
-        devices. Afterwards nothing runs until `start`."""
+        """Replace the loaded plan by another plan for the same devices. Nothing runs until `start`.
+
+        Raises the errors of the constructor, and PlanError if the devices differ.
+        """
         self._model.check(plan)
         if plan.devices != self.plan.devices:
             raise PlanError(f"the plan is for {', '.join(plan.devices)}; connected are {', '.join(self.plan.devices)}")
@@ -138,7 +143,7 @@ class OnnxDeployment(RankGroup):
                 there = results(loading)
             except Exception:
                 if again:
-                    wait(loading)  # yet another plan may be loaded, and a session answers one at a time
+                    wait(loading)  # another plan may follow, and a session answers one command at a time
                 raise
         if plan.own is not None:
             own, provider = plan.own, plan.own.provider or self._provider
@@ -147,19 +152,24 @@ class OnnxDeployment(RankGroup):
             summary = (engine.provider, engine.fell_back_from, engine.threads)
             there.insert(0, Loaded(LOCAL, parts[0].weight_bytes, 0, *summary))
         self.plan, self.loaded = plan, tuple(there)
-        self._parts = [replace(part, content=b"") for part in parts]  # who computes it has it
+        self._parts = [replace(part, content=b"") for part in parts]  # each stage's engine has its own copy
 
     def times(self, repeats: int) -> tuple[float, ...]:
-        """The seconds that each stage computes, alone, one after the other, by its best piece. Ends a pipeline that
-        runs."""
+        """Return the seconds of each stage, measured alone, one after the other; the best of `repeats`. Ends a running
+        pipeline.
+        """
         self._end()
         command = pb.Command(time=pb.Time(steps=repeats))
         remote = tuple(float(session.ask(command).timed.run_s) for session in self._sessions)
         return (self._own.time(repeats).seconds, *remote) if self._own is not None else remote
 
     def hops(self, seconds: float = 0.2) -> tuple[LinkSpeed, ...]:
-        """The links that items take, measured for about so long each, one after the other: from this process to the
-        first worker, on to the others, and back here. Ends a pipeline that runs. PlanError for figures that cannot be.
+        """Measure each link that items take, one after the other: to the first worker, between the workers, and back
+        here.
+
+        seconds: approximate time for each link.
+
+        Ends a running pipeline. Raises PlanError if a worker returns impossible figures.
         """
         assert self._group is not None
         self._end()
@@ -177,7 +187,7 @@ class OnnxDeployment(RankGroup):
         )
 
     def start(self) -> Pipeline:
-        """Let the stages follow; what to talk to. Ends a pipeline that runs."""
+        """Start the pipeline over the loaded stages and return it. Ends a running pipeline."""
         assert self._group is not None
         self._end()
         if not self.loaded:
@@ -191,13 +201,13 @@ class OnnxDeployment(RankGroup):
         return self._pipeline
 
     def _stood_still(self, session: EngineSession) -> None:
-        if self._pipeline is not None and self._pipeline.is_busy:  # to load may take long, and keep the interpreter
+        if self._pipeline is not None and self._pipeline.is_busy:  # loading may take long and hold the interpreter lock
             super()._stood_still(session)
 
     # --- bringing it up ---
 
     def _connect(self) -> None:
-        """Sessions on the workers, and links between all of them."""
+        """Open sessions on the workers, and link all ranks."""
         with unwaited_pool(len(self.plan.remote), "open") as pool:
             ranked = enumerate(self.plan.remote, 1)
             results([pool.submit(self._open_session, rank, stage.device, stage.affinity) for rank, stage in ranked])
@@ -215,17 +225,17 @@ class OnnxDeployment(RankGroup):
         return Loaded(stage.device, part.weight_bytes, int(loaded.memory_bytes), *summary)
 
     def _end(self) -> None:
-        """End the pipeline that runs; the stages stay."""
+        """End the running pipeline. The stages stay loaded."""
         if self._pipeline is not None:
             pipeline, self._pipeline = self._pipeline, None
             pipeline.end()
             for session in self._sessions:
-                session.answer()  # to `run`
+                session.answer()  # receive the final event of `run`
 
     def _unload(self) -> None:
-        """End the pipeline that runs, and free the stages."""
+        """End the running pipeline and free the stages."""
         self._end()
-        if self._dirty:  # also where only some could load
+        if self._dirty:  # also if only some of the stages were loaded
             for session in self._sessions:
                 session.unload()
             self._dirty = False

@@ -1,4 +1,4 @@
-"""Before anything is sent or loaded: whether every device has room for what a plan gives it."""
+"""Memory check before anything is sent or loaded: every device must have room for its part of a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partition.plan.plan import LOCAL, Plan
 from partition.plan.tensor import kv_heads
 from quant.gguf.file import GgufFile
 
-LEAST_PROCESS_BYTES = 64 << 20  # Python, numpy and llama.cpp take more before anything is loaded
+LEAST_PROCESS_BYTES = 64 << 20  # lower bound; Python, numpy and llama.cpp take more before anything is loaded
 
 
 def check_room(
@@ -26,11 +26,12 @@ def check_room(
     shape: ModelShape,
     options: EngineOptions,
 ) -> None:
-    """NotEnoughMemory names every device without room for the weights and KV cache of its ranks: need and have.
-    placements: that are to run beside each other, each with the slices of its ranks, by rank; a thin owner has none.
+    """Raise NotEnoughMemory, naming every device without room for the weights and KV cache of its ranks.
 
-    Compute buffers come on top; what they take is known when a rank loads, and checked again then. A rank with a budget
-    pages the weights that do not fit, so its process is counted in their place; adapters stay in memory.
+    placements: placements that run at the same time, each with the slices of its ranks. A thin owner has no slices.
+
+    Compute buffers are not counted here; a rank checks them when it loads. A rank with a memory budget pages weights
+    from disk, so its process is counted instead of its weights. Adapters always stay in memory.
     """
     needs = []
     for plan, slices in placements:
@@ -57,8 +58,11 @@ def shared_rollback(
     shape: ModelShape,
     options: EngineOptions,
 ) -> int:
-    """Rows that the recurrent layers of all ranks can be able to forget, at most those of the options: as many as every
-    device has memory for, beside weights and KV cache. A thin owner has no state to forget rows of: none."""
+    """Return the number of rows that the recurrent layers of every rank can roll back.
+
+    The number is at most that of the options, and every device must have memory for it in addition to weights and KV
+    cache. A thin owner holds no recurrent state, so the result is 0.
+    """
     if plan.thin_owner:
         return 0
     rollback, own = options.rollback, defaultdict[str, list[int]](list)
@@ -81,7 +85,7 @@ def shared_rollback(
 
 
 def held_here(plan: Plan, slices: ModelSlices, options: EngineOptions) -> int:
-    """Bytes of weights, adapters and KV cache that a placement has on this device."""
+    """Return the bytes of weights, adapters and KV cache of a placement on this device."""
     shape = ModelShape.from_gguf(slices.file)
     return sum(
         sum(part.weight_bytes for part in own) + kv_bytes(plan, rank, shape, options)
@@ -91,8 +95,12 @@ def held_here(plan: Plan, slices: ModelSlices, options: EngineOptions) -> int:
 
 
 def check_memory(fleet: Fleet | None, needs: Iterable[tuple[str, Mapping[str, int]]], remedy: str) -> None:
-    """NotEnoughMemory names every device without room for what it is to hold. needs: of each rank the address of its
-    device, and bytes by what they are for. fleet: None where all is on this device."""
+    """Raise NotEnoughMemory, naming every device whose ranks need more memory than it has.
+
+    fleet: the workers; None if all ranks are on this device.
+    needs: for each rank, the address of its device and its bytes by purpose.
+    remedy: advice at the end of the message.
+    """
     total: dict[str, Counter[str]] = defaultdict(Counter)
     addresses = {}
     for address, parts in needs:
@@ -116,7 +124,7 @@ def check_memory(fleet: Fleet | None, needs: Iterable[tuple[str, Mapping[str, in
 
 
 def _pages(fleet: Fleet, plan: Plan, rank: int, options: EngineOptions) -> bool:
-    """Return whether a rank has a budget of memory, and pages what does not fit."""
+    """Return True if a rank has a memory budget and pages weights that exceed it."""
     address = plan.devices[rank]
     if plan.shard(rank).memory is not None:
         return True
@@ -126,7 +134,7 @@ def _pages(fleet: Fleet, plan: Plan, rank: int, options: EngineOptions) -> bool:
 
 
 def kv_bytes(plan: Plan, rank: int, shape: ModelShape, options: EngineOptions) -> int:
-    """Bytes of KV cache that a rank will hold."""
+    """Return the bytes of KV cache that a rank will hold."""
     context, _, kv = resolve(options, shape)
     cut = plan.slice(rank)
     total = 0

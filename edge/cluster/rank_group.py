@@ -1,5 +1,4 @@
-"""Deployments of all kinds of model share this: engine processes on workers, ranks 1 and up, and the links
-between them and this process, which is rank 0."""
+"""Base of deployments: engine processes on workers as ranks 1 and up, linked to this process as rank 0."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ from transport.collective import Group
 from transport.errors import LinkTimeout, TransportError
 from transport.link import Deadlines
 
-_NOWHERE = "127.0.0.1"  # where rank 0 is dialled: it never is
+_NOWHERE = "127.0.0.1"  # placeholder address of rank 0, which is never dialled
 
-# A slow rank may take minutes for its part of a long chunk or a large batch, and reads nothing meanwhile.
+# A slow rank may take minutes for a long chunk or a large batch, and reads nothing meanwhile.
 DEADLINES = Deadlines(step_timeout_s=300.0, send_timeout_s=300.0)
 
 
 class RankGroup(Closing):
-    """Sessions on workers. `close()` ends all of it, here and there; it is also a context manager."""
+    """A group of engine sessions on workers. `close()` ends all of them; a `RankGroup` is also a context manager."""
 
     def __init__(
         self,
@@ -44,9 +43,13 @@ class RankGroup(Closing):
         streams: bool,
         gives_up: bool = False,
     ) -> None:
-        """Nothing is opened yet. say: called, in a thread of its own, with words about a device that stands still while
-        somebody waits for it. streams: what the links are for (`transport.tcp_link.tune`). gives_up: a device that
-        stands still for LOST_S is lost, and so is one that is about to end, where it cannot be left in time."""
+        """Prepare the group without opening a session.
+
+        say: called in a separate thread with a message about a device that stands still while a request waits for it.
+        streams: True if the links carry tensors without replies (`transport.tcp_link.TcpLink`).
+        gives_up: a device that stands still for LOST_S counts as lost. So does a leaving device that cannot be replaced
+            in time.
+        """
         self._fleet, self._world_size = fleet, world_size
         self._transport, self._deadlines, self._streams = transport, deadlines, streams
         self._secret = secrets.token_bytes(SECRET_BYTES)
@@ -60,34 +63,35 @@ class RankGroup(Closing):
         self._closing.then(liveness.close)
 
     def close(self) -> None:
-        """Unload everything, here and there."""
+        """End all sessions and links."""
         self._closing.close()
 
     def _is_busy(self) -> bool:
-        """Return whether a person waits for the ranks."""
+        """Return True if a request waits for the ranks."""
         return True
 
     @property
     def lost(self) -> list[str]:
-        """The devices whose process has ended or stands still. Those that only lost their links to it are not among
-        them. For after a failure."""
+        """Names of the devices whose process has ended or stands still. Devices that only lost their links to it are
+        not included.
+        """
         reasons = [(session.device, session.end_reason()) for session in self._sessions]
         return list(dict.fromkeys(device for device, why in reasons if why is not None and is_cause(why)))
 
     @property
     def lost_addresses(self) -> list[str]:
-        """The addresses of those devices, as `device` writes them."""
+        """Canonical addresses of the lost devices."""
         lost = self.lost
         return [self._addresses[session.rank] for session in self._sessions if session.device in lost]
 
     @property
     def leaving(self) -> list[str]:
-        """The devices that are about to end."""
+        """Names of the devices that are about to leave."""
         return list(dict.fromkeys(session.device for session in self._sessions if session.leaving))
 
     @property
     def _sessions(self) -> list[EngineSession]:
-        """Those that are open, by rank."""
+        """Open sessions in the order of their ranks."""
         return [session for _, session in sorted(self._by_rank.items())]
 
     def _open_session(self, rank: int, address: str, affinity: Sequence[int]) -> EngineSession:
@@ -106,8 +110,9 @@ class RankGroup(Closing):
         return session
 
     def _join(self, threads: int) -> tuple[Group, list[LinkState]]:
-        """Link all ranks. Return this process's group, and the states of all links by their ranks. threads: that
-        compute in this process."""
+        """Link all ranks. Return this process's group and the states of all links, sorted by ranks. threads: compute
+        threads of this process.
+        """
         sessions = self._sessions
         peers = [session.peer for session in sessions]
         tell_peers(sessions, [Peer(0, self._fleet.local_name, _NOWHERE, 0, 0, ""), *peers], self._transport)
@@ -123,7 +128,8 @@ class RankGroup(Closing):
                 poll_s=own_kind().polling_s(threads),
                 streams=self._streams,
             )
-        except TransportError as error:  # another rank may know why: it could not reach the next one, say
+        # Another rank may know the cause, for example that it could not reach the next rank.
+        except TransportError as error:
             raise self._explained(error) from error
         self._group = group
         self._closing.then(group.close)
@@ -136,24 +142,24 @@ class RankGroup(Closing):
         self._give_up(session, f"stood still for {LOST_S:g} s")
 
     def _leaves(self, session: EngineSession) -> None:
-        """A device is about to end."""
+        """Give up a device that is about to leave, if `gives_up`."""
         if self._gives_up and session.died is None:
             self._give_up(session, "is about to end")
 
     def _give_up(self, session: EngineSession, why: str) -> None:
-        """Wait no more for a process: what waits for it fails, and says so."""
+        """Stop waiting for a process. Everything that waits for it fails with this reason."""
         session.died = LinkTimeout(f"{session.device} {why}")
         session.close()
         for link in self._group.links.values() if self._group else ():
             link.close(f"another rank {why}")
 
     def _explained(self, error: Exception) -> Exception:
-        """Return a rank's reason for its end, where a link broke and it gives one in a moment; else the error."""
+        """Return a rank's reason for a failure if it reports one shortly after a link broke; else `error`."""
         return last_failure(error, self._group.links.values() if self._group else None, self._sessions)
 
 
 def _state(rank: int, link: pb.LinkState) -> LinkState:
-    """Return the state of a link that another rank dialled. Raise WorkerError if it cannot be one."""
+    """Return the state of a link that another rank dialled. Raises WorkerError if the reported state is invalid."""
     try:
         return LinkState((rank, link.rank), link.kind, link.why)
     except ValueError as error:

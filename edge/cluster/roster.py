@@ -1,4 +1,4 @@
-"""The workers there are: found on the network or named, what each says of itself, and how each pair is linked."""
+"""Discovery of workers: find them by mDNS or by address, ask for their state, and measure the links between pairs."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ from edge.tasks import SILENT, Steps
 from transport.errors import LinkClosed, LinkTimeout, TransportError
 from transport.received import printable
 
-AT_ONCE = 16  # workers asked at a time
-JOINED, LEAVING, LOST = "joined", "leaving", "lost"  # it takes part, is about to end, was seen within a day and is gone
-SLOW = "slow"  # it takes part, and a model that ran on it within a day found it slower than it had been
-_SEEN = "seen-workers"  # the file that remembers who answered, by address
-_SHARE = ("share_bytes", "least_bytes", "most_bytes", "use")  # of a session, where its worker divides its memory
-_SLOWED = "slow-workers"  # the file that remembers how many times as long they took, by address
+AT_ONCE = 16  # workers queried concurrently
+# SLOW and these are the states of a worker; LOST: answered within the last day, silent now
+JOINED, LEAVING, LOST = "joined", "leaving", "lost"
+SLOW = "slow"  # a model that ran on it within the last day found it slower than before
+_SEEN = "seen-workers"  # name of the file that remembers workers that answered, by address
+# keys of a session whose worker divides memory between sessions
+_SHARE = ("share_bytes", "least_bytes", "most_bytes", "use")
+_SLOWED = "slow-workers"  # name of the file that remembers slowdown factors, by address
 
 
 @dataclass
 class Entry:
-    """A worker that was found or named."""
+    """A worker that was discovered or named."""
 
     address: str
-    name: str | None = None  # as announced, then as it says or its certificate does
-    worker: Remote | None = None  # None where it cannot be used; `error` says why
+    name: str | None = None  # announced name, later the worker's own or that of its certificate
+    worker: Remote | None = None  # None if the worker cannot be used; `error` holds the reason
     profile: dict[str, Any] | None = None
     state: dict[str, Any] | None = None
     error: str | None = None
-    silent: bool = False  # the error is that nothing answers
-    membership: str | None = None  # JOINED, SLOW, LEAVING, LOST; None where it never answered, or cannot be used
+    silent: bool = False  # True if the error is that the worker does not answer
+    membership: str | None = None  # JOINED, SLOW, LEAVING or LOST; None if it never answered or cannot be used
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/devices.md says."""
+        """Return plain values for JSON, as described in docs/cli/devices.md."""
         return {
             "name": self.name,
             "address": self.address,
@@ -57,7 +59,7 @@ class Entry:
         }
 
     def why(self) -> str:
-        """The error, and of whom where it does not say so itself."""
+        """Return the error, preceded by the worker's name or address if the error lacks it."""
         error = self.error or ""
         said = error.startswith(self.name) if self.name else self.address in error
         return error if said else f"{self.name or self.address}: {error}"
@@ -65,16 +67,16 @@ class Entry:
 
 @dataclass
 class Pair:
-    """A connection that was measured, or why not."""
+    """The measurement of the link between two workers, or the error that prevented it."""
 
-    a: str  # names of the devices
+    a: str  # device names
     b: str
     report: LinkReport | None = None
     error: str | None = None
 
 
 def mark_slow(address: str, times: float) -> None:
-    """Remember for a day that a device takes so many times as long as it did; less than 1 ends that."""
+    """Remember for a day that a device takes `times` as long as before. A factor of at most 1 clears the entry."""
     slowed = Remembered(_SLOWED)
     slowed.put(address, round(times, 2)) if times > 1 else slowed.forget(address)
 
@@ -83,12 +85,14 @@ def mark_slow(address: str, times: float) -> None:
 def roster(
     addresses: Iterable[str], *, discover: bool, insecure: bool, timeout_s: float, steps: Steps = SILENT
 ) -> Iterator[list[Entry]]:
-    """All workers until the end of the block, those found by mDNS first. The network is searched for `timeout_s` while
-    those at `addresses` are asked, each of which is waited for as long.
+    """Return all workers, connected until the end of the block; workers found by mDNS come first.
 
-    TrustError where this device's own credentials cannot be used.
+    addresses: workers to query in addition to discovery.
+    timeout_s: time for discovery, and for each worker to answer. Both run at the same time.
+
+    Raises TrustError if this device's own credentials cannot be used.
     """
-    credentials()  # whatever is wrong with our own is no fault of any worker
+    credentials()  # report an error of this device's own credentials once, instead of for every worker
     named_entries = [Entry(address) for address in dict.fromkeys(addresses)]
     named = {entry.address for entry in named_entries}
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -113,7 +117,9 @@ def roster(
 
 
 def measure_pairs(entries: Sequence[Entry], steps: Steps = SILENT) -> list[Pair]:
-    """The links of every pair of workers that answer, one after the other so that they do not disturb each other."""
+    """Measure the link of every pair of workers that answered, one after the other so that they do not disturb each
+    other.
+    """
     workers = [entry.worker for entry in entries if entry.worker]
     label(workers)
     pairs = list(combinations(workers, 2))
@@ -129,13 +135,15 @@ def measure_pairs(entries: Sequence[Entry], steps: Steps = SILENT) -> list[Pair]
 
 
 def announced() -> list[str]:
-    """The addresses of all workers that announce themselves now, whoever they are; none where the network does not
-    allow to ask. Takes `discovery.BROWSE_S`."""
+    """Return the addresses of all workers that announce themselves by mDNS. Takes `discovery.BROWSE_S` seconds.
+
+    The list is empty if the network does not allow mDNS.
+    """
     return [entry.address for entry in _discovered(discovery.BROWSE_S, lambda why: None)]
 
 
 def _discovered(timeout_s: float, say: Callable[[str], None]) -> list[Entry]:
-    """Return the workers that announce themselves; none where the network does not allow to ask."""
+    """Return the workers that announce themselves. If mDNS fails, show the error and return none."""
     try:
         return [
             Entry(join_address(service.addresses[0], service.port), service.name)
@@ -147,7 +155,7 @@ def _discovered(timeout_s: float, say: Callable[[str], None]) -> list[Entry]:
 
 
 def _ask(entry: Entry, insecure: bool, timeout_s: float) -> None:
-    """Fill in what a worker says, or why it says nothing."""
+    """Query a worker, and fill its entry with the answer or the error."""
     worker = None
     try:
         worker = reach(entry.address, insecure=insecure, timeout_s=timeout_s)

@@ -1,7 +1,8 @@
-"""Engine processes as their owner sees them, one rank of a group each: commands go there, events come back.
+"""Engine sessions: the owner's side of engine processes, each one rank of a group. The owner sends commands and
+receives events.
 
-`RemoteSession` is on a worker, behind its daemon; `LocalSession` is on this device, without one: it dials, and is never
-dialled.
+A `RemoteSession` runs behind the daemon of a worker. A `LocalSession` runs on this device without a daemon; it dials
+other ranks and is never dialled.
 """
 
 from __future__ import annotations
@@ -31,32 +32,32 @@ from transport import rpc
 from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
 from transport.link import DEFAULTS, Deadlines, Link
 
-COMMAND_TIMEOUT_S = 120.0  # for the engine process to say something about a command
-WHOLE_TIMEOUT_S = 3600.0  # for a command that says something now and then: a load from a slow card
+COMMAND_TIMEOUT_S = 120.0  # time for the engine process to send any event about a command
+WHOLE_TIMEOUT_S = 3600.0  # time for a command that reports progress, such as a load from a slow disk
 
 
 class EngineSession(Closing):
-    """An engine process. `close()` ends it; it is also a context manager."""
+    """A session of an engine process. `close()` ends the process; a session is also a context manager."""
 
-    peer: Peer  # where the other ranks reach it
+    peer: Peer  # address at which the other ranks reach the process
     pid: int
 
     def __init__(self, device: str, rank: int) -> None:
-        self.device = device  # its name
+        self.device = device  # device name
         self.rank = rank
         self.died: Exception | None = None
-        self.leaving = False  # its device is about to end: who goes on elsewhere soon, loses nothing
+        self.leaving = False  # True if the device announced that it is about to leave
         self._events: queue.SimpleQueue[pb.Event | Exception] = queue.SimpleQueue()
-        self._heard_at: float | None = None  # None: not yet, or no more
+        self._heard_at: float | None = None  # None before the first event and after the last
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds since the last word of the process; None where it has yet to say one, or has ended."""
+        """Seconds since the last event or heartbeat. None before the first event and after the process has ended."""
         heard_at = self._heard_at
         return None if heard_at is None else time.monotonic() - heard_at
 
     def _hear(self, event: pb.Event | Exception) -> None:
-        """Take in what the process says, or why it says no more."""
+        """Queue an event or the error that ended the session. Heartbeats only update the state."""
         over = isinstance(event, Exception) or event.WhichOneof("event") == "died"
         self._heard_at = None if over else time.monotonic()
         if isinstance(event, Exception) or event.WhichOneof("event") != "alive":
@@ -65,7 +66,7 @@ class EngineSession(Closing):
             self.leaving |= event.alive.leaving
 
     def open(self, request: pb.Open) -> pb.Opened:
-        """The first command: make it a rank of a group, and wait until it can be dialled."""
+        """Send the first command, which makes the process a rank of a group. Wait until other ranks can dial it."""
         try:
             return self.ask(pb.Command(open=request)).opened
         except BaseException:
@@ -73,21 +74,23 @@ class EngineSession(Closing):
             raise
 
     def ask(self, command: pb.Command, on_event: Callable[[pb.Event], None] | None = None) -> pb.Event:
-        """Send a command and wait for its final event; `on_event` gets those before.
+        """Send a command and return its final event.
 
-        WorkerError where the command failed or the process died, LinkClosed where the worker is gone.
+        on_event: called with each progress event before it.
+
+        Raises WorkerError if the command failed or the process died, and LinkClosed if the worker is gone.
         """
         self.tell(command)
         return self.answer(on_event)
 
     def tell(self, command: pb.Command) -> None:
-        """Send a command, whose final event `answer` waits for. So several ranks can have it before one answers."""
+        """Send a command without waiting. Several ranks can start before `answer` waits for the first of them."""
         if self.died is not None:
             raise self.died
         self._send(command)
 
     def answer(self, on_event: Callable[[pb.Event], None] | None = None) -> pb.Event:
-        """The final event of the oldest command that has none yet."""
+        """Return the final event of the oldest command that has none yet. Raises the errors of `ask`."""
         deadline = time.monotonic() + WHOLE_TIMEOUT_S
         while True:
             try:
@@ -104,11 +107,11 @@ class EngineSession(Closing):
 
     def _given_up(self, why: str) -> LinkTimeout:
         self.died = error = LinkTimeout(f"{self.device} {why}")
-        self.close()  # or a late answer would be taken for the next one
+        self.close()  # otherwise a late event would be taken for the answer to the next command
         return error
 
     def _checked(self, event: pb.Event | Exception) -> pb.Event:
-        """An event; what it means is raised where that is an error."""
+        """Return the event, or raise the error that it reports."""
         if isinstance(event, Exception):
             self.died = event
             raise event
@@ -121,7 +124,7 @@ class EngineSession(Closing):
         return event
 
     def end_reason(self) -> Exception | None:
-        """The reason why it can do no more, as it said unasked: its command failed, or it died. None: it can."""
+        """Return the error if the process has failed or died on its own, else None."""
         if self.died is None:
             with suppress(queue.Empty):
                 event = self._events.get_nowait()
@@ -132,7 +135,7 @@ class EngineSession(Closing):
         return self.died
 
     def unload(self) -> None:
-        """Free what was loaded; the links stay."""
+        """Free the loaded model. The links stay."""
         self.ask(pb.Command(unload=pb.Unload()))
 
     @abstractmethod
@@ -141,21 +144,23 @@ class EngineSession(Closing):
 
     @abstractmethod
     def _send(self, command: pb.Command) -> None:
-        """Hand a command over."""
+        """Queue a command for the process."""
 
 
 def connect_all(sessions: Sequence[EngineSession], transport: str = "auto") -> list[Any]:
-    """Give all ranks links to each other: their states, one list of pb.LinkState per session.
+    """Link all ranks to each other. Return a list of pb.LinkState for each session.
 
-    Where ranks fail, the error that says most, after all have answered.
+    If ranks fail, the most informative error is raised after all of them have answered.
     """
     tell_peers(sessions, [session.peer for session in sessions], transport)
     return [list(event.connected.links) for event in answers(sessions)]
 
 
 def tell_peers(sessions: Sequence[EngineSession], ranks: Sequence[Peer], transport: str) -> None:
-    """Tell each session to link to all other `ranks`; `answers` waits for what comes of it. Refused if another
-    device is to dial a rank at an address that only this one can use, and the rank's device told no other."""
+    """Tell each session to link to all other `ranks`. Wait for the result with `answers`.
+
+    Raises Refused if a rank's only address is valid on this device alone, but another device has to dial it.
+    """
     commands = []
     for session in sessions:
         others = [_as_told(peer, session) for peer in ranks if peer.rank != session.rank]
@@ -178,7 +183,9 @@ def _as_told(peer: Peer, session: EngineSession) -> Peer:
 
 
 def answers(sessions: Sequence[EngineSession]) -> Iterator[pb.Event]:
-    """The final event of every session, in order. Where some fail, the error that says most, once all have answered."""
+    """Return the final event of every session, in order. If some fail, raise the most informative error after all have
+    answered.
+    """
     events: list[pb.Event] = []
     failed: list[Exception] = []
     for session in sessions:
@@ -192,17 +199,17 @@ def answers(sessions: Sequence[EngineSession]) -> Iterator[pb.Event]:
 
 
 def measured(a: EngineSession, b: EngineSession, seconds: float) -> pb.Measured:
-    """Measure the link between two sessions from `a`, for about so long."""
+    """Measure the link between two sessions, from `a`, for about `seconds`."""
     b.tell(pb.Command(answer=pb.Answer(rank=a.rank)))
     a.tell(pb.Command(measure=pb.Measure(rank=b.rank, seconds=seconds)))
     return next(answers([a, b])).measured
 
 
-_HOST = "127.0.0.1"  # its listener is of no use to other devices
+_HOST = "127.0.0.1"  # address of its listener, which other devices do not use
 
 
 class LocalSession(EngineSession):
-    """Rank 0 of a group, on this device."""
+    """A session of rank 0 on this device."""
 
     def __init__(
         self,
@@ -213,8 +220,11 @@ class LocalSession(EngineSession):
         threads: int,
         streams: bool = False,
     ) -> None:
-        """Start the process. credentials: the folder, where its links are encrypted. streams: what its links are for
-        (`transport.tcp_link.tune`)."""
+        """Start the process.
+
+        credentials: folder of the certificate if links are encrypted, else None.
+        streams: True if the links carry tensors without replies (`transport.tcp_link.TcpLink`).
+        """
         super().__init__(device, 0)
         self._child = RankProcess(_HOST, credentials, ResourceLimits(threads), "local")
         threading.Thread(target=self._read, daemon=True, name="events of this device").start()
@@ -234,7 +244,7 @@ class LocalSession(EngineSession):
 
 
 class RemoteSession(EngineSession):
-    """One rank of a group, on a worker."""
+    """A session of one rank on a worker."""
 
     def __init__(
         self,
@@ -246,9 +256,10 @@ class RemoteSession(EngineSession):
         affinity: Sequence[int] = (),
         streams: bool = False,
     ) -> None:
-        """Start the process, on these cores of the worker where some are named, and wait until it can be dialled.
+        """Start the process and wait until other ranks can dial it.
 
-        streams: what its links are for (`transport.tcp_link.tune`).
+        affinity: CPU cores of the worker to run on; empty: any.
+        streams: True if the links carry tensors without replies (`transport.tcp_link.TcpLink`).
         """
         super().__init__(worker.label, rank)
         self._commands: queue.SimpleQueue[pb.Command | None] = queue.SimpleQueue()
@@ -279,18 +290,20 @@ class RemoteSession(EngineSession):
             self._hear(error)
 
 
-REASON_S = 1.5  # for a rank to say why it made others wait for too long
-# For a rank to say why its link broke: its daemon first waits for a process that is about to end and for what it
-# said last (`edge.worker.process.EXIT_S` each), and that a daemon's host has vanished is known after five seconds.
+REASON_S = 1.5  # time for a rank to report why it made others wait too long
+# Time for a rank to report why its link broke. Its daemon first waits up to two times `edge.worker.process.EXIT_S`: for
+# the process to end, and for its last event. A vanished host is noticed after five seconds.
 LAST_REASON_S = 6.0
 _LOOK_S = 0.02
 
 
 def last_failure(error: Exception, links: Iterable[Link] | None, sessions: Sequence[EngineSession]) -> Exception:
-    """Return a session's reason for its end, where a link broke and it gives one in a moment; else the error.
+    """Return a session's reason if a link broke and a session reports its end shortly afterwards; else `error`.
 
-    A process that died is the cause; ranks that lost their links to it only follow. links: of this process; None where
-    they were never made. Where one broke all are closed: a rank that waits for this one ends then, and speaks.
+    A process that died is the cause; ranks that only lost their links to it are not. If a link broke, all links are
+    closed, so that ranks that wait for this process also end and report.
+
+    links: links of this process; None if they were never made.
     """
     links = None if links is None else list(links)
     broken = links is None or any(link.broken for link in links)

@@ -1,1 +1,3 @@
-"""Running models on devices: plans brought to life, watched, and replaced where devices are lost, leave or return."""
+"""Deployment of models: plans are started, their devices are watched, and plans are replaced when devices are lost,
+leave or return.
+"""

@@ -1,4 +1,4 @@
-"""Deploying a language model: from a plan, a cluster and options to a model that survives the loss of devices."""
+"""Deploy a language model: turn a plan, a cluster and options into a model that survives the loss of devices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from partition.plan.plan import LOCAL, Plan
 from quant.gguf.file import GgufFile
 from quant.text import listed
 
-# Share of the free memory for a model that is larger than it and has no other device left.
+# Share of the free memory for a model that is larger than this memory and runs on this device alone.
 PAGED_SHARE = 0.8
 
 
@@ -49,8 +49,8 @@ PAGED_SHARE = 0.8
 class Resilience:
     """Policy for devices that are lost, or join, while a model runs."""
 
-    seek: FindWorkers | None = None  # finds devices that join; None: those of the plan are all
-    reproducible: bool = False  # the same tokens from run to run, for options that are (`edge.llm.options`)
+    seek: FindWorkers | None = None  # finds devices that join; None: only devices of the plan take part
+    reproducible: bool = False  # the same tokens in every run, if the engine options allow it (`edge.llm.options`)
     resumes: bool = False  # devices of the plan that cannot be reached at the start count as lost
 
 
@@ -66,11 +66,13 @@ def deploy(
     *,
     steps: Steps = SILENT,
 ) -> DeployedModel:
-    """Return a language model that runs on the devices that its plan names.
+    """Deploy a language model on the devices that its plan names, and return it.
 
-    If a device is lost, leaves, becomes slow, comes back or joins, another plan takes over as `resilience` allows.
-    `steps` shows a line then. WorkerError if a device of the plan is not connected, unless the model resumes. PlanError
-    for a plan of another model or of a network. The errors of `Deployment` and `Engine`.
+    If a device is lost, leaves, becomes slow, comes back or joins, another plan takes over as `resilience` allows, and
+    `steps` shows a line.
+
+    Raises WorkerError if a device of the plan is not connected, unless the model resumes. Raises PlanError if the plan
+    is for another model or an ONNX network. Also raises the errors of `Deployment` and `Engine`.
     """
     if not isinstance(choice.plan, Plan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
@@ -86,7 +88,8 @@ def deploy(
             raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
         single = alone(file.path, options, plan, steps)
         return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
-    if options.least_memory is not None:  # each rank changes its size alone: blocks on disk would be of several sizes
+    # Each rank changes its size alone, so prefixes on disk would mix several sizes.
+    if options.least_memory is not None:
         options = replace(options, prefixes=None)
     with ExitStack() as stack:
         building = LlmBuilding(file, digest, options, exchange, steps.say, choice.encoder)
@@ -122,10 +125,12 @@ def alone(
     pages: bool = False,
     moved_bytes: int = 0,
 ) -> Engine:
-    """Load the whole model on this device, by `options` and otherwise by its plan. The errors of Engine.
+    """Load the whole model on this device. Values that `options` lacks come from the plan.
 
-    pages: the model pages within a part of the free memory if it is larger than that memory.
-    moved_bytes: part of the free memory that something else will take.
+    pages: if the model is larger than the free memory, load it with a memory budget so that it pages.
+    moved_bytes: bytes of the free memory that will be used for something else.
+
+    Raises the errors of `Engine`.
     """
     shard, free = plan.shard(0), max(0, available_memory() - moved_bytes)
     if options.gpu_memory is not None:
@@ -139,7 +144,9 @@ def alone(
 
 
 class LlmBuilding(Building[Plan, TextEngine]):
-    """Loader of a language model's parts, always with the context and batch of the first plan. `close()` it last."""
+    """Loads plans of a language model, always with the context and batch of the first plan. Close it after all
+    engines.
+    """
 
     def __init__(
         self,
@@ -150,11 +157,15 @@ class LlmBuilding(Building[Plan, TextEngine]):
         say: Callable[[str], None],
         encoder: EncoderPlace | None = None,
     ) -> None:
-        """digest: of the file. say: shows a line while a device is waited for. encoder: the device that encodes media;
-        if it is lost, this device encodes."""
+        """Prepare to load plans of a model file.
+
+        digest: SHA-256 of the model file.
+        say: shows a line while a device is waited for.
+        encoder: device that encodes media; if it is lost, this device encodes.
+        """
         self._encoder = encoder
         self._file, self._options, self._exchange = file, options, exchange
-        # Plans that are loaded later have the same adapters.
+        # All later plans use the same adapters.
         adapters = CheckedAdapter.all_from(options.lora, file, ModelShape.from_gguf(file))
         self._slices = ModelSlices(file, digest, adapters, elastic=options.least_memory is not None)
         self._say = say
@@ -166,7 +177,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self._vocabulary.close()
 
     def with_phases(self, plan: Plan, *, reproducible: bool) -> Plan:
-        """Return the plan. If keys and values cannot move, show why and leave out its placement of prompts."""
+        """Return the plan. If the KV cache cannot move between devices, show why and drop the prefill placement."""
         if plan.prefill is None:
             return plan
         why = "steps that are to be the same each time are computed by one placement" if reproducible else ""
@@ -182,19 +193,20 @@ class LlmBuilding(Building[Plan, TextEngine]):
     def kept_running(
         self, supervisor: Supervisor[Plan, TextEngine], fleet: Fleet | None, plan: Plan, why: str, *, exact: bool
     ) -> ReplaceableEngine:
-        """Start the plan and return an engine that the supervisor replaces. exact: after a loss, tokens are computed
-        again in the same steps as before."""
+        """Start the plan and return an engine that the supervisor can replace. exact: after a loss, tokens are
+        recomputed in the same steps as before.
+        """
 
         def prefill_lost(plan: Plan, reason: str, lost: list[str]) -> None:
             running = supervisor.running
             if running.plan is not plan:
                 return
             self._say(f"{reason}: prompts are computed by {listed(running.names)} from now on")
-            there = running.workers - set(lost)  # the watch offers the plan again when the others are back
+            there = running.workers - set(lost)  # the watch offers the plan again when the lost devices are back
             supervisor.change(replace(running, plan=plan.placements[0], workers=there))
 
         first = supervisor.start(fleet, plan, why)
-        self._prefill_lost = prefill_lost  # from now on a plan runs
+        self._prefill_lost = prefill_lost  # set only now, after the first plan has started
         self._options = replace(self._options, context=first.context, batch=first.batch)
 
         def recovered(error: Exception) -> TextEngine:
@@ -228,8 +240,11 @@ class LlmBuilding(Building[Plan, TextEngine]):
         *,
         leaves_at_once: bool = False,
     ) -> tuple[TextEngine, Deployment | None]:
-        """Return the engine of one placement. reserved: bytes of this device's budget that the other placement takes.
-        leaves_at_once: as in `Deployment`."""
+        """Load one placement, and return its engine.
+
+        reserved: bytes of this device's memory budget that the other placement takes.
+        leaves_at_once: as in `Deployment`.
+        """
         self._slices.check_unchanged()
         if fleet is None or plan.world_size == 1:
             options = replace(options, reserved=options.reserved + reserved)
@@ -257,7 +272,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
     def _prefill_placement(
         self, fleet: Fleet, plan: Plan, engine: TextEngine, life: ExitStack, steps: Steps
     ) -> PrefillPlacement:
-        """Load the placement of prompts, with the context of the engine that generates."""
+        """Load the prefill placement, with the context of the engine that decodes."""
         assert plan.prefill is not None
         options = replace(
             self._options, context=engine.context, batch=engine.batch, outputs=None, draft_rows=0, prefixes=None
@@ -267,7 +282,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
         def lost(error: Exception) -> None:
             reason = loss_reason(ranks.lost if ranks else [], error) if is_loss(error) else str(error)
             gone = ranks.lost_addresses if ranks else []
-            # If only links were lost, all devices can be reached again later.
+            # If only links were lost, all devices may be reachable later.
             if not gone and is_loss(error) and plan.prefill is not None:
                 gone = [device for device in plan.prefill.devices if device not in plan.devices]
             self._prefill_lost(plan, reason, gone)

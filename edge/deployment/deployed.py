@@ -1,4 +1,4 @@
-"""A language model that runs by a plan: its devices, the times of its steps, and its description for people."""
+"""A deployed language model: its plan, the times of its steps, and descriptions for people and for JSON."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from quant.text import counted, listed
 
 
 class Deployed(Closing, Generic[P, E]):
-    """A model on its devices. If a device is lost, the model runs on the others, and `running` changes. `close()`
-    unloads it; it is also a context manager."""
+    """A model that runs on devices. After the loss of a device, `running` is the plan on the other devices.
+    `close()` unloads the model; a `Deployed` is also a context manager.
+    """
 
     def __init__(self, running: Running[P, E], exchange: Exchange, close: Callable[[], None]) -> None:
         self.running, self.exchange = running, exchange
@@ -28,30 +29,30 @@ class Deployed(Closing, Generic[P, E]):
 
     @property
     def plan(self) -> P:
-        """The plan that runs now."""
+        """The current plan."""
         return self.running.plan
 
     @property
     def why(self) -> str:
-        """The reason for that plan."""
+        """The reason for the current plan."""
         return self.running.why
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the devices by rank, for people."""
+        """Device names by rank, for people."""
         return self.running.names
 
     def change(self, running: Running[P, E]) -> None:
-        """Note the plan that runs now."""
+        """Record the new current plan."""
         self.running = running
 
     def close(self) -> None:
-        """Unload the model, on all of its devices."""
+        """Unload the model on all of its devices."""
         self._stack.close()
 
 
 class DeployedModel(Deployed[Plan, TextEngine]):
-    """A language model deployed on its devices; `engine` computes."""
+    """A language model that runs on devices. Its `engine` computes steps."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         close: Callable[[], None],
         watch: MembershipWatch | None = None,
     ) -> None:
-        """watch: watches the devices; None: the model has this device alone."""
+        """watch: watches the devices; None: the model runs on this device alone."""
         super().__init__(running, exchange, close)
         self.engine, self.watch = engine, watch
 
@@ -77,11 +78,11 @@ class DeployedModel(Deployed[Plan, TextEngine]):
 
     @property
     def links(self) -> Mapping[int, str]:
-        """Return the transport of this process's link to each other rank."""
+        """Transport of this process's link to each other rank: "tcp" or "grpc"."""
         return self._ranks.links if self._ranks else {}
 
     def times(self, *, clear: bool = False) -> list[dict[str, Summary]]:
-        """As `DistributedEngine.times`. A plan for this device alone has no times."""
+        """Return the step times of each rank, as `DistributedEngine.times`. Without other devices there are none."""
 
         def times(engine: TextEngine) -> list[dict[str, Summary]]:
             return engine.times(clear=clear) if isinstance(engine, DistributedEngine) else [{}]
@@ -89,12 +90,12 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         return self.engine.states.use.between_steps(times, self.engine)
 
     def link_lines(self) -> list[str]:
-        """Describe the links of this device, a line each."""
+        """Return one line about each link of this device."""
         states = self._ranks.link_states if self._ranks else ()
         return [f"ranks 0 and {state.ranks[1]}: {state.why}" for state in states if state.ranks[0] == 0]
 
     def line(self) -> str:
-        """The devices, what each holds, and why, in one line."""
+        """Return one line with the devices, their parts of the model, and the reason for the plan."""
         if self.plan.prefill is not None:
             devices = counted(len(set(self.plan.prefill.devices)), "device")
             few = f" of {self.plan.prefill_from} new tokens and more" if self.plan.prefill_from else ""
@@ -115,7 +116,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         return f"{'; '.join(parts)} ({self.why})"
 
     def to_json(self, times: Sequence[Mapping[str, Summary]]) -> dict[str, Any]:
-        """Return the values that a command's --json adds to its own figures. times: of the steps of each rank."""
+        """Return values for a command's --json output. times: step times of each rank."""
         several = self._ranks
         ranks: list[dict[str, Any]] = []
         for rank, by_kind in enumerate(times):

@@ -1,4 +1,4 @@
-"""A network in ONNX that runs by a plan: where its stages are, what they take, and what is shown of them."""
+"""A deployed ONNX network: the location of its stages, their resources, and descriptions for people and for JSON."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ from quant.text import bytes_text, seconds_text
 
 
 class OneDevice:
-    """A whole network on this device, with what there is to say of a deployment."""
+    """A whole network on this device, with the interface of a deployment."""
 
-    links = (None,)  # to the stages
+    links = (None,)  # the only stage is in this process and has no link
 
     def __init__(self, model: OnnxSource, plan: OnnxPlan, threads: int | None, provider: str | None) -> None:
-        """Load it. NotEnoughMemory, with need and have; PlanError where the file has changed; the errors of OnnxEngine.
+        """Load the network.
 
-        threads, provider: where the plan has none."""
+        threads, provider: defaults if the plan sets none.
+
+        Raises NotEnoughMemory, PlanError if the file has changed since it was read, and the errors of OnnxEngine.
+        """
         own, n = plan.stages[0], len(model.graph.nodes)
         weight_bytes = model.graph.stage_weight_bytes(0, n)
         need = weight_bytes + model.graph.activation_bytes(0, n)
@@ -46,12 +49,12 @@ class OneDevice:
         self.stop, self.resume, self.close = engine.stop, engine.resume, engine.close
 
     def map(self, feeds: Iterable[Mapping[str, Array]], window: int, wire: str = "f32") -> Iterator[Result]:
-        """Yield the results of inputs, in order. The errors of `OnnxEngine.run`."""
+        """Yield the result of each input, in order. Raises the errors of `OnnxEngine.run`."""
         return sequential(self._engine.run)(feeds, window)
 
 
 class DeployedNetwork(Deployed[OnnxPlan, Runner]):
-    """A network whose stages are on their devices, and what to talk to: its `pipeline`."""
+    """A network whose stages run on devices. Its `pipeline` computes."""
 
     def __init__(
         self,
@@ -76,7 +79,9 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
         return loaded
 
     def stages(self, compute_ms: Sequence[float | None] = ()) -> list[dict[str, Any]]:
-        """Describe each stage: its part, its payload, its resources. compute_ms: medians, where they were measured."""
+        """Return a description of each stage: its nodes, resources and payload. compute_ms: median time of each
+        stage, if measured.
+        """
         current, plan = self.current, self.plan
         leaving = routes(self._model.graph, plan.cuts)[1:]
         return [
@@ -107,8 +112,11 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
         ]
 
     def to_json(self, compute_ms: Sequence[float | None], wire_errors: Sequence[OutputError]) -> dict[str, Any]:
-        """Return the values that a command adds to its JSON. wire_errors: how far outputs are from those with F32
-        on the wire; none where that is the wire's type."""
+        """Return values for a command's JSON output.
+
+        compute_ms: median time of each stage, if measured.
+        wire_errors: differences from outputs with F32 on the wire; empty if the wire type is F32.
+        """
         return {
             "provider": None,
             "fell_back_from": [],
@@ -125,7 +133,7 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
 def stage_rows(
     stages: Sequence[Mapping[str, Any]], deployed: DeployedNetwork, wire_errors: Sequence[OutputError]
 ) -> list[tuple[str, str]]:
-    """Rows of (name, value): each stage, the reason for the cuts, and what the wire type does to the outputs."""
+    """Return rows of (name, value): each stage, the reason for the cuts, and the effect of the wire type on outputs."""
     rows = [(f"stage {i}", _stage(stage)) for i, stage in enumerate(stages)]
     rows.append(("cut", deployed.why))
     if deployed.wire != "f32":
@@ -145,7 +153,7 @@ def _stage(stage: Mapping[str, Any]) -> str:
 
 
 def _error(error: OutputError) -> str:
-    """Describe how far an output is from what it is with F32 on the wire."""
+    """Describe the difference of an output from the one with F32 on the wire."""
     if error.max_abs is None or error.relative_l2 is None:
         return f"{error.name} cannot be compared"
     return f"{error.name} differs by {error.max_abs:.3g} at most, {100 * error.relative_l2:.2g} % of its norm"

@@ -1,6 +1,6 @@
-"""The four things that a kind of model says: how it is cut, what its parts cost, how a part is loaded, how a step runs.
+"""Interfaces that each kind of model implements: planning over the connected devices, and loading a plan.
 
-All else (reach, compare, send, open, connect, watch, replace) is written once, in the `Supervisor`.
+The `Supervisor` does everything else for all kinds of model: it connects, compares plans, loads, watches and replaces.
 """
 
 from __future__ import annotations
@@ -17,57 +17,67 @@ from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import Plan
 
 P = TypeVar("P", bound=Plan | OnnxPlan)
-E = TypeVar("E")  # what runs steps: an engine, a pipeline
+E = TypeVar("E")  # computes steps: an engine or a pipeline
 
 
 @dataclass(frozen=True)
 class Running(Generic[P, E]):
-    """A plan that runs."""
+    """A plan that is loaded and runs."""
 
     engine: E
     plan: P
     why: str
-    names: tuple[str, ...]  # of the plan's devices by rank, for people
-    workers: frozenset[str] = field(default_factory=frozenset)  # addresses of those that answered when it began
-    ranks: RankGroup | None = None  # on other devices; None where there are none
+    names: tuple[str, ...]  # device names by rank, for people
+    workers: frozenset[str] = field(default_factory=frozenset)  # addresses of the workers that answered at the start
+    ranks: RankGroup | None = None  # ranks on other devices; None if there are none
 
     @property
     def leaving(self) -> list[str]:
-        """The devices that are about to end."""
+        """Names of the devices that are about to leave."""
         return self.ranks.leaving if self.ranks else []
 
 
 class Deciding(ABC, Generic[P]):
-    """Asks the planner of a kind of model how it is to be cut over the devices that answer, and what that costs."""
+    """Planner of one kind of model, over the devices that answer."""
 
-    note = ""  # said to people after the devices that a model goes on with
-    moves = True  # also to a better plan, where nothing was lost
-    needs_worker = False  # this device alone, without an engine process, does not do
-    shunned: set[str]  # addresses of workers that could not do their part
+    note = ""  # text for people that follows the list of devices after a loss
+    moves = True  # True if a better plan may take over although no device was lost
+    needs_worker = False  # True if plans need an engine process besides this process
+    shunned: set[str]  # addresses of workers that failed at their part
 
     @property
     @abstractmethod
     def addresses(self) -> list[str]:
-        """The workers that may take part."""
+        """Addresses of the workers that may take part."""
 
     @abstractmethod
     def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[P, str]:
-        """Return the plan for this device and the workers of a fleet, and why it is this one. notes: about workers that
-        do not answer. PlanError where none fits."""
+        """Return the plan for this device and the workers of a fleet, with the reason for it.
+
+        notes: collects lines about workers that do not answer.
+
+        Raises PlanError if no plan fits.
+        """
 
     @abstractmethod
     def pays(self, plan: P, current: P) -> bool:
-        """Return whether a plan is clearly better than the one that runs."""
+        """Return True if a plan is clearly better than the current one."""
 
 
 class Building(ABC, Generic[P, E]):
-    """Loads the parts of a kind of model on their devices."""
+    """Loader of plans for one kind of model."""
 
     @abstractmethod
     def load(self, fleet: Fleet | None, plan: P, life: ExitStack, steps: Steps) -> tuple[E, RankGroup | None]:
-        """Return what runs the steps of a plan, and its ranks on other devices. life: is given what ends it. The errors
-        of deployments and engines."""
+        """Load a plan. Return the engine or pipeline that runs it, and its ranks on other devices.
+
+        life: receives the callbacks that unload the plan.
+
+        Raises the errors of deployments and engines.
+        """
 
     @abstractmethod
     def send_ahead(self, fleet: Fleet, plan: P, check: Progress) -> None:
-        """Bring the parts of a plan to its workers before it takes over. check: ends this by raising."""
+        """Send the slices of a plan to its workers before it takes over. check: called meanwhile; stops the
+        transfer if it raises.
+        """

@@ -1,4 +1,4 @@
-"""The one way from a plan of a network in ONNX, a cluster and options to a network that runs, and goes on running."""
+"""Deploy an ONNX network: turn a plan, a cluster and options into a pipeline that survives the loss of devices."""
 
 from __future__ import annotations
 
@@ -40,11 +40,15 @@ def deploy_network(
     deciding: Deciding[OnnxPlan] | None = None,
     steps: Steps = SILENT,
 ) -> DeployedNetwork:
-    """Return a network that runs on the devices that its plan names, its stages loaded.
+    """Deploy a network on the devices that its plan names, and return it with its stages loaded.
 
-    Where a device is lost, it goes on over those of the cluster that answer; `steps` says so. threads, provider: of a
-    stage in this process, where the plan has none. deciding: how to plan then; None: by measurement. WorkerError where
-    a device of the plan is not connected; PlanError for a plan of another model; the errors of `OnnxDeployment`.
+    If a device is lost, the pipeline continues on the devices of the cluster that answer, and `steps` shows a line.
+
+    threads, provider: defaults for a stage in this process if the plan sets none.
+    deciding: planner after a loss; None: plan by measurement.
+
+    Raises WorkerError if a device of the plan is not connected, and PlanError if the plan is for another model. Also
+    raises the errors of `OnnxDeployment`.
     """
     if not isinstance(choice.plan, OnnxPlan):
         raise PlanError(f"{choice.model.name} is a language model: deploy it with deploy")
@@ -68,13 +72,14 @@ def deploy_network(
 
 
 class NetworkReplanner(Deciding[OnnxPlan]):
-    """Decides where a network runs next, by measurements of the workers that answer, which are taken where they are not
-    remembered."""
+    """Plans a network over the workers that answer. It measures devices whose measurements are not cached."""
 
     def __init__(
         self, choice: PlanChoice, model: OnnxSource, cluster: ClusterFile, exchange: Exchange, threads: int | None
     ) -> None:
-        """choice: the plan that runs first. threads: of this device."""
+        """choice: the first plan.
+        threads: compute threads on this device.
+        """
         there = [replace(entry, preset=None) for entry in cluster.devices if entry.preset is None or entry.is_local]
         self._model, self._cluster = model, replace(cluster, devices=tuple(there))
         self._exchange, self._threads, self._choice = exchange, threads, choice
@@ -83,7 +88,7 @@ class NetworkReplanner(Deciding[OnnxPlan]):
 
     @property
     def addresses(self) -> list[str]:
-        """The workers of the cluster."""
+        """Addresses of the cluster's workers."""
         return [
             worker.address for worker in self._cluster.workers if worker.address and worker.address not in self.shunned
         ]
@@ -104,7 +109,7 @@ class NetworkReplanner(Deciding[OnnxPlan]):
         objective = "throughput" if choice.predicted is None else choice.objective
         try:
             point, why = space.best(objective, choice.limits)
-        except PlanError:  # fewer devices may not keep to the limits
+        except PlanError:  # fewer devices may be unable to keep the limits
             if not choice.limits:
                 raise
             point, why = space.best(objective, {})
@@ -112,12 +117,12 @@ class NetworkReplanner(Deciding[OnnxPlan]):
         return point.plan, why
 
     def pays(self, plan: OnnxPlan, current: OnnxPlan) -> bool:
-        """A network moves only where a device is lost."""
+        """Return False: a network is replanned only after a loss."""
         return False
 
 
 class NetworkBuilding(Building[OnnxPlan, Runner]):
-    """Loads the stages of a network."""
+    """Loader of the stages of a network."""
 
     def __init__(
         self,
@@ -127,8 +132,9 @@ class NetworkBuilding(Building[OnnxPlan, Runner]):
         provider: str | None,
         say: Callable[[str], None],
     ) -> None:
-        """threads, provider: of a stage in this process, where a plan has none. say: called with words about a device
-        that stands still."""
+        """threads, provider: defaults for a stage in this process if a plan sets none.
+        say: called with a message about a device that stands still.
+        """
         self._model, self._exchange, self._say = model, exchange, say
         self._threads, self._provider = threads, provider
 
@@ -151,4 +157,4 @@ class NetworkBuilding(Building[OnnxPlan, Runner]):
         return several.start(), several
 
     def send_ahead(self, fleet: Fleet, plan: OnnxPlan, check: Progress) -> None:
-        """Do nothing: a network moves only after a loss."""
+        """Do nothing, because a network is replanned only after a loss."""

@@ -1,6 +1,6 @@
-"""Deciding which plan a running language model should have: over the devices that answer, by what was measured of them.
+"""Replanning of a running language model over the devices that answer, from measurements taken earlier.
 
-Nothing is measured here: somebody may wait.
+Nothing is measured here, because a request may be waiting.
 """
 
 from __future__ import annotations
@@ -26,41 +26,44 @@ from quant.gguf.file import GgufFile
 
 
 class Replanner(Deciding[Plan]):
-    """Decides where a language model runs next. Plans have addresses as `device` writes them."""
+    """Planner of the next plan of a language model. Its plans have canonical addresses, as `device` returns them."""
 
-    exact = False  # another plan must compute the same bits
+    exact = False  # True if another plan must compute the same bits
 
     def __init__(self, choice: PlanChoice, file: GgufFile, digest: str) -> None:
-        """choice: the plan that runs first, and the planner that chose it, if one did. digest: of the file."""
+        """choice: the first plan, and its planner if a planner chose it.
+        digest: SHA-256 of the model file.
+        """
         assert isinstance(choice.plan, Plan)
         self._first, self._file, self._digest = by_device(choice.plan), file, digest
         self._objective, self._limits, self._encoder = choice.objective, choice.limits, choice.encoder
         self.planner = None if choice.planner is None else _without_estimates(choice.planner)
-        self.shunned: set[str] = set()  # workers that could not do their part
+        self.shunned: set[str] = set()  # addresses of workers that failed at their part
 
     @property
     def addresses(self) -> list[str]:
-        """The workers that may take part: those that were measured, or that a given plan names."""
+        """Addresses of the workers that may take part: workers that were measured, or that a given plan names."""
         devices = [speed.device for speed in self.planner.speeds] if self.planner else self._first.all_devices
         return [name for name in dict.fromkeys(map(device, devices)) if name != LOCAL and name not in self.shunned]
 
     @property
     def survey(self) -> Survey[DeviceSpeed] | None:
-        """Measurements that plans are made from; None where a person gave the plan."""
+        """Measurements behind the plans; None if a person gave the plan."""
         return Survey(self.planner.speeds, self.planner.links) if self.planner else None
 
     def measured(self, survey: Survey[DeviceSpeed]) -> None:
-        """Plan by these measurements from now on."""
+        """Use these measurements for later plans."""
         if self.planner is not None:
             self.planner = self.planner.like(survey.speeds, survey.links)
 
     def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[Plan, str]:
-        """Plan for the workers of a fleet, as `plan` does."""
+        """Return the plan for the workers of a fleet, as `plan` does."""
         return self.plan(list(fleet.workers) if fleet else [])
 
     def plan(self, workers: Sequence[str]) -> tuple[Plan, str]:
-        """Return the plan for this device and the workers that answer, and why it is this one. PlanError where none
-        fits."""
+        """Return the plan for this device and the given workers, with the reason for it. Raises PlanError if no
+        plan fits.
+        """
         if not workers:
             return shared({LOCAL: 1.0}, "pipeline", self._file, self._digest), "no other device answers"
         if self.planner is None:
@@ -68,8 +71,8 @@ class Replanner(Deciding[Plan]):
         there = [speed for speed in self.planner.speeds if device(speed.device) in (LOCAL, *workers)]
         with_encoder = there if self._encoder is None else self._encoder.held_after_loss(self.planner.speeds, there)
         tries = [(with_encoder, self._limits)]
-        tries += [(with_encoder, {})] if self._limits else []  # fewer devices may not keep to the limits
-        if with_encoder != there:  # without room for the encoder, texts are answered at least
+        tries += [(with_encoder, {})] if self._limits else []  # fewer devices may be unable to keep the limits
+        if with_encoder != there:  # if the encoder fits on no device, at least text requests are served
             tries += [(there, limits) for _, limits in tries]
         for speeds, limits in tries:
             try:
@@ -83,8 +86,13 @@ class Replanner(Deciding[Plan]):
         return by_device(with_microbatches(placed.plan, placed.microbatches, planner.work.concurrency)), why
 
     def _placed(self, planner: Planner, limits: Mapping[str, float]) -> tuple[Placed, str]:
-        """Return the best plan within limits, and why. One that was made with a placement for prompts keeps one, where
-        it pays on the devices that are left, or alone keeps to the limits. PlanError where nothing fits."""
+        """Return the best plan within the limits, and the reason for it.
+
+        If the first plan had a prefill placement, the new plan keeps one if it is faster or if only so the limits are
+        met.
+
+        Raises PlanError if no plan fits.
+        """
         plain, why, refused = None, "", None
         try:
             plain, why = chosen(planner, self._objective, limits)
@@ -101,7 +109,9 @@ class Replanner(Deciding[Plan]):
         return pair, f"{why}; {prefill_reason(planner, pair)}"
 
     def pays(self, plan: Plan, current: Plan) -> bool:
-        """Return whether a plan is clearly better than the one that runs. Of plans that were given, the fullest is."""
+        """Return True if a plan is clearly better than the current one. Of given plans, any other than the current
+        one is better.
+        """
         if self.planner is None:
             return plan != current
         own, *others = self.planner.speeds
@@ -116,7 +126,9 @@ class Replanner(Deciding[Plan]):
         return clearly_better(new, old, by=plan_threshold(is_busy(self.planner.speeds, plan.prefill.devices), PREFILL))
 
     def _value(self, planner: Planner, plan: Plan, name: str = "") -> float:
-        """An objective of a plan, by default the one it was planned for. Small is good; infinite: it cannot be."""
+        """Return the cost of a plan by an objective; smaller is better, infinity if the plan is impossible. name:
+        by default, the objective of the first plan.
+        """
         name = name or self._objective
         try:
             predicted = predict(plan, planner.work, _by_address(planner), planner.links)
@@ -130,6 +142,6 @@ def _by_address(planner: Planner) -> dict[str, DeviceSpeed]:
 
 
 def _without_estimates(planner: Planner) -> Planner:
-    """Return the planner without presets: a plan can run only on devices that exist."""
+    """Return the planner without preset devices, because a plan can run only on real devices."""
     own, *others = planner.speeds
     return planner.like([own, *(speed for speed in others if not speed.estimate)], planner.links)

@@ -1,8 +1,8 @@
-"""Several devices that give the same tokens from run to run, also where one of them is lost in the middle of an answer.
+"""Reproducible plans: several devices give the same tokens in every run, even if a device is lost during a response.
 
-What ranks add up depends on how the model is cut. So a plan keeps its cuts: where a device is lost, its ranks go to
-those that are left, or at last to processes on this one. Stages of one rank pass on what one device would compute, bit
-for bit, so there this device alone does as well.
+Partial sums depend on how the model is cut, so a plan keeps its cuts. If a device is lost, its ranks move to the
+remaining workers, or finally to processes on this device. Stages of one rank compute the same bits as a single device.
+So in that case this device alone can take over.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from quant.gguf.file import GgufFile
 
 
 def reproducible_plan(plan: Plan) -> Plan:
-    """The plan without what workers would measure: layers are on a GPU only where it says so."""
+    """Return the plan without values that workers would measure. Layers are on a GPU only if the plan assigns them."""
     return plan.with_shards(lambda shard: replace(shard, gpu_layers=shard.gpu_layers or 0))
 
 
 def check_reproducible(plan: Plan | None, parallel: str, shares: Sequence[float] | None) -> None:
-    """PlanError where devices would get their parts by measurement."""
+    """Raise PlanError if the shares of devices would be measured, because measurements differ between runs."""
     if plan is None and (parallel == "auto" or shares is None):
         raise PlanError(
             "reproducible answers need the same plan in each run, and shares that are measured differ: give --parallel"
@@ -33,26 +33,29 @@ def check_reproducible(plan: Plan | None, parallel: str, shares: Sequence[float]
 
 
 class SameCuts(Replanner):
-    """As `Replanner`, by plans whose cuts are those of the first one. Devices that come back, join or became slow
-    change nothing: only those that are lost, or leave, are replaced."""
+    """Planner that keeps the cuts of the first plan. It replaces devices that are lost or leave, and ignores
+    devices that come back, join or become slow.
+    """
 
     moves, exact = False, True
 
     def __init__(self, choice: PlanChoice, file: GgufFile, digest: str, wire: str) -> None:
-        """wire: the type of partial sums on their way."""
+        """wire: type of partial sums on the wire."""
         super().__init__(choice, file, digest)
         one_rank_a_stage = all(len(stage.shards) == 1 for stage in self._first.stages)
-        self.needs_worker = wire != "f32" or not one_rank_a_stage  # this device alone would not compute the same
+        self.needs_worker = wire != "f32" or not one_rank_a_stage  # otherwise this device alone computes the same bits
 
     def plan(self, workers: Sequence[str]) -> tuple[Plan, str]:
-        """As `Replanner.plan`, with the first plan's cuts."""
+        """Return the first plan, with the ranks of missing devices moved to the given workers."""
         if not workers:
             return super().plan(workers)
         return placed_again(self._first, workers), "the same cuts, on the devices that are left"
 
 
 def placed_again(plan: Plan, workers: Sequence[str]) -> Plan:
-    """The same cuts, with the ranks of devices that are not among the workers on these in turn."""
+    """Return a plan with the same cuts. Ranks of devices that are not among `workers` are dealt to the workers in
+    turn.
+    """
     there, n_moved, stages = {device(worker): worker for worker in workers}, 0, []
     for stage in by_device(plan).stages:
         shards = []
@@ -60,7 +63,7 @@ def placed_again(plan: Plan, workers: Sequence[str]) -> Plan:
             if shard.device != LOCAL and shard.device not in there:
                 address = workers[n_moved % len(workers)]
                 n_moved += 1
-                # What was said of the other device does not hold of this one.
+                # Settings for the lost device do not apply to another one.
                 shard = replace(shard, device=device(address), threads=None, affinity=(), gpu_layers=0, memory=None)
             shards.append(shard)
         stages.append(replace(stage, shards=tuple(shards)))

@@ -1,4 +1,4 @@
-"""Keeping a model running: another plan takes over where devices are lost, or where another plan is better by now."""
+"""Supervisor: keeps a model running by replacing its plan after a loss, or when another plan becomes better."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ from partition.plan.plan import LOCAL
 from quant.text import listed
 
 Reached = AbstractContextManager[tuple[Fleet | None, list[str]]]
-MOST_TRIES = 4  # to go on after a loss: the last one on this device alone
+MOST_TRIES = 4  # attempts to continue after a loss; the last one uses this device alone
 
 
 class Supervisor(Generic[P, E]):
-    """Replaces what runs. A `Deciding` says by what, a `Building` brings it to life, and others watch the devices and
-    call `offer`. `close()` ends it all."""
+    """Replaces the running plan. The planner (`Deciding`) picks the new plan, the loader (`Building`) starts it,
+    and device watches call `offer`. `close()` ends everything.
+    """
 
-    running: Running[P, E]  # from `start` on; nobody asks before
+    running: Running[P, E]  # set by `start`
 
     def __init__(self, deciding: Deciding[P], building: Building[P, E], steps: Steps, *, insecure: bool) -> None:
-        """insecure: also workers that do not encrypt."""
+        """insecure: also accept workers that do not encrypt."""
         self.deciding, self._building = deciding, building
         self._steps, self._insecure = steps, insecure
         self.on_change: list[Callable[[Running[P, E]], None]] = []
-        self._life = ExitStack()  # of what runs, which another plan replaces
-        self._offered = ExitStack()  # of a plan that waits to take over
+        self._life = ExitStack()  # unloads the running plan
+        self._offered = ExitStack()  # unloads a plan that waits to take over
         self._lost_lately = LostLately()
         self.is_closed = False
 
     def start(self, fleet: Fleet | None, plan: P, why: str) -> E:
-        """Bring the first plan to life, on the devices of a fleet that is the caller's. The errors of `Building.load`,
-        after which everything is unloaded again."""
+        """Start the first plan on the devices of the caller's fleet, and return its engine.
+
+        Raises the errors of `Building.load`; everything is unloaded then.
+        """
         try:
             return self._bring_up(fleet, plan, why, "", self._steps)
         except BaseException:
@@ -48,25 +51,29 @@ class Supervisor(Generic[P, E]):
             raise
 
     def stop(self) -> None:
-        """Replace no more: what is under way ends soon."""
+        """Stop replacing plans. Operations in progress end soon."""
         self.is_closed = True
 
     def close(self) -> None:
-        """Unload everything, here and there."""
+        """Unload everything on all devices."""
         self.stop()
         with self._offered:
             self._life.close()
 
     def check_open(self, *_: object) -> None:
-        """Interrupted once all is to end."""
+        """Raise Interrupted if the supervisor is closed."""
         if self.is_closed:
             raise Interrupted("given up")
 
     def replace(self, error: Exception, losses_in_a_row: int, check: Callable[[], None]) -> E:
-        """Return another engine in place of one that failed so: without workers that are lost meanwhile or cannot do
-        their part, and at last on this device alone. What keeps it from being there is raised, with why.
+        """Return another engine after the running one failed with `error`.
 
-        losses_in_a_row: while one thing was done, this one included. check: ends this by raising.
+        Each attempt excludes workers that were lost or failed at their part; the last attempt uses this device alone.
+
+        losses_in_a_row: number of failures during the current work, including this one.
+        check: called meanwhile; stops the replacement if it raises.
+
+        Raises the error that prevented the last attempt, with the reason for the replacement.
         """
         ranks = self.running.ranks
         lost = ranks.lost if ranks else []
@@ -98,8 +105,14 @@ class Supervisor(Generic[P, E]):
         check: Progress,
         switch_to: Callable[[Callable[[], E | None]], None],
     ) -> bool:
-        """Plan over the devices that answer, and let that plan take over by `switch_to`, where it is worth it; whether
-        it is. reason: why. check: ends this by raising."""
+        """Plan over the devices that answer. If the plan is worth it, prepare it and let it take over. Return True if
+        so.
+
+        reason: reason shown to people.
+        is_worth: returns True if a plan should take over.
+        check: called meanwhile; stops the attempt if it raises.
+        switch_to: receives the function that starts the plan, and calls it between two steps.
+        """
         replaced, life = self.running, ExitStack()
         try:
             fleet, notes = life.enter_context(self._or_here(self.reach(self.deciding.addresses)))
@@ -116,7 +129,7 @@ class Supervisor(Generic[P, E]):
         self._offered = life
 
         def switched() -> E | None:
-            if self.running is not replaced or self.is_closed:  # something else came first
+            if self.running is not replaced or self.is_closed:  # another plan took over first
                 life.close()
                 return None
             self._end_running(life)
@@ -130,8 +143,9 @@ class Supervisor(Generic[P, E]):
         return True
 
     def _bring_up(self, fleet: Fleet | None, plan: P, why: str, reason: str, steps: Steps) -> E:
-        """Return the engine of a plan, in the life that is running now. reason: why it takes over; "": it is the
-        first."""
+        """Load a plan as the running one, and return its engine. reason: reason for the replacement; empty for the
+        first plan.
+        """
         workers = fleet.workers if fleet else {}
         names = tuple("this device" if address == LOCAL else workers[address].label for address in plan.devices)
         if reason:
@@ -141,14 +155,14 @@ class Supervisor(Generic[P, E]):
         return engine
 
     def change(self, running: Running[P, E]) -> None:
-        """This runs from now on, and whoever wants to know is told."""
+        """Set the running plan and notify all listeners."""
         self.running = running
         for tell in self.on_change:
             tell(running)
 
     def _end_running(self, following: ExitStack) -> None:
-        """Unload what runs; what follows has another life."""
-        with suppress(EdgeError):  # parts of it are gone
+        """Unload the running plan, and make `following` the stack that unloads the next one."""
+        with suppress(EdgeError):  # parts of the plan are gone
             self._life.close()
         self._life = following
 
@@ -159,14 +173,13 @@ class Supervisor(Generic[P, E]):
         return_s: float | None = None,
         anyway: bool = False,
     ) -> Reached:
-        """The workers that answer, as `reachable` has them."""
+        """Connect to the workers that answer, as `reachable` does."""
         cluster = Cluster.of_addresses(addresses)
         return reachable(cluster, insecure=self._insecure, timeout_s=timeout_s, return_s=return_s, anyway=anyway)
 
     @contextmanager
     def _or_here(self, reached: Reached) -> Iterator[tuple[Fleet | None, list[str]]]:
-        """Those reached, to plan over. Where there is none and this device alone does not do, a worker on this
-        device."""
+        """Yield the fleet to plan over. If no worker answers and plans need one, start a worker on this device."""
         with reached as (fleet, notes):
             if fleet is not None or not self.deciding.needs_worker:
                 yield fleet, notes

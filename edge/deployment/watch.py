@@ -1,7 +1,7 @@
-"""Watching the devices that a language model runs on: a device leaves, becomes slow, comes back, or joins.
+"""Watch the devices of a running language model: a device may leave, become slow, come back, or join.
 
-The watch looks in the background and delays no step. It offers other plans to the `Supervisor` and shows lines. It
-plans and loads nothing itself.
+The watch runs in the background and delays no step. It offers other plans to the `Supervisor` and shows messages. It
+does not plan or load by itself.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from edge.tasks import Repeated, Steps
 from partition.plan.plan import Plan
 from quant.text import listed
 
-LOOK_S = 0.5  # between two looks whether a device leaves
-REST_S = 0.3  # without a step: no request waits for one
-QUIET_S = 2.0  # without a step: a look at other devices disturbs no request
-OFFER_S = 10.0  # between two looks whether a device came back
-BUSY_S = 10.0  # between two looks whether a device became slow, if requests never pause
-CLOSE_S = 30.0  # for a move to notice that it has to end
+LOOK_S = 0.5  # interval between checks for leaving devices
+REST_S = 0.3  # time without a step after which no request is assumed to wait
+QUIET_S = 2.0  # time without a step after which other devices may be contacted
+OFFER_S = 10.0  # interval between checks for devices that came back
+BUSY_S = 10.0  # interval between checks for slow devices while requests never pause
+CLOSE_S = 30.0  # time for a move to notice that it has to end
 
 
 class MembershipWatch:
-    """Watch over the devices of a model, until `close()`."""
+    """Watch of a model's devices. It runs until `close()`."""
 
     def __init__(
         self,
@@ -46,29 +46,30 @@ class MembershipWatch:
         self._joining, self._steps = joining, steps
         work = replanner.planner.work if replanner.planner else None
         self.slow = StragglerWatch(replanner.survey, work)
-        self._declined: set[str] = set()  # workers that joined, and that no better plan uses
+        self._declined: set[str] = set()  # workers that joined, but that no better plan uses
         self._joined: JoinedDevice | None = None  # measured, but not offered yet
-        self._stays_with: list[str] = []  # devices that leave, although no other plan fits
+        self._stays_with: list[str] = []  # leaving devices without which no plan fits
         self._slow_at = time.monotonic() + BUSY_S
         self._begin(self._supervisor.running)
         supervisor.on_change.append(self._begin)
         self._looks = Repeated(self._look, LOOK_S, "members")
 
     def close(self) -> None:
-        """Look and offer no more. A look at devices may take seconds and is not waited for; a move under way ends
-        soon."""
+        """Stop checking and offering plans. A check may take seconds and is not waited for. A move in progress ends
+        soon.
+        """
         self._looks.close()
         self._supervisor.stop()
         self._replacements.wait_for_move(CLOSE_S)
 
     def _begin(self, running: Running[Plan, TextEngine]) -> None:
-        """Watch the devices of another plan."""
+        """Watch the devices of a new plan."""
         self.slow.begin(running.engine, running.plan, running.names)
         self._declined.clear()
         self._offer_at = time.monotonic() + OFFER_S
 
     def _look(self) -> None:
-        """Look whether another plan should take over. Errors are ignored, because the next request meets them, too."""
+        """Check whether another plan should take over. Errors are ignored, because the next request meets them, too."""
         with suppress(EdgeError):
             if self._replacements.is_moving:
                 if self._replacements.quiet_s > REST_S:
@@ -90,7 +91,7 @@ class MembershipWatch:
         return self._supervisor.offer(reason, is_worth, check, self._replacements.switch_to)
 
     def _offer_drain(self, names: list[str]) -> None:
-        """Offer any plan without the devices that are about to end."""
+        """Offer a plan without the devices that are about to leave, even if it is slower."""
         reason = f"{listed(names)} {'are' if len(names) > 1 else 'is'} about to end"
         try:
             self._offer(reason, lambda plan: True, self._supervisor.check_open)
@@ -100,7 +101,7 @@ class MembershipWatch:
             self._steps.say(f"{reason}, and without it: {error}")
 
     def _offer_rejoin(self) -> None:
-        """If devices came back, offer a plan with them that is clearly better."""
+        """If devices came back, offer a plan with them if it is clearly better."""
         known = {*self._supervisor.running.workers, *self._declined, *([self._joined.address] if self._joined else [])}
         missing = [address for address in self._replanner.addresses if address not in known]
         if not missing:
@@ -113,7 +114,7 @@ class MembershipWatch:
         self._offer(reason, self._pays, self._check_quiet)
 
     def _offer_join(self) -> None:
-        """If a device joined, measure it, and offer a plan with it that is clearly better."""
+        """If a device joined, measure it, and offer a plan with it if it is clearly better."""
         survey = self._replanner.survey
         if self._joining is None or survey is None or self._replacements.is_moving:
             return
@@ -126,7 +127,7 @@ class MembershipWatch:
         joined = self._joined
         try:
             is_offered = self._offer(f"{joined.name} joined", self._pays, self._check_quiet)
-        except Interrupted:  # an answer began: it is offered at the next quiet moment
+        except Interrupted:  # a request began; the device is offered again at the next quiet moment
             raise
         except EdgeError:
             self._replanner.shunned.add(joined.address)
@@ -137,7 +138,7 @@ class MembershipWatch:
             self._steps.say(f"{joined.name} joined; the plan stays as it is")
 
     def _offer_without_stragglers(self) -> None:
-        """If devices became slow, or fast again, say so, and offer a plan that is clearly better by now."""
+        """If devices became slow or fast again, report it, and offer a plan if it is clearly better now."""
         self._slow_at = time.monotonic() + BUSY_S
         check = self._check_quiet if self._is_quiet() else self._supervisor.check_open
         if self.slow.is_due:
@@ -148,9 +149,9 @@ class MembershipWatch:
             return
         try:
             is_offered = self._offer(reason, self._pays_by_now, check)
-        except Interrupted:  # an answer began: it is offered at the next quiet moment, or beside answers
+        except Interrupted:  # a request began; the plan is offered again later
             return
-        except EdgeError:  # nothing else can be: the plan stays
+        except EdgeError:  # no other plan fits, so the current plan stays
             is_offered = False
         self.slow.notes.clear()
         if not is_offered:
@@ -160,15 +161,17 @@ class MembershipWatch:
         return self._replanner.pays(plan, self._supervisor.running.plan)
 
     def _pays_by_now(self, plan: Plan) -> bool:
-        """As `_pays`; a plan that a person gave stays."""
+        """Return True if a plan is clearly better than the current one. A plan that a person gave always stays."""
         return self._replanner.planner is not None and self._pays(plan)
 
     def _is_quiet(self) -> bool:
-        """Return whether no request waits for a step, and the watch is not closed."""
+        """Return True if no request waits for a step, and the watch is open."""
         return not self._supervisor.is_closed and self._replacements.quiet_s > REST_S
 
     def _check_quiet(self, *_: object) -> None:
-        """Raise Interrupted once a request computes: work that can wait must not slow an answer down."""
+        """Raise Interrupted when a request begins to compute, because work that can wait must not slow requests
+        down.
+        """
         self._supervisor.check_open()
         if self._replacements.quiet_s < REST_S:
             raise Interrupted("an answer began")
