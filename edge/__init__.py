@@ -6,7 +6,7 @@
         for response in edge.Chat(model).ask("What is a stage?"):
             print(response.text, end="")
 
-Names are loaded when they are used: `import edge` itself takes no time. docs/python.md has the rest.
+Importing `edge` is fast because each name is loaded on first use. docs/python.md documents the whole interface.
 """
 
 from __future__ import annotations

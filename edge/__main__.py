@@ -1,4 +1,4 @@
-"""`python -m edge`: the `edge` command, also where a person's folder holds an `apps.py` of its own."""
+"""Entry point of `python -m edge`, which works even if the current folder holds a module named `apps.py`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from edge.siblings import import_siblings
 
 
 def main() -> int:
-    """Run the command line of this process and return its exit code."""
-    import_siblings("apps")  # no module of `edge` imports the commands, which are above it: they are found by name
+    """Run the command line and return its exit code."""
+    # The package `apps` is above `edge` in the layers, so it is imported by name.
+    import_siblings("apps")
     code: int = importlib.import_module("apps.cli").main()
     return code
 

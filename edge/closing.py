@@ -1,4 +1,4 @@
-"""Objects that are closed at the end of a `with` block."""
+"""Base class of objects that are closed at the end of a `with` block."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ T = TypeVar("T", bound="Closing")
 
 
 class Closing(ABC):
-    """Base of a class that has `close`: a context manager, which closes itself at the end."""
+    """Context manager that calls the subclass's `close` at the end of the block."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free what it holds."""
+        """Free the resources of the object."""
 
     def __enter__(self: T) -> T:
         return self

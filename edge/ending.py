@@ -1,8 +1,8 @@
 """Signal handling: a command ends within a second of Ctrl-C or SIGTERM, whatever it is doing.
 
-Python raises an exception for a signal between bytecodes of the main thread, and what that unwinds may wait for
-threads. Neither happens soon where native code computes. So a thread waits for the signal, too: it allows the ordinary
-end a moment, removes temporary files, and ends the process.
+Python raises a signal's exception in the main thread, between two bytecodes. The main thread may be in native code or
+wait for other threads, so the exception can come late. A second thread therefore waits for the signal, too. It grants
+the main thread a grace period, removes temporary files and ends the process.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from typing import Any, NoReturn
 
 from devices.files import remove_temporary
 
-GRACE_S = 0.6  # for the ordinary end, from the first signal on
-_SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
+GRACE_S = 0.6  # seconds from the first signal until the process is ended
+_SHOW_CURSOR = "\x1b[?25h"  # escape sequence that undoes the hidden cursor of a progress bar
 _grace_s = GRACE_S
 _ended_by_signals = False
 _terminated = False
 _signalled = threading.Event()
-_NOTED_S = 0.1  # for the thread to see a signal that has been raised
+_NOTED_S = 0.1  # seconds within which the watching thread sees a signal
 
 
 def end_by_signals() -> None:
-    """Make SIGTERM raise SystemExit, and end this process soon after SIGINT or SIGTERM. Call it once, in the main
-    thread."""
+    """Make SIGTERM raise SystemExit, and end this process soon after SIGINT or SIGTERM.
+
+    Call it once, in the main thread.
+    """
     global _ended_by_signals
     _ended_by_signals = True
     signal.signal(signal.SIGTERM, _raise_exit)
@@ -43,8 +45,10 @@ def end_by_signals() -> None:
 
 @contextmanager
 def signals_are_for_the_program() -> Iterator[None]:
-    """Leave signals to the program inside this context: a conversation stops an answer, a daemon closes its
-    sessions."""
+    """Leave signals to the program inside this context.
+
+    For example, a chat stops the current answer, and a daemon closes its sessions.
+    """
     global _ended_by_signals
     before, _ended_by_signals = _ended_by_signals, False
     try:
@@ -55,8 +59,10 @@ def signals_are_for_the_program() -> Iterator[None]:
 
 @contextmanager
 def grace(seconds: float) -> Iterator[None]:
-    """Allow the ordinary end this many seconds after the first signal, inside this context, so that results can be
-    written. A second signal ends the process after GRACE_S."""
+    """Extend the grace period after the first signal inside this context, so that results can be written.
+
+    seconds: the grace period. A second signal still ends the process after GRACE_S.
+    """
     global _grace_s
     before, _grace_s = _grace_s, seconds
     try:
@@ -66,8 +72,10 @@ def grace(seconds: float) -> Iterator[None]:
 
 
 def end_soon(number: int) -> None:
-    """End the process after the grace period, where `end_by_signals` was called. Called from a thread that has seen a
-    signal."""
+    """End the process after the grace period, if `end_by_signals` was called.
+
+    Threads that have seen a signal call this function.
+    """
     if not _ended_by_signals or number not in (signal.SIGINT, signal.SIGTERM):
         return
     seconds = GRACE_S if _signalled.is_set() else _grace_s
@@ -76,7 +84,7 @@ def end_soon(number: int) -> None:
 
 
 def _watch(reader: socket.socket, _writer: socket.socket) -> None:
-    """Wait for signals. _writer is the other end of the pair, kept open for as long as the process lives."""
+    """Wait for signals. _writer is the other end of the socket pair; the reference keeps it open."""
     while number := reader.recv(1):
         end_soon(number[0])
 
@@ -91,13 +99,16 @@ def _end(number: int, after_s: float) -> NoReturn:
 
 
 def terminated() -> bool:
-    """Return whether SIGTERM was received: a caller then reports an interruption."""
+    """Return True if SIGTERM was received, so that the caller reports an interruption."""
     return _terminated
 
 
 def signalled() -> bool:
-    """Return whether a signal is ending this process. Unexpected errors then come from the signal: importing a native
-    module, for one, turns KeyboardInterrupt into ImportError."""
+    """Return True if a signal is ending this process.
+
+    The signal is then the cause of unexpected errors: for example, importing a native module turns KeyboardInterrupt
+    into ImportError.
+    """
     return _ended_by_signals and _signalled.wait(_NOTED_S)
 
 
@@ -108,6 +119,6 @@ def _raise_exit(number: int, _: object) -> NoReturn:
 
 
 def _unraisable(unraisable: Any) -> None:
-    """Keep quiet about a signal's exception in a callback of native code or in a finalizer: it is no bug."""
+    """Print no traceback if a signal raised its exception in a native callback or a finalizer."""
     if not isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
         sys.__unraisablehook__(unraisable)

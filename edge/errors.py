@@ -1,24 +1,24 @@
-"""Errors that a person can act on. Every message says what was needed, what was there, and what to do."""
+"""Errors that the user can act on. Each message states the requirement, the value found and the remedy."""
 
 
 class EdgeError(Exception):
-    """Base class of this package's errors that a person can act on."""
+    """Base class of this package's errors that the user can act on."""
 
-    devices: tuple[str, ...] = ()  # addresses of the workers that could not do their part, where that is known
+    devices: tuple[str, ...] = ()  # addresses of the workers that caused the error, if known
 
 
 class EngineError(EdgeError):
-    """llama.cpp or ONNX Runtime failed to load, to make a context or to compute; the message has its reason."""
+    """llama.cpp or ONNX Runtime failed to load, to create a context or to compute. The message has its reason."""
 
 
 class NotEnoughMemory(EdgeError):
-    """The model does not fit at this context length; the message gives need and have of each part."""
+    """The model does not fit at this context length. The message lists needed and available bytes of each part."""
 
-    least: int | None = None  # bytes of the least budget that would do; None: not known
+    least: int | None = None  # smallest budget that would suffice, in bytes; None if unknown
 
 
 class WeightsError(EdgeError):
-    """Weights cannot be read from their file while the model runs; the message names the file and the offset."""
+    """Weights cannot be read from their file while the model runs. The message names the file and the offset."""
 
 
 class ContextFull(EdgeError):
@@ -26,11 +26,11 @@ class ContextFull(EdgeError):
 
 
 class EmptyPrompt(ContextFull):
-    """A prompt has no token. Clients must not take it for one that is too long, which they would shorten."""
+    """The prompt has no tokens. It is distinct from a prompt that is too long, which clients shorten and retry."""
 
 
 class TemplateError(EdgeError):
-    """A chat template is not valid, or failed on these messages."""
+    """The chat template is invalid, or it failed to render these messages."""
 
 
 class TemplateStopped(TemplateError):
@@ -38,12 +38,14 @@ class TemplateStopped(TemplateError):
 
 
 class PictureError(EdgeError, ValueError):
-    """A picture or page cannot be made: matplotlib is missing, there is nothing to show, or the file name has another
-    type."""
+    """A picture or page cannot be made.
+
+    Causes: matplotlib is missing, there is nothing to show, or the file name's extension is not supported.
+    """
 
 
 class MediaError(EdgeError):
-    """A picture or sound cannot be used: it is damaged, too large, or the model takes none."""
+    """A picture or sound cannot be used: it is damaged or too large, or the model does not support it."""
 
 
 class SamplingError(EdgeError):
@@ -51,11 +53,11 @@ class SamplingError(EdgeError):
 
 
 class HubError(EdgeError):
-    """A model could not be fetched: no such repository or file, no network, or no room."""
+    """A model could not be fetched: the repository or file does not exist, the network failed, or the disk is full."""
 
 
 class CatalogError(EdgeError):
-    """A catalog of models cannot be used: the message names the entry, its key, what is needed and what is there."""
+    """A model catalog cannot be used. The message names the entry and key, the expected value and the value found."""
 
 
 class Interrupted(EdgeError):
@@ -63,23 +65,26 @@ class Interrupted(EdgeError):
 
 
 class TextError(EdgeError):
-    """A text for calibration or evaluation cannot be used: it is too short, not readable, or not UTF-8."""
+    """A calibration or evaluation text cannot be used: it is too short, unreadable, or not UTF-8."""
 
 
 class SizeTooSmall(EdgeError):
-    """No file of the model can be as small as requested; the message gives the smallest size."""
+    """No file of the model can be as small as requested. The message gives the smallest possible size."""
 
 
 class ChatFileError(EdgeError):
-    """A file is no saved conversation."""
+    """The file is not a saved conversation."""
 
 
 class PrefixError(EdgeError):
-    """The prefix cache cannot be used: its key is damaged or open to others, or its folder cannot be read."""
+    """The prefix cache cannot be used: its key is damaged or readable by other users, or its folder is unreadable."""
 
 
 class SliceError(EdgeError):
-    """A slice cannot be cut, stored or used: it is missing, its model file changed, or another process writes it."""
+    """A slice cannot be cut, stored or used.
+
+    Causes: the slice is missing, its model file changed, or another process is writing it.
+    """
 
 
 class SliceBusy(SliceError):
@@ -87,37 +92,37 @@ class SliceBusy(SliceError):
 
 
 class DigestMismatch(SliceError):
-    """Bytes do not have the SHA-256 that was announced; the message says need and have."""
+    """Bytes do not have the announced SHA-256. The message gives the expected and the actual digest."""
 
 
 class NoRoom(SliceError):
-    """A slice does not fit into the cache or on its disk; the message says need and have."""
+    """A slice does not fit into the cache or on its disk. The message gives needed and free bytes."""
 
 
 class WorkerError(EdgeError):
-    """A worker refused a request, or its engine process died; the message has the worker's reason."""
+    """A worker refused a request, or its engine process died. The message has the worker's reason."""
 
     def __init__(self, message: str, error: str = "") -> None:
-        """error: the class of the error on the worker, for instance NotEnoughMemory; empty where a process died."""
+        """error: class name of the error on the worker, such as "NotEnoughMemory"; empty if its process died."""
         super().__init__(message)
         self.error = error
 
 
 class Overloaded(EdgeError):
-    """The queue of requests is full; the message says how many wait. Try again later."""
+    """The request queue is full. The message gives the number of waiting requests; try again later."""
 
 
 class NotAllowed(EdgeError):
-    """Something that the server's options do not allow."""
+    """The server's options do not allow the request."""
 
 
 class EngineGone(EdgeError):
-    """The process that computes an answer ended before it was complete; the message says how."""
+    """The process that computes an answer ended before the answer was complete. The message gives the cause."""
 
 
 class PoisonousRequest(EngineGone):
-    """A request ended the process that was to answer it, and the next one, too; the message says how."""
+    """A request crashed the engine process, and crashed the next one as well. The message gives the cause."""
 
 
 class UnknownModel(EdgeError):
-    """A server has no model of this name; the message says which it has."""
+    """The server has no model of this name. The message lists the names that it has."""

@@ -1,7 +1,7 @@
 """Microbenchmarks: time a step in short samples spread over time and keep the fastest.
 
-Other work only slows a computation down. So the fastest sample is nearest to what the device can do. Where no other
-sample comes near it, or other work had the processor even then, the result is marked as measured while busy.
+Other load only slows a computation down, so the fastest sample is nearest to the device's real speed. The result is
+marked as busy if no second undisturbed sample comes close to the fastest one.
 """
 
 from __future__ import annotations
@@ -13,45 +13,46 @@ from dataclasses import dataclass
 from devices.busy import LostTimeMeter
 from devices.probe import cpu_quota
 
-SAMPLE_S = 0.03  # least length of a sample
-_QUOTA_SAMPLE_S = 0.25  # with a CPU quota: many of its periods, because single steps can pass before it applies
-_LEAST_SAMPLES = 4  # of each task
-_MOST_SAMPLES = 8  # of a task whose fastest sample is not confirmed yet
-_MOST_S = 3.0  # of samples of one task with what precedes their steps; it has two at least
-_LOST = 0.05  # share of a sample: a sample that lost more of its time to other work was disturbed
-_NEAR = 1.1  # times the fastest: another undisturbed sample within that confirms it
+SAMPLE_S = 0.03  # minimum length of a sample, in seconds
+# Minimum length of a sample under a CPU quota, in seconds. It covers many quota periods, because single steps can
+# finish before the quota takes effect.
+_QUOTA_SAMPLE_S = 0.25
+_LEAST_SAMPLES = 4  # samples of each task
+_MOST_SAMPLES = 8  # maximum samples of a task whose fastest sample is not confirmed yet
+_MOST_S = 3.0  # maximum seconds for the samples of a task with their preparation (at least two samples)
+_LOST = 0.05  # share of its time that an undisturbed sample may lose to other load
+_NEAR = 1.1  # an undisturbed sample that takes at most this multiple of the fastest confirms it
 
 
 @dataclass(frozen=True)
 class BestTime:
-    """Seconds per step: the mean of the fastest sample."""
+    """Mean seconds per step of the fastest sample."""
 
     seconds: float
-    busy: bool  # other work had the processor, so a step may take less
+    busy: bool  # other load ran on the processor, so the true time may be shorter
 
     def or_better(self, other: BestTime) -> BestTime:
-        """Return the faster of two results for one task, measured at different times. It is busy only where both
-        are."""
+        """Return the faster of two results for the same task. It is busy only if both results are busy."""
         return BestTime(min(self.seconds, other.seconds), self.busy and other.busy)
 
 
 @dataclass(frozen=True)
 class TimedTask:
-    """A step to be timed, and what to do before each sample."""
+    """A step to be timed, with its preparation."""
 
     step: Callable[[], None]
-    prepare: Callable[[], None] = lambda: None  # before each sample, not timed
-    before_step: Callable[[], None] | None = None  # before each step, not timed
+    prepare: Callable[[], None] = lambda: None  # called before each sample, not timed
+    before_step: Callable[[], None] | None = None  # called before each step, not timed
 
 
 def is_throttled(threads: int) -> bool:
-    """Return whether a CPU quota pauses a process that keeps so many threads busy."""
+    """Return True if a CPU quota would throttle a process that keeps this many threads busy."""
     quota = cpu_quota()
     return quota is not None and quota < threads
 
 
 def sample_s(threads: int) -> float:
-    """Return the least seconds of a sample that uses this many threads."""
+    """Return the minimum length of a sample that uses this many threads, in seconds."""
     return _QUOTA_SAMPLE_S if is_throttled(threads) else SAMPLE_S
 
 
@@ -64,13 +65,15 @@ def best_of(
     clock: Callable[[], float] | None = None,
     watch: Callable[[], Callable[[], float]] = lambda: LostTimeMeter().lost_s,
 ) -> list[BestTime]:
-    """Return seconds per step for each task, in order: the mean of its fastest sample.
+    """Return the seconds per step of each task, in order: the mean of its fastest sample.
 
-    Each task has one sample before any task has its next, so that a burst of other work touches few samples of one
-    task. A sample takes at least `least_s` and `least_steps`; a warm-up step precedes the first sample, and each sample
-    of short steps. There are `samples` of each task, and more until the fastest is confirmed; a single sample
-    (`samples=1`) cannot be confirmed. watch: called at the start of a sample, returns a function that says how many
-    seconds of it went to other work.
+    Samples of the tasks alternate, so that a burst of other load disturbs few samples of each task. A warm-up step
+    precedes a task's first sample, and every sample of a task with short steps.
+
+    least_s, least_steps: minimum seconds and steps of a sample.
+    samples: samples of each task; more are taken until the fastest is confirmed. With `samples=1` the fastest sample
+    cannot be confirmed.
+    watch: called at the start of a sample; returns a function that returns the seconds lost to other load since then.
     """
     clock = clock or time.perf_counter
     took: list[list[tuple[float, bool]]] = [[] for _ in tasks]
@@ -82,7 +85,7 @@ def best_of(
             if number >= samples and not _fastest(took[i]).busy:
                 continue
             task.prepare()
-            if not took[i] or took[i][-1][0] < least_s:  # a long step needs no warm-up: it is a small part of the step
+            if not took[i] or took[i][-1][0] < least_s:  # for a long step, the warm-up effect is negligible
                 task.step()
             lost = watch()
             began, steps, untimed_s = clock(), 0, 0.0
@@ -100,8 +103,7 @@ def best_of(
 
 
 def _fastest(took: Sequence[tuple[float, bool]]) -> BestTime:
-    """Return the fastest sample. took: for each sample, its seconds per step and whether other work had the
-    processor."""
+    """Return the fastest sample. took: seconds per step of each sample, and whether other load disturbed it."""
     best = min(seconds for seconds, _ in took)
     near = sum(seconds <= _NEAR * best for seconds, busy in took if not busy)
     return BestTime(best, near < min(2, len(took)))

@@ -1,7 +1,7 @@
-"""The packages beside `edge`, imported before a person's own modules of the same names.
+"""Imports the packages next to `edge` before a user's modules of the same names can hide them.
 
-`devices`, `partition`, `quant` and `transport` are plain names, and a script's folder comes first on `sys.path`: a
-person's `devices.py` there would be taken for ours. docs/architecture.md tells why they are imported here.
+`devices`, `partition`, `quant` and `transport` are plain names, and a script's folder is first on `sys.path`. Without
+this module, a user's `devices.py` there would be imported instead of ours. docs/architecture.md gives the details.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder that holds them all
-NEEDED = ("devices", "partition", "quant", "transport")  # by what `import edge` offers
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # folder that holds all packages
+NEEDED = ("devices", "partition", "quant", "transport")  # packages that `import edge` uses
 
 
 def import_siblings(*names: str) -> None:
-    """Import these packages from the folder that holds `edge`. ImportError where a program has imported a module of its
-    own under one of the names: there is one module of a name in a process."""
+    """Import these packages from the folder that holds `edge`.
+
+    Raises ImportError if the program has imported its own module under one of the names, because a process can hold
+    only one module of a name.
+    """
     for name in names:
         if name in sys.modules:
             _check_ours(name, sys.modules[name])
@@ -52,8 +55,7 @@ def _check_ours(name: str, module: ModuleType) -> None:
 
 
 def _missing(name: str, attribute: str) -> Any:
-    """Raise AttributeError. The message names the person's file of the same name, if there is one: that was probably
-    meant."""
+    """Raise AttributeError. If a user's file has the same name, the message names it, because it was probably meant."""
     message = f"module {name!r} has no attribute {attribute!r}"
     spec = PathFinder.find_spec(name, [folder for folder in sys.path if os.path.realpath(folder) != _ROOT])
     if spec is not None and spec.origin and not attribute.startswith("__"):

@@ -1,6 +1,4 @@
-"""Threads that can be cancelled: an undo stack, the first error of several futures, background repetition, and
-progress.
-"""
+"""Cancellable work in threads: an undo stack, waiting for futures, periodic background work, and progress."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ T = TypeVar("T")
 
 
 class CancelScope(Closing):
-    """Undo stack: runs its callbacks in reverse order when it is closed. A callback added after that runs at once.
+    """Undo stack: runs its callbacks in reverse order when it is closed. A callback added later runs immediately.
 
-    It is also a context manager that closes itself at the end.
+    It is also a context manager that closes itself at the end of the block.
     """
 
     def __init__(self) -> None:
@@ -43,12 +41,12 @@ class CancelScope(Closing):
         return entered
 
     def check(self, *_: object) -> None:
-        """Raise Interrupted once the scope is closed, for work whose result nobody waits for any more."""
+        """Raise Interrupted once the scope is closed, to stop work whose result is no longer needed."""
         if self._closed:
             raise Interrupted("given up")
 
     def close(self) -> None:
-        """Undo it all."""
+        """Run all undo callbacks."""
         with self._lock:
             self._closed = True
         self._stack.close()
@@ -57,7 +55,7 @@ class CancelScope(Closing):
 def results(futures: Iterable[Future[T]], also_watched: Iterable[Future[Any]] = ()) -> list[T]:
     """Return the results in order, or raise the error of the first future that fails, without waiting for the others.
 
-    Futures in `also_watched` are not waited for, but their errors are raised, too.
+    also_watched: futures whose results are not awaited but whose errors are raised, too.
     """
     futures = list(futures)
     running: set[Future[Any]] = {*futures, *also_watched}
@@ -70,8 +68,10 @@ def results(futures: Iterable[Future[T]], also_watched: Iterable[Future[Any]] = 
 
 @contextmanager
 def unwaited_pool(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of threads that the end of the block does not wait for: where one fails, or somebody gives up, the
-    others end where they wait or show progress."""
+    """Yield a pool of threads that the end of the block does not wait for.
+
+    If one thread fails or the caller gives up, the other threads end at their next wait or progress report.
+    """
     pool = ThreadPoolExecutor(n_threads, name)
     try:
         yield pool
@@ -83,18 +83,20 @@ Progress = Callable[[float, float], None]  # (bytes done, bytes in total)
 
 
 class AggregateProgress:
-    """Sum of the progress of several parts, reported as it grows."""
+    """Sum of the progress of several parts."""
 
     def __init__(self, progress: Progress, total: int, check: Callable[[], None]) -> None:
-        """total: bytes of all parts. check: raises where nobody waits any more; so does every part then."""
+        """total: bytes of all parts. check: raises an error if the work is no longer needed, which ends every part."""
         self._progress, self._total, self._check = progress, total, check
         self._done: list[float] = []
         self._lock = threading.Lock()
 
     @contextmanager
     def part(self, n_bytes: int) -> Iterator[Progress]:
-        """Yield the progress callback of one part of n_bytes, which takes the bytes done. At the end of the block all
-        are done."""
+        """Yield the progress callback of one part, which takes the bytes done. The end of the block completes the part.
+
+        n_bytes: size of the part.
+        """
         self._check()
         with self._lock:
             mine = len(self._done)
@@ -111,30 +113,29 @@ class AggregateProgress:
 
 
 class Repeated(Closing):
-    """Background work, repeated until `close()`. It is also a context manager."""
+    """Background work that is repeated until `close()`. It is also a context manager."""
 
     def __init__(self, work: Callable[[], None], every_s: float, name: str) -> None:
-        """every_s: seconds from the end of one run to the start of the next. name: of the thread.
+        """every_s: seconds from the end of one run to the start of the next. name: name of the thread.
 
-        A run that fails ends nothing: its error is logged, unless it is that of the run that failed before, and the
-        next run follows.
+        If a run fails, its error is logged and the next run follows. The same error is not logged twice in a row.
         """
         self._work, self._every_s, self._name = work, every_s, name
         self._over = threading.Event()
         threading.Thread(target=self._run, daemon=True, name=name).start()
 
     def check(self, *_: object) -> None:
-        """Raise Interrupted once this is closed, for work that takes long."""
+        """Raise Interrupted once this object is closed. Long work calls it to stop early."""
         if self.is_over:
             raise Interrupted("given up")
 
     @property
     def is_over(self) -> bool:
-        """Return whether it was closed."""
+        """True once this object is closed."""
         return self._over.is_set()
 
     def close(self) -> None:
-        """Start no further run. A run in progress is not waited for."""
+        """Start no further run, without waiting for a run in progress."""
         self._over.set()
 
     def _run(self) -> None:
@@ -150,11 +151,11 @@ class Repeated(Closing):
 
 
 class Steps:
-    """Progress of long steps. Each step has a label and reports its progress. This class shows nothing."""
+    """Progress of long steps. Each step has a label and reports its progress. This base class shows nothing."""
 
     @contextmanager
     def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-        """Show one step for the length of the block. unit: "bytes", or the name of the counted things."""
+        """Show one step for the length of the block. unit: "bytes", or a name of the counted items."""
         yield _unseen
 
     def say(self, line: str) -> None:
@@ -162,15 +163,15 @@ class Steps:
 
 
 class CheckedSteps(Steps):
-    """Steps that end where `check` raises."""
+    """Steps that are aborted when `check` raises an error."""
 
     def __init__(self, check: Callable[[], None], steps: Steps | None = None) -> None:
-        """steps: shows them; None: nobody sees them."""
+        """steps: display of the steps; None shows nothing."""
         self._check, self._steps = check, steps or SILENT
 
     @contextmanager
     def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-        """One step, which checks whenever it tells how far it is."""
+        """Run one step that calls `check` at every progress report."""
         with self._steps.step(label, total, unit) as show:
 
             def shown(n: float, total: float | None = None, what: str = "") -> None:
@@ -180,7 +181,7 @@ class CheckedSteps(Steps):
             yield shown
 
     def say(self, line: str) -> None:
-        """Say it as the others do."""
+        """Pass the sentence on to the display."""
         self._steps.say(line)
 
 
@@ -188,7 +189,7 @@ class ShowStep(Protocol):
     """Callback that reports the progress of a step."""
 
     def __call__(self, n: float, total: float | None = None, what: str = "") -> None:
-        """Report `n` units done, of `total` if that has changed. what: the item in progress."""
+        """Report `n` units done, of `total` if the total has changed. what: the item in progress."""
 
 
 def _unseen(n: float, total: float | None = None, what: str = "") -> None:

@@ -1,5 +1,7 @@
-"""Parsers of values as people write them: sizes, numbers in a range, lists. ValueError says what is needed and what was
-there."""
+"""Parsers of values that users write: sizes, numbers in a range, lists.
+
+Parsers raise ValueError with the expected and the actual value.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _SPAN_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def parse_bytes(text: str) -> int:
-    """Return bytes from "2GiB", "900MiB", "1.5GB" or "943718400B". ValueError for anything else, and above 1024PiB."""
+    """Return bytes from "2GiB", "900MiB", "1.5GB" or "943718400B". Raises ValueError for other text or over 1024PiB."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", text.strip(), re.IGNORECASE)
     if not match:
         raise ValueError(f"needs a size such as 2GiB, 900MiB or 943718400B, got {text!r}")
@@ -26,7 +28,7 @@ def parse_bytes(text: str) -> int:
 
 
 def as_bytes(size: int | str | None) -> int | None:
-    """Return a size given as bytes or as text in bytes."""
+    """Return a size in bytes. size: bytes, or a text such as "2GiB"."""
     return parse_bytes(size) if isinstance(size, str) else size
 
 
@@ -54,7 +56,7 @@ def parse_byte_range(text: str) -> tuple[int, int]:
 
 
 def memory_options(memory: int | str | None) -> dict[str, int | None]:
-    """Return `memory` and `least_memory` of engine options from bytes, or a text such as "3GiB" or "1.2GiB..4GiB"."""
+    """Return engine options `memory` and `least_memory` from bytes, or a text such as "3GiB" or "1.2GiB..4GiB"."""
     if isinstance(memory, str) and ".." in memory:
         least, most = parse_byte_range(memory)
         return {"memory": most, "least_memory": least}
@@ -71,7 +73,7 @@ def parse_span(text: str, least_s: int, most_s: int) -> int:
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return a parser of integers from `least` to `most`; without `most`, of as many as fit in 31 bits."""
+    """Return a parser of integers from `least` to `most` (default: the largest 31-bit integer)."""
 
     def parse(text: str) -> int:
         try:
@@ -92,7 +94,7 @@ positive_int, natural = whole(1), whole(0)
 
 
 def number(text: str) -> float:
-    """A finite number."""
+    """Return a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -103,7 +105,7 @@ def number(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A finite number above 0."""
+    """Return a finite number above 0."""
     value = number(text)
     if value <= 0:
         raise ValueError(f"needs a number above 0, got {text!r}")
@@ -123,7 +125,7 @@ def between(least: float, most: float) -> Callable[[str], float]:
 
 
 def one_or_two(names: Sequence[str]) -> Callable[[str], str]:
-    """Return a parser of NAME or NAME/NAME, each one of `names`."""
+    """Return a parser of NAME or NAME/NAME. Each NAME must be among `names`."""
 
     def parse(text: str) -> str:
         parts = text.split("/")
@@ -138,7 +140,7 @@ def one_or_two(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def items(text: str) -> list[str]:
-    """Return the items of a list that commas, spaces or both separate."""
+    """Return the items of a list separated by commas, spaces or both."""
     parts = text.replace(",", " ").split()
     if not parts or re.search(r"^\s*,|,\s*,|,\s*$", text):
         raise ValueError(f"needs a list such as A,B, got {text[:80]!r}")
@@ -146,7 +148,7 @@ def items(text: str) -> list[str]:
 
 
 def dimension(text: str) -> tuple[str, int]:
-    """Return the name of a dimension and its size from "NAME=N" or "INPUT[AXIS]=N"."""
+    """Return the name and size of a dimension from "NAME=N" or "INPUT[AXIS]=N"."""
     name, equals, value = text.rpartition("=")
     if not equals or not name:
         raise ValueError(f"needs NAME=N or INPUT[AXIS]=N, got {text!r}")
@@ -154,7 +156,7 @@ def dimension(text: str) -> tuple[str, int]:
 
 
 def shares(text: str) -> tuple[float, ...]:
-    """Return numbers above 0 from a list. The first of several may be 0: the device holds nothing of the model."""
+    """Return numbers above 0 from a list. The first of several may be 0: that device holds no part of the model."""
     values = tuple(map(number, items(text)))
     if min(values[len(values) > 1 :]) <= 0 or values[0] < 0:
         raise ValueError(f"needs a number above 0 for each device (or 0 for the first), got {text[:80]!r}")

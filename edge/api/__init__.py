@@ -1,1 +1,1 @@
-"""The Python API: what `import edge` offers, made of the rooms above. Commands and the server are written on it."""
+"""The Python API behind `import edge`. The commands and the server use it, too."""

@@ -1,4 +1,4 @@
-"""Several devices: which there are, what should run where, and a model that runs there."""
+"""Functions for several devices: plan a model on a cluster, and deploy it."""
 
 from __future__ import annotations
 
@@ -118,18 +118,21 @@ def deploy(
     steps: Steps = SILENT,
     **options: Any,
 ) -> Model:
-    """A language model on the devices that its plan names.
+    """Deploy a language model on the devices that its plan names.
 
-    exchange: how tensors travel; None: as the plan's options say. memory: bytes, or a text such as "3GiB", for this
-    device. prefix_cache: as for `load`; each device keeps its part. draft, draft_worker: as for `load`.
-    reproducible: as for `load`, also if a device is lost. options: other fields of EngineOptions; context, sequences,
-    threads, memory and kv_type default to those that the plan was made for.
+            exchange: transport and wire type of tensors; None: those of the plan's options.
+        memory: maximum on this device, in bytes or as a text such as "3GiB".
+        prefix_cache: as for `load`; each device stores its own part.
+        draft, draft_worker: as for `load`.
+            reproducible: as for `load`, also after a device is lost.
+        options: other fields of EngineOptions. The plan supplies context, sequences, threads, memory and kv_type if they
+        are omitted.
+    
+        If a device is lost or leaves, another plan on the remaining devices takes over. A plan chosen by `plan` is also
+        replaced by a better one if a device becomes slow or comes back. `steps.say` reports each change.
 
-    Where a device is lost or leaves, another plan takes over, with those that answer; a plan that `plan` chose is also
-    left for a better one where a device became slow, or is there again. `steps` says so.
-
-    WorkerError where a device of the plan is not connected; PlanError for a plan of another model, or of a network in
-    ONNX; NotEnoughMemory, with need and have; TransportError.
+        Raises WorkerError if a device of the plan is not connected, PlanError if the plan is for another model or an ONNX
+        network, NotEnoughMemory, and TransportError.
     """
     work = choice.options
     planned = {

@@ -1,6 +1,6 @@
-"""Configuration of a language model: how to load it, and on which devices. Plain values that cross as JSON.
+"""Configuration of a language model: how to load it, and on which devices.
 
-Commands and the server load models by it.
+Commands and the server load models from it. All values are plain, so that they can be sent as JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what computes
+# The server creates configurations without loading the modules that compute.
+if TYPE_CHECKING:
     from edge.api.cluster import Parallel
     from edge.deployment.deployed import DeployedModel
     from edge.llm.engine import Accounted
@@ -23,54 +24,56 @@ if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what 
     from edge.tasks import Steps
 
 MediaUrls = Literal["", "public", "all"]
-"""Addresses that pictures and sounds are fetched from by URLs in requests. "": none. public: those of the internet.
-all: also those of this network and this machine."""
+"""Origins of picture and sound URLs in requests that the server may fetch.
 
-FULL_REQUESTS = 4  # requests of the model's full context that have room at once, if no context is given
+"": none. "public": the internet. "all": also the local network and this machine.
+"""
+
+FULL_REQUESTS = 4  # requests at full context length that fit at the same time, if no context is specified
 
 
 class LoadedModel(NamedTuple):
-    """A model that is loaded, here or on several devices."""
+    """A loaded model, on this device or on several."""
 
     engine: TextEngine
-    deployed: DeployedModel | None  # None: this device alone
-    draft: Draft  # what drafts for it
+    deployed: DeployedModel | None  # None if the model runs on this device alone
+    draft: Draft  # source of drafts
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """A model, how to load it, and on which devices."""
 
-    path: str  # of the model's file
+    path: str  # model file
     options: Mapping[str, Any] = field(default_factory=dict)  # fields of EngineOptions except prefixes
-    prefix_cache: int | None = None  # bytes on disk; None: the default; 0: no cache
-    workers: tuple[str, ...] = ()  # addresses of the other devices; empty: this one alone, unless a plan names some
-    plan: Mapping[str, Any] | None = None  # JSON of a plan, in place of workers
-    plan_name: str = "the plan"  # where that one is from, for people
+    prefix_cache: int | None = None  # disk space in bytes; None: the default; 0: no cache
+    workers: tuple[str, ...] = ()  # addresses of the other devices; if empty, those of the plan
+    plan: Mapping[str, Any] | None = None  # JSON of a plan, used instead of workers
+    plan_name: str = "the plan"  # origin of the plan, for messages
     save_plan: str | None = None  # file to write the plan to
-    joining: bool = False  # whether workers of the cluster that are found later take part, too
+    joining: bool = False  # whether workers that are discovered later join the cluster
     parallel: Parallel = "auto"
     shares: tuple[float, ...] | None = None
-    affinity: tuple[int, ...] = ()  # cores that this process keeps to, for a saved plan
+    affinity: tuple[int, ...] = ()  # cores that this process is pinned to, for a saved plan
     transport: str = "auto"
     allreduce: str = "auto"
     wire: str = "f32"
     insecure: bool = False
     draft: str = "off"  # source of drafts, as in `edge.speculate.factory.drafts`
-    draft_worker: str | None = None  # address of the device with the draft model; None: this one
-    target_itl_ms: float | None = None  # between two tokens of an answer, beside prompts of others
-    target_ttft_ms: float | None = None  # from a request to its first token
-    reproducible: bool = False  # whether a request gives the same tokens whatever was computed before
-    think: int = -1  # tokens of thoughts, for requests that do not say, as `edge.thinking.format.AUTO` says
+    draft_worker: str | None = None  # address of the device with the draft model; None: this device
+    target_itl_ms: float | None = None  # target of inter-token latency while other prompts are prefilled
+    target_ttft_ms: float | None = None  # target of TTFT
+    reproducible: bool = False  # whether equal requests get equal tokens regardless of earlier requests
+    think: int = -1  # default thinking budget in tokens, see `edge.thinking.format.AUTO`
     system: str = ""  # system prompt of chats that have none
-    prefix_warming: float = 0.0  # seconds of an hour that prefixes may be computed for while nobody asks; 0: never
-    spm_infill: bool = False  # whether prompts to fill a gap have the suffix first
-    mmproj: str | None = None  # file of the projector of pictures and sounds; None: none
-    encoder: str = "auto"  # where it runs: "auto", "here", or the address of a worker
+    prefix_warming: float = 0.0  # seconds per hour to compute likely prefixes while the server is idle; 0: none
+    spm_infill: bool = False  # whether infill prompts put the suffix first
+    mmproj: str | None = None  # projector file for pictures and sounds; None: none
+    encoder: str = "auto"  # device of the encoder: "auto", "here", or a worker's address
     media_urls: MediaUrls = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the configuration as plain values."""
         return asdict(self)
 
     @classmethod
@@ -80,7 +83,7 @@ class EngineConfig:
         return cls(**{**values, **lists})
 
     def drafts(self, steps: Steps) -> Draft:
-        """Return the source of drafts; a draft model is fetched or made where it has to be. The errors of `drafts`."""
+        """Return the source of drafts. A missing draft model is fetched or made. Raises the errors of `drafts`."""
         from edge.errors import EngineError
         from edge.speculate.factory import MtpDraft, drafts
 
@@ -88,30 +91,31 @@ class EngineConfig:
         if self.mmproj is None or not isinstance(draft, MtpDraft):
             return draft
         if not draft.is_auto:
-            raise EngineError("layers that predict tokens see no pictures; use other drafts, or no projector")
+            raise EngineError("MTP layers see no pictures: choose other drafts, or leave out the projector")
         return "auto"
 
     def latency_targets(self) -> LatencyTargets | None:
-        """Return the targets of the server's steps; None without any."""
+        """Return the latency targets of the server's steps, or None if there are none."""
         from edge.llm.step_budget import LatencyTargets
 
         itl, ttft = (None if ms is None else ms / 1000 for ms in (self.target_itl_ms, self.target_ttft_ms))
         return None if itl is None and ttft is None else LatencyTargets(itl, ttft)
 
     def engine_options(self, draft: Draft = "off") -> EngineOptions:
-        """Return the options of the engine. EngineError for one that is out of its range."""
+        """Return the options of the engine. Raises EngineError if a value is out of its range."""
         from edge.llm.options import resolve
         from edge.speculate.factory import engine_options
         from partition.model.model import ModelShape
         from quant.gguf.file import GgufFile
 
         own = dict(self.options)
-        if self.mmproj is not None and own.get("memory") is not None:  # the process that encodes has it
+        # The process that encodes media also loads the projector.
+        if self.mmproj is not None and own.get("memory") is not None:
             own["reserved"] = own.get("reserved", 0) + Path(self.mmproj).stat().st_size
         options = engine_options(draft, prefix_cache=self.prefix_cache, reproducible=self.reproducible, **own)
         if options.context is not None or options.memory is not None:
             return options
-        # Requests share the context, and few of them have the full length.
+        # Requests share the context, and few of them use its full length.
         alone, _, _ = resolve(options, ModelShape.from_gguf(GgufFile.open(self.path)))
         return replace(options, context=alone * min(options.sequences, FULL_REQUESTS))
 
@@ -119,8 +123,11 @@ class EngineConfig:
     def loaded(
         self, steps: Steps, accounted: Accounted | None = None, *, resumes: bool = False
     ) -> Iterator[LoadedModel]:
-        """Load the model, until the end of the block. accounted: as of `Engine`, on this device alone. resumes: as of
-        `deployed`. The errors of `drafts`, Engine, `plan` and `deploy`."""
+        """Load the model until the end of the block.
+
+        accounted: see `Engine`; used on this device alone. resumes: see `deployed`.
+        Raises the errors of `drafts`, `Engine`, `plan` and `deploy`.
+        """
         from edge.llm.engine import load
 
         draft = self.drafts(steps)
@@ -134,8 +141,11 @@ class EngineConfig:
 
     @contextmanager
     def deployed(self, options: EngineOptions, steps: Steps, *, resumes: bool = False) -> Iterator[DeployedModel]:
-        """Deploy the model on its devices with these options, until the end of the block. resumes: it ran before, and
-        devices that cannot be reached now count as lost. The errors of `plan` and `deploy`."""
+        """Deploy the model on its devices with these options until the end of the block.
+
+        resumes: the model ran before, so devices that are unreachable now count as lost.
+        Raises the errors of `plan` and `deploy`.
+        """
         from edge.api.cluster import plan as plan_model
         from edge.cluster.deployment import Exchange
         from edge.cluster.fleet import device
@@ -161,7 +171,7 @@ class EngineConfig:
                     work_options(path, options, self.transport, self.wire),
                     projector=Path(self.mmproj) if self.mmproj is not None else None,
                     encoder=self.encoder,
-                    encoder_timed=False,  # beside one that is named: this device may have no room for it
+                    encoder_timed=False,  # this device may have no room to time an encoder
                 )
                 choice = plan_model(
                     path, cluster, parallel=self.parallel, shares=self.shares, options=work, steps=steps
@@ -178,8 +188,11 @@ class EngineConfig:
 
 @contextmanager
 def media_encoder(config: EngineConfig, engine: TextEngine, steps: Steps) -> Iterator[MediaEncoder | None]:
-    """Yield the encoder of pictures and sounds, on this device or on a worker, until the end of the block; None
-    without a projector. MediaError, ModelFileError; the errors of `encoder_device`."""
+    """Yield the encoder of pictures and sounds until the end of the block, or None without a projector.
+
+    The encoder runs on this device or on a worker. Raises MediaError, ModelFileError and the errors of
+    `encoder_device`.
+    """
     if config.mmproj is None:
         yield None
         return

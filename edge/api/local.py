@@ -1,4 +1,4 @@
-"""Functions for one device: load a model, make one smaller."""
+"""Functions for one device: load a model, and quantize one."""
 
 from __future__ import annotations
 

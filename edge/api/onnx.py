@@ -1,4 +1,4 @@
-"""A network in ONNX as a program uses it: the same on one device and on many."""
+"""An ONNX network with one interface for one device and for several."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bounds for arrays in JSON schemas: one without `maxItems` gets it, because a small model may never close the array.
+"""Bounds of arrays in JSON schemas: an array without `maxItems` gets one, because a small model may never close it.
 
-Only schemas that speak of arrays are bounded: their `type` is array, alone or among others, or they have no type and
-describe items. The bound is MAX_ITEMS, or `minItems` where that is more. A schema with `maxItems` is left as it is.
+A schema describes an array if its `type` includes array, or if it has no type but keywords of items. The bound is
+MAX_ITEMS, or `minItems` if that is larger. A schema with `maxItems` stays unchanged.
 """
 
 from __future__ import annotations
@@ -10,36 +10,40 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_ITEMS = 128
-_ITEMS = ("items", "prefixItems", "minItems", "additionalItems")  # keywords that describe an array without a type
+_ITEMS = ("items", "prefixItems", "minItems", "additionalItems")  # keywords that describe an array even without a type
 _ONE = ("items", "additionalItems", "additionalProperties")  # keywords whose value is a schema
 _SEVERAL = ("items", "prefixItems", "anyOf", "oneOf", "allOf")  # keywords whose value is a list of schemas
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keywords whose value has schemas by name
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keywords whose value maps names to schemas
 _SAME_VALUE = ("anyOf", "oneOf", "allOf")  # keywords that describe the same value as the schema around them
 
 
 def bounded(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the schema with a bound for each array that has none, and the JSON pointers of these arrays."""
+    """Return the schema with a bound for each unbounded array, and the JSON pointers of these arrays."""
     pointers: list[str] = []
     return _bounded(schema, "#", False, pointers), pointers
 
 
 def with_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with a bound for each array that has none, without their pointers: these may be far longer
-    than the schema."""
+    """Return the schema with a bound for each unbounded array.
+
+    It computes no pointers, because these may be far longer than the schema.
+    """
     limited: dict[str, Any] = _bounded(schema, None, False, [])
     return limited
 
 
 def bounds_line(pointers: Sequence[str]) -> str:
-    """Return the line that names arrays which were bounded."""
+    """Return a message that names the bounded arrays."""
     named = ", ".join(pointers[:3]) + (f" and {len(pointers) - 3} more" if len(pointers) > 3 else "")
     arrays = "is an array" if len(pointers) == 1 else "are arrays"
     return f"{named} {arrays} without maxItems: {MAX_ITEMS} items at most; set maxItems for another bound"
 
 
 def _bounded(schema: Any, pointer: str | None, is_bounded: bool, pointers: list[str]) -> Any:
-    """Return the schema with bounds, and append the pointers of new ones. pointer: of this schema; None: no pointers
-    are needed. is_bounded: a schema around this one bounds the same value."""
+    """Return the schema with bounds, and append the pointers of new ones.
+
+    pointer: place of this schema; None: no pointers are needed. is_bounded: an enclosing schema bounds the same value.
+    """
     if not isinstance(schema, Mapping):
         return schema
     is_bounded = is_bounded or "maxItems" in schema or _branch_bounds(schema)
@@ -64,13 +68,13 @@ def _bounded(schema: Any, pointer: str | None, is_bounded: bool, pointers: list[
 
 
 def _branch_bounds(schema: Mapping[str, Any]) -> bool:
-    """Return whether an `allOf` branch, which describes the same value, has a bound."""
+    """Return True if a branch of `allOf` has a bound. Such a branch describes the same value."""
     parts = schema.get("allOf")
     return isinstance(parts, list) and any(isinstance(part, Mapping) and "maxItems" in part for part in parts)
 
 
 def _is_open_array(schema: Mapping[str, Any]) -> bool:
-    """Return whether the schema describes an array that may go on after the listed items."""
+    """Return True if the schema describes an array that may continue after the listed items."""
     kind = schema.get("type")
     is_array = "array" in kind if isinstance(kind, str | list) else any(key in schema for key in _ITEMS)
     if isinstance(schema.get("items"), list):

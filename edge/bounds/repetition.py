@@ -1,9 +1,9 @@
-"""Detector of repetition loops: answers that say the same stretch of tokens over and over.
+"""Detector of repetition loops: answers that repeat the same sequence of tokens endlessly.
 
-A loop has a period p: the number of tokens of the stretch that repeats, at most MAX_PERIOD. An answer is in a loop when
-its last tokens are that stretch again and again, LEAST_TIMES or more, LEAST_TOKENS tokens or more in all. Each token
-is the one p places before it: tables, similar objects and counting differ in some token of each row, so they are no
-loops however long they get. In 14 million tokens of code, documentation and tables there is no loop.
+A loop has a period of p tokens, at most MAX_PERIOD. An answer is in a loop if its last tokens equal the tokens p places
+before them, for at least LEAST_TIMES repeats and at least LEAST_TOKENS tokens. Tables, lists of similar objects and
+counting differ in some token of each row, so they are not loops, however long. A corpus of 14 million tokens of code,
+documentation and tables contains no loop.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MAX_PERIOD = 512  # tokens
-LEAST_TOKENS = 400  # of a loop
-LEAST_TIMES = 4  # repeats of the stretch in a loop
+MAX_PERIOD = 512  # maximum period in tokens
+LEAST_TOKENS = 400  # minimum tokens of a loop
+LEAST_TIMES = 4  # minimum repeats in a loop
 
 
 @dataclass(frozen=True)
 class Repetition:
     """A loop at the end of an answer."""
 
-    period: int  # tokens of the stretch that repeats
-    times: int  # whole repeats of the stretch
+    period: int  # tokens of the repeated sequence
+    times: int  # complete repeats of the sequence
 
     def __str__(self) -> str:
         stretch = "token" if self.period == 1 else f"{self.period} tokens"
@@ -30,20 +30,20 @@ class Repetition:
 
 
 class RepetitionDetector:
-    """Detects loops in the tokens of one answer. A token costs two vector operations over MAX_PERIOD numbers."""
+    """Detects loops in the tokens of one answer. Each token costs two vector operations on MAX_PERIOD numbers."""
 
     def __init__(self) -> None:
         periods = np.arange(1, MAX_PERIOD + 1, dtype=np.int32)
-        self._needed = np.maximum(LEAST_TOKENS, LEAST_TIMES * periods) - periods  # equal tokens, by period
+        self._needed = np.maximum(LEAST_TOKENS, LEAST_TIMES * periods) - periods  # needed equal tokens, by period
         self._n_tokens = 0
-        self._equal_behind = np.zeros(MAX_PERIOD, np.int32)  # tokens after which all are as a period before, by period
-        self._soonest = 0  # tokens with which there may be a loop at the earliest
-        self._last = np.full(4 * MAX_PERIOD, -1, np.int32)  # tokens from _start on, the last one first; -1 is no token
+        # For each period: token count after which all tokens equal those a period before.
+        self._equal_behind = np.zeros(MAX_PERIOD, np.int32)
+        self._soonest = 0  # smallest token count at which a loop is possible
+        self._last = np.full(4 * MAX_PERIOD, -1, np.int32)  # tokens from _start on, newest first; -1: none
         self._start = len(self._last) - MAX_PERIOD
 
     def add(self, token: int) -> Repetition | None:
-        """Add the next token. Return the loop of the shortest period that the answer is in now; None if it is in
-        none."""
+        """Add the next token. Return the current loop with the shortest period, or None if there is no loop."""
         if self._start == 0:
             self._last[-MAX_PERIOD:] = self._last[:MAX_PERIOD]
             self._start = len(self._last) - MAX_PERIOD
@@ -53,7 +53,8 @@ class RepetitionDetector:
         self._last[self._start] = token
         if self._n_tokens < self._soonest:
             return None
-        loops_with = self._equal_behind + self._needed  # so many tokens, which further tokens can only make more
+        # Token counts at which a loop is complete; further tokens can only raise them.
+        loops_with = self._equal_behind + self._needed
         self._soonest = int(loops_with.min())
         if self._n_tokens < self._soonest:
             return None

@@ -1,1 +1,1 @@
-"""Constrained decoding: grammars and schemas, compiled and followed in processes of their own, which can be killed."""
+"""Constrained decoding: grammars and schemas are compiled and followed in separate processes, which can be killed."""

@@ -1,11 +1,11 @@
-"""Process that follows constraints: one for a model, which knows the vocabulary, and a fork of it for each answer.
+"""Child process that follows constraints. A parent process per model holds the vocabulary and forks for each answer.
 
-The kernel limits each fork: what takes too much processor time, or more memory than there is, ends that fork and its
-answer alone. The first process compiles nothing. It starts forks, reports how each ended, and kills those whose socket
-the parent has closed. It ends when the parent does.
+The kernel limits each fork. A fork that exceeds its processor time or memory is killed, and only its own answer fails.
+The forking process compiles nothing. It starts forks, reports their exit codes, and kills a fork when the server closes
+the fork's socket. It ends when the server closes the control socket.
 
-On the socket of a fork, requests and answers are lines of JSON. An answer with "mask" is followed by the rows of
-allowed tokens, as bits. `accept` has no answer: its error is reported by the answer to the next request.
+On a fork's socket, requests and answers are lines of JSON. An answer with "mask" is followed by rows of packed bits,
+which mark the allowed tokens. `accept` has no answer: the answer to the next request reports its error.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from edge.constraints.process import COMPILE_S, MOST_AT_ONCE_S, ROOM_BYTES, TOKE
 from edge.errors import SamplingError
 from edge.llama.llama import Model
 
-_LEAST_S = 0.002  # of a timer: 0 would mean no timer
+_LEAST_S = 0.002  # minimum of a timer: 0 would disable it
 
 
 def main() -> None:
-    """Start forks until the parent has gone."""
+    """Start forks until the server closes the control socket."""
     control = socket.socket(fileno=os.dup(0))
     path = b""
     while not path.endswith(b"\n"):
@@ -51,7 +51,7 @@ def main() -> None:
             if not kind:
                 return
             if kind == WITH_TOKENIZER:
-                with suppress(SamplingError, ImportError):  # the fork tries again, and reports the error
+                with suppress(SamplingError, ImportError):  # the fork tries again and reports the error
                     _ = matchers.tokenizer
             forks.start(socket.socket(fileno=descriptors[0]), control, matchers)
 
@@ -61,7 +61,7 @@ class _Forks:
 
     def __init__(self) -> None:
         self.poll = select.poll()
-        # By socket, for each fork: its process id, its socket to the parent, and a socket that shows us its end.
+        # For each fork, by socket: its process id, its socket to the server, and a socket that is closed when it ends.
         self._by_handle: dict[int, tuple[int, socket.socket, socket.socket]] = {}
 
     def start(self, its_socket: socket.socket, control: socket.socket, matchers: Matchers) -> None:
@@ -70,18 +70,18 @@ class _Forks:
         pid = os.fork()
         if pid == 0:
             for sock in {control, life, *(sock for _, *sockets in self._by_handle.values() for sock in sockets)}:
-                sock.close()  # a copy in this fork would hide that the other end was closed
+                sock.close()  # an open copy in this fork would hide that the other end was closed
             _die_with(its_life)
             _Fork(its_socket, matchers).serve()
             os._exit(0)
         its_life.close()
         for sock in (its_socket, life):
             self._by_handle[sock.fileno()] = pid, its_socket, life
-            self.poll.register(sock, 0)  # hang-ups alone
+            self.poll.register(sock, 0)  # no events except hang-ups
 
     def attend(self, handle: int) -> None:
-        """Reap a fork: the parent has closed its socket, or it has ended."""
-        if handle not in self._by_handle:  # both happened, and the first was attended to
+        """Reap a fork after the server closed its socket or the fork ended."""
+        if handle not in self._by_handle:  # both events occurred, and the first one was handled
             return
         pid, its_socket, life = self._by_handle[handle]
         if handle == its_socket.fileno():
@@ -97,23 +97,23 @@ class _Forks:
 
 
 def _die_with(life: socket.socket) -> None:
-    """Let SIGIO end this process when the other end of a socket is closed, also inside native code."""
+    """Make the kernel end this process with SIGIO when the other end of a socket is closed, even inside native code."""
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([life], [], [], 0)[0]:  # it was closed before
+    if select.select([life], [], [], 0)[0]:  # the other end was already closed
         os._exit(0)
 
 
 class _Fork:
-    """Follows one constraint, in a process of its own."""
+    """Process that follows one constraint."""
 
     def __init__(self, its_socket: socket.socket, matchers: Matchers) -> None:
         self._stream, self._matchers = its_socket.makefile("rwb"), matchers
         self._left_s = MOST_AT_ONCE_S
-        self._error: str | None = None  # of a request that has no answer
+        self._error: str | None = None  # error of a request that has no answer
 
     def serve(self) -> None:
-        """Answer until the parent closes the socket."""
+        """Answer requests until the server closes the socket."""
         prefer_oom_kill()
         with suppress(OSError):
             request = json.loads(self._stream.readline())
@@ -121,7 +121,7 @@ class _Fork:
             limit_cpu(COMPILE_S)
             try:
                 matcher = self._matchers.matcher(request["kind"], request["source"])
-                matcher.mask()  # most constraints that cannot be followed fail here, before an answer has begun
+                matcher.mask()  # detect most unusable constraints before the answer begins
             except Exception as error:
                 self._send(error=_reason(error))
                 return
@@ -162,7 +162,7 @@ class _Fork:
 
     @contextmanager
     def _spending(self) -> Iterator[None]:
-        """Count processor time inside the block; a request that uses more than is left ends this process."""
+        """Count processor time inside the block. A request that exceeds the remaining time ends this process."""
         limit_cpu(max(self._left_s, _LEAST_S))
         began = time.process_time()
         try:
@@ -187,7 +187,7 @@ def _line(**answer: Any) -> bytes:
 
 
 if __name__ == "__main__":
-    with suppress(OSError):  # the parent has gone
+    with suppress(OSError):  # the server has ended
         main()
     sys.stdout.flush()
-    os._exit(0)  # nothing is left to free
+    os._exit(0)  # skip finalizers: nothing is left to free

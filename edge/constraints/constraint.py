@@ -1,7 +1,8 @@
-"""Constraint on an answer, as the sampler sees it: a process that says which tokens may come next.
+"""Constraint of an answer, as the sampler uses it: a handle of a process that computes the allowed next tokens.
 
-Grammars are code of strangers. A small one may take for ever to compile or to follow, and native code cannot be
-interrupted. So none of them runs in this process (child.py): one that takes too long is ended there, with its answer.
+Grammars come from untrusted clients. A small grammar may take forever to compile or to follow, and native code cannot
+be interrupted. Therefore a separate process (child.py) compiles and follows them. A process that takes too long is
+killed, and its answer fails.
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ from edge.errors import SamplingError
 from edge.llama.llama import Model
 from quant.text import bytes_text
 
-WAIT_S = 20.0  # for an answer: the process may get little of a busy processor
-_POLL_S = 0.1  # between checks whether anybody still waits
+WAIT_S = 20.0  # wait for an answer; the process may get little of a busy processor
+_POLL_S = 0.1  # interval of checks whether the client is still connected
 KINDS = {"grammar": "grammar", "json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
-Mask = NDArray[np.bool_]  # grammar mask [n_vocab]: tokens that may come next
+Mask = NDArray[np.bool_]  # mask of allowed next tokens [n_vocab]
 
 
 def never_given_up() -> bool:
-    """Return False: the caller still waits."""
+    """Return False: the client never disconnects."""
     return False
 
 
 class Constraint:
-    """Allowed next tokens of one answer. Remembers the tokens it accepted. All methods raise SamplingError if the
-    constraint cannot be followed, or takes too much to follow."""
+    """Allowed next tokens of one answer. The constraint remembers the tokens that it accepted.
+
+    All methods raise SamplingError if the constraint cannot be followed or exceeds a limit.
+    """
 
     def __init__(self, model: Model, kind: str, source: str, given_up: Callable[[], bool] = never_given_up) -> None:
-        """kind: a key of KINDS. given_up: returns whether nobody waits any more; called while the constraint
-        compiles."""
+        """kind: a key of KINDS. given_up: returns True if the client has disconnected; called during compilation."""
         self._n_vocab, self._kind = model.n_vocab, kind
         self._has_begun = False
         self._error: SamplingError | None = None
@@ -62,28 +64,31 @@ class Constraint:
         self._has_begun = True
 
     def allows(self, token: int) -> bool:
-        """Return whether this token may come next."""
+        """Return True if this token may come next."""
         return bool(self._ask({"allows": token})["allowed"])
 
     def masks(self, draft: Sequence[int]) -> list[Mask | None] | None:
-        """Return masks of the allowed tokens: of the next token, and then after each of these draft tokens; None after
-        one that is not allowed. Return None if masks take longer than logits on their way: llama.cpp takes 37 ms for a
-        mask of 128,256 tokens of a GBNF grammar, and their logits 4 ms over 1 Gbit/s."""
+        """Return masks of allowed tokens: for the next token, and then after each of these draft tokens.
+
+        The mask after a token that is not allowed is None. Return None instead of a list if computing masks would take
+        longer than sending logits. For a GBNF grammar llama.cpp takes 37 ms for a mask of 128,256 tokens; sending their
+        logits takes 4 ms over 1 Gbit/s.
+        """
         if self._kind == "grammar":
             return None
         try:
             masks: list[Mask | None] = self._ask({"masks": list(draft)})["mask"]
             return masks
         except SamplingError:
-            return None  # the next request raises the error, where it ends this answer alone
+            return None  # the next request raises the error, and only this answer fails
 
     def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits [n_vocab] with -inf for tokens that may not come next."""
+        """Return the logits [n_vocab] with -inf for tokens that are not allowed."""
         (allowed,) = self._ask({})["mask"]
         return np.where(allowed, logits, np.float32(-np.inf))
 
     def accept(self, token: int) -> None:
-        """Accept the next token without waiting. An error is raised by the next request."""
+        """Accept the next token without waiting. The next request raises the error, if there is one."""
         if self._error is None:
             try:
                 self._send({"accept": token})
@@ -91,11 +96,11 @@ class Constraint:
                 self._failed(f"was not {self._done} in {WAIT_S:g} s: the machine is busy")
 
     def close(self) -> None:
-        """End the process that follows it."""
+        """End the process that follows this constraint."""
         self._end()
 
     def _ask(self, request: dict[str, Any], given_up: Callable[[], bool] = never_given_up) -> dict[str, Any]:
-        """Return the answer to a request; where it has "mask", with the masks that follow it."""
+        """Return the answer to a request. "mask" in the answer is replaced by the masks that follow it."""
         if self._error is not None:
             raise self._error
         try:
@@ -114,7 +119,7 @@ class Constraint:
         return answer
 
     def _wait(self, given_up: Callable[[], bool]) -> None:
-        """Wait until there is an answer. TimeoutError."""
+        """Wait until an answer arrives. Raises TimeoutError."""
         deadline, readable = time.monotonic() + WAIT_S, select.poll()
         readable.register(self._socket, select.POLLIN)
         while not readable.poll(1e3 * _POLL_S):
@@ -132,11 +137,11 @@ class Constraint:
     def _line(self) -> bytes:
         try:
             return self._stream.readline()
-        except ConnectionResetError:  # the process ended before it had read all
+        except ConnectionResetError:  # the process ended before it had read the whole request
             return b""
 
     def _send(self, request: dict[str, Any]) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # reading the answer says why it ended
+        with suppress(BrokenPipeError, ConnectionResetError):  # reading the answer reports why the process ended
             self._socket.sendall(json.dumps(request).encode() + b"\n")
 
     def _failed(self, reason: str) -> SamplingError:
@@ -150,7 +155,7 @@ class Constraint:
         return "followed" if self._has_begun else "compiled"
 
     def _why(self, answer: dict[str, Any]) -> str:
-        """Return the reason why its process ended."""
+        """Return the reason why the process ended."""
         code = answer.get("ended")
         if code == -signal.SIGPROF:
             most = f"{TOKEN_S:g} s a token" if self._has_begun else f"{COMPILE_S:g} s"

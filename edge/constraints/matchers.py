@@ -1,7 +1,7 @@
-"""Matchers of JSON schemas, regular expressions and grammars, in the process that follows them (child.py).
+"""Matchers of JSON schemas, regular expressions and grammars. They run in the child process (child.py).
 
-llguidance compiles schemas, regular expressions and its own Lark grammars, and refuses what it cannot hold in full.
-GBNF grammars are llama.cpp's own.
+llguidance compiles schemas, regular expressions and its own Lark grammars, and refuses constraints that it cannot
+enforce completely. llama.cpp handles GBNF grammars.
 """
 
 from __future__ import annotations
@@ -22,48 +22,50 @@ from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
 
-# No free space between tokens of JSON: a small model may fill it with spaces without end.
+# JSON has fixed white space, because a small model may fill optional white space with endless spaces.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST_REASON = 300  # characters
-_PLAIN = {  # plain text for the error codes of llguidance
+_PLAIN = {  # plain text of llguidance's error codes
     "NoExtensionBias": "no text can follow it; look for parts that contradict each other, or that match nothing",
     "NoExtension": "no text can follow it; look for parts that contradict each other, or that match nothing",
     "LexerTooComplex": "it is too complex; make it smaller",
     "ParserTooComplex": "it is too complex; make it smaller",
 }
-_LINES = re.compile(r"^ +\d+ \|.*$|^ *\^+$|^at \d+\(\d+\): ", re.MULTILINE)  # of a grammar, in an error
+_LINES = re.compile(r"^ +\d+ \|.*$|^ *\^+$|^at \d+\(\d+\): ", re.MULTILINE)  # lines of the grammar in an error
 _AT_LINE = re.compile(r"at (\d+)\(")
-_MARK = b"\x02"  # a character that no text has
+_MARK = b"\x02"  # a character that does not occur in texts
 
 
 class Matcher(Protocol):
-    """Allowed next tokens. Remembers the tokens it accepted."""
+    """Computes the allowed next tokens and remembers the accepted tokens."""
 
     def allows(self, token: int) -> bool:
-        """Return whether this token may come next."""
+        """Return True if this token may come next."""
 
     def mask(self) -> Mask:
-        """Return the mask of allowed tokens. SamplingError if there are none, or the mask cannot be computed."""
+        """Return the mask of allowed tokens. Raises SamplingError if it is empty or cannot be computed."""
 
     def masks(self, draft: Sequence[int]) -> list[Mask | None]:
-        """Return masks of the next token, and then after each of these draft tokens; None after one that is not
-        allowed."""
+        """Return masks for the next token, and then after each of these draft tokens.
+
+        The mask after a token that is not allowed is None.
+        """
 
     def accept(self, token: int) -> None:
-        """Accept the next token. SamplingError if the constraint cannot be followed after it."""
+        """Accept the next token. Raises SamplingError if the constraint cannot be followed after it."""
 
 
 class GbnfMatcher:
-    """Matcher of a GBNF grammar: text that its rule `root` derives."""
+    """Matcher of a GBNF grammar, whose start rule is `root`."""
 
     def __init__(self, model: Model, gbnf: str) -> None:
-        """SamplingError if llama.cpp cannot parse the grammar."""
+        """Raises SamplingError if llama.cpp cannot parse the grammar."""
         self._sampler = native.Sampler.grammar(model, gbnf)
         self._candidates = native.Candidates(model.n_vocab)
         self._zeros = np.zeros(model.n_vocab, np.float32)
 
     def allows(self, token: int) -> bool:
-        """Return whether this token may come next: far cheaper than a mask of all tokens."""
+        """Return True if this token may come next. This is much faster than computing a mask of all tokens."""
         self._candidates.reset_to(token)
         self._candidates.apply(self._sampler)
         return self._candidates.first_allowed
@@ -74,7 +76,7 @@ class GbnfMatcher:
         return _checked(np.isfinite(self._candidates.logits), "grammar")
 
     def masks(self, draft: Sequence[int]) -> list[Mask | None]:
-        raise NotImplementedError("llama.cpp's grammars are not asked for masks ahead")
+        raise NotImplementedError("masks ahead of time are not supported for llama.cpp's grammars")
 
     def accept(self, token: int) -> None:
         self._sampler.accept(token)
@@ -84,7 +86,10 @@ class GuidanceMatcher:
     """Matcher of a grammar that llguidance compiles."""
 
     def __init__(self, tokenizer: Any, n_vocab: int, grammar: str, kind: str, source: str = "") -> None:
-        """kind: a key of KINDS. source: it was made from. SamplingError if it cannot be compiled."""
+        """kind: a key of KINDS. source: the original text of the constraint, to locate errors.
+
+        Raises SamplingError if the grammar cannot be compiled.
+        """
         self._tokenizer = tokenizer
         self._matcher = _guidance().LLMatcher(tokenizer, grammar, log_level=0)
         self._kind, self._n_vocab = KINDS[kind], n_vocab
@@ -94,7 +99,7 @@ class GuidanceMatcher:
         self._check()
 
     def _reason_of(self, schema: Mapping[str, Any]) -> str:
-        """Return why a schema cannot be compiled by itself; empty if it can."""
+        """Return why a schema cannot be compiled by itself, or "" if it can."""
         compiler = _guidance().LLMatcher
         matcher = compiler(self._tokenizer, compiler.grammar_from_json_schema(json.dumps(schema)), log_level=0)
         return _reason(str(matcher.get_error()).rpartition("error: ")[2]) if matcher.is_error() else ""
@@ -108,7 +113,7 @@ class GuidanceMatcher:
         return _checked(allowed, self._kind)
 
     def masks(self, draft: Sequence[int]) -> list[Mask | None]:
-        ahead = self._matcher.deep_copy()  # an error here is raised by `mask`, once it matters
+        ahead = self._matcher.deep_copy()  # `mask` raises the error later, if it becomes relevant
         masks = [self._mask(ahead)]
         for token in draft:
             ahead.consume_token(token)
@@ -120,7 +125,7 @@ class GuidanceMatcher:
         self._check()
 
     def _mask(self, matcher: Any) -> Mask | None:
-        """Return the mask; None if the matcher has an error, before or after."""
+        """Return the mask, or None if the matcher is in an error state."""
         bias = np.frombuffer(matcher.compute_logit_bias(), np.uint8)[: self._n_vocab]
         return None if matcher.is_error() else bias > 0
 
@@ -143,8 +148,11 @@ def _normal(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(kind: str, source: str, error: str, reason_of: Reason) -> str:
-    """Return the place of an error in a schema, or in a grammar whose rules say their places, and the reason; empty if
-    it is unknown. source: JSON of the schema, or the grammar."""
+    """Return the place and the reason of an error, or "" if the place is unknown.
+
+    Places are known in schemas, and in grammars whose rules have comments with their places.
+    source: JSON of the schema, or the grammar.
+    """
     place = ""
     if kind == "lark":
         lines, match = source.split("\n"), _AT_LINE.match(error)
@@ -166,13 +174,13 @@ def _checked(mask: Mask | None, kind: str) -> Mask:
 
 
 class Matchers:
-    """Makes matchers for the vocabulary of one model."""
+    """Factory of matchers for the vocabulary of one model."""
 
     def __init__(self, model: Model) -> None:
         self._model, self.n_vocab = model, model.n_vocab
 
     def matcher(self, kind: str, source: str) -> Matcher:
-        """Return a matcher. kind: a key of KINDS. SamplingError if it cannot be used."""
+        """Return a matcher. kind: a key of KINDS. Raises SamplingError if the constraint cannot be used."""
         if kind == "grammar":
             return GbnfMatcher(self._model, source)
         compiler = _guidance().LLMatcher
@@ -193,13 +201,13 @@ class Matchers:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer of llguidance; making it takes up to a second. SamplingError if there is none for this
-        vocabulary."""
+        """Tokenizer of llguidance. Its construction takes up to a second. Raises SamplingError if this vocabulary has
+        no end token."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
         vocabulary = _Vocabulary(self._model)
         if vocabulary.eos_token_id is None:
-            raise SamplingError("this model has no token that ends a text, so its answers cannot be constrained")
+            raise SamplingError("answers of this model cannot be constrained: its vocabulary has no end-of-text token")
         return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.ends)
 
 
@@ -214,7 +222,7 @@ def _guidance() -> Any:
 
 
 class _Vocabulary:
-    """A vocabulary with the interface that llguidance expects."""
+    """Vocabulary with the interface that llguidance expects."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -230,8 +238,8 @@ class _Vocabulary:
         self._longest = max(map(len, self._by_piece), default=0)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Return the tokens of bytes in the middle of a text."""
-        # Some vocabularies put a space before a text: here it comes before the mark.
+        """Return the tokens of bytes that occur in the middle of a text."""
+        # Some vocabularies put a space before a text. The mark keeps that space away from the bytes.
         tokens = self._model.tokenize((_MARK + text).decode(errors="replace"), add_special=False, parse_special=False)
         before = b""
         while tokens and not before.endswith(_MARK):
@@ -241,7 +249,7 @@ class _Vocabulary:
         return self._greedy(text)
 
     def _greedy(self, text: bytes) -> list[int]:
-        """Return the longest token that fits, again and again; bytes that no token has are left out."""
+        """Tokenize greedily: repeat the longest token that fits. Bytes without a token are left out."""
         tokens, at = [], 0
         while at < len(text):
             lengths = range(min(self._longest, len(text) - at), 0, -1)

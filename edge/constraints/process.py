@@ -1,5 +1,4 @@
-"""Handle of the process that follows the constraints of a model's answers: starts it when it is first needed, and
-replaces it when it has ended."""
+"""Handle of a model's constraint process: starts the process when it is first needed and restarts it if it ended."""
 
 from __future__ import annotations
 
@@ -11,10 +10,10 @@ import weakref
 from devices.processes.interpreter import module_command
 from edge.llama.llama import Model
 
-COMPILE_S = 1.0  # of processor time; a schema of 100 properties takes 0.02 s
-TOKEN_S = 0.05  # of processor time for each token of an answer, on average
-MOST_AT_ONCE_S = 0.5  # of processor time for one token, where those before took less
-ROOM_BYTES = 192 << 20  # of memory beside the vocabulary
+COMPILE_S = 1.0  # processor time to compile; a schema of 100 properties takes 0.02 s
+TOKEN_S = 0.05  # processor time per token of an answer, on average
+MOST_AT_ONCE_S = 0.5  # maximum processor time of a single token, if earlier tokens took less than the average
+ROOM_BYTES = 192 << 20  # memory in addition to the vocabulary
 WITH_TOKENIZER, WITHOUT = b"t", b"-"
 
 _processes: weakref.WeakKeyDictionary[Model, ConstraintProcess] = weakref.WeakKeyDictionary()
@@ -22,7 +21,7 @@ _processes_lock = threading.Lock()
 
 
 def process_of(model: Model) -> ConstraintProcess:
-    """Return the one constraint process of a model; it ends when the model is closed."""
+    """Return the constraint process of a model. Closing the model ends it."""
     with _processes_lock:
         if model not in _processes:
             _processes[model] = process = ConstraintProcess(model.path)
@@ -31,23 +30,25 @@ def process_of(model: Model) -> ConstraintProcess:
 
 
 class ConstraintProcess:
-    """Forks a process for each constraint. Any thread may use it."""
+    """Process that forks a child for each constraint. Any thread may use it."""
 
     def __init__(self, path: str) -> None:
-        """path: of the model whose vocabulary the constraints use."""
+        """path: file of the model whose vocabulary the constraints use."""
         self._path, self._lock = path, threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
     def start(self, *, tokenizer: bool) -> socket.socket:
-        """Return a socket to a new fork, which ends when this socket is closed. tokenizer: whether the tokenizer of
-        llguidance is needed. OSError if the fork cannot be started."""
+        """Return a socket to a new fork, which ends when this socket is closed.
+
+        tokenizer: True if the fork needs the tokenizer of llguidance. Raises OSError if the fork cannot be started.
+        """
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             kind = WITH_TOKENIZER if tokenizer else WITHOUT
             try:
                 socket.send_fds(self._running(), [kind], [theirs.fileno()])
-            except BrokenPipeError:  # it was killed meanwhile
+            except BrokenPipeError:  # the process was killed after its last use
                 socket.send_fds(self._running(), [kind], [theirs.fileno()])
         return ours
 

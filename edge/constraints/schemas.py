@@ -1,7 +1,8 @@
-"""JSON schemas in one form: the keywords that a compiler holds, and each reference as a definition of its own.
+"""Normalization of JSON schemas: only keywords that a compiler enforces, and one definition for each reference.
 
-A keyword that means nothing is left out, and so is an annotation. Old and foreign ways to write a constraint become the
-current ones. A schema never becomes looser, except that an unknown `format` is a hint, as JSON Schema has it.
+Annotations and keywords without effect are left out. Outdated and foreign spellings are replaced by current ones. The
+normal form never allows more than the original schema, with one exception: an unknown `format` is ignored, as JSON
+Schema prescribes.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from urllib.parse import unquote
 
 from edge.errors import SamplingError
 
-AT = "x-at"  # keyword that compilers ignore: the place of a schema, for errors
-PLACE = "// of "  # begins a line of a grammar that says the place of the rule below it
-MOST_PARTS = 50_000  # schemas that a schema has, those behind references included
+AT = "x-at"  # keyword that compilers ignore; holds the place of a schema, for errors
+PLACE = "// of "  # begins a line of a grammar with the place of the rule below it
+MOST_PARTS = 50_000  # maximum subschemas, including those behind references
 MOST_PLACE = 120  # characters of a place in an error
-_MOST_NUMBER = 10**17  # the compiler knows no larger bounds of numbers
-FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())  # that are held
+_MOST_NUMBER = 10**17  # largest bound of numbers that the compiler supports
+FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())  # enforced formats
 _TYPES = {name: name for name in ("string", "number", "integer", "boolean", "null", "array", "object")} | {
     "str": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean", "list": "array",
     "dict": "object",
@@ -29,7 +30,7 @@ _NAMED = ("properties", "patternProperties")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 LEAVES = frozenset(("minLength", "maxLength", "pattern", "format", *_NUMBERS))  # keywords of texts and numbers
-# Keywords that no compiler holds, with values that constrain nothing.
+# Keywords that no compiler enforces, with the values that constrain nothing.
 _NOT_HELD: Mapping[str, tuple[Any, ...]] = {
     "not": (False,), "if": (), "contains": (), "uniqueItems": (False,), "dependentSchemas": ({},),
     "dependentRequired": ({},), "dependencies": ({},), "propertyNames": (True, {}, {"type": "string"}),
@@ -38,7 +39,7 @@ _NOT_HELD: Mapping[str, tuple[Any, ...]] = {
 
 
 def target(reference: str, root: Any) -> Any:
-    """Return the part of a document that a reference into it stands for; None for one that leads nowhere."""
+    """Return the part of a document that a JSON reference points to, or None if it points to nothing."""
     pointer = unquote(reference)
     if pointer != "#" and not pointer.startswith("#/"):
         return None
@@ -53,26 +54,29 @@ def target(reference: str, root: Any) -> Any:
 
 
 def normal_schema(schema: Mapping[str, Any], whose: str = "") -> dict[str, Any]:
-    """Return the schema in the one form. whose: begins errors, "the tool 'f'". SamplingError, which names the place,
-    for a schema that no compiler holds, or that is none."""
+    """Return the schema in normal form.
+
+    whose: owner of the schema at the start of errors, such as "the tool 'f'".
+    Raises SamplingError with the place if the schema is invalid or no compiler can enforce it.
+    """
     return _Normal(schema, whose).whole()
 
 
 class _Normal:
-    """Brings one document into the one form."""
+    """Normalizes one document."""
 
     def __init__(self, document: Mapping[str, Any], whose: str) -> None:
         self._document, self._whose = document, whose
-        self._names: dict[str, str] = {}  # of definitions, by reference
-        self._waiting: list[tuple[str, Any, str]] = []  # definitions: name, schema and place
+        self._names: dict[str, str] = {}  # names of definitions, by reference
+        self._waiting: list[tuple[str, Any, str]] = []  # pending definitions: name, schema and place
         self._n_parts = 0
 
     def whole(self) -> dict[str, Any]:
-        """Return the document."""
+        """Return the normalized document."""
         root = self._schema(self._document, "")
         whole: dict[str, Any] = {AT: self._whose, **root} if isinstance(root, dict) else {"enum": [], AT: self._whose}
         definitions: dict[str, Any] = {}
-        while self._waiting:  # no recursion: references may follow each other in a long chain
+        while self._waiting:  # a loop, because a long chain of references would exceed the recursion limit
             name, schema, at = self._waiting.pop()
             definitions[name] = self._schema(schema, at)
         self._refuse_circles(definitions)
@@ -83,7 +87,7 @@ class _Normal:
         return SamplingError(f"{place}: {what}" if place else what)
 
     def _schema(self, schema: Any, at: str) -> Any:
-        """Return a schema in the one form. at: names of the properties around it."""
+        """Return a schema in normal form. at: path of property names to the schema."""
         self._n_parts += 1
         if self._n_parts > MOST_PARTS:
             raise self._error("", f"the schema has more than {MOST_PARTS} parts; make it smaller")
@@ -92,7 +96,7 @@ class _Normal:
         if schema is None:
             return {}
         if not isinstance(schema, Mapping):
-            raise self._error(at, f"a JSON schema is needed in place of {schema!r:.40}")
+            raise self._error(at, f"needs a JSON schema, got {schema!r:.40}")
         said: dict[str, Any] = {}
         for keyword, value in schema.items():
             if value is not None or keyword == "const":
@@ -102,7 +106,7 @@ class _Normal:
         return self._with_null(said) if schema.get("nullable") is True else said
 
     def _keyword(self, keyword: str, value: Any, schema: Mapping[str, Any], said: dict[str, Any], at: str) -> None:
-        """Put a keyword into what a schema says, if it says something."""
+        """Add a keyword to the normalized schema `said`, if it constrains something."""
         if keyword in _NAMED:
             own = self._checked(value, dict, keyword, at)
             if own or keyword == "properties":
@@ -121,7 +125,7 @@ class _Normal:
         elif keyword == "type":
             self._type(value, said, at)
         elif keyword == "required":
-            if not isinstance(value, bool):  # of an early draft: it belongs to the property, and is no constraint of it
+            if not isinstance(value, bool):  # in an early draft, a Boolean concerns the property around this schema
                 names = self._checked(value, list, keyword, at)
                 said[keyword] = list(dict.fromkeys(self._checked(name, str, keyword, at) for name in names))
         elif keyword == "enum":
@@ -133,11 +137,12 @@ class _Normal:
         elif keyword == "const" or (keyword == "format" and isinstance(value, str) and value in FORMATS):
             said[keyword] = value
         elif keyword in _NOT_HELD and not self._says_nothing(keyword, value, schema, said):
-            raise self._error(at, f"the keyword {keyword} cannot be held; leave it out, or let the model be free")
+            raise self._error(at, f"the keyword {keyword} cannot be enforced; leave it out, or use no constraint")
 
     def _says_nothing(self, keyword: str, value: Any, schema: Mapping[str, Any], said: dict[str, Any]) -> bool:
         if keyword == "unevaluatedProperties" and not schema.keys() & {"$ref", "anyOf", "oneOf", "allOf", "if"}:
-            said.setdefault("additionalProperties", self._schema(value, ""))  # nothing else evaluates properties
+            # Without subschemas, no other keyword evaluates properties.
+            said.setdefault("additionalProperties", self._schema(value, ""))
             return True
         if keyword == "uniqueItems" and schema.get("maxItems") in (0, 1):
             return True
@@ -164,7 +169,7 @@ class _Normal:
         return f"#/$defs/{self._names[pointer]}"
 
     def _refuse_circles(self, definitions: Mapping[str, Any]) -> None:
-        """Raise SamplingError for references that lead to themselves alone."""
+        """Raise SamplingError if a chain of references leads only back to itself."""
         ends: set[str] = set()
         for name in definitions:
             chain: dict[str, None] = {}
@@ -185,7 +190,8 @@ class _Normal:
             said[keyword] = int(value)
 
     def _number(self, keyword: str, value: Any, schema: Mapping[str, Any], said: dict[str, Any], at: str) -> None:
-        if isinstance(value, bool) and keyword.startswith("exclusive"):  # of draft 4, beside the bound
+        # In draft 4, a Boolean belongs to the bound with the same name.
+        if isinstance(value, bool) and keyword.startswith("exclusive"):
             if value and isinstance(bound := schema.get(keyword.removeprefix("exclusive").lower()), (int, float)):
                 self._number(keyword, bound, {}, said, at)
             return
@@ -211,7 +217,7 @@ class _Normal:
         said["type"] = known[0] if isinstance(value, str) else list(dict.fromkeys(known))
 
     def _with_null(self, said: dict[str, Any]) -> dict[str, Any]:
-        """Return a schema that allows null, too, as `nullable` says."""
+        """Return the schema with null allowed as well, for the keyword `nullable`."""
         if said.keys() - {"type", "enum", AT} - LEAVES and set(said) & {"$ref", "anyOf", "oneOf", "allOf", "const"}:
             return {"anyOf": [said, {"type": "null"}]}
         if "enum" in said and None not in said["enum"]:
@@ -223,18 +229,18 @@ class _Normal:
 
 
 def place_below(at: str, name: str) -> str:
-    """Return the place of a property: the beginning, if it is long."""
+    """Return the place of a property, shortened if it is long."""
     shown = name if name.isidentifier() else repr(name)
     return at if len(at) > MOST_PLACE else f"{at}.{shown:.40}" if at else f"{shown:.40}"
 
 
 Reason = Callable[[Mapping[str, Any]], str]
-"""Returns why a schema cannot be compiled; empty if it can."""
+"""Returns why a schema cannot be compiled, or "" if it can."""
 
 
 def culprit(schema: Any, reason: Reason) -> str:
-    """Return the place and the reason of the first text or number of a schema that cannot be compiled by itself; empty
-    if there is none."""
+    """Return the place and reason of the first text or number schema that cannot be compiled by itself, or "" if all
+    can."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()

@@ -1,1 +1,1 @@
-"""Chat templates, rendered in a process of their own."""
+"""Rendering of chat templates in a separate process."""

@@ -1,4 +1,4 @@
-"""Earlier calls of functions in the form that a chat template takes."""
+"""Earlier tool calls in the form that a chat template accepts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Message = Mapping[str, Any]
 
 
 class CallForm(NamedTuple):
-    """A form of calls in messages."""
+    """Form of tool calls in messages."""
 
-    text_arguments: bool = False  # arguments as JSON text, not as an object
-    no_content: bool = False  # a message with calls and no text has None as its content
-    single: bool = False  # a message has one call, and its result follows
-    short_ids: bool = False  # identifiers have nine letters and digits, as those of Mistral
+    text_arguments: bool = False  # arguments are JSON text instead of an object
+    no_content: bool = False  # a message with calls but no text has None as its content
+    single: bool = False  # a message has a single call, and the call's result follows it
+    short_ids: bool = False  # identifiers have nine letters and digits, as Mistral's do
 
 
 def in_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
-    """Return messages with their calls in a form."""
+    """Return messages with their tool calls in a form."""
     if form.text_arguments:
         messages = [_with_text_arguments(message) for message in messages]
     if form.no_content:
@@ -63,7 +63,7 @@ def _short(identifier: Any) -> str:
 
 
 def _single(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with one call each, and its result behind it."""
+    """Return messages with at most one call each, followed by the call's result."""
     split: list[Message] = []
     rest = list(messages)
     while rest:

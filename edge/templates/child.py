@@ -1,9 +1,9 @@
-"""Process that compiles and renders chat templates: requests and answers are lines of JSON.
+"""Child process that compiles and renders chat templates. Requests and answers are lines of JSON.
 
-A template is code from whoever made the model file. It gets what Hugging Face transformers gives to chat templates, in
-Jinja's sandbox, which keeps it from files and from Python's internals. The kernel bounds what it takes: the processor
-time of a request ends this process, and so does memory if it does not raise MemoryError first. The process ends when
-its parent does, whose end of the socket is then closed.
+A template is untrusted code from the author of the model file. It runs in Jinja's sandbox, without access to files and
+to Python's internals, and gets the same variables as in Hugging Face transformers. The kernel limits each request: too
+much processor time ends this process. Too much memory raises MemoryError or ends the process. The process also ends
+when its parent closes the socket.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from devices.processes.limits import limit_cpu, limit_memory, prefer_oom_kill
 from edge.errors import TemplateError
 from edge.templates.process import CPU_S
 
-MAX_CHARACTERS = 16 << 20  # of a prompt
-ROOM_BYTES = 24 << 20  # memory for a request, beside that for its own messages
-_ROOM_A_CHARACTER = 24  # bytes: some copies of a text, in the widest characters
+MAX_CHARACTERS = 16 << 20  # maximum characters of a prompt
+ROOM_BYTES = 24 << 20  # memory for a request, in addition to its own messages
+_ROOM_A_CHARACTER = 24  # bytes: several copies of a text, in the widest characters
 _LONGEST_REASON = 500  # characters of a template's error
 
 
@@ -44,10 +44,10 @@ def main() -> None:
             answer = _line(text=renderer.answer(request))
         except (RecursionError, MemoryError) as error:
             answer = _line(error=f"chat template needs too much memory: {type(error).__name__}")
-        except Exception as error:  # of any kind: the template is code, and it is at fault
+        except Exception as error:  # the template's code may raise any exception
             answer = _line(error=str(error)[:_LONGEST_REASON])
         limit_cpu(0)
-        limit_memory(None)  # until the next request, which the parent may send in any size
+        limit_memory(None)  # reading the next request of any size must not fail
         sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()
 
@@ -57,8 +57,7 @@ def _line(**answer: str) -> bytes:
 
 
 class _Generation(Extension):
-    """Jinja extension for {% generation %} ... {% endgeneration %}, which marks text to train on; only its body is
-    rendered."""
+    """Jinja extension for {% generation %} ... {% endgeneration %}, which marks text to train on. Renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by Extension
 
@@ -68,14 +67,14 @@ class _Generation(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The environment that transformers has for chat templates."""
+    """Jinja environment equal to the one of transformers for chat templates."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         self.filters["tojson"] = _tojson
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        # Templates of Kimi K2 keep lists. The messages of a request are a copy that is used once.
+        # Templates of Kimi K2 append to lists. This is safe because each request has its own copy of the messages.
         return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
 
@@ -86,13 +85,13 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own escapes <, > and &, which would change the prompt.
+    # Jinja's own filter escapes <, > and &, which would change the prompt.
     value = list(value) if isinstance(value, Iterator) else value
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Renderer:
-    """Renders templates, and keeps the one it compiled last."""
+    """Renders templates and caches the last compiled one."""
 
     def __init__(self) -> None:
         self._environment = _Sandbox()
@@ -100,7 +99,7 @@ class _Renderer:
         self._template: jinja2.Template | None = None
 
     def answer(self, request: dict[str, Any]) -> str:
-        """Return the prompt's text; "" for a request that only checks the template. TemplateError."""
+        """Return the prompt text, or "" if the request only checks the template. Raises TemplateError."""
         template = self._compiled(request["source"])
         if request["messages"] is None:
             return ""
@@ -132,7 +131,8 @@ class _Renderer:
                 self._template, self._source = self._environment.from_string(source), source
             except jinja2.TemplateSyntaxError as error:
                 raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
-            except (SyntaxError, RecursionError, MemoryError) as error:  # Python's, for what Jinja compiles to
+            # Python failed to compile the code that Jinja generated.
+            except (SyntaxError, RecursionError, MemoryError) as error:
                 raise TemplateError("chat template: it is nested too deeply, or too large") from error
         return self._template
 
@@ -142,6 +142,6 @@ def _raise(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError, ConnectionResetError):  # the parent has gone
+    with suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended
         main()
-    os._exit(0)  # nothing is left to flush, and what a template left behind need not be freed
+    os._exit(0)  # skip finalizers: nothing is left to flush or to free

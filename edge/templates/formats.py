@@ -1,10 +1,10 @@
-"""Formats of calls in answers: how a model writes that it calls a function, read from the source of its chat template.
+"""Tool call formats: how a model writes calls of functions, detected in the source of its chat template.
 
-A format is a row: marks around calls, and one of four styles that says how names and arguments are written.
+A format has marks around calls, and one of four styles for names and arguments:
 
     json        {"name": "f", "arguments": {...}}, or a list of these
     named       f, a mark, and the arguments as one object
-    parameters  f, and each argument between tags of its own
+    parameters  f, and each argument between its own tags
     pythonic    [f(a=1), g(b='x')]
 """
 
@@ -20,20 +20,20 @@ _NAME, _INDEX = r"(?P<name>[\w.-]+?)", r"\d+"
 
 @dataclass(frozen=True)
 class Notation:
-    """A way to write values."""
+    """Notation of values."""
 
-    quotes: tuple[str, ...] = ('"',)  # around texts; the first is the one to write
-    escapes: Literal["", "json", "python"] = "json"  # what a backslash in a text does; "": nothing
+    quotes: tuple[str, ...] = ('"',)  # quotes around texts; the first is used for writing
+    escapes: Literal["", "json", "python"] = "json"  # escape rules of a backslash in a text; "": none
     bare_keys: bool = False  # keys of objects have no quotes
     true: str = "true"
     false: str = "false"
     null: str = "null"
-    item: str = ", "  # separators to write
-    key: str = ": "
+    item: str = ", "  # separator between items, for writing
+    key: str = ": "  # separator between key and value, for writing
 
     @property
     def words(self) -> dict[str, str]:
-        """JSON of each word for a value; those of JSON itself are always understood."""
+        """Map from each word for a value to its JSON. The words of JSON itself are always understood."""
         return {word: word for word in ("true", "false", "null")} | {
             self.true: "true", self.false: "false", self.null: "null"
         }  # fmt: skip
@@ -46,57 +46,60 @@ GEMMA = Notation(('<|"|>',), escapes="", bare_keys=True, item=",", key=":")
 
 @dataclass(frozen=True)
 class CallFormat:
-    """A way to write calls: `opens`, then calls, each between `begins` and `ends`, then `closes`. White space between
-    these does not matter."""
+    """Tool call format: `opens`, then calls, each between `begins` and `ends`, then `closes`.
+
+    White space between these marks is ignored.
+    """
 
     name: str
     style: Style
-    opens: tuple[str, ...] = ()  # any of these begins calls; the first is the one to write
+    opens: tuple[str, ...] = ()  # alternative marks that begin calls; the first is used for writing
     closes: str = ""
     begins: str = ""
     ends: str = ""
-    bare: str = ""  # calls may begin an answer without `opens`, by this character; empty: they do not
-    skipped: tuple[str, ...] = ()  # other marks behind calls
-    signs: tuple[str, ...] = ()  # a template with all of these has this format
-    answer: str = ""  # what begins a call where an answer begins, if a header of an answer begins like it
-    ends_thought: bool = False  # the marks are tokens that thoughts have no other use for, so calls end a thought
-    is_section: bool = False  # all calls are between one `opens` and `closes`
-    space: str = ""  # white space to write inside marks
-    between: str = ""  # what to write between two calls
-    # Of json:
+    bare: str = ""  # character that may begin calls in an answer without `opens`; empty: none
+    skipped: tuple[str, ...] = ()  # other marks that may follow calls
+    signs: tuple[str, ...] = ()  # a template that contains all of these has this format
+    # Text that begins a call at the start of an answer, if an answer's header could begin in the same way.
+    answer: str = ""
+    ends_thought: bool = False  # the marks are tokens that thoughts do not use otherwise, so calls end a thought
+    is_section: bool = False  # all calls are between a single `opens` and `closes`
+    space: str = ""  # white space inside marks, for writing
+    between: str = ""  # text between two calls, for writing
+    # For style "json":
     is_list: bool = False
     name_key: str = "name"
     arguments_key: str = "arguments"
-    # Of named:
-    header: str = "{name}"  # comes before the arguments; {index}: a number
-    headers: str = ""  # regular expression of other headers
-    before: str = ""  # between header and arguments
-    # Of parameters:
+    # For style "named":
+    header: str = "{name}"  # text before the arguments; {index} is a number
+    headers: str = ""  # regular expression of other accepted headers
+    before: str = ""  # text between header and arguments
+    # For style "parameters":
     name_end: str = ""
     key: str = ""
     key_end: str = ""
-    other_key_end: str = ""  # of a value that is JSON, not text; empty: the schema says which it is
-    value: str = ""  # between a key and its value
+    other_key_end: str = ""  # end of a key whose value is JSON instead of text; empty: the schema decides
+    value: str = ""  # text between a key and its value
     value_end: str = ""
-    padding: str = ""  # around values, and no part of them
-    cdata: bool = False  # a value may stand in <![CDATA[...]]>
-    # Of values:
+    padding: str = ""  # white space around values, not part of them
+    cdata: bool = False  # a value may be enclosed in <![CDATA[...]]>
+    # For all styles:
     notation: Notation = JSON
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """Marks that may begin a call in a text: models leave out outer ones at times."""
+        """Marks that may begin a call in a text. Models sometimes leave out the outer ones."""
         return (*self.opens, *((self.begins,) if self.begins else ()))
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts of calls, any of whose tokens may be control tokens, which have no text by themselves."""
+        """All marks of this format. Any of their tokens may be control tokens, which have no text by themselves."""
         inner = (self.header, self.before, self.name_end, self.key, self.key_end, self.value, self.value_end)
         texts = (*self.starts, self.closes, self.ends, *self.skipped, *inner, *self.notation.quotes)
         return tuple(dict.fromkeys(text for text in texts if text))
 
     def name_in(self, header: str) -> str | None:
-        """Return the name in the text between `begins` and `before`; None if it is no header."""
+        """Return the function name in the text between `begins` and `before`, or None if the text is no header."""
         header = header.strip()
         written = re.escape(self.header.strip()).replace(r"\{name\}", _NAME).replace(r"\{index\}", _INDEX)
         match = re.fullmatch(written, header) or (re.fullmatch(self.headers, header) if self.headers else None)
@@ -138,7 +141,7 @@ _LFM2 = replace(
     _PYTHONIC, name="lfm2", opens=("<|tool_call_start|>",), closes="<|tool_call_end|>", bare="",
     signs=("<|tool_call_start|>",), ends_thought=True,
 )  # fmt: skip
-# The first whose signs a template has is its format.
+# A template has the first of these formats whose signs it contains.
 FORMATS = (
     _MISTRAL_ARGS,
     replace(_LIST, name="mistral", opens=("[TOOL_CALLS]",), signs=("[TOOL_CALLS]",), ends_thought=True),
@@ -152,7 +155,7 @@ FORMATS = (
         "gemma", "named", ("<|tool_call>",), begins="<|tool_call>", header="call:{name}", ends="<tool_call|>",
         skipped=("<|tool_response>",), notation=GEMMA, signs=("<|tool_call>call:",), ends_thought=True,
     ),
-    CallFormat(  # gpt-oss. The end of a message, <|call|>, ends the answer
+    CallFormat(  # gpt-oss. The mark <|call|> ends the message and the answer
         "harmony", "named", ("<|channel|>", " to=functions."), skipped=("<|call|>",),
         answer="<|channel|>commentary to=functions.",
         header="commentary to=functions.{name} <|constrain|>json", before="<|message|>",
@@ -211,5 +214,5 @@ FORMATS = (
 
 
 def format_of(template: str) -> CallFormat:
-    """Return the format that a template's source uses; Hermes if it uses no known one."""
+    """Return the format that a template's source uses, or Hermes if it uses no known format."""
     return next((form for form in FORMATS if all(sign in template for sign in form.signs)), HERMES)

@@ -1,6 +1,6 @@
-"""Forms of conversations: the changes that a template needs so that everything in a conversation reaches the prompt.
+"""Message forms: the changes that a template needs so that every message of a conversation reaches the prompt.
 
-A template that takes messages as they are gets them unchanged. `edge.templates.probing` finds the form of a template.
+Messages stay unchanged if the template can render them. `edge.templates.probing` detects the form of a template.
 """
 
 from __future__ import annotations
@@ -14,44 +14,45 @@ from edge.templates.writing import introduced, with_calls_as_text
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
-# Texts of a user's turn that a template needs and a conversation lacks.
+# User turns that are added if a template needs one and the conversation has none.
 _BEGIN, _CONTINUE = "Begin.", "Continue."
 
 
 class MessageForm(NamedTuple):
-    """Changes that a template needs."""
+    """Changes of messages that a template needs."""
 
     # Content
     parts: frozenset[str] = frozenset()  # roles whose content is a list of parts
-    no_empty: bool = False  # an answer without text and calls is left out
+    no_empty: bool = False  # answers without text and calls are left out
     # System messages
-    no_system: bool = False  # none is written: their text goes before a user's turn
-    one_system: bool = False  # those at the beginning are joined
-    no_late_system: bool = False  # the text of a later one goes before the next turn of the user
+    no_system: bool = False  # system messages are unsupported: their text goes before a user turn
+    one_system: bool = False  # system messages at the beginning are joined
+    no_late_system: bool = False  # the text of a later system message goes before the next user turn
     no_second_system: bool = False  # the same, if there is another system message
-    no_last_system: bool = False  # neither is excepted if it ends the conversation
-    system_by_last_user: bool = False  # its text goes before the last turn of the user if the conversation goes on
+    no_last_system: bool = False  # both rules also apply to a system message at the end of the conversation
+    system_by_last_user: bool = False  # system text goes before the last user turn if other turns follow that one
     # Turns
-    joined: frozenset[str] = frozenset()  # roles whose consecutive turns are one
-    user_first: bool = False  # the user has the first turn
-    user_last: bool = False  # the user, or a tool, has the last turn
-    user_before_calls: bool = False  # the user has the first turn if it would be one with calls
-    needs_user: bool = False  # some turn is the user's
-    needs_turn: bool = False  # there is a turn: a system message alone becomes one
+    joined: frozenset[str] = frozenset()  # roles whose consecutive turns are joined
+    user_first: bool = False  # the first turn must be the user's
+    user_last: bool = False  # the last turn must be the user's or a tool's
+    user_before_calls: bool = False  # the first turn must be the user's if it would otherwise have calls
+    needs_user: bool = False  # some turn must be the user's
+    needs_turn: bool = False  # some turn must exist: a system message alone becomes a user turn
     # Tools and calls
-    empty_tools: bool = False  # a conversation without tools has an empty list of them
-    no_tools: bool = False  # none is written: the system message introduces them
-    tools_need_turn: bool = False  # the same, if there are tools
-    calls: CallForm | None = CallForm()  # None: none is written, they are text
-    beside_calls: Literal["written", "apart", "text"] = "written"  # text of a message with calls: apart, in a message
-    # before it; text: the calls and their results become text, too
-    no_results: bool = False  # none is written: a result is a turn of the user
-    no_stray_results: bool = False  # the same for a result without a call
-    no_user_behind_results: bool = False  # calls with results become text if the user has the next turn
+    empty_tools: bool = False  # a conversation without tools has an empty list of tools
+    no_tools: bool = False  # tools are unsupported: the system message introduces them
+    tools_need_turn: bool = False  # with tools, some turn must exist
+    calls: CallForm | None = CallForm()  # form of calls; None: calls become text
+    # Handling of the text in a message with calls. written: unchanged. apart: moved to a message before the calls.
+    # text: the calls and their results become text, too.
+    beside_calls: Literal["written", "apart", "text"] = "written"
+    no_results: bool = False  # tool results are unsupported: a result becomes a user turn
+    no_stray_results: bool = False  # the same, for a result without a call
+    no_user_behind_results: bool = False  # calls with results become text if a user turn follows them
 
 
 def plainest(form: MessageForm) -> MessageForm:
-    """Return the form of a conversation that is only texts of the user and the model, in turns."""
+    """Return a form that reduces a conversation to alternating texts of the user and the model."""
     return MessageForm(
         parts=form.parts,
         no_empty=True,
@@ -71,8 +72,10 @@ def plainest(form: MessageForm) -> MessageForm:
 def formed(
     messages: Sequence[Message], tools: Tools, form: MessageForm, calls: CallFormat
 ) -> tuple[list[Message], Tools | None]:
-    """Return a conversation in a form, and the tools that the template is to write. calls: format of calls that become
-    text."""
+    """Return a conversation in a form, and the tools that the template must write.
+
+    calls: format of calls that become text.
+    """
     messages = _with_names(messages)
     if form.no_empty:
         messages = [message for message in messages if not _is_empty(message)]
@@ -89,7 +92,7 @@ def formed(
 
 
 def with_parts(messages: Sequence[Message], form: MessageForm) -> list[dict[str, Any]]:
-    """Return messages with texts as parts for roles whose content is a list of parts."""
+    """Return messages with text content as a list of parts, for the roles that need it."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
         if message["role"] in form.parts and isinstance(message.get("content"), str)
@@ -99,7 +102,7 @@ def with_parts(messages: Sequence[Message], form: MessageForm) -> list[dict[str,
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message, whose content may be a list of parts."""
+    """Return the text of a message whose content is a text or a list of parts."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "\n".join(str(part.get("text") or "") for part in content)
 
@@ -109,8 +112,10 @@ def _is_empty(message: Message) -> bool:
 
 
 def _with_names(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose results have the name of their function, and whose developer is the system. The identifier
-    of a call may come again."""
+    """Return messages with function names in tool results and with developer messages as system messages.
+
+    Identifiers of calls may be reused, so each result gets the name of the latest call before it.
+    """
     names: dict[Any, str] = {}
     named: list[Message] = []
     for message in messages:
@@ -127,7 +132,7 @@ def _user(text: str) -> Message:
 
 
 def _before(text: str, message: Message) -> Message:
-    """Return a message with a text before its own."""
+    """Return a message with a text prepended to its own."""
     return {**message, "content": "\n\n".join(filter(None, (text, text_of(message))))}
 
 
@@ -136,7 +141,7 @@ def _n_leading_systems(messages: Sequence[Message]) -> int:
 
 
 def _with_late_systems(messages: list[Message], form: MessageForm) -> list[Message]:
-    """Return messages whose system messages are where the template takes them, except for those at the beginning."""
+    """Return messages with later system messages moved to where the template accepts them."""
     n_leading = _n_leading_systems(messages)
     if n_leading > 1 and form.one_system:
         texts = [text for message in messages[:n_leading] if (text := text_of(message))]
@@ -151,7 +156,7 @@ def _with_late_systems(messages: list[Message], form: MessageForm) -> list[Messa
 
 
 def _systems_as_users(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which the text of system messages is before the next turn of the user, or is one."""
+    """Return messages with the text of system messages moved into the next user turn, or into a new one."""
     moved: list[Message] = []
     texts: list[str] = []
     for message in (*messages, None):
@@ -169,7 +174,7 @@ def _systems_as_users(messages: Sequence[Message]) -> list[Message]:
 
 
 def _exchanges(messages: Sequence[Message], form: MessageForm, calls: CallFormat) -> list[Message]:
-    """Return messages with calls and their results as the template takes them."""
+    """Return messages with calls and results changed to what the template accepts."""
     changed: list[Message] = []
     rest = list(messages)
     while rest:
@@ -200,7 +205,7 @@ def _result_as_user(message: Message) -> Message:
 
 
 def _with_user(messages: list[Message], form: MessageForm, needs_turn: bool) -> list[Message]:
-    """Return messages with turns of the user, and system messages in these, where the template needs them."""
+    """Return messages with the user turns that the template needs, and with system text moved into them."""
     users = [place for place, message in enumerate(messages) if message["role"] == "user"]
     is_bare = needs_turn and _n_leading_systems(messages) == len(messages)
     if form.no_system or is_bare or (form.needs_user and not users):
@@ -222,7 +227,7 @@ def _with_user(messages: list[Message], form: MessageForm, needs_turn: bool) -> 
 
 
 def _joined(messages: Sequence[Message], roles: frozenset[str]) -> list[Message]:
-    """Return messages in which consecutive turns of each of these roles are one."""
+    """Return messages with consecutive turns of the same role joined, for these roles."""
     joined: list[Message] = []
     for message in messages:
         before = joined[-1] if joined else {"role": ""}

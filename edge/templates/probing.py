@@ -1,4 +1,7 @@
-"""Probing: conversations with a mark in each message are rendered, and the form in which all marks arrive is chosen."""
+"""Probing: detects the message form of a template by rendering conversations with a unique mark in each message.
+
+A form fits if all marks reach the prompt.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from edge.templates.calls import CallForm
 from edge.templates.forms import Message, MessageForm, Tools
 
 Render = Callable[[Sequence[Message], Tools, MessageForm], str]
-"""Returns the prompt of a conversation in a form, or raises TemplateError."""
+"""Renders a conversation in a form and returns the prompt. Raises TemplateError."""
 _CALL_FORMS = tuple(CallForm(*flags[::-1]) for flags in product((False, True), repeat=4))
 _ROLES = ("user", "assistant", "system")
 
@@ -22,7 +25,8 @@ def _message(role: str, number: int) -> Message:
 
 def _call(number: int) -> dict[str, Any]:
     function = {"name": "probe_function", "arguments": {"probe_key": f"probe_value_{number}"}}
-    return {"id": f"call_{number:024}", "type": "function", "function": function}  # as long as those of most servers
+    # As long as the identifiers of most servers.
+    return {"id": f"call_{number:024}", "type": "function", "function": function}
 
 
 def _result(number: int) -> Message:
@@ -40,8 +44,8 @@ _TOOLS: Tools = ({"type": "function", "function": _FUNCTION},)
 
 Changes = Mapping[str, Any]
 Step = tuple[Sequence[Message], Sequence[Changes]]
-"""A conversation, and changes of the form, of which the first is taken that lets everything arrive."""
-# Most templates write all that these steps ask for.
+"""A conversation, and alternative changes of the form. The first change that lets all marks arrive is adopted."""
+# Most templates render this conversation completely. The individual steps of _TURNS are then unnecessary.
 _EVERYTHING = (_S, _S2, _U, _U2, _A, _EMPTY, _A2, _message("system", 2), _message("user", 2))
 _TURNS: tuple[Step, ...] = (
     ([_U], [{"parts": {"user"}}, {"empty_tools": True}, {"parts": {"user"}, "empty_tools": True}]),
@@ -73,8 +77,10 @@ _EXCHANGES: tuple[Step, ...] = (
 
 
 def turns_form(render: Render) -> MessageForm:
-    """Return the form in which a template writes conversations without tools. What no form lets arrive is left as it
-    is. TemplateStopped if the template exceeds a limit."""
+    """Return the form of conversations without tools. Content that arrives in no form is ignored.
+
+    Raises TemplateStopped if the template exceeds a limit.
+    """
     form = MessageForm()
     steps = _ENDS if _arrives(render, _EVERYTHING, (), form) else _TURNS + _ENDS
     for messages, alternatives in steps:
@@ -83,7 +89,7 @@ def turns_form(render: Render) -> MessageForm:
 
 
 def tools_form(render: Render, form: MessageForm) -> MessageForm:
-    """Return the form in which a template writes conversations with tools. form: that without tools."""
+    """Return the form of conversations with tools. form: the form without tools."""
     for beginning in ([_U], [_S, _U]):
         form = _first(render, beginning, _TOOLS, form, [{"no_tools": True}])
     if not form.no_tools:
@@ -98,21 +104,27 @@ def tools_form(render: Render, form: MessageForm) -> MessageForm:
 def _first(
     render: Render, messages: Sequence[Message], tools: Tools, form: MessageForm, alternatives: Sequence[Changes]
 ) -> MessageForm:
-    """Return the form with the first changes with which everything arrives: none, if that does or nothing helps."""
+    """Return the form with the first changes that let all marks arrive.
+
+    Return it unchanged if none are needed or help.
+    """
     changed = (form, *(_with(form, changes) for changes in alternatives))
     return next((own for own in changed if _arrives(render, messages, tools, own)), form)
 
 
 def _with(form: MessageForm, changes: Changes) -> MessageForm:
-    """Return the form with changes; sets of roles grow."""
+    """Return the form with changes. Sets of roles are united with the present ones."""
     return form._replace(
         **{name: getattr(form, name) | value if isinstance(value, set) else value for name, value in changes.items()}
     )
 
 
 def _calls(render: Render, tools: Tools, form: MessageForm) -> Changes:
-    """Return the first form in which a template writes two calls and their results, and no object as Python prints it;
-    else one in which it writes the calls; else the calls are text."""
+    """Return the changes for a conversation with two calls and their results.
+
+    Preferred is a form that writes calls and results, without an object in Python's notation. The next choice writes
+    only the calls. Otherwise the calls become text.
+    """
     messages = [_U, _CALLS, _result(0), _result(1)]
     lost_results: Changes | None = None
     for calls in _CALL_FORMS:
@@ -124,14 +136,14 @@ def _calls(render: Render, tools: Tools, form: MessageForm) -> Changes:
         lost_results = lost_results or {"calls": calls, "no_results": True}
     if lost_results is not None:
         return lost_results
-    # A template that writes the role of any message may never have heard of results.
+    # A template that writes the role of any message may not know the role of results.
     is_text = form._replace(calls=None)
     return {"calls": None, "no_results": form.no_tools or not _arrives(render, messages, tools, is_text)}
 
 
 def _arrives(render: Render, messages: Sequence[Message], tools: Tools, form: MessageForm) -> bool:
     text = _rendered(render, messages, tools, form).casefold()
-    # A list of parts that the template prints as it is does not count.
+    # A template that prints a list of parts in Python's notation does not support parts.
     return bool(text) and "{'type': 'text'" not in text and all(mark in text for mark in _marks(messages, tools))
 
 
@@ -145,7 +157,7 @@ def _marks(messages: Sequence[Message], tools: Tools) -> Iterator[str]:
 
 
 def _rendered(render: Render, messages: Sequence[Message], tools: Tools, form: MessageForm) -> str:
-    """Return the prompt; empty if the template refuses the messages."""
+    """Return the prompt, or "" if the template refuses the messages."""
     try:
         return render(messages, tools, form)
     except TemplateStopped:

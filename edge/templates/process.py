@@ -1,4 +1,4 @@
-"""Handle of the process that renders chat templates: starts it early, sends requests, and replaces it when it ends."""
+"""Handle of the process that renders chat templates: starts it early, sends requests and restarts it if it ends."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ from typing import Any
 from devices.processes.interpreter import module_command
 from edge.errors import TemplateError, TemplateStopped
 
-CPU_S = 0.8  # of processor time, for a request; one with a thousand messages takes 0.02 s
-WAIT_S = 20.0  # for an answer, where the process gets little of a processor
+CPU_S = 0.8  # processor time for a request; a thousand messages take 0.02 s
+WAIT_S = 20.0  # wait for an answer; the process may get little of a busy processor
 _CHUNK = 1 << 16
 
 
 class TemplateProcess:
-    """A template process, which takes one request at a time and ends when this object is closed or collected."""
+    """A template process, which handles one request at a time.
+
+    The process ends when this object is closed or garbage-collected.
+    """
 
     def __init__(self) -> None:
-        """Start the process without waiting: it is ready before a model is loaded."""
+        """Start the process without waiting. It becomes ready while the model loads."""
         self._start()
 
     def ask(self, request: dict[str, Any], wait_s: float = WAIT_S) -> str:
-        """Return the text of the answer. TemplateError if it fails; TemplateStopped if it exceeds a limit: the next
-        request then has a new process."""
+        """Return the rendered text.
+
+        Raises TemplateError if rendering fails, and TemplateStopped if it exceeds a limit. The next request then gets a
+        new process.
+        """
         if self._process.poll() is not None:
             self._replace()
         try:
@@ -37,10 +43,11 @@ class TemplateProcess:
             raise TemplateStopped(
                 f"chat template: the process that renders it gave no answer in {wait_s:g} s"
             ) from None
-        except OSError:  # it ended while the request was sent
+        except OSError:  # the process ended while the request was sent
             answer = b""
         except BaseException:
-            self._replace()  # this answer was not read: the next request would take it for its own
+            # This answer was not read, and the next request would receive it.
+            self._replace()
             raise
         if not answer:
             raise TemplateStopped(self._reason())
@@ -54,7 +61,7 @@ class TemplateProcess:
         self._end()
 
     def _exchange(self, line: bytes, wait_s: float) -> bytes:
-        """Return the line that answers `line`; empty if the process ended."""
+        """Send a line and return the line that answers it, or b"" if the process ended."""
         deadline = time.monotonic() + wait_s
         self._socket.settimeout(wait_s)
         self._socket.sendall(line)
@@ -83,7 +90,7 @@ class TemplateProcess:
         self._start()
 
     def _reason(self) -> str:
-        self._end()  # it may not have ended yet where only its socket did
+        self._end()  # the process may still be ending, although its socket is closed
         code = self._process.returncode
         if code == -signal.SIGPROF:
             return f"chat template does not end: it took more than {CPU_S:g} s of processor time"

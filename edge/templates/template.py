@@ -1,6 +1,6 @@
-"""Chat templates: render messages to one prompt text with the Jinja template inside a GGUF, in a process of its own.
+"""Chat templates: render messages to a prompt text with the Jinja template of a GGUF file, in a separate process.
 
-A template gets the variables that Hugging Face gives it: messages, a few flags, the special tokens, and two functions.
+As in Hugging Face transformers, a template gets messages, several flags, the special tokens and two functions.
 """
 
 from __future__ import annotations
@@ -19,33 +19,35 @@ from edge.templates.process import TemplateProcess
 from edge.thinking.format import AUTO, switches, thinking_format, with_thoughts
 
 MAX_SOURCE = 1 << 20  # characters of a template; published ones have up to 20,000
-# Variables that every template is given.
+# Variables that every template receives.
 RESERVED = frozenset(
     "messages add_generation_prompt raise_exception strftime_now tools documents bos_token eos_token".split()
 )
-CONTINUES = "continues"  # key of a last message whose text begins the answer
-_MOST_FORMS = 64  # of templates that this process remembers
-_END_MARK = "\ue000"  # for private use: no standard gives it a meaning
+CONTINUES = "continues"  # key of a last message whose text is the beginning of the answer
+_MOST_FORMS = 64  # maximum templates whose forms are cached
+_END_MARK = "\ue000"  # private-use character without a standard meaning
 Message = Mapping[str, Any]
-"""{"role": "system" | "user" | "assistant", "content": text}, and other fields of a template, such as tool calls;
-`reasoning_content` is what the model thought before it."""
+"""Message {"role": "system" | "user" | "assistant", "content": text}, with other fields such as tool calls.
+
+`reasoning_content` is the thought of the model before the text.
+"""
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# For models that were never taught to chat: a transcript they can continue. Its stop strings end the answer.
+# Template of models that were not trained to chat: a transcript to continue. Its stop strings end the answer.
 TRANSCRIPT = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\n\n"
     "{% else %}{{ m.role | capitalize }}: {{ m.content | trim }}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 TRANSCRIPT_STOPS = ("\nUser:", "\nAssistant:")
-_forms: dict[tuple[str, bool], MessageForm] = {}  # by the source of a template, and whether there are tools
+_forms: dict[tuple[str, bool], MessageForm] = {}  # by template source and presence of tools
 
 
 class ChatTemplate:
-    """A valid chat template. `stops` are strings that end an answer when the model has no token for it."""
+    """A valid chat template. `stops`: strings that end an answer if the model has no end token for it."""
 
     def __init__(
         self,
@@ -56,10 +58,12 @@ class ChatTemplate:
         stops: Sequence[str] = (),
         process: TemplateProcess | None = None,
     ) -> None:
-        """process: renders the template; by default, a new process. TemplateError, with the line, if the source is not
-        valid Jinja, or takes too much to compile."""
+        """process: renders the template; None: a new process.
+
+        Raises TemplateError if the source is not valid Jinja (with the line), or exceeds a limit during compilation.
+        """
         if len(source) > MAX_SOURCE:
-            raise TemplateError(f"chat template: it has {len(source)} characters, {MAX_SOURCE} are the most")
+            raise TemplateError(f"chat template is too long: {len(source)} characters of at most {MAX_SOURCE}")
         self.source = source
         self.stops = tuple(stops)
         self.thinking = thinking_format(source)
@@ -71,7 +75,8 @@ class ChatTemplate:
     def for_model(
         cls, metadata: Mapping[str, Any], bos: str, eos: str, process: TemplateProcess | None = None
     ) -> ChatTemplate:
-        """Return the template of a GGUF; without one, ChatML if the vocabulary has its tokens, else a transcript."""
+        """Return the template of a GGUF file. A model without one gets ChatML if its vocabulary has the tokens of
+        ChatML, otherwise a transcript."""
         own = metadata.get("tokenizer.chat_template")
         if isinstance(own, str) and own.strip():
             return cls(own, bos=bos, eos=eos, process=process)
@@ -88,21 +93,26 @@ class ChatTemplate:
         think: int = AUTO,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the prompt text. tools: functions that the model may call, as JSON has them. variables: what this
-        template takes beside `RESERVED`, such as `enable_thinking`; data as JSON has it. think: tokens of thoughts, as
-        `edge.thinking.format.AUTO` says; `variables` come first. TemplateError if the template refuses these
-        messages, does not end, or takes more memory than it may."""
+        """Return the prompt text.
+
+        tools: functions that the model may call, as JSON values.
+        variables: variables of this template other than `RESERVED`, such as `enable_thinking`, as JSON values. They
+        override `think`.
+        think: thinking budget in tokens, see `edge.thinking.format.AUTO`.
+
+        Raises TemplateError if the template refuses these messages, does not end, or exceeds its memory limit.
+        """
         if messages and messages[-1].get(CONTINUES):
             return self._continued(messages[:-1], messages[-1]["content"], tools, variables)
         if reserved := RESERVED & variables.keys():
-            raise TemplateError(f"chat template: {', '.join(sorted(reserved))} cannot be given as a variable")
+            raise TemplateError(f"chat template: {', '.join(sorted(reserved))} cannot be a variable; rename it")
         own = partial(self._formed, messages, tools, {**switches(think), **variables}, add_generation_prompt)
         form = self._form_for(messages, tools)
         try:
             return own(form)
         except TemplateStopped:
             raise
-        except TemplateError:  # no probe was like this conversation
+        except TemplateError:  # this conversation differed from all probes
             with suppress(TemplateError):
                 return own(plainest(form))
             raise
@@ -114,21 +124,23 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
     ) -> str:
-        """Return the prompt that the template writes up to the end of an answer's beginning. A mark says where that is,
-        as the same text may come elsewhere."""
+        """Return the prompt up to the end of the answer's given beginning.
+
+        A mark finds this position, because the same text may also occur earlier in the prompt.
+        """
         answer = {"role": "assistant", "content": f"{begun}{_END_MARK}"}
-        with suppress(TemplateError):  # some take no answer for the last message
+        with suppress(TemplateError):  # some templates do not accept an answer as the last message
             form = self._form_for(messages, tools)._replace(user_last=False)
             text = self._formed([*messages, answer], tools, {**switches(0), **variables}, False, form)
             prompt, *rest = text.split(_END_MARK)
             if len(rest) == 1 and prompt.rstrip().casefold().endswith(begun.strip().casefold()):
                 return prompt
-        # The template does not write the text as it is, or not at all, or some text has the mark.
+        # The template changed or dropped the text, or the text itself contains the mark.
         prompt = self.render(messages, tools=tools, variables=variables, think=0)
         return f"{prompt}{self.thinking.to_answer(prompt) if self.thinking else ''}{begun}"
 
     def _form_for(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> MessageForm:
-        """Return the form in which the template writes everything in a conversation. TemplateStopped."""
+        """Return the form in which the template writes the whole conversation. Raises TemplateStopped."""
         has_tools = bool(tools) or any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
         if (self.source, has_tools) not in _forms:
             if len(_forms) >= _MOST_FORMS:
@@ -149,7 +161,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         form: MessageForm,
     ) -> str:
-        """Return the prompt of a conversation in a form."""
+        """Render a conversation in a form."""
         own, own_tools = formed(messages, tools, form, format_of(self.source))
         with_all = with_parts(with_thoughts(own, self.source), form)
         return self._ask(with_all, own_tools, variables, add_generation_prompt)

@@ -1,4 +1,4 @@
-"""Calls and functions as text: calls in a format, and what introduces functions to a model."""
+"""Tool calls as text in a format, and the system text that introduces functions to a model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edge.templates.formats import HERMES, CallFormat, Notation
 
 Message = Mapping[str, Any]
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
-"""Names and arguments."""
+"""Names and arguments of calls."""
 
 
 def written_calls(form: CallFormat, calls: Calls) -> str:
-    """Return these calls as a model of this format writes them. Values as JSON has them."""
+    """Return these calls as a model of this format writes them. Arguments are JSON values."""
     texts = [_call(form, index, name, arguments) for index, (name, arguments) in enumerate(calls)]
     opens = "" if form.begins in form.opens or form.bare else next(iter(form.opens), "")
     if form.is_list or form.style == "pythonic":
@@ -48,7 +48,7 @@ def _parameter(form: CallFormat, key: str, value: Any) -> str:
 
 
 def written(value: Any, notation: Notation) -> str:
-    """Return a value of JSON in a notation."""
+    """Return a JSON value in a notation."""
     if isinstance(value, Mapping):
         quote = "" if notation.bare_keys else notation.quotes[0]
         items = (f"{_text(key, quote, notation)}{notation.key}{written(own, notation)}" for key, own in value.items())
@@ -87,7 +87,7 @@ _HOW_HERMES = """For each function call, return a json object with function name
 
 
 def introduced(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], form: CallFormat) -> list[Message]:
-    """Return messages that begin with a system message which describes functions, and how they are called."""
+    """Return messages that begin with a system message. It describes the functions and the format of calls."""
     how = _HOW_HERMES
     if form is not HERMES:
         example = written_calls(form, [("<function-name>", {"<argument>": "<value>"})])
@@ -99,7 +99,7 @@ def introduced(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], 
 
 
 def with_calls_as_text(message: Message, form: CallFormat) -> Message:
-    """Return a message whose calls are a part of its text."""
+    """Return a message with its calls moved into its text."""
     functions = [call["function"] for call in message["tool_calls"]]
     calls = written_calls(form, [(function["name"], function["arguments"]) for function in functions])
     content = "\n".join(filter(None, (str(message.get("content") or ""), calls)))

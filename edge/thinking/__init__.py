@@ -1,1 +1,1 @@
-"""Thoughts of models: how they are marked, told apart from answers, and bounded."""
+"""Thoughts of models: their marks, their separation from answers, and their budget."""

@@ -1,7 +1,7 @@
-"""Thinking formats: how a model marks its thoughts, read from the source of its chat template.
+"""Thinking formats: the marks around a model's thoughts, detected in the source of its chat template.
 
-A thought stands between two marks, most often `<think>` and `</think>`. A template may open it at the end of the
-prompt, leave that to the model, or close it at once, where thinking is off.
+A thought stands between two marks, usually `<think>` and `</think>`. At the end of the prompt, a template may open a
+thought, leave that to the model, or open and close an empty thought to turn thinking off.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 State = Literal["start", "thought", "answer"]
-"""State of an answer. start: nothing of the answer has come, and a thought may open. thought: in one. answer: the
-answer itself has begun."""
+"""State of an answer. start: the answer is still empty, and a thought may open. thought: inside a thought. answer: the
+text of the answer has begun."""
 
-AUTO = -1  # thinking as the template has it, without a bound; 0: off; above: tokens that a thought may have
+# Thinking budget in tokens. -1 (AUTO): the template decides, without a limit. 0: no thinking.
+AUTO = -1
 
 
 @dataclass(frozen=True)
 class ThinkingFormat:
-    """Marks around thoughts and answers. None of them is part of either."""
+    """Marks around thoughts and answers. They belong to neither."""
 
-    opens: str  # begins a thought
-    closes: str  # ends it
-    headers: tuple[str, ...] = ()  # begin the answer; the first of them that of a plain one
+    opens: str  # mark that begins a thought
+    closes: str  # mark that ends a thought
+    headers: tuple[str, ...] = ()  # marks that begin the answer; the first one begins a plain answer
     skipped: tuple[str, ...] = ()  # other marks around answers
-    between: str = ""  # comes between a thought and the header of its answer
-    again: bool = False  # a thought may follow some of the answer
+    between: str = ""  # text between a thought and the header of its answer
+    again: bool = False  # a thought may also follow a part of the answer
     lead: str = ""  # white space that the template writes before `closes`
-    tail: str = ""  # and behind it
-    calls: tuple[str, ...] = ()  # marks of calls, which end a thought, too, and are part of the answer
-    answers: tuple[str, ...] = ()  # begin an answer as headers do, and are a part of it, which its constraint reads
-    signs: tuple[str, ...] = ()  # a template with all of these has this format; none: one with `closes`
+    tail: str = ""  # white space that the template writes after `closes`
+    calls: tuple[str, ...] = ()  # marks of tool calls, which also end a thought and belong to the answer
+    answers: tuple[str, ...] = ()  # marks that begin the answer and belong to it, so the answer's constraint reads them
+    signs: tuple[str, ...] = ()  # a template with all of these has this format; empty: a template with `closes`
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -40,17 +41,17 @@ class ThinkingFormat:
         return (self.opens, self.closes, *self.headers, *self.skipped)
 
     def closing(self, *, tail: bool = True) -> str:
-        """Return the text that ends a thought, so that an answer begins. tail: with white space before the answer."""
+        """Return the text that ends a thought and begins the answer. tail: append white space before the answer."""
         end = f"{self.lead}{self.closes}{self.tail if tail else ''}"
         return f"{end}{self.between}{self.headers[0]}" if self.headers else end
 
     def to_answer(self, prompt: str) -> str:
-        """Return the text behind this prompt that begins its answer, without a thought."""
+        """Return the text after this prompt that begins the answer without a thought."""
         state = self.begins(prompt)
         return self.closing() if state == "thought" else self.headers[0] if state == "start" and self.headers else ""
 
     def begins(self, prompt: str) -> State:
-        """Return where an answer is that follows this prompt."""
+        """Return the state of an answer that follows this prompt."""
         end = prompt.rstrip()
         if any(end.endswith(mark) for mark in self.headers) or re.search(_at_end(self.closes), prompt):
             return "answer"
@@ -60,7 +61,7 @@ class ThinkingFormat:
 _MARKED = (
     ThinkingFormat("[THINK]", "[/THINK]"),  # Mistral
     ThinkingFormat("<|channel>thought", "<channel|>", again=True, signs=("<|channel>thought",)),  # Gemma 4
-    ThinkingFormat(  # gpt-oss; calls of functions are in a channel of their own, which is left to their parser
+    ThinkingFormat(  # gpt-oss; the tool call parser handles calls in their own channel
         "<|channel|>analysis<|message|>", "<|end|>",
         headers=("<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
         skipped=("<|start|>assistant", "<|end|>"), between="<|start|>assistant", again=True,
@@ -82,14 +83,14 @@ _TAG = re.compile(r"</((?:\w+:)?think|thought)>")  # Qwen, DeepSeek, GLM, MiniMa
 
 
 def thinking_format(template: str) -> ThinkingFormat | None:
-    """Return the format that a template's source uses; None if its model is not known to think."""
+    """Return the thinking format in a template's source, or None if the model is not known to think."""
     for form in _MARKED:
         if all(sign in template for sign in form.signs or (form.closes,)):
             return form
     tag = _TAG.search(template)
     if tag is None:
         return None
-    # White space around the mark as the template writes earlier thoughts, in the strings of its source.
+    # In the strings of its source, the template shows the white space around the mark for earlier thoughts.
     around = re.findall(rf"((?:\\n)*){re.escape(tag[0])}((?:\\n)*)", template)
     lead, tail = (max(len(pair[side]) for pair in around) // len(r"\n") for side in (0, 1))
     skipped = ("<answer>", "</answer>") if r"</answer>" in template else ()  # Hunyuan
@@ -98,26 +99,30 @@ def thinking_format(template: str) -> ThinkingFormat | None:
 
 
 def parse_think(text: str) -> int:
-    """Return tokens of thoughts for `off`, `auto` or a number. ValueError for anything else."""
+    """Return a thinking budget from `off`, `auto` or a number of tokens. Raises ValueError for other text."""
     words = {"off": 0, "auto": AUTO}
     if text in words:
         return words[text]
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{text!r:.40} is none of off, auto, and a number of tokens")
+        raise ValueError(f"needs off, auto or a number of tokens, got {text!r:.40}")
     return int(text[:12])
 
 
 def switches(think: int) -> dict[str, Any]:
-    """Return variables that turn thinking off or on, by the names that templates have for them. A template reads its
-    own of them. think: as `AUTO` says."""
+    """Return template variables that turn thinking on or off, under all names that templates use.
+
+    think: thinking budget, see `AUTO`. A template ignores the names that it does not use.
+    """
     if think == AUTO:
         return {}
     return {"enable_thinking": think > 0, "thinking": think > 0, "thinking_budget": think}
 
 
 def with_thoughts(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
-    """Return messages with their `reasoning_content` under the names that a template reads. Which of them stay in the
-    prompt is the template's choice: most leave out those before the last question."""
+    """Return messages with their `reasoning_content` under the names that a template reads.
+
+    The template chooses the thoughts that stay in the prompt. Most templates drop thoughts before the last question.
+    """
     return [_with_thought(message, template) for message in messages]
 
 
@@ -130,7 +135,7 @@ def _with_thought(message: Mapping[str, Any], template: str) -> dict[str, Any]:
         parts = [{"type": "thinking", "thinking": thought}, {"type": "text", "text": values.get("content") or ""}]
         return {**values, "content": parts}
     for name in ("reasoning_content", "reasoning", "thinking"):
-        # gpt-oss takes a text or a thought before a call, and refuses both.
+        # gpt-oss accepts a text or a thought before a call, but not both.
         is_twice = name == "thinking" and values.get("tool_calls") and values.get("content")
         if re.search(rf"\b{name}\b", template) and not is_twice:
             values[name] = thought
@@ -138,5 +143,5 @@ def _with_thought(message: Mapping[str, Any], template: str) -> dict[str, Any]:
 
 
 def _at_end(mark: str) -> str:
-    """Return a pattern of texts that end with a mark, and perhaps one tag and white space behind it."""
+    """Return a pattern of texts that end with a mark, optionally followed by a tag and white space."""
     return re.escape(mark) + r"\s*(?:<[\w:]+>\s*)?$"

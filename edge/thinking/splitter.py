@@ -1,4 +1,4 @@
-"""Splitter of an answer into thought and text, while it is generated. How the answer is split does not matter."""
+"""Splits an answer into thought and text while it is generated. The split does not depend on the chunks of text."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ class Split(NamedTuple):
     """Parts of an answer that are certain."""
 
     thought: str = ""
-    text: str = ""  # of the answer itself
+    text: str = ""  # text of the answer itself
 
 
 class ThoughtSplitter:
-    """Separates thoughts and text. Text that may be a mark is held back until that is known; white space around
-    thoughts is left out. `state` is where the answer is behind what was added."""
+    """Separates thoughts from text.
+
+    Text that may be part of a mark is held back until that is certain. White space around thoughts is removed. `state`
+    is the state of the answer after the added text.
+    """
 
     def __init__(self, form: ThinkingFormat, state: State = "start") -> None:
-        """state: where the answer is behind its prompt."""
+        """state: state of the answer at the end of its prompt."""
         self.state: State = state
         self._form = form
         self._pending = ""  # text that was not returned yet
-        self._strips = state == "thought"  # white space that comes now is left out
+        self._strips = state == "thought"  # white space at this position is removed
         self._has_thought = False
-        self._unclosed: tuple[str, ...] = ()  # the mark of a thought that a call ended, which may still come
+        self._unclosed: tuple[str, ...] = ()  # end mark of a thought that a call ended; the mark may still follow
 
     def add(self, text: str) -> Split:
         """Add text, and return the parts that are certain now."""
@@ -34,7 +37,7 @@ class ThoughtSplitter:
         return self._certain(final=False)
 
     def end(self) -> Split:
-        """Return the rest."""
+        """Return the text that was held back."""
         return self._certain(final=True)
 
     def _certain(self, final: bool) -> Split:
@@ -52,12 +55,12 @@ class ThoughtSplitter:
                 return Split("".join(thought), "".join(text))
 
     def _start(self, final: bool) -> None:
-        """Find out what the answer begins with."""
+        """Determine the first mark of the answer, if it begins with one."""
         form, rest = self._form, self._pending.lstrip()
         marks = (form.opens, *form.headers, *form.skipped)
         mark = next((mark for mark in marks if rest.startswith(mark)), None)
         if mark is not None:
-            # White space behind the start of a message of gpt-oss belongs to its header.
+            # White space after the start mark of a gpt-oss message belongs to its header.
             self._pending, self._strips = rest[len(mark) :], mark not in form.skipped or not form.headers
             if mark not in form.skipped:
                 self.state = "thought" if mark == form.opens else "answer"
@@ -65,7 +68,7 @@ class ThoughtSplitter:
             self.state = "answer"
 
     def _thought(self, final: bool) -> str:
-        """Return more of a thought, up to its end."""
+        """Return the next part of a thought, up to its end."""
         form, pending = self._form, self._pending
         marks = (form.closes, *form.calls)
         at, mark = min(((at, mark) for mark in marks if (at := pending.find(mark)) >= 0), default=(-1, ""))
@@ -77,7 +80,7 @@ class ThoughtSplitter:
         if self._strips:
             thought = thought.lstrip()
             if thought and self._has_thought:
-                thought = f"\n\n{thought}"  # another one came before
+                thought = f"\n\n{thought}"  # separate it from an earlier thought
         self._strips = self._strips and not thought
         self._has_thought = self._has_thought or bool(thought)
         if at >= 0:
@@ -86,7 +89,7 @@ class ThoughtSplitter:
         return thought
 
     def _text(self, final: bool) -> str:
-        """Return more of the answer, up to a mark in it."""
+        """Return the next part of the answer, up to a mark."""
         form = self._form
         if self._strips:
             self._pending = self._pending.lstrip()

@@ -144,7 +144,7 @@ def test_what_cannot_be_held_is_refused_by_tool_and_property(form: str, schema: 
     ids=str,
 )
 def test_a_notation_without_a_keyword_refuses_it_by_tool_and_property(form: str, schema: Any) -> None:
-    with pytest.raises(BadRequest, match=r"the tool 'f', property a: .* cannot be held"):
+    with pytest.raises(BadRequest, match=r"the tool 'f', property a: .* cannot be enforced"):
         grammar_of(form, schema)
 
 
@@ -259,5 +259,5 @@ def test_a_schema_of_the_answer_names_the_property_whose_pattern_does_not_compil
     schema = {"type": "object", "properties": {"a": {"items": {"type": "string", "pattern": "(?!x)"}}}}
     with pytest.raises(SamplingError, match=r"property a: the pattern '\(\?!x\)': look-around"):
         Constraint(model, "json_schema", json.dumps(schema))
-    with pytest.raises(SamplingError, match="property a: the keyword not cannot be held"):
+    with pytest.raises(SamplingError, match="property a: the keyword not cannot be enforced"):
         Constraint(model, "json_schema", json.dumps({"properties": {"a": {"not": {}}}}))

@@ -52,7 +52,7 @@ class Flattener:
             self._known[reference] = None
             self._known[reference] = self.flat(self._definitions[reference.removeprefix("#/$defs/")])
         if (ways := self._known[reference]) is None:
-            raise NotHeldError("a reference in the schema leads to itself alone: this cannot be held")
+            raise NotHeldError("a reference in the schema leads to itself alone: this cannot be enforced")
         return ways
 
     def _both(self, ways: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ class Flattener:
                 for other in its:
                     self._spend(_PAIR + len(way.get("enum", ())) + len(other.get("enum", ())))
                     if not _are_disjoint(way, other):
-                        raise NotHeldError("oneOf with alternatives that share values cannot be held")
+                        raise NotHeldError("oneOf with alternatives that share values cannot be enforced")
 
 
 def _key(value: Any) -> str:
@@ -100,7 +100,7 @@ def constants(way: Mapping[str, Any]) -> list[Any] | None:
     if values is None:
         return None
     if more := way.keys() - {"type", "const", "enum", "format", AT}:
-        raise NotHeldError(f"{min(more)} beside enum or const cannot be held")
+        raise NotHeldError(f"{min(more)} beside enum or const cannot be enforced")
     allowed = types(way)
     listed = set(map(_key, way["enum"])) if "const" in way and "enum" in way else None
     return [value for value in values if _is_of(value, allowed) and (listed is None or _key(value) in listed)]
@@ -147,7 +147,7 @@ def _merged(way: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any] 
         elif key in _SMALLER or key.startswith("max"):
             both[key] = min(mine, its)
         else:
-            raise NotHeldError(f"{key} beside and in an anyOf, allOf or reference cannot be held together")
+            raise NotHeldError(f"{key} beside and in an anyOf, allOf or reference cannot be enforced together")
     return both
 
 
@@ -156,7 +156,7 @@ def _check_closed(way: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     if way.get("additionalProperties", True) in (True, {}) and "patternProperties" not in way:
         return
     if other.get("properties", {}).keys() - way.get("properties", {}).keys():
-        raise NotHeldError("properties beside additionalProperties of another anyOf or allOf cannot be held together")
+        raise NotHeldError("properties beside additionalProperties of another anyOf or allOf cannot be enforced")
 
 
 def _are_disjoint(way: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -212,7 +212,7 @@ def _whole(tokens: list[str]) -> str:
     starts, ends = tokens[:1] == ["^"], tokens[-1:] == ["$"]
     inner = tokens[1 if starts else 0 : -1 if ends else None]
     if "^" in inner or "$" in inner:
-        raise NotHeldError("a pattern with ^ or $ in its middle cannot be held in the call format of this model")
+        raise NotHeldError("a pattern with ^ or $ in its middle cannot be enforced in the call format of this model")
     return f"{'' if starts else '(?s:.*)'}({''.join(map(_written, inner))}){'' if ends else '(?s:.*)'}"
 
 
