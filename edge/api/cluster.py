@@ -120,19 +120,19 @@ def deploy(
 ) -> Model:
     """Deploy a language model on the devices that its plan names.
 
-            exchange: transport and wire type of tensors; None: those of the plan's options.
-        memory: maximum on this device, in bytes or as a text such as "3GiB".
-        prefix_cache: as for `load`; each device stores its own part.
-        draft, draft_worker: as for `load`.
-            reproducible: as for `load`, also after a device is lost.
-        options: other fields of EngineOptions. The plan supplies context, sequences, threads, memory and kv_type if they
-        are omitted.
-    
-        If a device is lost or leaves, another plan on the remaining devices takes over. A plan chosen by `plan` is also
-        replaced by a better one if a device becomes slow or comes back. `steps.say` reports each change.
+    exchange: transport and wire type of tensors; None: those of the plan's options.
+    memory: maximum on this device, in bytes or as a text such as "3GiB".
+    prefix_cache: as for `load`; each device stores its own part.
+    draft, draft_worker: as for `load`.
+    reproducible: as for `load`, also after a device is lost.
+    options: other fields of EngineOptions. The plan supplies context, sequences, threads, memory and kv_type if they
+    are omitted.
 
-        Raises WorkerError if a device of the plan is not connected, PlanError if the plan is for another model or an ONNX
-        network, NotEnoughMemory, and TransportError.
+    If a device is lost or leaves, another plan on the remaining devices takes over. A plan chosen by `plan` is also
+    replaced by a better one if a device becomes slow or comes back. `steps.say` reports each change.
+
+    Raises WorkerError if a device of the plan is not connected, PlanError if the plan is for another model or an ONNX
+    network, NotEnoughMemory, and TransportError.
     """
     work = choice.options
     planned = {

@@ -1,4 +1,4 @@
-"""The LoRA adapters of a served model: their names in requests, and the scales of requests that do not say."""
+"""LoRA adapters of a served model: their names in requests, and their default scales."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from edge.serve.caller import CALLER
 
 
 class ServedAdapters:
-    """Adapters of one model. Their scales change between requests, without a reload."""
+    """Adapters of one model. Their scales change between requests without reloading the model."""
 
     def __init__(self, lora: Sequence[str] = (), other_names: Collection[str] = ()) -> None:
-        """lora: FILE[:SCALE] of each, by their ids. EngineError as `adapters_from`."""
+        """lora: FILE[:SCALE] of each adapter, in the order of their ids. Raises EngineError as `adapters_from` does."""
         self._adapters = adapters_from(lora, other_names)
         self._scales = [adapter.scale for adapter in self._adapters]
-        self._scales_of: dict[str, list[float]] = {}  # of the keys that changed their own
+        self._scales_of: dict[str, list[float]] = {}  # default scales by API key, for keys that set their own
 
     @property
     def names(self) -> list[str]:
-        """The names by which a request has one of them as its model."""
+        """Model names that select one of the adapters in a request."""
         return [adapter.name for adapter in self._adapters]
 
     @property
@@ -31,8 +31,11 @@ class ServedAdapters:
         return len(self._adapters)
 
     def scales(self, name: str | None = None, by_id: Mapping[int, float] | None = None) -> list[float]:
-        """Return the scales of a request. name: of its model, which may be an adapter: that one alone is used then.
-        by_id: those that it says; the others are 0."""
+        """Return the scales for a request.
+
+        name: requested model. If it is the name of an adapter, only this adapter is active.
+        by_id: scales in the request, by adapter id. Adapters that are not listed get scale 0.
+        """
         if by_id is not None:
             return [by_id.get(i, 0.0) for i in range(len(self))]
         if name in self.names:
@@ -40,8 +43,11 @@ class ServedAdapters:
         return list(self._scales_of.get(CALLER.get().owner, self._scales))
 
     def use(self, by_id: Mapping[int, float]) -> None:
-        """Use these scales for requests that do not say; those that are not named are 0. They are for requests with the
-        caller's key; those of an administrator are for all keys that have none of their own."""
+        """Set the default scales. Adapters that are not listed get scale 0.
+
+        The scales apply to requests with the caller's key. Scales from an administrator apply to all keys without their
+        own.
+        """
         caller, scales = CALLER.get(), self.scales(by_id=by_id)
         if caller.is_administrator:
             self._scales = scales
@@ -49,7 +55,7 @@ class ServedAdapters:
             self._scales_of[caller.owner] = scales
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the adapters in the form of llama.cpp's server."""
+        """Return the adapters in the JSON form of llama.cpp's server."""
         pairs = enumerate(zip(self._adapters, self.scales(), strict=True))
         return [
             {"id": i, "path": str(adapter.path), "scale": scale, "task_name": "", "prompt_prefix": ""}

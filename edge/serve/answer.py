@@ -1,4 +1,4 @@
-"""Answers of an engine process, from the side of the server that streams them."""
+"""Answers of an engine process, as the server streams them to clients."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class ProcessAnswer:
     """An answer that is being generated. Implements `edge.serve.served.Answer`."""
 
     def __init__(self, number: int, generation: Generation, cancel: Callable[[int], None]) -> None:
-        """number: its id in the messages of the process. cancel: asks the process to end it."""
+        """number: request id in messages of the engine process. cancel: asks the engine process to end the answer."""
         self.number, self.generation, self.client = number, generation, CALLER.get().client
         self.prompt_tokens = self.cached_tokens = 0
-        self.tokens: list[int] = []  # received so far
-        self.accepted = False  # by its process; until then a task waits for the acceptance
-        self.begun = False  # whether its process computes it
+        self.tokens: list[int] = []  # tokens received so far
+        self.accepted = False  # True once the engine process has accepted the request; until then a task waits for it
+        self.begun = False  # True once the engine process computes it
         self.cancelled = False
         self.case = Case("generate", lambda: generation_json(generation, []))
         self.pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
@@ -42,12 +42,12 @@ class ProcessAnswer:
 
 
 class Answers(dict[int, ProcessAnswer]):
-    """Answers that have not ended, by number, whichever process computes them."""
+    """Unfinished answers by number, of all engine processes of a model."""
 
     n_other = 0  # requests to the process that are not answers, except those for its state
 
     def __init__(self, name: str) -> None:
-        """name: of the model."""
+        """name: name of the model."""
         super().__init__()
         self.suspects = Suspects(name)
 
@@ -56,7 +56,7 @@ class Answers(dict[int, ProcessAnswer]):
         return sum(answer.client == client for answer in self.values())
 
     def receive(self, message: Mapping[str, Any]) -> bool:
-        """Handle a message about a request. Return whether it brings a token."""
+        """Handle a message about a request. Return True if it brings a token."""
         answer = self.get(message["id"])
         case = self.suspects.handled.pop(message["id"], None) if {"result", "error"} & message.keys() else None
         if answer is not None and {"piece", "error"} & message.keys():
@@ -72,7 +72,7 @@ class Answers(dict[int, ProcessAnswer]):
             answer.begun = True
         elif "piece" in message:
             return self._add_piece(answer, message)
-        elif answer.accepted:  # else the task that waits for the result raises the error
+        elif answer.accepted:  # otherwise the task that waits for the result raises the error
             self.end(answer, error_of(message["error"]))
         return False
 
@@ -88,14 +88,16 @@ class Answers(dict[int, ProcessAnswer]):
         return piece.token_id is not None
 
     def end(self, answer: ProcessAnswer, reason: Exception) -> None:
-        """End an answer with an error, unless it has ended."""
+        """End an answer with an error, unless it has already ended."""
         if self.pop(answer.number, None):
             self.suspects.leave(answer.case)
             answer.pieces.put_nowait(reason)
 
     def process_ended(self, reason: Exception) -> Case | None:
-        """Note that the process ended by itself. Return the request that ended it, if that is certain; its answer ends
-        for this reason."""
+        """Record that the engine process crashed. Return the request that caused it, if that is certain.
+
+        reason: the error of the crash. The answer of the returned request ends with it.
+        """
         begun = [answer for answer in self.values() if answer.accepted and answer.begun]
         cause = self.suspects.ended([*self.suspects.handled.values(), *(answer.case for answer in begun)], reason)
         for answer in begun:
@@ -104,7 +106,10 @@ class Answers(dict[int, ProcessAnswer]):
         return cause
 
     def take_accepted(self) -> list[ProcessAnswer]:
-        """Return the answers that the process had accepted, to be requested again. Other tasks handle the rest."""
+        """Return the answers that the engine process had accepted, to submit them again.
+
+        Answers that were not accepted yet are handled by the tasks that wait for their acceptance.
+        """
         accepted = [answer for answer in self.values() if answer.accepted]
         for answer in accepted:
             answer.accepted = answer.begun = False

@@ -24,7 +24,7 @@ from edge.serve.options import ServeOptions, check
 from edge.serve.served import ServedModels
 
 PAGE = Path(__file__).with_name("page")
-_GONE = 499  # for the log: the client has gone
+_GONE = 499  # status in the log if the client has disconnected
 
 
 def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
@@ -82,7 +82,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _not_answered(paths: Sequence[str]) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Return a handler of HTTP errors. For an unknown path it lists the existing ones."""
+    """Return a handler of HTTP errors. For an unknown path, its message lists the existing paths."""
 
     async def respond(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -1,4 +1,4 @@
-"""The caller of the request that is being answered: its key, its rights, and the models that it keeps loaded."""
+"""Caller of the current request: its key, its rights, and the models that it keeps loaded."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from edge.errors import NotAllowed
 
 @dataclass
 class Caller:
-    """Caller of one request, or of work of the server's own, which may do everything."""
+    """Caller of one request. The server's own work has a caller with all rights."""
 
-    owner: str = ""  # digest of its key; empty where no key is needed
-    client: str = ""  # shares its places in queues with nobody: the digest of the key, or the address without keys
+    owner: str = ""  # digest of the key; empty if no key is needed
+    client: str = ""  # identity for fair queuing: digest of the key, or the address if there are no keys
     is_administrator: bool = True
-    among_several: bool = False  # whether there are several keys, so that none may fill a queue
-    _held: list[tuple[Counter[str], str]] | None = field(default=None, repr=False)  # None: it holds nothing
+    among_several: bool = False  # whether there are several keys, so that no key may fill a queue
+    # Models that it keeps loaded; None: not a request.
+    _held: list[tuple[Counter[str], str]] | None = field(default=None, repr=False)
 
     def begin(self) -> None:
-        """Let the request hold models from now on."""
+        """Let the request keep models loaded from now on."""
         self._held = []
 
     def hold(self, counter: Counter[str], name: str) -> None:
-        """Count a model in `counter` until the request ends. Work that outlives its request holds nothing."""
+        """Count a use of a model in `counter` until the request ends. Work that outlives its request is not counted."""
         if self._held is not None and (counter, name) not in self._held:
             counter[name] += 1
             self._held.append((counter, name))
 
     def end(self) -> None:
-        """Give back all that the request holds."""
+        """Release all models that the request keeps loaded."""
         ended, self._held = self._held or (), None
         for counter, name in ended:
             counter[name] -= 1
@@ -40,8 +41,6 @@ CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B03
 
 
 def check_administrator(what: str) -> None:
-    """Raise NotAllowed unless the caller is an administrator. what: what only they may do."""
+    """Raise NotAllowed unless the caller is an administrator. what: the action, for the message."""
     if not CALLER.get().is_administrator:
-        raise NotAllowed(
-            f"only an administrator may {what}, because it concerns every key; ask with a key of --admin-key"
-        )
+        raise NotAllowed(f"only an administrator may {what}, because it concerns every key; use a key of --admin-key")

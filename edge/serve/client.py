@@ -1,4 +1,4 @@
-"""Calls to a served model, which its engine process answers."""
+"""Client of an engine process: sends it the requests to a served model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from edge.serve.served import Generation
 
 
 class EngineClient:
-    """Implements `edge.serve.served.ServedModel`, which documents the methods; for one event loop."""
+    """Implements `edge.serve.served.ServedModel`, which documents the methods. Use it in one event loop."""
 
     def __init__(self, process: EngineProcess, queue: int) -> None:
         """queue: number of requests that may wait while others run."""
         self.name, self.process, self._queue = process.name, process, queue
-        # One purpose never waits for another: the engine process has threads for each.
+        # Each purpose has its own places, because the engine process has separate threads for each.
         waiting = queue + (process.config.options.get("sequences") or 1)
         self._fetching = Places("pictures and sounds by URL", FETCHING, waiting, FETCHING_FOR_ONE)
         self._reading = Places("tokens and templates", READING, waiting)
@@ -43,7 +43,9 @@ class EngineClient:
         left = sequences + self._queue - len(answers)
         own = answers.n_of(caller.client) - sequences
         if left <= 0 or (caller.among_several and own >= 0 and own >= left):
-            raise Overloaded(f"{sequences} requests are answered and {self._queue} wait: no more may; ask again later")
+            raise Overloaded(
+                f"{sequences} requests are running and {self._queue} are waiting, which is the maximum; try again later"
+            )
 
     async def _read(self, what: str, arguments: Mapping[str, Any]) -> Any:
         return await self._reading.whole(lambda: self.process.ask(what, arguments))
@@ -86,7 +88,7 @@ class EngineClient:
         return await self._read(do, arguments) if self.process.config.prefix_warming else None
 
     async def status(self) -> dict[str, Any]:
-        if not self.process.is_ready:  # a list of all models does not wait for one
+        if not self.process.is_ready:  # a list of all models must not wait for one of them
             raise EngineGone(f"{self.name} is being loaded")
         return {**await self.process.ask("status", {}), "restarts": self.process.restarts}
 

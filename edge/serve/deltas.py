@@ -1,4 +1,4 @@
-"""Deltas of answers for all APIs, made from an engine's pieces: thoughts, text, calls, an end."""
+"""Deltas of answers for all APIs, made from an engine's pieces: thoughts, text, calls and an end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.serve.served import Answer, Generation, Piece, ServedModel
 from edge.serve.tools.parser import CallArguments, CallEnd, CallParser, CallStart, Part
 
 Reason = Literal["stop", "length", "tool_calls"]
-AHEAD = 64  # deltas queued for a slow reader; with more, reading the engine's answer waits
+AHEAD = 64  # deltas queued for a slow client; beyond that, the engine's answer is not read
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Begin:
     """The prompt has been computed."""
 
     prompt_tokens: int
-    cached_tokens: int  # of the prompt
+    cached_tokens: int  # cached tokens of the prompt
 
 
 @dataclass(frozen=True)
 class Text:
-    """More text. `pieces` are its tokens, if their probabilities were requested."""
+    """More text. `pieces`: its tokens, if log-probabilities were requested."""
 
     text: str
     pieces: tuple[Piece, ...] = ()
@@ -34,14 +34,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Thought:
-    """More of what the model thinks before its answer."""
+    """More of the thought before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function begins. CallArguments follow, then a CallEnd."""
+    """Start of a function call. CallArguments follow, then a CallEnd."""
 
     id: str
     name: str
@@ -49,27 +49,27 @@ class Call:
 
 @dataclass(frozen=True)
 class End:
-    """End of an answer: the reason, and its number of tokens."""
+    """End of an answer: its reason and number of tokens."""
 
     reason: Reason
     stop_string: str | None
     generated_tokens: int
-    thought_tokens: int = 0  # of these, those of thoughts
-    ended_by: str | None = None  # "repetition" if that is the reason; the clients' types have no such reason
+    thought_tokens: int = 0  # thought tokens among the generated tokens
+    ended_by: str | None = None  # "repetition" for a repetition loop, which clients' finish reasons cannot express
 
     @property
     def extra(self) -> dict[str, str]:
-        """Field for a reason that the finish reason cannot express."""
+        """Additional field for a reason that the finish reason cannot express."""
         return {"ended_by": self.ended_by} if self.ended_by else {}
 
 
 Delta = Begin | Thought | Text | Call | CallArguments | CallEnd | End
 Deltas = AsyncIterator[tuple[int, Delta]]
-"""Deltas of several answers, each with the answer's number, as they come."""
+"""Deltas of several answers while they are generated, each with the answer's number."""
 
 
 async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator[Delta, None]:
-    """Yield the deltas of one answer. The last is an End; EngineGone if its engine ended."""
+    """Yield the deltas of one answer, with an End as the last. Raises EngineGone if its engine process ended."""
     begun, called, is_done = False, False, False
     tokens = thought_tokens = 0
     pieces: list[Piece] = []
@@ -86,12 +86,12 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
         thought_tokens = max(thought_tokens, piece.thought_tokens)
         parts += parser.add(piece.text) if parser else [piece.text]
         if piece.finish_reason is not None and parser:
-            parts += [*parser.end(), ""]  # "": the last tokens may have made no text
+            parts += [*parser.end(), ""]  # "": the last tokens may have produced no text
         for part in parts:
             if isinstance(part, Thought):
                 yield part
             elif not isinstance(part, str):
-                pieces.clear()  # tokens of a call are no tokens of a text
+                pieces.clear()  # tokens of a call do not belong to a text
                 if isinstance(part, CallEnd):
                     called = called or part.is_complete
                 yield Call(f"call_{secrets.token_hex(12)}", part.name) if isinstance(part, CallStart) else part
@@ -103,7 +103,7 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
                 pieces.clear()
         if is_done or piece.finish_reason is not None:
             is_cut = not is_done and piece.finish_reason in ("length", "repetition")
-            # Nobody is to make calls of an answer in which one broke.
+            # If one call is broken, the client must not execute the other calls.
             broke = parser is not None and parser.has_broken
             reason: Reason = "length" if is_cut else "tool_calls" if called and not broke else "stop"
             ended_by = "repetition" if is_cut and piece.finish_reason == "repetition" else None
@@ -112,7 +112,7 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
 
 
 async def begin(model: ServedModel, generations: Sequence[Generation]) -> list[Answer]:
-    """Begin all answers, or none. The errors of `ServedModel.generate`."""
+    """Begin all answers, or none. Raises the errors of `ServedModel.generate`."""
     answers: list[Answer] = []
     try:
         for generation in generations:
@@ -127,8 +127,8 @@ async def begin(model: ServedModel, generations: Sequence[Generation]) -> list[A
 async def merged(
     answers: Sequence[Answer], parsers: Sequence[CallParser | None]
 ) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Yield the deltas of all answers. If this is closed, or one of them fails, all are cancelled."""
-    if len(answers) == 1:  # needs no further task
+    """Yield the deltas of all answers. If the generator is closed or an answer fails, all answers are cancelled."""
+    if len(answers) == 1:  # needs no additional task
         try:
             async for only_delta in deltas_of(answers[0], parsers[0]):
                 yield 0, only_delta

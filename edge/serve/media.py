@@ -80,12 +80,12 @@ class Part(Fields):
         if self.type in _MEDIA:
             field = next((name for name in ("file_id", "transformations") if getattr(self, name)), None)
             if field:
-                return f"{field} of a picture is not taken: send the picture as data:image/png;base64,..."
+                return f"{field} of a picture is not supported: send the picture as data:image/png;base64,..."
             return f"a part of the type {self.type!r} needs {_MEDIA[self.type]}, with base64 or a URL"
         if self._words:
             return None
         return (
-            f"a part of the type {self.type[:80]!r} is not taken: this server reads text, pictures and sounds, no"
+            f"a part of the type {self.type[:80]!r} is not supported: this server reads text, pictures and sounds, no"
             " files; say in words what is in it"
         )
 

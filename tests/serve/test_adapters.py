@@ -124,8 +124,8 @@ def test_the_default_changes_without_a_reload(url: str, answers: dict[Scales, st
     ("how", "words"),
     [
         ({"lora": [{"id": 2, "scale": 1.0}]}, "there is no adapter 2; ids are from 0 to 1"),
-        ({"lora": [{"id": 0, "scale": 1.0}], "model": "up"}, "lora names adapters, and the model 'up' is one"),
-        ({"lora": [], "model": "up"}, "lora names adapters, and the model 'up' is one"),
+        ({"lora": [{"id": 0, "scale": 1.0}], "model": "up"}, "lora and the model 'up' both select adapters"),
+        ({"lora": [], "model": "up"}, "lora and the model 'up' both select adapters"),
         ({"lora": [{"id": -1, "scale": 1.0}]}, "greater than or equal to 0"),
         ({"lora": [{"id": 0, "scale": 1e9}]}, "less than or equal to 1000000"),
         ({"lora": [{"id": 0}]}, "scale"),
@@ -155,7 +155,7 @@ def test_vectors_are_of_models_alone(url: str, path: str, body: dict[str, Any]) 
     """They are computed without adapters."""
     response = httpx.post(url + path, json={"model": "up", **body}, timeout=60)
     assert response.status_code == 400
-    assert "'up' is an adapter, which is of answers alone; name a model" in response.text
+    assert "'up' is an adapter, which only generates answers; name a model" in response.text
 
 
 def test_adapters_count_in_the_room_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

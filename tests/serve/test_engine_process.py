@@ -366,7 +366,7 @@ def test_too_many_are_refused_and_those_there_are_answered() -> None:
         model = await router.model(None)
         endless = [await model.generate(ENDLESS) for _ in range(4)]
         request = await model.generate(question(3))  # waits
-        with pytest.raises(Overloaded, match="3 requests are answered and 2 wait"):
+        with pytest.raises(Overloaded, match="3 requests are running and 2 are waiting"):
             await model.generate(question(9))
         for answer in endless:
             answer.cancel()

@@ -141,7 +141,7 @@ def test_what_would_change_the_answer_is_refused_by_name(url: str, api: Api) -> 
             response = client.post(api[0], json={**api[1], name: "something"})
             assert response.status_code == 400, name
             error = response.json()["error"]
-            assert error["message"].startswith(f"{name} is not done here")
+            assert error["message"].startswith(f"{name} is not supported")
             assert error.get("param", name) == name  # Anthropic's form has no place for it
         harmless = {name: (neutral or (None,))[0] for name, neutral in request.refused.items()}  # type: ignore[attr-defined]
         ignored = dict.fromkeys(request.ignored - request.model_fields.keys(), "something")  # type: ignore[attr-defined]
@@ -188,7 +188,7 @@ def test_parts_that_are_no_parts_are_refused_in_words(url: str, api: Api, body: 
         (NATIVE, {"logit_bias": [[5]]}, "logit_bias"),
         (NATIVE, {"n_cmpl": 65}, "n_cmpl"),
         (NATIVE, {"prompt": ["a"] * 33, "n_cmpl": 2}, "64"),
-        (CHAT, {"continue_final_message": True}, "assistant alone"),
+        (CHAT, {"continue_final_message": True}, "text only"),
         (("/embedding", {}), {}, "content"),
         (("/embedding", {"content": "a"}), {"encoding_format": "base64"}, "encoding_format"),
     ],

@@ -121,7 +121,7 @@ def test_a_sound(server: str) -> None:
         ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "is no picture"),
         ({"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}, "fetches nothing"),
         ({"type": "image_url"}, "needs image_url"),
-        ({"type": "video_url"}, "is not taken"),
+        ({"type": "video_url"}, "is not supported"),
     ],
 )
 def test_what_is_no_picture_is_an_error_of_the_request(server: str, part: dict[str, Any], words: str) -> None:
@@ -139,7 +139,7 @@ def test_tokens_of_pictures_are_not_counted_before_they_are_encoded(server: str)
     source = {"type": "base64", "media_type": "image/png", "data": text(png())}
     body = {"model": "mrope", "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
     reply = httpx.post(f"{server}/v1/messages/count_tokens", json=body, timeout=60)
-    assert (reply.status_code, "once it is encoded" in reply.json()["error"]["message"]) == (400, True)
+    assert (reply.status_code, "until they are encoded" in reply.json()["error"]["message"]) == (400, True)
 
 
 def test_a_model_without_a_projector_says_so(server: str) -> None:

@@ -352,7 +352,7 @@ def test_samplers_and_the_switch_for_repetition_reach_the_engine(url: str, model
 @every_api
 def test_several_answers_are_several_generations(url: str, model: Scripted, path: str) -> None:
     if path in (RESPONSES, MESSAGES):
-        assert "n is not done here" in post(url, path, n=3).text  # these APIs have none
+        assert "n is not supported" in post(url, path, n=3).text  # these APIs have none
         assert len(model.requests) == 0
         return
     reply = post(url, path, n=3, seed=4294967294, logit_bias={"5": -100}).json()

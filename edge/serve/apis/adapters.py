@@ -1,4 +1,4 @@
-"""/lora-adapters in the form of llama.cpp's server, and the adapters that a request asks for."""
+"""/lora-adapters in the form of llama.cpp's server, and the adapters selected by a request."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ from edge.serve.served import ServedModels
 
 
 class AdapterScales(RootModel[Items[AdapterScale]]):
-    """Scales of adapters; those that are not named are 0."""
+    """Scales of adapters. Adapters that are not listed get scale 0."""
 
 
 def request_scales(request: GeneratingRequest, models: ServedModels) -> list[float] | None:
-    """Return the scales of the adapters that a request asks for; None where its model has none. BadRequest for an
-    unknown id, and for two ways to ask at once."""
+    """Return the adapter scales for a request, or None if its model has no adapters.
+
+    Raises BadRequest for an unknown id, or if the request selects adapters in two ways.
+    """
     adapters = models.adapters(request.model)
     if request.lora is not None and request.model in adapters.names:
-        raise BadRequest(f"lora names adapters, and the model {request.model!r:.90} is one; leave one out", "lora")
+        raise BadRequest(f"lora and the model {request.model!r:.90} both select adapters; leave one out", "lora")
     if request.lora is not None:
         return adapters.scales(by_id=_by_id(request.lora, adapters)) or None
     return adapters.scales(request.model) or None
 
 
 def check_no_adapter(name: str | None, models: ServedModels) -> None:
-    """Raise BadRequest for the name of an adapter, where a model computes without any."""
+    """Raise BadRequest if the model name is an adapter, for endpoints that do not support adapters."""
     if name in models.adapters(name).names:
-        raise BadRequest(f"{name!r:.90} is an adapter, which is of answers alone; name a model", "model")
+        raise BadRequest(f"{name!r:.90} is an adapter, which only generates answers; name a model", "model")
 
 
 async def adapter_list(models: ServedModels) -> list[dict[str, Any]]:
-    """Return all adapters, with the scales of requests that do not say."""
+    """Return all adapters with their default scales."""
     return _only(models).to_json()
 
 
 async def use_adapters(request: AdapterScales, models: ServedModels) -> dict[str, Any]:
-    """Change the scales of requests that do not say. BadRequest for an unknown id."""
+    """Change the default scales. Raises BadRequest for an unknown id."""
     adapters = _only(models)
     adapters.use(_by_id(request.root, adapters))
     return {"success": True}
 
 
 def _only(models: ServedModels) -> ServedAdapters:
-    """The adapters of the one model that has any."""
+    """Return the adapters of the first model that has any."""
     every = [models.adapters(name) for name in models.names]
     return next((adapters for adapters in every if len(adapters)), ServedAdapters())
 

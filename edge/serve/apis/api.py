@@ -1,5 +1,4 @@
-"""Interface of an API that generates answers: a request to generations, their deltas to events, events to a
-response."""
+"""Interface of an API that generates answers: request to generations, deltas to events, events to a response."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ R = TypeVar("R", bound=GeneratingRequest)
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """Generations of a request, one for each answer."""
+    """A request parsed to generations, one for each answer."""
 
     generations: Sequence[Generation]
-    conversation: Conversation | None = None  # with the functions that may be called
+    conversation: Conversation | None = None  # conversation and the functions that may be called
 
     @classmethod
     def of_conversation(
@@ -36,7 +35,7 @@ class ParsedRequest:
         n: int = 1,
         media: Attached = NOTHING_ATTACHED,
     ) -> ParsedRequest:
-        """Return a request for n answers to a conversation. BadRequest if they have more than one constraint."""
+        """Return a request for n answers to a conversation. Raises BadRequest if it has more than one constraint."""
         generation = Generation(
             messages=conversation.messages,
             tools=conversation.tools,
@@ -54,39 +53,40 @@ class ParsedRequest:
         return cls(repeated(generation, n), conversation)
 
     def parsers(self, *, streams: bool) -> list[CallParser | None]:
-        """Return a parser for each answer. streams: calls are given as they come."""
+        """Return a parser for each answer. streams: calls are passed on while they are generated."""
         return [self.conversation.parser(streams) if self.conversation else None for _ in self.generations]
 
 
 @dataclass(frozen=True)
 class Api(Generic[R]):
-    """One API. A response that is not streamed is the fold of the stream's events."""
+    """One API. A response without streaming is the fold of the stream's events."""
 
     path: str
     summary: str
     request: type[R]
-    parse: Callable[[R, str], ParsedRequest]  # (request, source of the model's template); BadRequest
-    events: Callable[[R, str, Deltas], AsyncGenerator[Event, None]]  # (request, model's name, deltas)
+    parse: Callable[[R, str], ParsedRequest]  # (request, source of the chat template); raises BadRequest
+    events: Callable[[R, str, Deltas], AsyncGenerator[Event, None]]  # (request, model name, deltas)
     fold: Callable[[Sequence[Event]], Event | Sequence[Event]]
-    failed: Callable[[Failure, int], Event]  # last event of a stream that fails after so many events
-    last: str | None = None  # text that ends a stream after its events
-    lines: bool = False  # a stream is lines of JSON in place of server-sent events; calls of functions come whole
+    # (error, number of events so far); returns the last event of a failed stream.
+    failed: Callable[[Failure, int], Event]
+    last: str | None = None  # text after the last event of a stream
+    lines: bool = False  # the stream is lines of JSON instead of server-sent events, and calls are sent complete
 
 
 def accumulated(total: Any, more: Any) -> Any:
-    """Return what a value of events is with one more of them: texts and lists go on, objects member by member."""
+    """Return a value extended by the next event's value. Texts and lists are concatenated, objects by member."""
     if total is None or more is None:
         return total if more is None else more
     if isinstance(more, dict):
         return {**total, **{key: accumulated(total.get(key), value) for key, value in more.items()}}
     if isinstance(more, list):
-        total += more  # in place: a long answer has many
+        total += more  # in place, because a long answer has many items
         return total
     return total + more if isinstance(more, str) else more
 
 
 def by_index(parts: Iterable[Event]) -> list[dict[str, Any]]:
-    """Return what the parts of each `index` add up to, in the order of these."""
+    """Return the parts accumulated by `index`, in the order of the indexes."""
     totals: dict[int, dict[str, Any]] = {}
     for part in parts:
         totals[part["index"]] = accumulated(totals.get(part["index"]), part)

@@ -50,10 +50,10 @@ class ChatMessage(Fields):
     tool_calls: Items[PastCall] | None = None
     tool_call_id: CallId = None
     function_call: PastFunction | None = Field(None, description="as tool_calls, of one call")
-    refusal: str | None = Field(None, description="the answer, where there is no content")
-    reasoning_content: str | None = Field(None, description="thought before it, for templates that keep it")
+    refusal: str | None = Field(None, description="the answer, if content is empty")
+    reasoning_content: str | None = Field(None, description="thought before the answer, for templates that include it")
 
-    ignored = frozenset({"annotations", "audio"})  # a sound that the model once said has its text beside it
+    ignored = frozenset({"annotations", "audio"})  # the text of an earlier spoken answer is in the content
 
 
 class FunctionTool(Fields):
@@ -63,7 +63,7 @@ class FunctionTool(Fields):
     @model_validator(mode="before")
     @classmethod
     def _nest(cls, tool: Any) -> Any:
-        """Take a tool in the form of responses, too."""
+        """Accept a tool in the form of the responses API, too."""
         is_flat = isinstance(tool, dict) and "name" in tool and "function" not in tool
         return {"function": {key: value for key, value in tool.items() if key != "type"}} if is_flat else tool
 
@@ -78,14 +78,14 @@ class ChatRequest(SamplingRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: Items[Tool] | None = None
     tool_choice: str | ChosenTool | None = Field(None, description="auto, none, required, or a function")
-    functions: Items[FunctionFields] | None = Field(None, description="as tools, in the form of older clients")
+    functions: Items[FunctionFields] | None = Field(None, description="as tools, in the deprecated form")
     function_call: str | NamedFunction | None = Field(None, description="auto, none, or the function to call")
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most; true: any number")
     response_format: ResponseFormat | None = None
-    reasoning_effort: str | None = Field(None, max_length=MAX_EFFORT, description="none: do not think")
-    reasoning_budget: int | None = Field(None, description="tokens of thoughts; 0: none, below 0: any number")
+    reasoning_effort: str | None = Field(None, max_length=MAX_EFFORT, description="none: turn thinking off")
+    reasoning_budget: int | None = Field(None, description="maximum tokens of thoughts; 0: none, below 0: unlimited")
     thinking_budget_tokens: int | None = Field(None, description="as reasoning_budget")
-    enable_thinking: bool | None = Field(None, description="as the variable of the model's chat template")
+    enable_thinking: bool | None = Field(None, description="template variable of the same name")
     thinking: JsonValue = Field(None, description='{"type": "enabled" or "disabled"}, as enable_thinking')
     reasoning: JsonValue = Field(None, description='{"effort": ...}, as reasoning_effort')
     chat_template_kwargs: TemplateVariables | None = Field(None, description="variables of the model's chat template")
@@ -94,7 +94,7 @@ class ChatRequest(SamplingRequest):
     @model_validator(mode="before")
     @classmethod
     def _map_logprobs(cls, values: Any) -> Any:
-        """Take a number of alternatives in `logprobs`, as completions have it."""
+        """Accept a number of alternatives in `logprobs`, as in the completions API."""
         n = values.get("logprobs") if isinstance(values, dict) else None
         is_number = isinstance(n, int) and not isinstance(n, bool) and n > 1
         return {"top_logprobs": n, **values, "logprobs": True} if is_number else values
@@ -105,13 +105,13 @@ class ChatRequest(SamplingRequest):
 
     @property
     def thought_budget(self) -> int | None:
-        """Tokens of thoughts, if the request names a number."""
+        """Thinking budget in tokens, if the request has one."""
         budget = self.thinking_budget_tokens if self.reasoning_budget is None else self.reasoning_budget
         return None if budget is None else max(budget, AUTO)
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Variables of the model's chat template."""
+        """Variables for the model's chat template."""
         kind = self.thinking.get("type") if isinstance(self.thinking, dict) else None
         thinks = {"enabled": True, "disabled": False}.get(kind) if isinstance(kind, str) else None
         enabled = thinks if self.enable_thinking is None else self.enable_thinking
@@ -120,18 +120,18 @@ class ChatRequest(SamplingRequest):
 
     @property
     def effort(self) -> str | None:
-        """Effort of thinking, by any of its names."""
+        """Reasoning effort, from any of its fields."""
         effort = self.reasoning.get("effort") if isinstance(self.reasoning, dict) else None
         return self.reasoning_effort or (effort[:MAX_EFFORT] if isinstance(effort, str) and effort else None)
 
     @property
     def has_functions(self) -> bool:
-        """True if the request has functions in the form of older clients, which take one call in that form."""
+        """True if the request uses the deprecated field `functions`. Its answers have at most one call."""
         return bool(self.functions) and not self.tools
 
 
 def parse(request: ChatRequest, template: str) -> ParsedRequest:
-    """Parse a request: the conversation, once for each of n answers. BadRequest."""
+    """Parse a request to a conversation with n answers. Raises BadRequest."""
     if request.top_logprobs and not request.logprobs:
         request.ignore("top_logprobs")
     parsed = conversation(
@@ -145,8 +145,8 @@ def parse(request: ChatRequest, template: str) -> ParsedRequest:
     )
     if request.continue_final_message and CONTINUES not in parsed.messages[-1]:
         raise BadRequest(
-            "continue_final_message needs a text of the assistant alone as the last message, behind another one, and no"
-            " response_format or tool that must be called or is strict",
+            "continue_final_message needs a last message of the assistant with text only, another message before it,"
+            " no response_format, and no tool that is strict or must be called",
             "continue_final_message",
         )
     max_tokens = limit(request.max_completion_tokens or request.max_tokens) or None

@@ -39,9 +39,9 @@ Tokens = Annotated[Items[TokenId], Field(min_length=1)]
 
 class CompletionRequest(SamplingRequest):
     prompt: str | Tokens | Items[str] | Items[Tokens] = Field(description="a text, its tokens, or several of either")
-    suffix: str | None = Field(None, description="fill the gap between the prompt and this text")
+    suffix: str | None = Field(None, description="text after a gap that the answer fills")
     max_tokens: int | None = Field(
-        None, description=f"default {DEFAULT_TOKENS}; 0: compute the prompt; below 0: no limit"
+        None, description=f"default {DEFAULT_TOKENS}; 0: only compute the prompt; below 0: unlimited"
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
@@ -49,7 +49,7 @@ class CompletionRequest(SamplingRequest):
     @model_validator(mode="before")
     @classmethod
     def _map_logprobs(cls, values: Any) -> Any:
-        """Take `true` in `logprobs`, as chats have it."""
+        """Accept `true` in `logprobs`, as in the chat API."""
         is_flag = isinstance(values, dict) and values.get("logprobs") is True
         return {**values, "logprobs": values.get("top_logprobs") or 0} if is_flag else values
 
@@ -61,7 +61,7 @@ class CompletionRequest(SamplingRequest):
 def prompts_of(
     value: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], param: str
 ) -> list[str | Sequence[int]]:
-    """Return one text or more. BadRequest if the field has none."""
+    """Return the prompts as a list. Raises BadRequest if the field has none."""
     if isinstance(value, str):
         return [value]
     if not value:
@@ -72,7 +72,7 @@ def prompts_of(
 
 
 def parse(request: CompletionRequest, _template: str) -> ParsedRequest:
-    """Parse a request: each prompt, n times. BadRequest."""
+    """Parse a request to n generations for each prompt. Raises BadRequest."""
     schema = text_schema(request.response_format, request.json_schema)
     constraints = {} if schema is None else {"json_schema": json_text(schema, "response_format")}
     sampling = constrained(request.sampling(), constraints)
@@ -83,7 +83,7 @@ def parse(request: CompletionRequest, _template: str) -> ParsedRequest:
 
 
 def of_prompts(generation: Generation, request: CompletionRequest, n: int) -> ParsedRequest:
-    """Return a generation for each prompt of a request, n times. BadRequest for too many."""
+    """Return n generations for each prompt of a request. Raises BadRequest for too many."""
     prompts, suffix = prompts_of(request.prompt, "prompt"), request.suffix
     if len(prompts) * n > MAX_ANSWERS:
         raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
@@ -108,7 +108,7 @@ def events(request: CompletionRequest, model: str, deltas: Deltas) -> AsyncGener
 
 
 def _logprobs(pieces: Iterable[Piece], offset: int) -> dict[str, Any]:
-    """Return tokens and their probabilities; `text_offset` is the offset of each token's text in the answer."""
+    """Return tokens with their log-probabilities. `text_offset`: position of each token's text in the answer."""
     columns: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for piece in pieces:
         if piece.logprob is not None:

@@ -16,17 +16,20 @@ from edge.serve.served import ServedModel
 
 
 class EmbeddingsRequest(Fields):
-    model: str | None = Field(None, description="by default the first of /v1/models")
+    model: str | None = Field(None, description="default: the first of /v1/models")
     input: str | Tokens | Items[str] | Items[Tokens] = Field(description="a text, its tokens, or several of either")
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(None, ge=1, description="must be what the model has")
+    dimensions: int | None = Field(None, ge=1, description="must equal the dimensions of the model")
 
-    refused: ClassVar[Refused] = {"embd_normalize": (2,)}  # vectors have the length 1 by the norm of that number
+    refused: ClassVar[Refused] = {"embd_normalize": (2,)}  # vectors are normalized to length 1 in the L2 norm (2)
     ignored = frozenset({"user"})
 
 
 async def embeddings(request: EmbeddingsRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the embedding of each text. BadRequest if the model makes none, or has another number of dimensions."""
+    """Return the embedding of each text.
+
+    Raises BadRequest if the model makes no embeddings or has another number of dimensions.
+    """
     texts = prompts_of(request.input, "input")
     if len(texts) > MAX_BATCH:
         raise BadRequest(f"{len(texts)} texts are given, {MAX_BATCH} are the most", "input")
@@ -45,5 +48,5 @@ async def embeddings(request: EmbeddingsRequest, model: ServedModel) -> dict[str
 
 
 def _base64(vector: list[float]) -> str:
-    """Return 32-bit floats, little-endian, in base64."""
+    """Return the vector as little-endian 32-bit floats in base64."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,6 +1,7 @@
 """Earlier turns of conversations, as clients send them back: roles, calls, results.
 
-They are validated no harder than what this server sends: an answer that was cut must not end its conversation.
+Validation accepts everything that this server sends, so that a truncated answer does not make the conversation
+unusable.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from edge.serve.apis.fields import Fields
 from edge.serve.tools.functions import Message
 
 ROLES = ("system", "user", "assistant", "tool")
-# Other names of these roles: of OpenAI's newer and older APIs, and of templates.
+# Other names of these roles in OpenAI's APIs and in chat templates.
 _SAME_ROLES = {
     "developer": "system", "platform": "system", "human": "user", "model": "assistant", "ai": "assistant",
     "bot": "assistant", "chatbot": "assistant", "gpt": "assistant", "function": "tool", "ipython": "tool",
@@ -40,15 +41,15 @@ CallId = str | int | None
 
 
 class PastFunction(Fields):
-    """A function that was called; its name and arguments are whatever a model wrote."""
+    """A called function. Its name and arguments may be any text that a model generated."""
 
     name: str | None = None
-    arguments: JsonValue = Field(default=None, description="JSON of an object, or the object")
-    input: JsonValue = Field(default=None, description="as arguments, of a custom tool")
+    arguments: JsonValue = Field(default=None, description="JSON text of an object, or the object")
+    input: JsonValue = Field(default=None, description="arguments of a custom tool")
 
 
 class PastCall(Fields):
-    """An earlier call."""
+    """An earlier tool call."""
 
     id: CallId = None
     type: str | None = None
@@ -58,20 +59,22 @@ class PastCall(Fields):
     ignored = frozenset({"index"})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the call in the form of templates."""
+        """Return the call in the form that templates use."""
         own = self.function or self.custom or PastFunction()
         return past_call(self.id, own.name, own.input if own.arguments is None else own.arguments)
 
 
 def past_call(call_id: CallId, name: str | None, arguments: JsonValue) -> dict[str, Any]:
-    """Return an earlier call in the form of templates."""
+    """Return an earlier call in the form that templates use."""
     function = {"name": name or "", "arguments": object_of(arguments)}
     return {"id": call_id, "type": "function", "function": function}
 
 
 def object_of(arguments: JsonValue) -> dict[str, Any]:
-    """Return the arguments of an earlier call as the object that templates take. Arguments that are no object, or are
-    text that was cut, become the object's only member."""
+    """Return the arguments of an earlier call as an object, which templates need.
+
+    Arguments that are not an object, or are truncated text, become the only member of an object.
+    """
     value = arguments
     if isinstance(arguments, str):
         try:
@@ -81,17 +84,20 @@ def object_of(arguments: JsonValue) -> dict[str, Any]:
     value = {} if value is None else value
     try:
         json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError):  # a number that JSON does not have
+    except (ValueError, RecursionError):  # a number that JSON cannot represent
         value = str(arguments)
     return value if isinstance(value, dict) else {"arguments": value}
 
 
 def linked(messages: Iterable[Message]) -> list[Message]:
-    """Return messages whose results have the ids of their calls, and whose calls have one id each. A result without an
-    id belongs to the first call, of its name if it has one, that has no result yet. A result of no call becomes a
-    user's text: some templates refuse it otherwise."""
-    by_id: dict[str, deque[str]] = {}  # ids here by a client's; several where calls of one turn share it
-    waiting: defaultdict[str | None, deque[str]] = defaultdict(deque)  # ids by name; None: of all names
+    """Return messages whose calls have unique ids and whose results have the ids of their calls.
+
+    A result without an id belongs to the first unanswered call, of the same function if the result names one. A result
+    without a call becomes text of the user, because some templates refuse it otherwise.
+    """
+    by_id: dict[str, deque[str]] = {}  # our ids by the client's id; calls of one turn may share a client's id
+    # Unanswered ids by function name; None: all functions.
+    waiting: defaultdict[str | None, deque[str]] = defaultdict(deque)
     answered: set[str] = set()
     n_calls = 0
     out: list[Message] = []
@@ -125,7 +131,7 @@ def linked(messages: Iterable[Message]) -> list[Message]:
 def _call_of(
     result: Message, by_id: dict[str, deque[str]], waiting: defaultdict[str | None, deque[str]], answered: set[str]
 ) -> str | None:
-    """Return the id of the call that a result belongs to; None if there is none."""
+    """Return the id of the call that a result belongs to, or None if there is none."""
     client_id = result.get("tool_call_id")
     if client_id is not None and client_id != "":
         ids = by_id.get(str(client_id), deque())

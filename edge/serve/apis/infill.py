@@ -1,4 +1,4 @@
-"""/infill in the form of llama.cpp's own server, for plug-ins of editors."""
+"""/infill in the form of llama.cpp's server, for editor plug-ins."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class ExtraContext(Fields):
 
 class InfillRequest(NativeRequest):
     input_prefix: str = Field(description="text before the gap")
-    input_suffix: str = Field(description="text behind it")
+    input_suffix: str = Field(description="text after the gap")
     input_extra: Items[ExtraContext] = Field([], max_length=MAX_FILES, description="parts of other files")
-    prompt: str = Field("", description="follows the prefix: the beginning of the line")
+    prompt: str = Field("", description="beginning of the line; follows the prefix")
 
 
 def parse(request: InfillRequest, _template: str) -> ParsedRequest:
-    """Parse a request: one gap, as often as requested. BadRequest."""
+    """Parse a request for one gap to n generations. Raises BadRequest."""
     if request.suffix:
-        raise BadRequest("suffix is a field of /v1/completions; say input_suffix", "suffix")
+        raise BadRequest("suffix is a field of /v1/completions; use input_suffix", "suffix")
     files = [ExtraFile(file.filename, file.text) for file in request.input_extra]
     infill = Infill(request.input_prefix, request.input_suffix, request.prompt, files)
     generation = replace(generation_of(request), infill=infill)

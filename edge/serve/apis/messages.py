@@ -21,7 +21,7 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class MessagesRequest(MessagesInput, SamplingFields):
-    max_tokens: int = Field(description="0: compute the prompt; below 0: until the context is full")
+    max_tokens: int = Field(description="0: only compute the prompt; below 0: until the context is full")
     stop_sequences: Stops | None = Field(None, max_length=MAX_STOPS)
 
     other_names: ClassVar[Mapping[str, str]] = {
@@ -39,11 +39,11 @@ def parse(request: MessagesRequest, template: str) -> ParsedRequest:
 
 
 class _Blocks:
-    """Numbers the blocks of a message; one is open while more of it comes."""
+    """Numbers the content blocks of a message. At most one block is open."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._open: str | None = None  # kind of the open block
+        self._open: str | None = None  # type of the open block
 
     def add(self, kind: str, text: str) -> list[Event]:
         begun: list[Event] = []
@@ -68,7 +68,7 @@ class _Blocks:
         """Return the events that end the open block, if there is one."""
         if self._open is None:
             return []
-        # Clients drop thoughts without a signature from what they send back.
+        # Without a signature, clients drop the thought when they send the conversation back.
         signed = [_block_delta(self._count, "signature_delta", "signature", UNSIGNED)]
         events = [*(signed if self._open == "thinking" else ()), {"type": "content_block_stop", "index": self._count}]
         self._open, self._count = None, self._count + 1
@@ -79,7 +79,7 @@ class _Blocks:
 
 
 async def events(request: MessagesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Yield the start of a message, blocks of thoughts, text and calls, and its end."""
+    """Yield the start of a message, its blocks of thoughts, text and calls, and its end."""
     blocks = _Blocks()
     omits = request.thinking is not None and request.thinking.display == "omitted"
     usage: dict[str, int] = {}
@@ -113,7 +113,7 @@ async def events(request: MessagesRequest, model: str, deltas: Deltas) -> AsyncG
 
 
 def _usage(begin: Begin) -> dict[str, int]:
-    """Return the usage: cached tokens of the prompt are separate from computed ones."""
+    """Return the usage. Cached prompt tokens are separate from computed ones."""
     computed = begin.prompt_tokens - begin.cached_tokens
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": begin.cached_tokens}
     return {"input_tokens": computed, **cached, "output_tokens": 0}

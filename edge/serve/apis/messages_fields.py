@@ -49,27 +49,27 @@ class ToolResultBlock(Fields):
 
 
 class OtherBlock(Fields):
-    """A block of a tool that a provider ran, in an earlier message."""
+    """A block in an earlier message that belongs to a tool run by a provider."""
 
     type: str
 
     @property
     def problem(self) -> str:
-        """Why it cannot be a part of the last question."""
-        return f"a block of the type {self.type[:80]!r} is not taken; say it in words"
+        """Reason why this block cannot be part of the last question."""
+        return f"a block of the type {self.type[:80]!r} is not supported; describe its content in a text block"
 
     def ignored_names(self) -> Iterator[str]:
-        """Yield none: what the block has is in the prompt."""
+        """Yield nothing, because the whole block is in the prompt."""
         return iter(())
 
 
 class ThinkingBlock(Fields):
-    """A thought before an answer; a redacted one is left out."""
+    """A thought before an answer. Redacted thoughts are left out."""
 
     type: Literal["thinking", "redacted_thinking"]
     thinking: str | None = None
 
-    ignored = frozenset({"data", "signature"})  # nothing is signed, so nothing is checked
+    ignored = frozenset({"data", "signature"})  # signatures are neither made nor checked
 
 
 def _kind(block: Any) -> str:
@@ -126,24 +126,24 @@ AnyTool = Annotated[
 
 class OutputConfig(Fields):
     format: ResponseFormat | None = None
-    effort: str | None = Field(None, max_length=40, description="how much to think")
+    effort: str | None = Field(None, max_length=40, description="reasoning effort")
 
     ignored = frozenset({"task_budget"})
 
 
 class Thinking(Fields):
-    type: str = Field(description="enabled, disabled, or adaptive: as the model has it")
-    budget_tokens: int | None = Field(None, description="tokens of thoughts; below 0: any number")
+    type: str = Field(description="enabled, disabled, or adaptive (the model decides)")
+    budget_tokens: int | None = Field(None, description="maximum tokens of thoughts; below 0: unlimited")
     display: str | None = Field(None, description="omitted: do not send thoughts")
 
     @property
     def tokens(self) -> int:
-        """Tokens of thoughts, as in `think_tokens`."""
+        """Thinking budget in tokens, see `AUTO`."""
         return 0 if self.type == "disabled" else AUTO if self.budget_tokens is None else max(self.budget_tokens, AUTO)
 
 
 class MessagesInput(GeneratingRequest):
-    """Fields that make up the prompt."""
+    """Fields that determine the prompt."""
 
     messages: Annotated[Items[InputMessage], Field(min_length=1)]
     system: str | Items[Part] | None = None
@@ -160,7 +160,7 @@ class MessagesInput(GeneratingRequest):
 
 
 def conversation_of(request: MessagesInput, template: str) -> Conversation:
-    """Return the messages, and the functions that may be called. BadRequest."""
+    """Return the conversation with the functions that may be called. Raises BadRequest."""
     functions = [
         Function(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
         for tool in request.tools or ()
@@ -173,7 +173,7 @@ def conversation_of(request: MessagesInput, template: str) -> Conversation:
     schema = text_schema(output or request.output_format)
     budget = request.thinking.tokens if request.thinking else None
     if budget == AUTO and request.thinking and request.thinking.type != "enabled":
-        budget = None  # also for models that do not think
+        budget = None  # without a warning for models that do not think
     effort = request.output_config.effort if request.output_config else None
     variables = template_variables(template, request.chat_template_kwargs, effort)
     think = think_tokens(request, template, request.chat_template_kwargs, effort, budget)
@@ -191,7 +191,7 @@ def _use(request: MessagesInput, functions: list[Function]) -> FunctionUse:
 
 
 def media_of(request: MessagesInput) -> Attached:
-    """Return the pictures. BadRequest as of `attached`."""
+    """Return the pictures. Raises BadRequest as `attached` does."""
     turns: list[tuple[str, str, object]] = [("system", "system", request.system)]
     for number, message in enumerate(request.messages):
         where, content = f"messages.{number}.content", message.content
@@ -202,7 +202,7 @@ def media_of(request: MessagesInput) -> Attached:
 
 
 def _combined(messages: list[Message]) -> list[Message]:
-    """Return messages in which consecutive texts of one role are one."""
+    """Return messages with consecutive texts of the same role joined."""
     combined: list[Message] = []
     for (role, is_text), group in groupby(messages, lambda message: (message["role"], len(message) == 2)):
         same = list(group)
@@ -212,7 +212,7 @@ def _combined(messages: list[Message]) -> list[Message]:
 
 
 def _messages(message: InputMessage) -> list[Message]:
-    """Return a message in the form of templates, in which results of functions are messages of their own."""
+    """Return a message in the form that templates use, with tool results as separate messages."""
     if not isinstance(message.content, list):
         return [{"role": message.role, "content": message.content or ""}]
     messages: list[dict[str, Any]] = []

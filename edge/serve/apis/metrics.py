@@ -10,33 +10,33 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 Status = Mapping[str, Any]
-# Group in the status, which some models do not have, key, and text.
+# Status group (missing for some models), key and help text.
 _COUNTERS = (
-    ("counters", "prompt_tokens", "Tokens of prompts."),
-    ("counters", "cached_tokens", "Tokens of prompts that need not be computed."),
-    ("counters", "generated_tokens", "Tokens of answers."),
-    ("counters", "steps", "Passes over the weights, including those of prefix warming."),
-    ("counters", "preemptions", "Answers that had to wait for others after they began."),
+    ("counters", "prompt_tokens", "Prompt tokens."),
+    ("counters", "cached_tokens", "Prompt tokens taken from the prefix cache."),
+    ("counters", "generated_tokens", "Generated tokens."),
+    ("counters", "steps", "Forward passes, including those of prefix warming."),
+    ("counters", "preemptions", "Preempted answers."),
     ("counters", "background_preemptions", "Prefix computations that another request preempted."),
-    ("latency", "gaps", "Gaps between two tokens of an answer."),
-    ("latency", "gaps_within", "Gaps within --target-itl."),
+    ("latency", "gaps", "Inter-token latencies measured."),
+    ("latency", "gaps_within", "Inter-token latencies within --target-itl."),
     ("latency", "first_tokens", "First tokens of answers."),
     ("latency", "first_tokens_within", "First tokens within --target-ttft."),
-    ("warming", "computed_tokens", "Tokens of prefixes that were computed while nobody asked."),
-    ("warming", "used_tokens", "Of these, those that prompts began with."),
-    ("warming", "seconds", "Seconds of computing prefixes."),
-    ("speculation", "drafted", "Tokens that were drafted and verified."),
-    ("speculation", "accepted", "Of these, those that were chosen."),
+    ("warming", "computed_tokens", "Tokens of prefixes computed while the server was idle."),
+    ("warming", "used_tokens", "Tokens of prefixes computed ahead that prompts began with."),
+    ("warming", "seconds", "Seconds spent on computing prefixes ahead."),
+    ("speculation", "drafted", "Draft tokens verified."),
+    ("speculation", "accepted", "Draft tokens accepted."),
 )
-_NAMES = {"warming": "edge_warming_{}", "speculation": "edge_{}_tokens"}  # of other groups: edge_{}
+_NAMES = {"warming": "edge_warming_{}", "speculation": "edge_{}_tokens"}  # metric names of groups other than edge_{}
 _GAUGES: Mapping[str, tuple[str, Callable[[Status], float | None]]] = {
-    "edge_memory_share_bytes": ("Memory that the model may hold now.", lambda status: _share(status, "limit")),
-    "edge_memory_resident_bytes": ("Memory that it holds.", lambda status: _share(status, "resident")),
-    "edge_memory_use_ratio": ("Part of the last minutes in which it computed.", lambda status: _share(status, "use")),
+    "edge_memory_share_bytes": ("Memory limit of the model.", lambda status: _share(status, "limit")),
+    "edge_memory_resident_bytes": ("Resident memory of the model.", lambda status: _share(status, "resident")),
+    "edge_memory_use_ratio": ("Share of recent minutes spent computing.", lambda status: _share(status, "use")),
     "edge_requests_waiting": ("Requests that wait for a slot.", lambda status: status["waiting"]),
-    "edge_tokens_per_second": ("Tokens of answers, lately.", lambda status: status["tokens_per_s"] or 0.0),
-    "edge_slots": ("Answers that may be in the making.", lambda status: status["model"]["sequences"]),
-    "edge_slots_busy": ("Answers in the making.", lambda s: sum(slot["is_processing"] for slot in s["slots"])),
+    "edge_tokens_per_second": ("Generated tokens per second, recently.", lambda status: status["tokens_per_s"] or 0.0),
+    "edge_slots": ("Maximum number of concurrent answers.", lambda status: status["model"]["sequences"]),
+    "edge_slots_busy": ("Answers being generated.", lambda s: sum(slot["is_processing"] for slot in s["slots"])),
 }
 
 
@@ -45,7 +45,7 @@ def _share(status: Status, key: str) -> float | None:
 
 
 def metrics(statuses: Sequence[Status]) -> bytes:
-    """Return the figures of all models, in Prometheus' text form."""
+    """Return the metrics of all models in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected([status for status in statuses if "counters" in status]))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""/v1/models, with the keys of OpenAI, Anthropic and llama.cpp's server."""
+"""/v1/models, with the keys of OpenAI's, Anthropic's and llama.cpp's servers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ async def model_list(models: ServedModels) -> dict[str, Any]:
 
 
 async def model_json(models: ServedModels, name: str) -> dict[str, Any]:
-    """Return one model, or an adapter as one. UnknownModel."""
+    """Return the description of a model or adapter. Raises UnknownModel."""
     served = models.resolve(name)
     model = next(model for model in models.names if served in (model, *models.adapters(model).names))
     return next(entry for entry in await _entries(models, model) if entry["id"] == served)
 
 
 async def _entries(models: ServedModels, name: str) -> list[dict[str, Any]]:
-    """Return a model, and each of its adapters as one more, with vLLM's keys `parent` and `root`."""
+    """Return a model and its adapters. Adapters have vLLM's additional keys `parent` and `root`."""
     model, adapters = await _model(models, name), models.adapters(name)
     rows = zip(adapters.names, adapters.to_json(), strict=True)
     return [
@@ -33,8 +33,11 @@ async def _entries(models: ServedModels, name: str) -> list[dict[str, Any]]:
 
 
 async def _model(models: ServedModels, name: str) -> dict[str, Any]:
-    """Return a model with the keys that clients look for. A request with its answer may have `context_length` tokens:
-    of a model that is not loaded, its trained context; of a loaded one it may be less."""
+    """Return a model with the keys that clients expect.
+
+    `context_length` is the maximum tokens of a prompt with its answer: the trained context, or less if the model is
+    loaded with a smaller context.
+    """
     file = await asyncio.to_thread(models.file, name)
     running = await models.running(name)
     trained, context = file.trained_context, running.get("context")
@@ -46,7 +49,7 @@ async def _model(models: ServedModels, name: str) -> dict[str, Any]:
         "created": file.created,
         "owned_by": "edge",
         "context_length": longest,
-        "max_model_len": longest,  # vLLM's key
+        "max_model_len": longest,  # name of the key in vLLM
         "type": "model",
         "display_name": name,
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),

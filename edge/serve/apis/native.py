@@ -1,4 +1,4 @@
-"""/completion and /embedding in the form of llama.cpp's own server, for its clients."""
+"""/completion and /embedding in the form of llama.cpp's server, for its clients."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation, Piece, ServedModel, TokenLogprob
 from edge.serve.tools.functions import json_text
 
-# Defaults of llama.cpp's server.
+# Default sampling parameters of llama.cpp's server.
 DEFAULTS = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
 _STOPS = {"stop": "eos", "length": "limit"}
-_ANY_SEED = 2**32 - 1  # beside -1
+_ANY_SEED = 2**32 - 1  # random seed, as is -1
 _clock = time.monotonic
 
 
 class NativeRequest(CompletionRequest):
     max_tokens: int | None = Field(None, description="as n_predict")
     n_predict: int | None = Field(
-        None, description="below 0, the default: until the context is full; 0: compute the prompt"
+        None, description="below 0 (default): until the context is full; 0: only compute the prompt"
     )
-    n_probs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="tell so many of the likeliest tokens")
+    n_probs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="number of likeliest tokens to return")
     n_cmpl: int | None = Field(None, ge=0, le=MAX_ANSWERS, description="as n")
-    return_tokens: bool | None = Field(None, description="tell the tokens of the answer")
+    return_tokens: bool | None = Field(None, description="return the token ids of the answer")
 
     other_names: ClassVar[Mapping[str, str]] = {
         old: new for old, new in CompletionRequest.other_names.items() if old not in ("n_predict", "n_cmpl", "n_probs")
@@ -49,12 +49,12 @@ class NativeRequest(CompletionRequest):
 
     @property
     def limit(self) -> int | None:
-        """As SamplingRequest.limit."""
+        """Maximum tokens of an answer, or None for as many as fit."""
         return limit(self.n_predict if self.n_predict is not None else self.max_tokens)
 
     @property
     def wants_tokens(self) -> bool:
-        """True if the response has token ids."""
+        """True if the response includes token ids."""
         return bool(self.return_tokens) or bool(self.n_probs)
 
 
@@ -66,7 +66,7 @@ class NativeEmbeddingsRequest(Fields):
     refused: ClassVar[Refused] = {**EmbeddingsRequest.refused, "encoding_format": ("float",)}
 
 
-# Fields that are repeated in each answer; long ones are left out.
+# Fields that each answer repeats. Long fields are left out.
 _SETTINGS = set(NativeRequest.model_fields) - {
     "prompt", "suffix", "grammar", "regex", "lark", "json_schema", "response_format", "logit_bias", "stop",
     "dry_sequence_breakers",
@@ -74,12 +74,12 @@ _SETTINGS = set(NativeRequest.model_fields) - {
 
 
 def parse(request: NativeRequest, _template: str) -> ParsedRequest:
-    """Parse a request: each prompt, as often as requested. BadRequest."""
+    """Parse a request to n generations for each prompt. Raises BadRequest."""
     return of_prompts(generation_of(request), request, request.n_cmpl or request.n or 1)
 
 
 def generation_of(request: NativeRequest) -> Generation:
-    """Return the generation of a request, without its prompt. BadRequest."""
+    """Return the generation of a request without its prompt. Raises BadRequest."""
     schema = text_schema(request.response_format, request.json_schema)
     constraints = {} if schema is None else {"json_schema": json_text(schema, "json_schema")}
     logprobs = request.n_probs if request.n_probs else request.logprobs
@@ -102,7 +102,7 @@ def _sampling(request: NativeRequest) -> dict[str, Any]:
 
 
 async def events(request: NativeRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Yield texts as they come; the last event of each answer has the fields of the whole response."""
+    """Yield texts while they are generated. The last event of each answer has the fields of the whole response."""
     begun: dict[int, tuple[Begin, float]] = {}
     async for index, delta in deltas:
         if isinstance(delta, Begin):
@@ -150,7 +150,11 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _timings(begin: Begin, predicted: int, prompt_ms: float, predicted_ms: float) -> dict[str, float]:
-    """Return milliseconds from the request to its first token, waiting included, and from there to the end."""
+    """Return timings in milliseconds.
+
+    prompt_ms: from the request to its first token, including the wait in the queue. predicted_ms: from the first token
+    to the end.
+    """
     computed = begin.prompt_tokens - begin.cached_tokens
     return {
         "cache_n": begin.cached_tokens,
@@ -166,7 +170,7 @@ def _timings(begin: Begin, predicted: int, prompt_ms: float, predicted_ms: float
 
 
 def fold(events_: Sequence[Event]) -> Event | Sequence[Event]:
-    """Return the response that the events add up to; a list if there are several answers."""
+    """Return the response that the events add up to, or a list for several answers."""
     answers = by_index(events_)
     return answers[0] if len(answers) == 1 else answers
 
@@ -174,7 +178,7 @@ def fold(events_: Sequence[Event]) -> Event | Sequence[Event]:
 async def native_embeddings(request: NativeEmbeddingsRequest, model: ServedModel) -> list[Mapping[str, Any]]:
     texts = request.content if request.content is not None else request.input
     if texts is None:
-        raise BadRequest("content is needed: a text, its tokens, or several of either", "content")
+        raise BadRequest("content is missing: a text, its tokens, or several of either", "content")
     response = await embeddings(EmbeddingsRequest.model_validate({"input": texts}), model)
     return [{"index": item["index"], "embedding": [item["embedding"]]} for item in response["data"]]
 

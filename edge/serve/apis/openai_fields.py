@@ -1,4 +1,4 @@
-"""Parts that OpenAI's APIs share: response formats, probabilities, usage, identifiers."""
+"""Parts that OpenAI's APIs share: response formats, log-probabilities, usage, identifiers."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ from edge.serve.served import Piece, TokenLogprob
 
 
 class ResponseFormat(Fields):
-    """Text or JSON. A schema is in `json_schema.schema`, as OpenAI has it, or in `schema` or `json_schema` itself, as
-    other servers have it."""
+    """Format of an answer: text or JSON.
+
+    The schema is in `json_schema.schema` as in OpenAI's API, or in `schema` or `json_schema` as on other servers.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonObject | None = None
     own_schema: JsonObject | None = Field(None, alias="schema")
     name: str | None = None
     description: str | None = None
-    strict: bool | None = Field(None, description="an answer always follows the schema")
+    strict: bool | None = Field(None, description="without effect: an answer always follows the schema")
 
-    other_names: ClassVar[Mapping[str, str]] = {"value": "schema"}  # as TGI has it
+    other_names: ClassVar[Mapping[str, str]] = {"value": "schema"}  # name in TGI
     empty_values: ClassVar[Mapping[str, Kind]] = {"json_schema": dict, "schema": dict}  # {} allows any JSON
 
     @model_validator(mode="before")
     @classmethod
     def _normalize_type(cls, values: Any) -> Any:
-        """Take a type alone, and `json` for JSON, as other servers have them."""
+        """Accept a bare type, and `json` as a type, as other servers do."""
         form = {"type": values} if isinstance(values, str) else values
         return {**form, "type": "json_object"} if isinstance(form, dict) and form.get("type") == "json" else form
 
     @model_validator(mode="after")
     def _is_clear(self) -> Self:
-        """Raise an error if it is not clear which schema is meant."""
+        """Raise an error if the schema is missing or ambiguous."""
         schemas, wrapped = self._schemas, self.json_schema or {}
         wrong = ""
         if not isinstance(wrapped.get("schema"), dict | None):
@@ -50,9 +52,9 @@ class ResponseFormat(Fields):
         elif self.type == "json_schema" and not schemas:
             wrong = "json_schema needs a schema"
         elif any(schema != schemas[0] for schema in schemas):
-            wrong = "there are two schemas; give one of them"
+            wrong = "there are two different schemas; leave one out"
         elif self.type == "text" and any(schemas):
-            wrong = "there is a schema; say json_schema in place of text"
+            wrong = "there is a schema, but the type is text; use the type json_schema"
         if wrong:
             raise PydanticCustomError("format", "{wrong}", {"wrong": wrong})
         return self
@@ -68,37 +70,40 @@ class ResponseFormat(Fields):
 
     @property
     def schema_of_text(self) -> Mapping[str, Any] | None:
-        """JSON schema of the answer; None for any text."""
+        """JSON schema of the answer, or None for any text."""
         if self.type == "json_object":
             return next(filter(None, self._schemas), {"type": "object"})
         return None if self.type == "text" else dict(self._schemas[0])
 
 
-_BESIDE_SCHEMA = ("name", "description", "strict")  # beside `schema`, or keys of a schema that say nothing
+# Keys outside the schema, or keys of a schema that constrain nothing.
+_BESIDE_SCHEMA = ("name", "description", "strict")
 
 
 def text_schema(
     response_format: ResponseFormat | None, json_schema: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any] | None:
-    """Return the JSON schema of an answer; None for any text. json_schema: as another field has it. BadRequest for two
-    schemas."""
+    """Return the JSON schema of an answer, or None for any text.
+
+    json_schema: schema in a separate field. Raises BadRequest if there are two different schemas.
+    """
     schema = None if response_format is None else response_format.schema_of_text
     if None not in (schema, json_schema) and schema != json_schema:
-        raise BadRequest("json_schema and response_format differ; give one of the two", "json_schema")
+        raise BadRequest("json_schema and response_format differ; leave one out", "json_schema")
     return json_schema if schema is None else schema
 
 
 @dataclass
 class Usage:
-    """Tokens of a request's answers, summed as they come."""
+    """Tokens of a request's answers, summed while they are generated."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    thought_tokens: int = 0  # of the generated ones
+    thought_tokens: int = 0  # thought tokens among the generated tokens
 
     def add(self, delta: Delta, *, counts_prompt: bool = True) -> None:
-        """Add a delta. counts_prompt: False for an answer whose prompt another answer has, too."""
+        """Add a delta. counts_prompt: False if the prompt was already counted for another answer."""
         if isinstance(delta, Begin) and counts_prompt:
             self.prompt_tokens += delta.prompt_tokens
             self.cached_tokens += delta.cached_tokens
@@ -124,9 +129,13 @@ async def chunks(
     kind: tuple[str, str],
     part: Callable[[int, Delta], dict[str, Any] | None],
 ) -> AsyncGenerator[Event, None]:
-    """Yield the chunks of chats or completions. The last has the usage, if it is requested or the answer is not
-    streamed. kind: how their id begins, and their type. part: returns what a delta of an answer adds to its choice;
-    None: nothing."""
+    """Yield the chunks of chats or completions.
+
+    The last chunk has the usage, if it was requested or the response is not streamed.
+
+    kind: prefix of the chunks' id, and their object type.
+    part: returns the fields that a delta adds to its choice, or None for no chunk.
+    """
     head = {"id": new_id(kind[0]), "object": kind[1], "created": now(), "model": model}
     has_usage = request.include_usage or not request.stream
     usage = Usage()
@@ -145,13 +154,13 @@ async def chunks(
 
 
 def folded(chunks: Sequence[Event], kind: str) -> dict[str, Any]:
-    """Return the response of this type that chunks add up to."""
+    """Return the response of this object type that the chunks add up to."""
     choices = by_index(choice for chunk in chunks for choice in chunk["choices"])
     return {**chunks[-1], "object": kind, "choices": choices}
 
 
 def token_logprobs(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-    """Return tokens with their probabilities and alternatives, in the form of chats and responses."""
+    """Return tokens with log-probabilities and alternatives, in the form of chats and responses."""
     return [
         {**_token(piece.logprob), "top_logprobs": [_token(token) for token in piece.alternatives]}
         for piece in pieces
@@ -164,12 +173,12 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
 
 
 def token_text(token: TokenLogprob) -> str:
-    """Return the text of a token; a part of a character becomes U+FFFD."""
+    """Return the text of a token. An incomplete character becomes U+FFFD."""
     return token.piece.decode("utf-8", "replace")
 
 
 def finite(logprob: float) -> float:
-    """Return -9999, as OpenAI does, for an infinity, which JSON does not have: the token cannot come."""
+    """Return the log-probability. As in OpenAI's API, -9999 replaces -inf, which JSON cannot represent."""
     return max(logprob, -9999.0)
 
 
@@ -178,7 +187,7 @@ def new_id(prefix: str) -> str:
 
 
 def now() -> int:
-    """Return seconds since 1970."""
+    """Return the current Unix time in seconds."""
     return int(time.time())
 
 

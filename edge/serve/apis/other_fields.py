@@ -1,8 +1,8 @@
-"""Known fields that are not supported: those of other servers, and of other parts of the APIs.
+"""Known but unsupported fields, of other servers and of other parts of the APIs.
 
-A field is refused if the answer would be wrong without it. A field that only hints or optimizes is ignored, and
-`X-Edge-Ignored` names it. docs/serve.md has both lists; the tests walk the types of the official clients, so that no
-field of them is unknown.
+A field is refused if the answer would be wrong without it. A field that is only a hint or an optimization is ignored,
+and the header `X-Edge-Ignored` names it. docs/serve.md has both lists. Tests compare them with the types of the
+official clients, so that every field of these clients is known.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 Refused = Mapping[str, tuple[Any, ...]]
-"""Fields, each with its neutral values beside those of `is_empty`."""
+"""Refused fields, each with its neutral values in addition to those of `is_empty`."""
 
 
 def _refused(any_value: str = "", **neutral: tuple[Any, ...]) -> Refused:
-    """Return fields of which any value is refused, and fields of which any but neutral values is refused."""
+    """Return refused fields: those in any_value with any value, the others unless the value is neutral."""
     return {**dict.fromkeys(any_value.split(), ()), **neutral}
 
 
 LLAMA_REFUSED = _refused(any_value="grammar_lazy multimodal_data")
-# Finer points of sampling, places in the cache, limits of time, the form of the response, and figures beside it.
+# Minor sampling options, cache placement, time limits, response format and extra figures.
 LLAMA_IGNORED = frozenset(
     "add_generation_prompt cache_prompt dynatemp_exponent dynatemp_range grammar_triggers id_slot min_keep mirostat"
     " mirostat_eta mirostat_tau n_cache_reuse n_discard n_indent n_keep parse_tool_calls post_sampling_probs"
@@ -36,27 +36,27 @@ VLLM_IGNORED = frozenset(
     " truncate_prompt_tokens".split()
 )
 
-# Fields for a provider with many users, and for stored data: there is neither here. Then tools of a provider, which
-# would search while they answer, and hints.
+# Fields for providers with many users or with stored data, tools that a provider runs during an answer, and hints.
+# This server has none of these.
 OPENAI_IGNORED = frozenset(
     "metadata moderation prediction prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier"
     " service_tier store user verbosity web_search_options".split()
 )
-# Fields about thoughts, which only chats have.
+# Thinking fields that only chats support.
 THINKING_IGNORED = frozenset({"reasoning_budget", "thinking_budget_tokens"})
 CHAT_REFUSED = _refused(any_value="echo prompt suffix", modalities=(["text"],))
 CHAT_IGNORED = OPENAI_IGNORED | {"audio", "n_probs"}
 COMPLETIONS_REFUSED = _refused(any_value="echo")
 COMPLETIONS_IGNORED = OPENAI_IGNORED | THINKING_IGNORED | {"chat_template_kwargs", "continue_final_message"}
-GUIDED = "guided_choice guided_grammar guided_json guided_regex structured_outputs"  # of chats and completions
-# Fields of chats that responses do not have, and unsupported fields of responses.
+GUIDED = "guided_choice guided_grammar guided_json guided_regex structured_outputs"  # fields of chats and completions
+# Fields of chats that responses lack, and unsupported fields of responses.
 RESPONSES_REFUSED = _refused(
     any_value="background continue_final_message conversation grammar image json_schema lark logit_bias"
     f" previous_response_id prompt regex {GUIDED}",
     n=(0, 1), response_format=({"type": "text"},),
 )  # fmt: skip
 RESPONSES_IGNORED = OPENAI_IGNORED | THINKING_IGNORED | frozenset(
-    # An input that is too long is refused, not cut, so `truncation` has no effect.
+    # An input that is too long is refused instead of truncated, so `truncation` has no effect.
     "access_programs background_options context_management logprobs max_tool_calls n_probs truncation".split()
 )  # fmt: skip
 MESSAGES_REFUSED = _refused(
@@ -69,7 +69,7 @@ MESSAGES_IGNORED = THINKING_IGNORED | frozenset(
     " fallbacks inference_geo mcp_servers metadata n_probs service_tier speed user_profile_id workspace_id".split()
 )
 
-# Values that ask for nothing, beside those of `is_empty`: defaults of the servers that have these fields.
+# Values without effect, in addition to those of `is_empty`: the defaults of servers that have these fields.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,), "background": (False,), "best_of": (0, 1), "cache_prompt": (True,),
     "dynatemp_exponent": (1,), "dynatemp_range": (0,), "frequency_penalty": (0,), "id_slot": (-1,),
@@ -84,21 +84,21 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (-1,), "truncation": ("disabled",), "typical_p": (1,), "verbosity": ("medium",),
 }  # fmt: skip
 
-# Supported fields to use in place of some of them.
+# Supported alternatives to some of these fields.
 INSTEAD: Mapping[str, str] = {
-    **dict.fromkeys(("json_schema", *GUIDED.split()), "say text.format, or output_config.format"),
-    "response_format": "say text.format, or output_config.format",
-    "stop_token_ids": "say stop",
+    **dict.fromkeys(("json_schema", *GUIDED.split()), "use text.format, or output_config.format"),
+    "response_format": "use text.format, or output_config.format",
+    "stop_token_ids": "use stop",
 }
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value asks for nothing in any field."""
+    """Return True if a value has no effect in any field."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
 def is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Return whether a value asks for nothing in a field with these neutral values. Here 1 is not True, and 0 not
+    """Return True if a value has no effect in a field with these neutral values. 1 and True differ, as do 0 and
     False."""
     if is_empty(value):
         return True
@@ -106,5 +106,5 @@ def is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
 
 
 def refusal(field: str) -> str:
-    """Return why a field is refused."""
-    return f"{field} is not done here, and would change the answer; {INSTEAD.get(field, 'leave it out')}"
+    """Return the reason why a field is refused."""
+    return f"{field} is not supported, and would change the answer; {INSTEAD.get(field, 'leave it out')}"

@@ -1,4 +1,4 @@
-"""/v1/rerank, as Jina's API and llama.cpp's server have it."""
+"""/v1/rerank in the form of Jina's API and llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Document(Fields):
 
 
 class RerankRequest(Fields):
-    model: str | None = Field(None, description="by default the first of /v1/models")
+    model: str | None = Field(None, description="default: the first of /v1/models")
     query: str = Field(min_length=1)
     documents: Annotated[Items[str | Document], Field(min_length=1, max_length=MAX_BATCH)]
-    top_n: int | None = Field(None, ge=1, description="results; default: all documents")
-    return_documents: bool | None = Field(None, description="with their texts")
+    top_n: int | None = Field(None, ge=1, description="maximum number of results; default: all documents")
+    return_documents: bool | None = Field(None, description="return the texts of the documents")
 
 
 async def rerank(request: RerankRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the documents' scores, the best first. BadRequest if the model does not rank."""
+    """Return the scores of the documents, best first. Raises BadRequest if the model is not a reranker."""
     if not (await model.about())["reranks"]:
         raise BadRequest(
             f"{model.name} does not rank documents: that takes a model with a ranking head (a pooling_type of 4, as"

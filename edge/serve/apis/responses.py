@@ -1,4 +1,4 @@
-"""/v1/responses of OpenAI's API: texts and functions. Nothing is stored."""
+"""/v1/responses of OpenAI's API, for texts and functions. Responses are not stored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parse(request: ResponsesRequest, template: str) -> ParsedRequest:
 
 
 async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Yield the created response, its items as they come, and the complete response."""
+    """Yield the created response, its items while they are generated, and the complete response."""
     response = _response(request, model)
     stream = _Stream(response, {name: (space, tool.name) for name, (space, tool) in request.in_namespaces.items()})
     yield stream.event("response.created", response=dict(response))
@@ -58,7 +58,7 @@ async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> Async
 
 
 def _response(request: ResponsesRequest, model: str) -> dict[str, Any]:
-    """Return the response before it has any items."""
+    """Return the response without any items yet."""
     given_fields = request.model_dump(mode="json", by_alias=True, exclude_unset=True)
     echoed: dict[str, Any] = {
         "instructions": None,
@@ -100,26 +100,26 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 class _Stream:
-    """Numbers events, and adds the items that they report to the response."""
+    """Numbers the events and adds completed items to the response."""
 
     def __init__(self, response: dict[str, Any], namespaces: Mapping[str, tuple[str, str]]) -> None:
         """namespaces: namespace and name of functions, by their names in the prompt."""
         self._namespaces = namespaces
         self._output: list[dict[str, Any]] = response["output"]
         self._count = 0
-        self._text: list[str] | None = None  # of the current item
-        self._is_thought = False  # whether that is a thought
+        self._text: list[str] | None = None  # text of the current item
+        self._is_thought = False  # True if the current item is a thought
         self._logprobs: list[dict[str, Any]] = []
         self._item = ""  # identifier of the current item
         self._call: dict[str, Any] = {}  # the current call
-        self._arguments: list[str] = []  # of it
+        self._arguments: list[str] = []  # pieces of the current call's arguments
 
     def event(self, kind: str, **fields: Any) -> Event:
         self._count += 1
         return {"type": kind, "sequence_number": self._count - 1, **fields}
 
     def text(self, delta: Thought | Text) -> list[Event]:
-        """Return the events of more text or thought. Where the other was open, that ends."""
+        """Return the events for more text or thought. Switching between the two ends the open item."""
         is_thought = isinstance(delta, Thought)
         events = self.end_text() if is_thought != self._is_thought else []
         if self._text is None:
@@ -139,7 +139,7 @@ class _Stream:
         return [*events, self._part_event("response.output_text.delta", delta=delta.text, logprobs=logprobs)]
 
     def end_text(self, status: str = "completed") -> list[Event]:
-        """Return the events that end a text or a thought, if there is one."""
+        """Return the events that end the open text or thought, if there is one."""
         if self._text is None:
             return []
         text, self._text = "".join(self._text), None
@@ -188,7 +188,7 @@ class _Stream:
         return {"id": self._item, **kind, "status": status, "content": content}
 
     def _part(self, text: str) -> dict[str, Any]:
-        """Return the part of the current item."""
+        """Return the content part of the current item."""
         if self._is_thought:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}

@@ -1,4 +1,4 @@
-"""Fields of conversations and tools in OpenAI's responses."""
+"""Fields of conversations and tools in OpenAI's responses API."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FunctionCallItem(Fields):
     type: Literal["function_call"]
     call_id: CallId = None
     name: str | None = None
-    arguments: JsonValue = Field(None, description="JSON of an object, or the object")
+    arguments: JsonValue = Field(None, description="JSON text of an object, or the object")
     namespace: str | None = None
 
     ignored = frozenset({"async", "caller", "id", "status"})
@@ -78,12 +78,12 @@ class ReasoningItem(Fields):
 
 
 class OtherItem(Fields):
-    """Anything else of an earlier answer, such as a call of a tool that a provider or the client has."""
+    """Another item of an earlier answer, such as a call of a tool that a provider or the client runs."""
 
     type: str
 
     def ignored_names(self) -> Iterator[str]:
-        """Yield none: what the item has is in the prompt."""
+        """Yield nothing, because the whole item is in the prompt."""
         return iter(())
 
 
@@ -115,13 +115,13 @@ class FunctionTool(FunctionFields):
     @model_validator(mode="before")
     @classmethod
     def _flatten(cls, tool: Any) -> Any:
-        """Take a tool in the form of chats, too."""
+        """Accept a tool in the form of the chat API, too."""
         function = tool.get("function") if isinstance(tool, dict) and "name" not in tool else None
         return {"type": "function", **function} if isinstance(function, dict) else tool
 
 
 class NamespaceTool(Fields):
-    """Functions with a common name, such as those of one MCP server in Codex."""
+    """Functions with a common prefix, such as the functions of one MCP server in Codex."""
 
     type: Literal["namespace"]
     name: str
@@ -158,9 +158,9 @@ class TextFields(Fields):
 
 
 class Reasoning(Fields):
-    effort: str | None = Field(None, max_length=40, description="none: do not think")
+    effort: str | None = Field(None, max_length=40, description="none: turn thinking off")
 
-    # Thoughts are sent as they are.
+    # Thoughts are always sent unchanged.
     ignored = frozenset({"context", "generate_summary", "mode", "summary"})
 
 
@@ -169,7 +169,7 @@ class ResponsesRequest(SamplingFields):
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, description="below 0: until the context is full")
     metadata: Annotated[dict[str, str], at_most(MAX_VARIABLES)] | None = None
-    include: Items[str] | None = Field(None, description=f"{LOGPROBS}: with probabilities")
+    include: Items[str] | None = Field(None, description=f"{LOGPROBS}: include log-probabilities")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     text: TextFields | None = None
     tools: Items[Tool] | None = None
@@ -191,14 +191,14 @@ class ResponsesRequest(SamplingFields):
 
     @property
     def in_namespaces(self) -> dict[str, tuple[str, FunctionTool]]:
-        """Functions in namespaces, with these, by the names in the prompt."""
+        """Functions in namespaces: namespace and tool, by their names in the prompt."""
         spaces = [tool for tool in self.tools or () if isinstance(tool, NamespaceTool)]
         inner = [(space.name, tool) for space in spaces for tool in space.tools if isinstance(tool, FunctionTool)]
         return {name_in_prompt(space, tool.name): (space, tool) for space, tool in inner}
 
 
 def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
-    """Return the messages, and the functions that may be called. BadRequest."""
+    """Return the conversation with the functions that may be called. Raises BadRequest."""
     if request.top_logprobs and LOGPROBS not in (request.include or ()):
         request.ignore("top_logprobs")
     functions = [tool.to_function() for tool in request.tools or () if isinstance(tool, FunctionTool)]
@@ -220,8 +220,11 @@ def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
 
 
 def _messages(items: list[Item]) -> list[Message]:
-    """Return items in the form of templates, in which consecutive calls, or a text of the model and its calls, are one
-    message, and a thought is a part of the message behind it."""
+    """Return items in the form that templates use.
+
+    Consecutive calls, or a text of the model and its calls, are joined to one message. A thought becomes part of the
+    message after it.
+    """
     messages: list[dict[str, Any]] = []
     thought = ""
     for item in items:
@@ -244,12 +247,12 @@ def _messages(items: list[Item]) -> list[Message]:
         if thought and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"], thought = thought, ""
     if not messages:
-        raise BadRequest("there is no message", "input")
+        raise BadRequest("input has no message", "input")
     return linked(messages)
 
 
 def media_of(request: ResponsesRequest) -> Attached:
-    """Return the pictures and sounds. BadRequest as of `attached`."""
+    """Return the pictures and sounds. Raises BadRequest as `attached` does."""
     turns: list[tuple[str, str, Content]] = []
     for number, item in enumerate([] if isinstance(request.input, str) else request.input):
         if isinstance(item, MessageItem):

@@ -1,5 +1,4 @@
-"""State of the server and its models: health, /props and /slots in the form of llama.cpp's server, and the page's
-data."""
+"""State of the server and its models: health, llama.cpp's /props and /slots, and data for the status page."""
 
 from __future__ import annotations
 
@@ -20,22 +19,25 @@ from edge.serve.served import ServedModel, ServedModels
 from edge.units import as_bytes
 from edge.version import version
 
-MAX_FRONT = 64 << 20  # bytes of the file
+MAX_FRONT = 64 << 20  # bytes of the front file
 
 
 class MemoryRequest(Fields):
     memory: int | str | None = Field(
-        description="bytes, or a size such as 2GiB, for all models together; 0: the least; null: as at the start"
+        description="total of all models, in bytes or as 2GiB; 0: the minimum; null: the initial value"
     )
 
 
 class PlanRequest(Fields):
     model: str | None = None
-    plan: JsonObject = Field(description="as `edge pareto --json` and `edge plan --json` write it")
+    plan: JsonObject = Field(description="plan in the form of `edge plan --json` or `edge pareto --json`")
 
 
 def health(models: ServedModels) -> dict[str, Any]:
-    """Return whether the models answer; `reason` if one does not. It has no names, because it needs no key."""
+    """Return the health of the server, with a `reason` if some model does not answer.
+
+    Model names are left out, because this endpoint needs no key.
+    """
     states = models.health()
     reasons = [state["reason"] for state in states if "reason" in state]
     return (
@@ -44,10 +46,10 @@ def health(models: ServedModels) -> dict[str, Any]:
 
 
 async def props(models: ServedModels, name: str | None = None) -> dict[str, Any]:
-    """Return the properties of a model; None: the default one. UnknownModel."""
+    """Return the properties of a model. name: None for the default model. Raises UnknownModel."""
     served = await models.model(name)
     model = await served.about()
-    longest = min(model["context"], model["trained_context"] or model["context"])  # tokens of one request
+    longest = min(model["context"], model["trained_context"] or model["context"])  # maximum tokens of one request
     settings = {"n_ctx": longest, "params": dict(DEFAULTS)}
     return {
         "default_generation_settings": settings,
@@ -68,12 +70,12 @@ async def slots(models: ServedModels) -> list[dict[str, Any]]:
 
 
 async def cluster(models: ServedModels) -> dict[str, Any]:
-    """Return the status of the loaded models; of one whose engine has gone, why."""
+    """Return the status of the loaded models, or the error of a model whose engine process ended."""
     return {"names": list(models.names), "models": await statuses(models)}
 
 
 async def statuses(models: ServedModels) -> list[dict[str, Any]]:
-    """Return the status of each loaded model, under its name in requests."""
+    """Return the status of each loaded model, with its name in requests."""
     return list(await asyncio.gather(*(_status(model, models) for model in await models.loaded())))
 
 
@@ -88,7 +90,7 @@ async def _status(model: ServedModel, models: ServedModels) -> dict[str, Any]:
 
 
 async def front(path: Path | None) -> Any:
-    """Return the JSON of `edge pareto --json`; no points without a file. NotThere if it cannot be read."""
+    """Return the JSON of `edge pareto --json`, or no points without a file. Raises NotThere if it is unreadable."""
     if path is None:
         return {"points": []}
     return await asyncio.to_thread(_read, path)
@@ -99,14 +101,14 @@ def _read(path: Path) -> Any:
         with path.open("rb") as file:
             text = file.read(MAX_FRONT + 1)
         if len(text) > MAX_FRONT:
-            raise NotThere(f"{path.name} has more than {MAX_FRONT} bytes; it is no front")
+            raise NotThere(f"{path.name} has more than {MAX_FRONT} bytes; it is not a front")
         return json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise NotThere(f"{path.name} cannot be read: {error}") from error
 
 
 def _devices(values: Any) -> Iterator[str]:
-    """Yield the devices in the plans of a front."""
+    """Yield the device names in the plans of a front."""
     for value in values if isinstance(values, list) else values.values() if isinstance(values, dict) else ():
         yield from _devices(value)
     if isinstance(values, dict) and isinstance(device := values.get("device"), str):
@@ -114,25 +116,28 @@ def _devices(values: Any) -> Iterator[str]:
 
 
 async def memory(models: ServedModels) -> dict[str, Any]:
-    """Return the memory that the models share, and the share of each that is loaded."""
+    """Return the total memory for models, and the share of each loaded model."""
     shares = {name: asdict(share) for name, share in models.memory.shares().items()}
     return {"memory_bytes": models.memory.n_bytes, "target_bytes": models.memory.target, "models": shares}
 
 
 async def ask_memory(request: MemoryRequest, models: ServedModels) -> dict[str, Any]:
-    """Have the models give memory back, or let them have it again. BadRequest, NotAllowed."""
+    """Change the total memory for models. Raises BadRequest and NotAllowed."""
     try:
         n_bytes = as_bytes(request.memory)
     except ValueError as error:
         raise BadRequest(f"memory {error}", "memory") from None
     if n_bytes is not None and n_bytes < 0:
-        raise BadRequest(f"memory is {n_bytes}: bytes from 0 on, or a size such as 2GiB", "memory")
+        raise BadRequest(f"memory is {n_bytes}; it must be bytes from 0 on, or a size such as 2GiB", "memory")
     await models.memory.ask(n_bytes)
     return await memory(models)
 
 
 async def use_plan(request: PlanRequest, models: ServedModels, options: ServeOptions) -> dict[str, Any]:
-    """Run a model as a plan says. PlanError; NotAllowed for a device that neither the options nor their front has."""
+    """Switch a model to a plan.
+
+    Raises PlanError, and NotAllowed for a device that is in neither the options nor their front.
+    """
     devices = {*options.devices, *_devices(await front(options.front))}
     await models.use_plan(request.model, request.plan, devices)
     return {"status": "ok"}

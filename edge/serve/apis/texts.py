@@ -1,4 +1,4 @@
-"""Texts for prompts, of parts of requests that no template knows."""
+"""Conversion of request parts that templates do not know to prompt text."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pydantic import BaseModel
 
 from edge.serve.media import Content, joined
 
-# Claude Code begins its system text with a line for the provider's accounts, which is another one in each request.
+# The system text of Claude Code begins with an accounting line for the provider, which differs in each request.
 _METADATA = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?")
-# Fields that say nothing to a model: identifiers, and files that cannot be read as text.
+# Fields without meaning for a model: identifiers, and content that is not readable text.
 _NO_TEXT = frozenset(
     "annotations cache_control call_id caller container_id encrypted_content encrypted_index encrypted_stdout id"
     " page_age result signature status tool_use_id type".split()
 )
-# Types of what a user says: a message that dropped one of these would be another one.
+# Types of parts that users write. They must not be dropped, because the message would change its meaning.
 KNOWN_PARTS = ("text", "image", "image_url", "input_audio", "document", "file", "input_file", "video", "audio")
-MAX_NESTING = 8  # levels of such a part that are readable
+MAX_NESTING = 8  # levels of nesting that are converted to text
 
 
 def system_text(content: Content) -> str:
-    """Return the text of a system message, without a first line for the provider's accounts."""
+    """Return the text of a system message without the provider's accounting line."""
     if content is None or isinstance(content, str | Mapping):
         return _METADATA.sub("", joined(content))
     return "".join(_METADATA.sub("", part.content) if part.text else part.content for part in content)
 
 
 def other_text(part: BaseModel) -> str:
-    """Return a line of text for a part that no template knows, such as a call of a tool that a provider ran."""
+    """Return a line of text for a part that templates do not know, such as a call of a provider's tool."""
     values = part.model_dump(mode="json")
     readable = _readable(values, MAX_NESTING)
     text = readable if isinstance(readable, str) else json.dumps(readable, ensure_ascii=False)
@@ -39,7 +39,7 @@ def other_text(part: BaseModel) -> str:
 
 
 def _readable(value: Any, depth: int) -> Any:
-    """Return what a model can read of a value; None if that is nothing."""
+    """Return the readable part of a value, or None if there is none."""
     if isinstance(value, str):
         return None if value.startswith("data:") else value
     if not isinstance(value, dict | list):

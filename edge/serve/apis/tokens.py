@@ -1,5 +1,4 @@
-"""/tokenize, /detokenize and /apply-template in the form of llama.cpp's server, and token counts for Anthropic's
-API."""
+"""/tokenize, /detokenize and /apply-template of llama.cpp's server, and token counting of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from edge.serve.http.errors import BadRequest
 from edge.serve.parsing import parsed as in_thread
 from edge.serve.served import ServedModel
 
-# Limits for texts to tokenize or count, which need not fit into a context. A million tokens take about a second.
+# Limits of texts to tokenize or count. They may exceed a context; a million tokens take about a second.
 MOST_CHARACTERS = 4 << 20
 MOST_TOKENS = 1 << 20
 
@@ -26,11 +25,11 @@ MOST_TOKENS = 1 << 20
 class TokenizeRequest(Fields):
     model: str | None = None
     content: str = Field(max_length=MOST_CHARACTERS)
-    add_special: bool = Field(False, description="with the tokens that begin and end a text")
-    parse_special: bool = Field(True, description="names of special tokens are these tokens")
-    with_pieces: bool = Field(False, description="each token with its text, or its bytes where they are none")
+    add_special: bool = Field(False, description="add the tokens that begin and end a text")
+    parse_special: bool = Field(True, description="convert names of special tokens to these tokens")
+    with_pieces: bool = Field(False, description="return each token with its text, or its bytes if they are not UTF-8")
 
-    other_names: ClassVar[Mapping[str, str]] = {  # as vLLM has them
+    other_names: ClassVar[Mapping[str, str]] = {  # names in vLLM
         "prompt": "content", "add_special_tokens": "add_special", "return_token_strs": "with_pieces",
     }  # fmt: skip
 
@@ -58,7 +57,7 @@ def _piece(piece: bytes) -> str | list[int]:
 
 
 async def detokenize(request: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the text of tokens; bytes that make no character become U+FFFD."""
+    """Return the text of tokens. Invalid bytes become U+FFFD."""
     return {"content": b"".join(await model.pieces(request.tokens)).decode("utf-8", "replace")}
 
 
@@ -71,21 +70,21 @@ async def apply_template(request: ChatRequest, model: ServedModel) -> dict[str, 
 
 
 async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, Any]:
-    """Return the number of tokens of a conversation's prompt. BadRequest where it has pictures that the model sees."""
+    """Return the number of tokens in a conversation's prompt. Raises BadRequest if the model sees pictures in it."""
     about, media = await model.about(), media_of(request)
     if (about.get("takes_media") and media.files) or media.files.keys() - media.stand_ins.keys():
-        raise BadRequest("the tokens of a picture are known once it is encoded; count the text alone", "messages")
+        raise BadRequest("tokens of pictures are unknown until they are encoded; count only the text", "messages")
     parsed = await in_thread(conversation_of, request, str(about["chat_template"] or ""))
     prompt = await model.render(parsed.messages, parsed.tools, parsed.variables, parsed.think)
     prompt = _short(without_marks(prompt, media.stand_ins))
     plain = await model.tokenize(prompt, add_special=False, parse_special=True)
     full = await model.tokenize(prompt, add_special=True, parse_special=True)
-    # A template may write the BOS token itself: it then counts once, not twice.
+    # If the template writes the BOS token itself, it counts only once.
     return {"input_tokens": len(plain if plain[:1] == full[:1] else full)}
 
 
 def _short(prompt: str) -> str:
-    """Return the prompt; BadRequest if it is too long to return or count."""
+    """Return the prompt. Raises BadRequest if it is too long to return or count."""
     if len(prompt) > MOST_CHARACTERS:
         raise BadRequest(f"the prompt has {len(prompt)} characters, {MOST_CHARACTERS} are the most", "messages")
     return prompt

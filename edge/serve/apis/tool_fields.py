@@ -1,4 +1,4 @@
-"""Tools that a model may call, and which of them it must call, in all forms that clients send."""
+"""Tools of a request, and the choice among them, in all forms that clients send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OtherTool(Fields):
     type: str = Field("unknown", description="any but function")
 
     def ignored_names(self) -> Iterator[str]:
-        """Yield its type alone."""
+        """Yield only the tool's type."""
         yield self.type
 
 
@@ -39,7 +39,7 @@ class FunctionFields(Fields):
     strict: bool | None = None
 
     def to_function(self) -> Function:
-        """Return the function, in the form of a conversation."""
+        """Return the function in the form of a conversation."""
         return Function(self.name, self.description or "", self.parameters or {}, bool(self.strict))
 
 
@@ -61,7 +61,7 @@ class ChosenTool(Fields):
 
     @property
     def function_name(self) -> str | None:
-        """Name of the function."""
+        """Name of the chosen function."""
         return self.function.name if self.function else self.name
 
 
@@ -73,8 +73,11 @@ def function_use(
     *,
     has_others: bool,
 ) -> FunctionUse:
-    """Return the functions of a request, and which of them must be called. has_others: whether the request has tools
-    that are not functions: a choice of one of these has no effect. BadRequest."""
+    """Return the functions of a request and the choice among them.
+
+    has_others: the request has tools that are not functions. Choosing one of these has no effect.
+    Raises BadRequest for an invalid choice.
+    """
     if isinstance(choice, ChosenTool) and choice.type not in _MODES:
         if choice.type == "allowed_tools":
             inner = choice.allowed_tools or {"mode": choice.mode, "tools": choice.tools}
@@ -96,7 +99,7 @@ def function_use(
     if mode not in _MODES and mode in [function.name for function in functions]:
         return FunctionUse(functions, name=mode)
     if mode not in _MODES:
-        raise BadRequest(f"tool_choice {mode!r:.80} is none of auto, none, required, and no tool", "tool_choice")
+        raise BadRequest(f"tool_choice must be auto, none, required or a tool's name, got {mode!r:.80}", "tool_choice")
     if _MODES[mode] == "required" and has_others and not functions:
         request.ignore("tool_choice")
         mode = "auto"
@@ -108,7 +111,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _name_of(tool: Any) -> Any:
-    """Return the name of a function in a list of allowed tools; None for any other tool."""
+    """Return the name of a function in a list of allowed tools, or None for any other tool."""
     if not isinstance(tool, dict):
         return None
     function = tool.get("function")
