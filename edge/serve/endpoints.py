@@ -93,7 +93,7 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
         return Endpoint("GET", path, summary, lambda _http: answer())
 
     def post(path: str, summary: str, request: type[R], answer: Callable[[R, ServedModel], Awaitable[Any]]) -> Endpoint:
-        """Return an endpoint whose request may name a model, which then answers it."""
+        """Return an endpoint whose request may name the model that answers it."""
 
         async def work(parsed: R) -> Any:
             name = models.resolve(getattr(parsed, "model", None))
@@ -103,38 +103,38 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
 
         return Endpoint("POST", path, summary, lambda http, parsed: unless_gone(http, work(parsed)), request)
 
-    count, native = "/v1/messages/count_tokens", "Tell texts as vectors, as llama.cpp's server has it."
-    adapters = "Tell the adapters, and the scales of requests that do not say."
+    count, native = "/v1/messages/count_tokens", "Embed texts, in the form of llama.cpp's server."
+    adapters = "List the adapters and their default scales."
     served = [
         *(
             Endpoint("POST", api.path, api.summary, partial(answer, api, models, ping_s=options.ping_s), api.request)
             for api in ANSWERING
         ),
         post(count, "Count the tokens of a conversation.", MessagesInput, tokens.count_tokens),
-        post("/v1/embeddings", "Tell texts as vectors.", EmbeddingsRequest, embeddings),
-        post("/v1/rerank", "Tell how well documents answer a query.", RerankRequest, rerank),
+        post("/v1/embeddings", "Embed texts.", EmbeddingsRequest, embeddings),
+        post("/v1/rerank", "Score documents for a query.", RerankRequest, rerank),
         post("/embedding", native, NativeEmbeddingsRequest, native_embeddings),
-        post("/tokenize", "Tell the tokens of a text.", tokens.TokenizeRequest, tokens.tokenize),
-        post("/detokenize", "Tell the text of tokens.", tokens.DetokenizeRequest, tokens.detokenize),
-        post("/apply-template", "Tell the prompt of a chat.", ChatRequest, tokens.apply_template),
-        Endpoint("POST", "/v1/plan", "Run a model as another plan says.", plan, state.PlanRequest),
-        get("/v1/memory", "Tell how the models share the server's memory.", lambda: state.memory(models)),
-        Endpoint("POST", "/v1/memory", "Have the models give memory back.", ask_memory, state.MemoryRequest),
-        Endpoint("POST", "/v1/prefixes", "Announce what prompts will begin with.", announce, prefixes.PrefixRequest),
-        Endpoint("GET", "/v1/prefixes", "Tell what was announced.", announced),
-        Endpoint("DELETE", "/v1/prefixes/{name}", "Forget what was announced.", forget),
-        get("/v1/models", "Tell which models there are.", lambda: model_list(models)),
-        Endpoint("GET", "/v1/models/{name:path}", "Tell of one model.", one_model),
-        get("/v1/cluster", "Tell what the loaded models do, and on which devices.", lambda: state.cluster(models)),
-        get("/v1/front", "Tell the plans that there are to choose from.", lambda: state.front(options.front)),
-        Endpoint("GET", "/props", "Tell of a model; by default the first.", props),
+        post("/tokenize", "Tokenize a text.", tokens.TokenizeRequest, tokens.tokenize),
+        post("/detokenize", "Convert tokens to text.", tokens.DetokenizeRequest, tokens.detokenize),
+        post("/apply-template", "Render the prompt of a chat.", ChatRequest, tokens.apply_template),
+        Endpoint("POST", "/v1/plan", "Switch a model to another plan.", plan, state.PlanRequest),
+        get("/v1/memory", "Get the memory shares of the models.", lambda: state.memory(models)),
+        Endpoint("POST", "/v1/memory", "Change the memory limit of the models.", ask_memory, state.MemoryRequest),
+        Endpoint("POST", "/v1/prefixes", "Announce a prefix of future prompts.", announce, prefixes.PrefixRequest),
+        Endpoint("GET", "/v1/prefixes", "List the announced prefixes.", announced),
+        Endpoint("DELETE", "/v1/prefixes/{name}", "Delete an announced prefix.", forget),
+        get("/v1/models", "List the models.", lambda: model_list(models)),
+        Endpoint("GET", "/v1/models/{name:path}", "Describe a model.", one_model),
+        get("/v1/cluster", "Get the status of the loaded models and their devices.", lambda: state.cluster(models)),
+        get("/v1/front", "List the available plans.", lambda: state.front(options.front)),
+        Endpoint("GET", "/props", "Get the properties of a model (default: the first).", props),
         get("/lora-adapters", adapters, lambda: adapter_list(models)),
         Endpoint("POST", "/lora-adapters", "Change those scales.", lora, AdapterScales),
         get("/slots", "Tell which answers are in the making.", lambda: state.slots(models)),
         *(Endpoint("GET", path, "Tell whether the models answer.", health) for path in HEALTH),
         *ollama_endpoints(models),
-        Endpoint("GET", "/metrics", "Tell figures to Prometheus.", prometheus),
-        Endpoint("GET", "/openapi.json", "Tell all this.", description),
+        Endpoint("GET", "/metrics", "Get metrics for Prometheus.", prometheus),
+        Endpoint("GET", "/openapi.json", "Get this description.", description),
     ]
     by_path = {endpoint.path: endpoint for endpoint in served}
     served += [replace(by_path[usual], path=path) for path, usual in ALIASES.items()]

@@ -17,29 +17,29 @@ from edge.elastic.signals import memory_signals_blocked
 from edge.errors import EngineGone
 from edge.serve.messages import MOST_LINE_BYTES, error_of, resolve
 
-ANSWER_S = 660.0  # for the answer to a request other than a generation
-EXIT_S = 10.0  # for a process to end by itself
+ANSWER_S = 660.0  # maximum wait for the answer to a request other than a generation
+EXIT_S = 10.0  # maximum wait for a process to end by itself
 
 
 class ChildShare(Protocol):
-    """Share of a process in the memory of its server."""
+    """Memory share of a process."""
 
     def receive(self, message: Mapping[str, Any]) -> bool:
-        """Handle a message of the process; False if it is about other things."""
+        """Handle a message of the process. Return False if the message is not about memory."""
 
     def leave(self) -> None:
-        """Let others have what the process had. It has ended."""
+        """Release the memory share of the process, which has ended."""
 
 
 NewShare = Callable[[Callable[[Mapping[str, Any]], None]], ChildShare]
 
 
 class NoAnswer(EngineGone):
-    """The process runs, and does not answer."""
+    """The process runs but does not answer."""
 
 
 class EngineChild:
-    """A process, and this end of its socket. Once it is asked to end, none of its messages counts."""
+    """An engine process and the server's end of its socket. After `end`, its messages are ignored."""
 
     def __init__(
         self,
@@ -48,20 +48,26 @@ class EngineChild:
         ended: Callable[[Exception], None],
         share: NewShare | None = None,
     ) -> None:
-        """name: of the model. receive: gets its messages. ended: called with the reason if it ends by itself. share:
-        makes its share of memory, which is given what sends to it; None: it has what its configuration says."""
+        """name: name of the model. receive: called with each message. ended: called with the reason if the process
+        crashes.
+
+        share: creates the memory share, from a function that sends messages to the process; None: memory as configured.
+        """
         self._name, self._receive, self._ended = name, receive, ended
         self._share = None if share is None else share(self.send)
-        self.loaded = asyncio.get_running_loop().create_future()  # whether it has loaded the model, or why not
+        # Done when the model is loaded; raises the error if loading fails.
+        self.loaded = asyncio.get_running_loop().create_future()
         self._pending: dict[int, asyncio.Future[Any]] = {}
-        self._fatal: Exception | None = None  # the error that it reported before its end
-        self._config: EngineConfig  # that it was started with
-        self._plan: Mapping[str, Any] | None = None  # that it ran at first; None: one device
+        self._fatal: Exception | None = None  # error that the process reported before its end
+        self._config: EngineConfig  # configuration that it was started with
+        self._plan: Mapping[str, Any] | None = None  # plan that it ran initially; None: one device
         self._is_ending = False
 
     async def start(self, config: EngineConfig, *, resumes: bool = False) -> None:
-        """Start the process, which loads the model, if need be once it has its share. resumes: as of
-        `EngineConfig.deployed`. OSError."""
+        """Start the process, which loads the model once it has its memory share.
+
+        resumes: see `EngineConfig.deployed`. Raises OSError.
+        """
         try:
             self.process, reader, self._writer = await spawn("edge.serve.engine.child")
         except BaseException:
@@ -72,23 +78,28 @@ class EngineChild:
         self.listening = asyncio.create_task(self._listen(reader))  # until the process has ended
 
     def to_resume(self) -> EngineConfig:
-        """Return the configuration of the process that follows: with the plan that this one ran, as planning anew would
-        measure the devices first."""
+        """Return the configuration for the process that replaces this one.
+
+        It has the plan of this process, because planning again would measure the devices first.
+        """
         if self._config.plan is not None or self._plan is None:
             return self._config
         return replace(self._config, plan=self._plan, plan_name="the plan before")
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message. A process that ends does not get it."""
+        """Send a message. It is dropped if the process is ending."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def ask(self, number: int, what: str, arguments: Mapping[str, Any]) -> Any:
-        """Return the answer to a request, or raise its error; EngineGone if the process ends before it answers."""
+        """Return the answer to a request, or raise its error.
+
+        Raises EngineGone if the process ends before answering.
+        """
         future = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
             self.send({"id": number, "do": what, "with": arguments})
-            await asyncio.wait({future}, timeout=ANSWER_S)  # before Python 3.12 wait_for may drop a cancellation
+            await asyncio.wait({future}, timeout=ANSWER_S)  # before Python 3.12 wait_for may lose a cancellation
             if not future.done():
                 raise NoAnswer(f"the engine process gave no answer in {ANSWER_S:g} s")
             return future.result()
@@ -99,17 +110,19 @@ class EngineChild:
             del self._pending[number]
 
     def kill(self, reason: str) -> None:
-        """End it at once. It ends by itself, then, for this reason."""
-        self._fatal = EngineGone(f"{self._name}: {reason}, and was ended")
+        """Kill the process. reason: reported as the cause of its end."""
+        self._fatal = EngineGone(f"{self._name}: {reason}, and was killed")
         with suppress(ProcessLookupError):
             self.process.kill()
 
     async def end(self, reason: Exception) -> None:
-        """Tell it to end, and wait for that. Requests without an answer fail with this reason, also where the wait is
-        cancelled."""
+        """Ask the process to end, and wait for that.
+
+        Unanswered requests fail with this reason, even if the wait is cancelled.
+        """
         self._is_ending = True
         self._writer.close()
-        try:  # whoever waits: it is killed if need be, and then others have its memory
+        try:  # shielded: even if this task is cancelled, the process ends and its memory becomes free
             await asyncio.shield(asyncio.gather(exit_code(self.process), self.listening))
         finally:
             self._fail_pending(reason)
@@ -117,13 +130,14 @@ class EngineChild:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:
             async for line in reader:
-                if line.endswith(b"\n") and not self._is_ending:  # else it ended in the middle of a message
+                # Otherwise the process ended in the middle of a message.
+                if line.endswith(b"\n") and not self._is_ending:
                     for message in json.loads(line):
                         self._take(message)
         except ConnectionError:
             pass
-        except Exception as error:  # such as a line that is too long: nothing behind it can be read
-            self.kill(f"it sent what cannot be read ({error})")
+        except Exception as error:  # for example a line that is too long: the rest cannot be read
+            self.kill(f"it sent an invalid message ({error})")
         code = await exit_code(self.process)
         self._leave()
         self._writer.close()
@@ -158,14 +172,16 @@ class EngineChild:
 
 
 async def spawn(module: str) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
-    """Start a process that runs a module with `--control` and its end of a socket; return it and the other end.
-    OSError."""
+    """Start a process that runs a module with `--control` and its end of a socket. Return it with the other end.
+
+    Raises OSError.
+    """
     ours, theirs = socket.socketpair()
     with theirs, ExitStack() as stack:
         stack.callback(ours.close)
         reader, writer = await asyncio.open_connection(sock=ours, limit=MOST_LINE_BYTES)
         stack.callback(writer.close)
-        # Last: a process that was started before this is cancelled would be left alone.
+        # The process is started last, because a cancellation after its start would leave it running.
         with memory_signals_blocked():
             process = await asyncio.create_subprocess_exec(
                 *module_command(module, "--control", str(theirs.fileno())),
@@ -178,7 +194,7 @@ async def spawn(module: str) -> tuple[asyncio.subprocess.Process, asyncio.Stream
 
 
 async def exit_code(process: asyncio.subprocess.Process) -> int:
-    """Wait for the end of a process and return its exit code; kill it if it does not end within EXIT_S."""
+    """Wait for the end of a process and return its exit code. Kill it if it does not end within EXIT_S."""
     try:
         return await asyncio.wait_for(process.wait(), EXIT_S)
     except asyncio.TimeoutError:
@@ -187,7 +203,7 @@ async def exit_code(process: asyncio.subprocess.Process) -> int:
 
 
 def how_ended(name: str, code: int) -> str:
-    """Return for people how the engine process of a model ended."""
+    """Return a message that tells how the engine process of a model ended."""
     if code >= 0:
         return f"the engine process of {name} ended with exit code {code}"
     hint = " (out of memory is the usual cause)" if -code == signal.SIGKILL else ""

@@ -1,4 +1,4 @@
-"""Models that are being fetched, each in a thread of its own: one that stalls keeps no thread that others need."""
+"""Models that are being fetched, each in its own thread, so that a stalled fetch blocks no shared thread."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from typing import Generic, TypeVar
 from edge.errors import HubError, NotAllowed, Overloaded
 from edge.models.wheels import Progress
 
-MOST = 4  # threads, with those of fetches that were given up and have not noticed yet
-STALLED_S = 300.0  # without a further byte: the hub's library reports every 10 MB
+MOST = 4  # maximum threads, including those of abandoned fetches that have not ended yet
+STALLED_S = 300.0  # seconds without progress until a fetch fails; the hub's library reports every 10 MB
 _LOOK_S = 0.25
 T = TypeVar("T")
 
 
 class Fetches(Generic[T]):
-    """Fetches by name; whoever asks for one that is under way waits for it. For one event loop."""
+    """Fetches by name. A request for a name that is already being fetched waits for that fetch.
+
+    Use it in one event loop.
+    """
 
     def __init__(self, fetch: Callable[[str, Progress], T] | None) -> None:
-        """fetch: fetches something by its name; None: it is not allowed."""
+        """fetch: fetches an object by its name; None: fetching is not allowed."""
         self._fetch = fetch
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = 0
@@ -30,25 +33,28 @@ class Fetches(Generic[T]):
 
     @property
     def allowed(self) -> bool:
-        """True if the server's options allow it."""
+        """True if the server's options allow fetching."""
         return self._fetch is not None
 
     async def have(self, name: str, progress: Progress, use: Callable[[T], None]) -> None:
-        """Fetch something, and use it. It goes on if its client has gone. progress: of whoever asks first, in any
-        thread. NotAllowed; Overloaded if too many are under way; HubError if nothing comes any more; the errors of
-        `fetch`."""
+        """Fetch an object by its name and pass it to `use`. The fetch continues if the client disconnects.
+
+        progress: called in any thread; only the first caller's function is used. Raises NotAllowed, Overloaded if too
+        many fetches are running, HubError if a fetch stalls, and the errors of `fetch`.
+        """
         if self._fetch is None:
             raise NotAllowed("this server fetches no models; start it with --allow-pull, or fetch it: edge model pull")
         if name not in self._tasks:
             if self._threads >= MOST:
-                raise Overloaded(f"{self._threads} models are being fetched: no more may; ask again later")
+                raise Overloaded(f"{self._threads} models are being fetched, which is the maximum; try again later")
             self._threads += 1
             self._tasks[name] = asyncio.create_task(self._fetched(name, self._fetch, progress, use))
-            self._tasks[name].add_done_callback(lambda task: task.cancelled() or task.exception())  # seen
+            # Marks the error as retrieved.
+            self._tasks[name].add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._tasks[name])
 
     async def close(self) -> None:
-        """Give up what is under way. Its threads end with their next bytes, or with the process."""
+        """Abandon all fetches. Their threads end at their next progress report, or with the process."""
         self._is_closed = True
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
@@ -62,7 +68,7 @@ class Fetches(Generic[T]):
         def report(done: int, total: int) -> None:
             nonlocal newest, n_bytes
             if self._is_closed or ended.is_set():
-                raise NotAllowed("the server ends" if self._is_closed else "nobody waits for it any more")
+                raise NotAllowed("the server is ending" if self._is_closed else "the fetch was abandoned")
             if done > n_bytes:
                 newest, n_bytes = time.monotonic(), done
             progress(done, total)
@@ -89,9 +95,9 @@ class Fetches(Generic[T]):
         try:
             while not (await asyncio.wait({result}, timeout=_LOOK_S))[0]:
                 if self._is_closed:
-                    raise NotAllowed("the server ends")
+                    raise NotAllowed("the server is ending")
                 if time.monotonic() - newest >= STALLED_S:
-                    raise HubError(f"{name}: nothing came for {STALLED_S:g} s; the next attempt continues it")
+                    raise HubError(f"{name}: no data came for {STALLED_S:g} s; try again to continue the download")
             use(result.result())
         finally:
             ended.set()

@@ -1,4 +1,4 @@
-"""Parts of messages, as the APIs have them: texts, pictures, sounds, and others, which become texts."""
+"""Parts of messages in all APIs: texts, pictures, sounds, and other parts, which are converted to text."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from edge.serve.apis.fields import Fields
 from edge.serve.http.errors import BadRequest
 
 TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
-THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # among the texts of an earlier answer: left out
-# By type, the field that has a picture or sound.
+THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # thoughts in an earlier answer, which are left out
+# Field with the picture or sound, by type.
 _MEDIA = {"image_url": "image_url", "input_image": "image_url", "input_audio": "input_audio", "image": "source"}
 _STAND_INS = {"input_audio": "[a sound that this model cannot hear]"}
 _PICTURE = "[a picture that this model cannot see]"
-# Fields of other parts: those that are their text, and those that are written in front of it.
+# Fields of other parts: their text, and titles to put before it.
 _BODIES = ("text", "refusal", "tool_name", "query", "input", "content", "output", "stdout", "stderr")
 _HEADS = ("title", "name", "source", "url", "context")
-_MOST_LEVELS = 6  # of parts within parts
+_MOST_LEVELS = 6  # levels of nested parts
 
 
 class ImageUrl(Fields):
-    url: str = Field("", description="data:image/png;base64,...; http(s) where the server allows it")
+    url: str = Field("", description="data:image/png;base64,...; http(s) if the server allows it")
 
     ignored = frozenset({"detail"})
 
@@ -48,33 +48,33 @@ class Part(Fields):
     image_url: str | ImageUrl | None = None
     input_audio: InputAudio | None = None
     source: JsonValue = Field(default=None, description="a picture or document in Anthropic's API")
-    file_id: JsonValue = Field(default=None, description="not taken: nothing is stored")
-    transformations: JsonValue = Field(default=None, description="not taken")
+    file_id: JsonValue = Field(default=None, description="not supported, because nothing is stored")
+    transformations: JsonValue = Field(default=None, description="not supported")
 
     ignored = frozenset({"annotations", "cache_control", "citations", "detail", "logprobs", "prompt_cache_breakpoint"})
 
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, value: Any) -> Any:
-        """Return a text without a type as a part."""
+        """Accept a text without a type as a part."""
         if isinstance(value, str):
             return {"type": "text", "text": value}
         return {"type": "text", **value} if isinstance(value, dict) and isinstance(value.get("text"), str) else value
 
     def ignored_names(self) -> Iterator[str]:
-        """Yield none of another type: what the part has is in the prompt."""
+        """Yield nothing for parts of other types, because their whole content is in the prompt."""
         yield from super().ignored_names() if self.type in (*TEXTS, *_MEDIA) else ()
 
     @cached_property
     def content(self) -> str:
-        """Its text, the mark that stands for a picture or sound, or a line about what cannot be read."""
+        """Text of the part: its text, the mark of a picture or sound, or a line about unreadable content."""
         if self.file is not None:
             return new_mark()
         return self.stand_in if self.problem else self._words
 
     @cached_property
     def problem(self) -> str | None:
-        """Why it cannot be put to a model; None for text, and for a picture or sound that is there."""
+        """Reason why the model cannot process the part, or None for text and for a valid picture or sound."""
         if self.type in (*TEXTS, *THOUGHTS) or self.file is not None:
             return None
         if self.type in _MEDIA:
@@ -91,7 +91,7 @@ class Part(Fields):
 
     @property
     def stand_in(self) -> str:
-        """A line of text in place of what a model cannot take."""
+        """Line of text that replaces content that the model cannot process."""
         if self.type in _MEDIA:
             return _STAND_INS.get(self.type, _PICTURE)
         name = (self.model_extra or {}).get("filename") or (self.model_extra or {}).get("title")
@@ -100,7 +100,7 @@ class Part(Fields):
 
     @cached_property
     def file(self) -> str | None:
-        """Base64 of a picture or sound, or its URL; None for other parts."""
+        """Base64 or URL of a picture or sound, or None for other parts."""
         if self.type not in _MEDIA or self.transformations:
             return None
         if self.type == "input_audio":
@@ -120,8 +120,10 @@ class Part(Fields):
 
 
 def _texts(value: Any, level: int = 0) -> list[str]:
-    """Return the texts of a part of another type: of a document, a result of a search, a tool that is referred to. A
-    part that has a title alone has none."""
+    """Return the texts of a part of another type, such as a document, a search result or a tool reference.
+
+    A part with only a title has no texts.
+    """
     if isinstance(value, str):
         return [value] if value else []
     if isinstance(value, list) and level < _MOST_LEVELS:
@@ -139,13 +141,13 @@ def _texts(value: Any, level: int = 0) -> list[str]:
 
 
 def _body(name: str, value: Any, level: int) -> list[str]:
-    if name == "input" and isinstance(value, dict):  # of a call
+    if name == "input" and isinstance(value, dict):  # arguments of a call
         return [json.dumps(value, ensure_ascii=False)]
     return _texts(value, level + 1)
 
 
 def _texts_of_file(file: Mapping[str, Any], level: int) -> list[str]:
-    """Return the texts in the source of a document, or in a file that is a text."""
+    """Return the texts in the source of a document, or in a text file."""
     kind = str(file.get("media_type") or "")
     data = file.get("file_data") or file.get("data")
     if file.get("type") == "content":
@@ -165,18 +167,18 @@ def _texts_of_file(file: Mapping[str, Any], level: int) -> list[str]:
 
 
 def _data_of(url: str) -> str | None:
-    """Return the base64 in a data URL; None for another text."""
+    """Return the base64 in a data URL, or None for another text."""
     head, comma, data = url.partition(",")
     is_data = comma and head[:5].lower() == "data:" and head[-7:].lower() == ";base64"
     return data if is_data else None
 
 
 Content = str | Sequence[Part] | Mapping[str, Any] | None
-"""The content of a message in a request."""
+"""Content of a message in a request."""
 
 
 def joined(content: Content) -> str:
-    """Return the text of a message, with marks in place of pictures and sounds. An object is written as JSON."""
+    """Return the text of a message with marks for pictures and sounds. An object is written as JSON."""
     if isinstance(content, str):
         return content
     if isinstance(content, Mapping):
@@ -184,7 +186,7 @@ def joined(content: Content) -> str:
     texts: list[str] = []
     after_line = False
     for part in content or ():
-        is_line = part.type not in (*TEXTS, *THOUGHTS, *_MEDIA)  # of another type, on lines of its own
+        is_line = part.type not in (*TEXTS, *THOUGHTS, *_MEDIA)  # parts of other types go on separate lines
         if own := part.content:
             between = "\n" if texts and (is_line or after_line) and not texts[-1].endswith("\n") else ""
             texts.append(f"{between}{own}")
@@ -196,20 +198,21 @@ def joined(content: Content) -> str:
 class Attached:
     """Pictures and sounds of a conversation."""
 
-    files: Mapping[str, str] = field(default_factory=dict)  # base64 or a URL, by mark
-    stand_ins: Mapping[str, str] = field(default_factory=dict)  # lines for those that need not be seen, by mark
+    files: Mapping[str, str] = field(default_factory=dict)  # base64 or URL, by mark
+    stand_ins: Mapping[str, str] = field(default_factory=dict)  # replacement text for optional files, by mark
 
 
 NOTHING_ATTACHED = Attached()
 
 
 def attached(turns: Sequence[tuple[str, str, object]]) -> Attached:
-    """Return the pictures and sounds of messages. A line may stand in for each that is not in the last question.
+    """Return the pictures and sounds of messages. Those before the last question may be replaced by a line of text.
 
-    turns: where each message is in the request, its role, and its content. BadRequest for a part of the last question
-    that cannot be read: an answer without it would be wrong."""
+    turns: place of each message in the request, its role and its content. Raises BadRequest for an unreadable part of
+    the last question, because an answer without it would be wrong.
+    """
     roles = [role for _, role, _ in turns]
-    n_turns = len(turns) - (roles[-1:] == ["assistant"])  # an answer at the very end is only begun
+    n_turns = len(turns) - (roles[-1:] == ["assistant"])  # the beginning of an answer at the end does not count
     question = next((n for n in range(n_turns, 0, -1) if roles[n - 1] == "assistant"), 0)
     files: dict[str, str] = {}
     stand_ins: dict[str, str] = {}

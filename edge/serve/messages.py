@@ -1,13 +1,13 @@
 """Messages between the server and an engine process: JSON of requests, pieces and errors.
 
-A line is a message of the server, or a list of messages of the process: all those of one step.
+A line from the server is one message. A line from the process is a list of messages, all those of one step.
 
-From the server: {"config", "shares_memory": whether the process asks before it loads, "resumes": as of
-`EngineConfig.deployed`}, then {"id", "do": what, "with": arguments}, such as "heartbeat", {"id", "do": "cancel"}, or
-{"do": "memory", "with": arguments of MemoryShare.follow}.
-From the process: {"say": a line for people}, {"claim": [least, most] bytes}, {"memory": fields of MemoryUse}, {"ready":
-status}, {"fatal": error}; as an answer {"id", "result"} or {"id", "error"}; for a generation then {"id", "begun"} once
-it is computed, and {"id", "piece"} until one has a finish reason, or {"id", "error"}.
+From the server: first {"config", "shares_memory": whether the process claims memory before loading, "resumes": see
+`EngineConfig.deployed`}, then {"id", "do": name, "with": arguments}, {"id", "do": "cancel"}, or {"do": "memory",
+"with": arguments of MemoryShare.follow}.
+From the process: {"say": line for users}, {"claim": [least, most] bytes}, {"memory": fields of MemoryUse}, {"ready":
+status}, {"fatal": error}. The answer to a request is {"id", "result"} or {"id", "error"}. For a generation follow
+{"id", "begun"} once it is computed, and {"id", "piece"} until one has a finish reason, or {"id", "error"}.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import quant.errors
 import transport.errors
 from edge.serve.served import Generation, Piece, TokenLogprob
 
-MOST_LINE_BYTES = 256 << 20  # a request has at most 32 MiB, as text
+MOST_LINE_BYTES = 256 << 20  # a request has at most 32 MiB of text
 
 _TREES = (edge.errors, partition.errors, quant.errors, devices.errors, transport.errors)
 
 
 def error_json(error: Exception) -> dict[str, str]:
-    """Return an error as JSON: the class and the message."""
+    """Return an error as JSON with its class and message."""
     return {"kind": type(error).__name__, "message": str(error)}
 
 
 def error_of(values: Mapping[str, str]) -> Exception:
-    """Return the error in a message; EngineError if its class is none that people can act on."""
+    """Return the error in a message. An error of an unknown class becomes an EngineError."""
     for tree in _TREES:
         kind = getattr(tree, values["kind"], None)
         if isinstance(kind, type) and issubclass(kind, Exception):
@@ -45,7 +45,7 @@ def error_of(values: Mapping[str, str]) -> Exception:
 
 
 def generation_json(generation: Generation, generated: list[int]) -> dict[str, Any]:
-    """Return a generation as JSON, with its tokens that were sent to the client already."""
+    """Return a generation as JSON, with the tokens that were already sent to the client."""
     return {**asdict(generation), "generated": generated}
 
 
@@ -70,12 +70,12 @@ def _logprob(values: list[Any]) -> TokenLogprob:
 
 
 def logprob_json(token: int, piece: bytes, logprob: float) -> list[Any]:
-    """Return a token with its probability as JSON."""
+    """Return a token with its log-probability as JSON."""
     return [token, piece.decode("latin-1"), logprob]
 
 
 def resolve(future: asyncio.Future[Any], message: Mapping[str, Any]) -> None:
-    """Set the result in an answer, or its error, on a future."""
+    """Set the result or error of an answer on a future."""
     if "error" in message:
         future.set_exception(error_of(message["error"]))
     else:

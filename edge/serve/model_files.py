@@ -1,4 +1,4 @@
-"""Facts about model files, read once as long as a file does not change."""
+"""Facts about model files, cached until a file changes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from quant.gguf.file import GgufFile
 
 @dataclass(frozen=True)
 class ModelFile:
-    """Facts about a file, and about its model if that can be read."""
+    """Facts about a file and, if it is readable, its model."""
 
-    created: int  # when it was last written, in seconds since 1970; 0: there is no file
+    created: int  # modification time in seconds since 1970; 0: there is no file
     size_bytes: int = 0
     trained_context: int | None = None  # tokens
     vocabulary: int | None = None
-    embedding: int | None = None  # values of a hidden state
+    embedding: int | None = None  # dimensions of a hidden state
     parameters: int | None = None
-    generates: bool = True  # False: it makes only embeddings or scores
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # of the header, without arrays
-    encoders: tuple[str, ...] = ()  # of its projector: vision, audio
+    generates: bool = True  # False for models that only make embeddings or scores
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # metadata of the header, without arrays
+    encoders: tuple[str, ...] = ()  # encoders of its projector: vision, audio
 
 
 def model_file(path: str, projector: str | None = None) -> ModelFile:
-    """Return the facts about a file, and about its projector. A header takes some milliseconds to read, and clients ask
-    for all models at once, so facts are kept as long as the file does not change."""
+    """Return the facts about a file and its projector.
+
+    Facts are cached until the file changes: a header takes some milliseconds to read, and clients list all models.
+    """
     try:
         status = os.stat(path)
     except OSError:

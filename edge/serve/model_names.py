@@ -1,25 +1,25 @@
-"""Names of models as clients write them, and the served names that they stand for."""
+"""Model names as clients write them, matched to the served names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
 
-_MOST_CHARACTERS = 500  # of a name that is looked at closely
+_MOST_CHARACTERS = 500  # characters of a name that are examined
 _HUB = re.compile(r"(https?:/+)?(www\.)?(hf\.co|huggingface\.co)/+|hf:/+|ollama:/+", re.IGNORECASE)
-_ENDINGS = (":latest", ".gguf")  # that say nothing about which model it is
+_ENDINGS = (":latest", ".gguf")  # endings without information
 
 
 def is_empty(name: str) -> bool:
-    """Return whether a name says nothing, so that the default model is meant."""
+    """Return True if a name is empty apart from ignored parts, so that the default model is meant."""
     return not _plain(name)
 
 
 def matching(request_name: str, names: Collection[str]) -> list[str]:
-    """Return the served names that a client may mean; several if the name does not tell them apart.
+    """Return the served names that match a client's name, or several if the name is ambiguous.
 
-    The exact name comes first. Without it, these do not count: spaces around the name, the endings `.gguf` and
-    `:latest`, the address of the hub, and folders or providers before the name; last of all, upper and lower case.
+    An exact match has priority. Otherwise, these parts are ignored: spaces around the name, the endings `.gguf` and
+    `:latest`, the address of the hub, and folders or providers before the name. The last attempt also ignores case.
     """
     if request_name in names:
         return [request_name]
@@ -42,13 +42,13 @@ def _plain(name: str) -> str:
 
 
 def _parts_of_hub_name(name: str) -> list[str]:
-    """Return the repository and the file of a served OWNER/NAME:FILE, each of which may stand for it."""
+    """Return the repository and the file of a served name OWNER/NAME:FILE. Each may be used alone."""
     repository, colon, file = name.partition(":")
     return [repository, _plain(file)] if colon and "/" in repository and file.lower().endswith(".gguf") else []
 
 
 def _tails(request_name: str) -> Iterator[str]:
-    """Yield the name, then without the folders or providers before it, the longest first."""
+    """Yield the name, and then the name without its leading folders or providers, longest first."""
     parts = re.split(r"[/\\]+", _plain(request_name))
     for first in range(len(parts)):
         if tail := "/".join(parts[first:]):

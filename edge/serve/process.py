@@ -77,7 +77,7 @@ class EngineProcess:
         async with self._starting:
             await self._load(self.config)
 
-    async def close(self, why: str = "the server ends") -> None:
+    async def close(self, why: str = "the server is ending") -> None:
         """End the process. Its requests end with EngineGone. why: the message of that error."""
         self._closing.set()
         reason = EngineGone(why)
@@ -212,7 +212,7 @@ class EngineProcess:
 
         resumes: as of `EngineConfig.deployed`.
         """
-        gone = EngineGone("the server ends")
+        gone = EngineGone("the server is ending")
         if self._closing.is_set():
             raise gone
         child = EngineChild(self.name, self._receive, self._ended, self._share)

@@ -126,7 +126,7 @@ class Router:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
             if loading.cancelled():
-                raise EngineGone("the server ends") from None
+                raise EngineGone("the server is ending") from None
             raise
         finally:
             self._awaited[name] -= 1
@@ -227,7 +227,7 @@ class Router:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
         for name in list(self._models):
-            await self._unload(name, "the server ends")
+            await self._unload(name, "the server is ending")
         await asyncio.gather(*self._moves, return_exceptions=True)
 
     def _running(self, name: str) -> EngineClient | None:

@@ -102,7 +102,7 @@ def test_a_port_in_use() -> None:
         port = str(other.getsockname()[1])
         done = run_edge("serve", "--port", port, timeout=WAIT_S)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
-    assert f"127.0.0.1:{port} cannot be listened on: Address already in use; give another port" in done.stderr
+    assert f"127.0.0.1:{port}: Address already in use; give another port" in done.stderr
 
 
 def test_ignored_fields_of_a_client_are_logged_once() -> None:

@@ -38,7 +38,7 @@ def test_an_encoder_embeds_and_does_not_go_on_with_texts(tmp_path: Path, archite
         model = await router.model(None)
         assert (await model.about())["embeds"] is True
         for request in (Generation(prompt="hello"), Generation(messages=[{"role": "user", "content": "hello"}])):
-            with pytest.raises(SamplingError, match="does not go on with texts"):
+            with pytest.raises(SamplingError, match="generates no text"):
                 await model.generate(request)
         with pytest.raises(ContextFull, match=f"1 to {CONTEXT} tokens"):
             await model.embed(["hello " * CONTEXT])
@@ -73,9 +73,9 @@ def test_an_encoder_is_refused_where_texts_are_to_go_on(tmp_path: Path, syntheti
     path = encoder(tmp_path / "tiny.gguf")
     assert not generates(GgufFile.open(path))
     assert generates(GgufFile.open(synthetic("llama", "f32")))
-    with Engine(path, EngineOptions(threads=1)) as engine, pytest.raises(EngineError, match="does not go on"):
+    with Engine(path, EngineOptions(threads=1)) as engine, pytest.raises(EngineError, match="generates no text"):
         engine.decode([2, 3], 0)
-    assert_one_line_error(run_chat(path, "-p", "hello"), 5, "tiny.gguf does not go on with texts")
+    assert_one_line_error(run_chat(path, "-p", "hello"), 5, "tiny.gguf generates no text")
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ def test_a_message_that_is_too_long_ends_the_process_and_the_next_answers(monkey
 
     async def work(router: Router) -> str:
         model = await router.model(None)
-        with pytest.raises(EngineGone, match="it sent what cannot be read"):
+        with pytest.raises(EngineGone, match="it sent an invalid message"):
             await model.tokenize("a " * 100_000)
         return await text(await model.generate(question(3)))
 
@@ -545,7 +545,7 @@ def test_nothing_is_left_when_the_server_ends(monkeypatch: pytest.MonkeyPatch) -
         pid, answer = await work(router)
         children = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         await asyncio.wait_for(router.close(), WAIT_S)
-        with pytest.raises(EngineGone, match="the server ends"):
+        with pytest.raises(EngineGone, match="the server is ending"):
             await text(answer)
         assert psutil.wait_procs(children, WAIT_S)[1] == []
 

@@ -286,7 +286,7 @@ def test_a_fetch_ends_with_the_server() -> None:
         fetching = asyncio.ensure_future(router.fetch("large", lambda *done: None))
         await asyncio.to_thread(begun.wait)
         await router.close()
-        with pytest.raises(NotAllowed, match="the server ends"):
+        with pytest.raises(NotAllowed, match="the server is ending"):
             await fetching
 
     run(test, fetch=fetch)

@@ -291,10 +291,10 @@ def test_what_is_not_done_is_refused_in_words(ollama: Client, server: str) -> No
         (400, "context", lambda: ollama.generate(NAME, "Hi", context=[1, 2])),
         (400, "keep_alive", lambda: ollama.generate(NAME, "Hi", keep_alive="soon")),
         (403, "--allow-pull", lambda: ollama.pull("gone", stream=False)),
-        (403, "files here", lambda: ollama.create("new", from_=NAME, stream=False)),
-        (403, "files here", lambda: ollama.copy(NAME, "new")),
+        (403, "models are files", lambda: ollama.create("new", from_=NAME, stream=False)),
+        (403, "models are files", lambda: ollama.copy(NAME, "new")),
         (403, "publishes", lambda: ollama.push(NAME, stream=False)),
-        (403, "files here", lambda: ollama.delete(NAME)),
+        (403, "models are files", lambda: ollama.delete(NAME)),
     ]
     for status, words, ask in refused:
         with pytest.raises(ResponseError, match=words) as error:

@@ -39,7 +39,7 @@ class Arrivals:
             cancelled.set()
 
     def is_cancelled(self, number: int) -> bool:
-        """Return whether a request was cancelled."""
+        """Return True if a request was cancelled."""
         cancelled = self._cancelled.get(number)
         return cancelled is not None and cancelled.is_set()
 

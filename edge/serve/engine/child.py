@@ -1,7 +1,7 @@
-"""Engine process of the server: loads a model and computes its requests. Its messages are described in messages.py.
+"""Engine process of the server: loads a model and computes requests. messages.py describes its messages.
 
-One thread drives the engine: it takes new requests, makes a step, and sends the results. Others prepare requests
-(templates, tokens, grammars), so that the engine waits for none. The process ends when the server does.
+The engine thread admits requests, runs steps and sends the results. Other threads prepare requests (templates, tokens,
+grammars), so that the engine thread never waits for preparation. The process ends when the server does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from edge.serve.messages import MOST_LINE_BYTES, error_json
 from edge.speculate.factory import speculation
 from edge.tasks import ShowStep, Steps
 
-_LARGE_BYTES = 1 << 20  # of a request: memory for preparing a larger one is given back to the system
+# Size of a large request. Memory used to prepare such a request is returned to the system.
+_LARGE_BYTES = 1 << 20
 
 
 class Control:
@@ -36,7 +37,7 @@ class Control:
         self._socket, self._lock = its_socket, threading.Lock()
 
     def send(self, *messages: Mapping[str, Any]) -> None:
-        """Send messages to the server. If it has gone, the reader notices."""
+        """Send messages to the server. Errors are ignored, because `lines` detects the end of the server."""
         data = json.dumps(messages).encode() + b"\n"
         with self._lock:
             try:
@@ -45,8 +46,10 @@ class Control:
                 return
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the server's messages, until it goes, be it in the middle of one; a reset, which leaves some unread,
-        ends them, too."""
+        """Yield the server's messages until the connection closes.
+
+        It may close in the middle of a message, or be reset with unread messages.
+        """
         with suppress(ConnectionError), self._socket.makefile("rb") as stream:
             while (line := stream.readline(MOST_LINE_BYTES)).endswith(b"\n"):
                 yield _message(line)
@@ -72,7 +75,7 @@ class _RemoteSteps(Steps):
 
 
 def main() -> int:
-    """Serve until the server goes; return the exit code."""
+    """Serve until the server ends. Return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", type=int, required=True, help="file descriptor of a socket to the server")
     ignore_memory_signals()
@@ -92,18 +95,18 @@ def main() -> int:
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()
             loop.run()
     except Exception as error:  # the server passes any error on to waiting clients
-        control.send({"fatal": error_json(error)})
+        control.send({"fatal": error_json(error)})  # the server passes the error on to waiting clients
         return 1
     return 0
 
 
 def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Control) -> None:
-    """Pass on the server's messages; in threads if that takes time."""
+    """Handle the server's messages. Messages that take time are handled in other threads."""
     with Threads() as threads:
         for message in messages:
             if message["do"] == "cancel":
                 loop.cancel(message["id"])
-            elif message["do"] == "heartbeat":  # answered here, whatever other threads do
+            elif message["do"] == "heartbeat":  # answered by this thread, so that busy threads do not delay it
                 control.send({"id": message["id"], "result": loop.heartbeat()})
             else:
                 if message["do"] in ("generate", *POOLED):
@@ -131,4 +134,4 @@ def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None
 if __name__ == "__main__":
     code = main()
     remove_temporary()
-    os._exit(code)  # threads may wait for messages that never come
+    os._exit(code)  # skip waiting for threads that wait for messages

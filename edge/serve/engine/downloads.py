@@ -1,5 +1,7 @@
-"""Files of pictures and sounds in requests: decoded from base64, or fetched from URLs where that is allowed, within
-bounds of bytes, time and redirects."""
+"""Files of pictures and sounds in requests, decoded from base64 or fetched from URLs.
+
+Fetching must be allowed by the server's options, and is limited in bytes, time and redirects.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ from edge.errors import MediaError
 from edge.multimodal.decoding import MOST_BYTES
 from edge.serve.engine.threads import is_url
 
-TOTAL_S = 20.0  # for all files of a request
+TOTAL_S = 20.0  # total time for all files of a request
 MOST_REDIRECTS = 5
-_LOOK_S = 0.25  # between looks whether somebody still waits for a file
+_LOOK_S = 0.25  # interval of checks whether the client is still connected
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HEADERS = {"User-Agent": "edge", "Accept": "image/*, audio/*", "Connection": "close"}
 
@@ -32,21 +34,24 @@ class Downloads:
     """Fetches the files of one request."""
 
     def __init__(self, urls: MediaUrls, given_up: Callable[[], bool] = lambda: False) -> None:
-        """given_up: whether nobody waits for the request any more."""
+        """given_up: returns True if the client has disconnected."""
         self._urls, self._left_s, self._given_up = urls, TOTAL_S, given_up
 
     def get(self, url: str) -> bytes:
-        """Return the bytes at a URL. MediaError where it may not be fetched, or cannot be in the time that is left."""
+        """Return the bytes at a URL.
+
+        Raises MediaError if fetching is not allowed, fails, or exceeds the remaining time.
+        """
         if not self._urls:
             raise MediaError(
-                "this server fetches nothing from URLs: send the picture as data:image/png;base64,..., or serve with"
+                "fetching from URLs is off on this server: send the picture as data:image/png;base64,..., or serve with"
                 " --media-urls"
             )
         began = time.monotonic()
         try:
             return self._followed(url, began + self._left_s)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            late = f"files are fetched for {TOTAL_S:g} s, and it takes longer"
+            late = f"fetching all files of the request took longer than {TOTAL_S:g} s"
             reason = late if time.monotonic() - began >= self._left_s else str(error)
             raise MediaError(f"{url[:200]}: cannot be fetched: {reason}") from None
         finally:
@@ -68,15 +73,17 @@ class Downloads:
                     if response.status != 200:
                         raise ValueError(f"it answers {response.status} {response.reason}")
                     data = response.read(MOST_BYTES + 1)
-                if time.monotonic() >= until or self._given_up():  # what came of it is no whole file
-                    raise TimeoutError("nobody waits for it any more")
+                if time.monotonic() >= until or self._given_up():  # the data may be incomplete
+                    raise TimeoutError("the client has disconnected")
                 return data
-        raise ValueError(f"it leads to more than {MOST_REDIRECTS} other URLs")
+        raise ValueError(f"it redirects more than {MOST_REDIRECTS} times")
 
     @contextmanager
     def _connected(self, parts: SplitResult, until: float) -> Iterator[http.client.HTTPConnection]:
-        """A connection that is shut down when the time is over, however little comes at a time, and once nobody waits
-        for its file."""
+        """Yield a connection that is shut down at the deadline, or when the client has disconnected.
+
+        The deadline holds even if the other side keeps sending small pieces.
+        """
         is_tls, host = parts.scheme == "https", parts.hostname or ""
         connection = (http.client.HTTPSConnection if is_tls else http.client.HTTPConnection)(host, parts.port)
         plain = self._socket(host, connection.port, until)
@@ -103,12 +110,14 @@ class Downloads:
         _shut_down(connected)
 
     def _socket(self, host: str, port: int, until: float) -> socket.socket:
-        """Connect to an address of a host that is allowed. It is the address that is checked, as a name of anybody's
-        may have one of this network."""
+        """Connect to an allowed address of a host.
+
+        The check applies to the address instead of the name, because any public name may resolve to a local address.
+        """
         addresses = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         allowed = [address for address in addresses if self._urls == "all" or is_public(address)]
         problem: Exception = ValueError(
-            f"{host} is in this server's own network; --media-urls all allows that, and then to everybody who asks"
+            f"{host} is in this server's local network; --media-urls all allows such addresses, for every client"
         )
         for address in allowed:
             try:
@@ -120,13 +129,13 @@ class Downloads:
 
 def _shut_down(connected: socket.socket) -> None:
     try:
-        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # also of TLS, without its farewell
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # for TLS, too, without its closing messages
     except OSError:
-        return  # it is closed
+        return  # it is already closed
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is of the internet, and of no network that only some can reach."""
+    """Return True if an address belongs to the public internet."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour
@@ -137,14 +146,16 @@ def is_public(address: str) -> bool:
 
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # beside it are addresses of sites, and old forms of IPv4's
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # other IPv6 ranges are site addresses or embed IPv4 addresses
 
 
 def files_of(
     sources: Mapping[str, str], urls: MediaUrls, given_up: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[str, bytes | MediaError]]:
-    """Yield files with their marks, one at a time. sources: base64 or a URL, by mark. An error in place of one that is
-    neither, or is not fetched."""
+    """Yield files with their marks, one at a time.
+
+    sources: base64 or URL, by mark. A file that is invalid or cannot be fetched is replaced by its error.
+    """
     downloads = Downloads(urls, given_up)
     for mark, source in sources.items():
         try:
@@ -157,8 +168,8 @@ def _file_of(source: str, downloads: Downloads) -> bytes:
     if is_url(source):
         return downloads.get(source)
     if ":" in source:
-        raise MediaError(f"{source[:40]!r} is no picture: send it as data:image/png;base64,...")
+        raise MediaError(f"{source[:40]!r} is not a picture: send it as data:image/png;base64,...")
     try:
-        return base64.b64decode("".join(source.split()), validate=True)  # in lines, as MIME has it
+        return base64.b64decode("".join(source.split()), validate=True)  # in lines, as in MIME
     except (binascii.Error, ValueError):
-        raise MediaError("a picture or sound is no base64") from None
+        raise MediaError("a picture or sound is not valid base64") from None

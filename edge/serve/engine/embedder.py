@@ -1,4 +1,4 @@
-"""Embeddings and ranks: a model's hidden states of a text, pooled to one vector, or to a score."""
+"""Embeddings and reranking: the hidden states of a text, pooled to one vector or to a score."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from edge.errors import ContextFull, EmptyPrompt, EngineError
 from edge.llama.llama import Model
 from edge.llama.pooled import PooledContext
 
-MOST_TOKENS = 2048  # of a text; they are computed in one pass
+MOST_TOKENS = 2048  # maximum tokens of a text, which is computed in one pass
 
 
 class Embedder:
-    """Embeds and scores texts with a loaded model, in contexts of its own."""
+    """Embeds and scores texts with a loaded model, in separate contexts."""
 
     def __init__(self, model: Model, context: int, threads: int) -> None:
-        """context: tokens that the model was trained for, or fewer."""
+        """context: maximum context in tokens, at most the trained context."""
         self.most_tokens = min(context, MOST_TOKENS)
         self._model, self._threads = model, threads
-        self._contexts: dict[bool, PooledContext] = {}  # by `ranks`; made for the first text, as they take memory
+        self._contexts: dict[bool, PooledContext] = {}  # by `ranks`; created on first use, because they take memory
 
     def embed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the embedding [n_embd] of a text, of length 1. ContextFull if it is empty or too long; EngineError if
-        the model cannot embed."""
+        """Return the embedding [n_embd] of a text, normalized to length 1.
+
+        Raises ContextFull if the text is empty or too long, and EngineError if the model cannot embed.
+        """
         vector = self._pooled(tokens, ranks=False)
         return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
     def score(self, tokens: Sequence[int]) -> float:
-        """Return the first output of the ranking head for a text. Errors as of `embed`, also if there is no head."""
+        """Return the output of the ranking head for a text. Raises the errors of `embed`, also if there is no head."""
         score = float(self._pooled(tokens, ranks=True)[0])
         if not math.isfinite(score):
-            raise EngineError(f"the model's ranking head gives {score}, which is no score")
+            raise EngineError(f"the model's ranking head returned {score} instead of a finite score")
         return score
 
     def check(self, tokens: Sequence[int]) -> None:

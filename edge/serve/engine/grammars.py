@@ -1,4 +1,4 @@
-"""Control tokens in grammars of calls: a mark that is a token must come as that token, not as text."""
+"""Control tokens in grammars of tool calls. A mark that is a control token must be generated as that token."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 
 from edge.llama.llama import Model
 
-# The rules that edge/serve/tools writes for marks: literals, and any text up to a mark.
+# Rules that edge/serve/tools writes for marks: literals, and free text up to a mark.
 _RULE = re.compile(r'^(lit|free|raw)(_\d+)(\[lazy\])?: (/\S*/ )?("(?:[^"\\]|\\.)*")$', re.MULTILINE)
 
 
 def with_control_tokens(lark: str, model: Model) -> str:
-    """Return a grammar of calls with the control tokens of a model in place of their names."""
+    """Return a grammar of tool calls with names of control tokens replaced by the model's tokens."""
     return _RULE.sub(lambda rule: _rewritten(rule, model), lark)
 
 
@@ -32,7 +32,8 @@ def _rewritten(rule: re.Match[str], model: Model) -> str:
     parts += [_quoted(text)] if text else []
     if not anything:
         return f"{kind}{number}: {' '.join(parts)}"
-    # Text cannot have the token, so it ends there by itself; what stands before the token may end it too early.
+    # Text cannot contain the control token, so free text ends there. Text before the token in the mark may end it
+    # early.
     rest = " ".join(parts[1:] if before else parts)
     if not before or kind == "free":
         return f"{kind}{number}: {anything}{rest}"

@@ -1,11 +1,11 @@
-"""Fill-in-the-middle (FIM) prompts: the text around a gap, between the model's own marks.
+"""Fill-in-the-middle (FIM) prompts: the text around a gap, between the model's FIM tokens.
 
 The layout is that of llama.cpp's server:
 
     [BOS] [REP] project [SEP] file, text ... [SEP] file  [PRE] prefix [SUF] suffix [MID]
 
-The part before PRE is there if other files are given, and a vocabulary without SEP has a line between files instead.
-Some models were trained with the suffix first (`spm`).
+The part before PRE is present if the request has other files. A vocabulary without SEP has a line of text between
+files instead. Some models were trained with the suffix first (`spm`).
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from typing import Any
 from edge.errors import ContextFull, SamplingError
 from edge.llama.llama import Model
 
-MARKS = {"pre": "prefix", "suf": "suffix", "mid": "middle"}  # that a model needs, by llama.cpp's names
+MARKS = {"pre": "prefix", "suf": "suffix", "mid": "middle"}  # FIM tokens that a model needs, by llama.cpp's names
 _OTHER_MARKS = ("rep", "sep", "pad")
-# Names that llama.cpp's server puts where none are known.
+# Default names in llama.cpp's server.
 _PROJECT, _FILE = "myproject\n", "filename\n"
 _BETWEEN_FILES = "\n\n--- snippet ---\n\n"
-_SUFFIX_PART = 4  # a fourth of a short room is the suffix's
-_STEPS = 16  # texts are cut by such parts of the room: the next key then finds the same beginning in the prefix cache
-_BYTES = 8  # of a token, mostly: more of a long text is not looked at
+_SUFFIX_PART = 4  # if space is short, a quarter of it is for the suffix
+# Texts are cut in steps of 1/16 of the space, so that the next request finds the same beginning in the prefix cache.
+_STEPS = 16
+# Bytes per token that are considered at most; a longer text is cut before tokenization.
+_BYTES = 8
 
 
 class InfillPrompts:
-    """Makes prompts for one model. Any thread may use it."""
+    """Creates prompts for one model. Any thread may use it."""
 
     def __init__(self, model: Model, name: str, *, spm: bool = False) -> None:
-        """name: of the model, for errors. spm: suffix, prefix, middle is the order that it was trained with."""
+        """name: model name for errors. spm: the model was trained with the order suffix, prefix, middle."""
         self._model, self._name, self._spm = model, name, spm
         self._marks = {mark: model.special_token(f"fim_{mark}") for mark in (*MARKS, *_OTHER_MARKS)}
         self._ids = {token for token in self._marks.values() if token is not None}
@@ -40,15 +42,15 @@ class InfillPrompts:
         self._in_a_mark = re.compile("|".join(middles))
 
     def tokens(self, infill: Mapping[str, Any], room: int) -> list[int]:
-        """Return the token ids of a prompt of at most `room` tokens. SamplingError for a model without marks,
-        ContextFull where not even they fit.
+        """Return the token ids of a prompt of at most `room` tokens.
 
-        What is nearest to the gap stays: the end of the prefix, the beginning of the suffix, then the last files.
+        If space is short, the text nearest to the gap is kept: the end of the prefix, the beginning of the suffix, then
+        the last files. Raises SamplingError for a model without FIM tokens, and ContextFull if even those do not fit.
         """
         if missing := [word for mark, word in MARKS.items() if self._marks[mark] is None]:
             raise SamplingError(
-                f"{self._name} has no token for {' and '.join(missing)}, so it cannot fill gaps; use one that was"
-                " trained for fill-in-the-middle, and whose file names them (tokenizer.ggml.fim_pre_token_id, ...)"
+                f"{self._name} has no token for {' and '.join(missing)}, so it cannot fill gaps; use a model trained"
+                " for fill-in-the-middle, whose file has these tokens (tokenizer.ggml.fim_pre_token_id, ...)"
             )
         marks = self._marks
         bos = self._model.added("bos")
@@ -67,7 +69,10 @@ class InfillPrompts:
         return [*bos, *extra, *first, *second, marks["mid"]]  # type: ignore[list-item]
 
     def _extra(self, files: Sequence[Mapping[str, str]], room: int, step: int) -> list[int]:
-        """Return the last files that fit, and the end of the one before; nothing where not even their marks fit."""
+        """Return the last files that fit, and the end of the file before them.
+
+        Return [] if even their marks do not fit.
+        """
         rep, sep = self._marks["rep"], self._marks["sep"]
         project = [] if rep is None else [rep, *self._plain(_PROJECT)]
         own = [] if sep is None else [sep, *self._plain(_FILE)]
@@ -88,18 +93,18 @@ class InfillPrompts:
         return [*project, *tokens, *own]
 
     def _end(self, text: str | Sequence[int], room: int) -> list[int]:
-        """Return tokens of a text that may have so many, without most of what is too much at its beginning."""
+        """Return the tokens of a text, without most of the beginning that would not fit in `room` tokens."""
         if not isinstance(text, str):
             return list(text)
         most = room * _BYTES
         return self._plain(text[len(text) - _fitting(len(text), most, max(1, most // _STEPS)) :])
 
     def _plain(self, text: str) -> list[int]:
-        """Return the tokens of a text, none of which is a mark, whatever is written there."""
+        """Return the tokens of a text. Names of FIM tokens in the text do not become these tokens."""
         tokens = self._model.tokenize(text, add_special=False, parse_special=False)
         if self._ids.isdisjoint(tokens):
             return tokens
-        # A file may say of its marks that they are plain words: then they are tokenized in two parts.
+        # A model file may define its FIM tokens as plain words. The text is then tokenized in two parts.
         parts = (
             self._model.tokenize(part, add_special=False, parse_special=False) for part in self._in_a_mark.split(text)
         )
@@ -107,7 +112,7 @@ class InfillPrompts:
 
 
 def _fitting(n: int, room: int, step: int) -> int:
-    """Return how many of n items stay in a room: all, or n without whole steps."""
+    """Return the number of n items to keep: all if they fit, otherwise n reduced in whole steps."""
     return n if n <= room else max(0, n - -(-(n - room) // step) * step)
 
 

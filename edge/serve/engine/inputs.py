@@ -1,4 +1,4 @@
-"""Input processing: the server's generations become requests of the scheduler."""
+"""Input processing: converts the server's generations to requests of the scheduler."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ from edge.templates.template import CONTINUES, ChatTemplate
 from edge.thinking.tracker import Thinking
 from partition.model.generation import generates
 
-_ANSWER_PART = 4  # a fourth of the context is left to what fills a gap, where a request does not say how much
-_MOST_PIECES = 32 << 20  # bytes of one answer, which has up to six characters for each
-_MOST_WINDOWED = 1 << 20  # tokens; that many take about a second to tokenize
+_ANSWER_PART = 4  # share of the context reserved for an infill answer without max_tokens
+_MOST_PIECES = 32 << 20  # maximum bytes of one answer, whose JSON may take six characters for each
+_MOST_WINDOWED = 1 << 20  # maximum tokens of a prompt with windowed attention; they take about a second to tokenize
 
 
 class InputProcessor:
     """Renders chats, tokenizes texts, and checks both. Any thread may use it."""
 
     def __init__(self, config: EngineConfig, engine: TextEngine, encoder: MediaEncoder | None = None) -> None:
-        """config: of the engine. encoder: of pictures and sounds."""
+        """config: configuration of the engine. encoder: encoder of pictures and sounds; None: unsupported."""
         self._config, self._engine, self._encoder = config, engine, encoder
-        # Of one request, and of an answer that does not say. A window keeps the ends of what is longer.
+        # Limits of a request, and of an answer without max_tokens. With windowed attention, prompts may exceed the
+        # context.
         self._most_answer = min(engine.context, engine.shape.context_length or engine.context)
         self._most_tokens = self._most_answer if engine.attention_window is None else _MOST_WINDOWED
         self._tokenizer = Tokenizer(engine.model, engine.file)
@@ -55,27 +56,29 @@ class InputProcessor:
         self._renderer.close()
 
     def request(self, generation: Mapping[str, Any], given_up: Callable[[], bool] = never_given_up) -> Request:
-        """Return the scheduler's request. given_up: whether nobody waits for it any more. Raises all errors that a
-        request can have."""
+        """Return the scheduler's request for a generation.
+
+        given_up: returns True if the client has disconnected. Raises all errors that a request can have.
+        """
         if not generates(self._engine.file):
-            raise SamplingError(f"{self._engine.path.name} does not go on with texts; ask it for embeddings")
+            raise SamplingError(f"{self._engine.path.name} generates no text; use it for embeddings or reranking")
         prompt, thinking, media = self._prompt(generation, given_up)
         room = self._most_tokens - len(prompt)
         if room <= 0:
             raise ContextFull(
-                f"the prompt has {len(prompt)} tokens, and {self._most_tokens} is all that it and its answer may have;"
-                " use a shorter prompt, or serve with a larger --context where the model was trained for more"
+                f"the prompt has {len(prompt)} tokens, but prompt and answer together may have {self._most_tokens};"
+                " use a shorter prompt, or serve with a larger --context if the model was trained for it"
             )
         most = self._most_answer if generation["max_tokens"] is None else generation["max_tokens"]
         sampling = generation["sampling"]
-        # Stop strings of a template stand for the token that the model lacks.
+        # The template's stop strings replace the end token that the model lacks.
         stops = () if generation["messages"] is None or sampling.get("ignore_eos") else self.template.stops
         if sampling.get("lark") and generation["marks"]:
             sampling = {**sampling, "lark": with_control_tokens(sampling["lark"], self._engine.model)}
         if least := sampling.get("min_tokens"):
             sampling = {**sampling, "min_tokens": min(least, room)}
         biases = {int(token): bias for token, bias in sampling.get("logit_bias", {}).items()}
-        # Of the answers to one prompt each has a seed of its own.
+        # Each of several answers to one prompt has its own seed.
         seed = {"seed": generation["place"]} if self._config.reproducible else {}
         return Request(
             prompt,
@@ -94,7 +97,7 @@ class InputProcessor:
     def _prompt(
         self, generation: Mapping[str, Any], given_up: Callable[[], bool]
     ) -> tuple[list[int], Thinking | None, tuple[EmbeddingRows, ...]]:
-        """Return the token ids of the prompt, how its answer thinks, and the prompt's pictures and sounds."""
+        """Return the token ids of the prompt, the thinking settings of its answer, and its pictures and sounds."""
         messages, most = generation["messages"], self._most_tokens
         if messages is not None:
             self._tokenizer.check_messages(messages, most)
@@ -119,7 +122,7 @@ class InputProcessor:
             return tokens, thinking, media
         if (infill := generation["infill"]) is not None:
             if not isinstance(infill["prefix"], str):
-                self.tokens(infill["prefix"], most)  # raises for an invalid id
+                self.tokens(infill["prefix"], most)  # raises an error for an invalid id
             answer = min(generation["max_tokens"] or most // _ANSWER_PART, most // 2)
             return self._infill.tokens(infill, most - answer), None, ()
         tokens = self.tokens(generation["prompt"], most)
@@ -138,7 +141,7 @@ class InputProcessor:
         given_up: Callable[[], bool] = never_given_up,
         namespace: str = "",
     ) -> tuple[str, list[int], tuple[EmbeddingRows, ...]]:
-        """Return a chat's prompt, its token ids, and its pictures and sounds. media, stand_ins: as of Generation."""
+        """Return the text and token ids of a chat's prompt, and its media. media, stand_ins: see `Generation`."""
         text = self.render(messages, tools, variables, think)
         adds_bos = not (self._bos and text.startswith(self._bos))
 
@@ -160,15 +163,18 @@ class InputProcessor:
         variables: Mapping[str, Any] = MappingProxyType({}),
         think: int | None = None,
     ) -> list[int]:
-        """Return the token ids that the prompts of two chats begin with. ContextFull where they leave no room."""
+        """Return the common first token ids of two chats' prompts. Raises ContextFull if they leave no room."""
         for messages in chats:
             self._tokenizer.check_messages(messages, self._most_tokens)
         first, second = (self._chat(messages, tools, variables, think)[1] for messages in chats)
         return self._checked_prefix(first[: common_prefix(first, second)])
 
     def tokens_before(self, text: str) -> list[int]:
-        """Return the token ids that all texts begin with that begin with this one: its last token may become another
-        one. ContextFull where it leaves no room."""
+        """Return the token ids with which all continuations of a text begin.
+
+        The last token is left out, because it may merge with the text after it. Raises ContextFull if the tokens leave
+        no room for more.
+        """
         return self._checked_prefix(self.tokens(text, self._most_tokens)[:-1])
 
     def _checked_prefix(self, tokens: list[int]) -> list[int]:
@@ -176,18 +182,22 @@ class InputProcessor:
         return tokens
 
     def tokens(self, text: str | Sequence[int], most: int) -> list[int]:
-        """Return the token ids of a text, or given ids after a check. SamplingError for an invalid id, ContextFull for
-        a text that is far too long."""
+        """Return the token ids of a text, or the given ids if they are valid.
+
+        most: maximum tokens. Raises SamplingError for an invalid id, and ContextFull for a text that is far too long.
+        """
         if isinstance(text, str):
             return self._tokenizer.tokenize(text, most)
         n_vocab = self._engine.model.n_vocab
         if bad := [token for token in text if not 0 <= token < n_vocab]:
-            raise SamplingError(f"{bad[0]} is no token: ids are from 0 to {n_vocab - 1}")
+            raise SamplingError(f"{bad[0]} is not a token: ids are from 0 to {n_vocab - 1}")
         return list(text)
 
     def ranked(self, query: str, documents: Sequence[str], most: int) -> list[list[int]]:
-        """Return the token ids that score each document, at most so many. ContextFull for a document that is too long
-        together with the query."""
+        """Return the token ids of the prompt that scores each document.
+
+        most: maximum tokens of each prompt. Raises ContextFull for a document that is too long together with the query.
+        """
         ranked = []
         for number, document in enumerate(documents):
             try:
@@ -198,7 +208,7 @@ class InputProcessor:
         return ranked
 
     def pieces(self, tokens: list[int]) -> list[str]:
-        """Return the bytes of each token, as Latin-1. SamplingError for an invalid id, or for too many bytes."""
+        """Return the bytes of each token, as Latin-1. Raises SamplingError for an invalid id, or too many bytes."""
         model = self._engine.model
         ids = self.tokens(tokens, len(tokens))
         by_id = {token: model.piece(token, special=True).decode("latin-1") for token in set(ids)}
@@ -214,7 +224,10 @@ class InputProcessor:
         variables: Mapping[str, Any],
         think: int | None = None,
     ) -> str:
-        """Return the text of a chat's prompt. think: tokens of thoughts; None: the default. TemplateError."""
+        """Return the text of a chat's prompt. think: thinking budget in tokens; None: the default.
+
+        Raises TemplateError.
+        """
         think = self._config.think if think is None else think
         messages = with_system(messages, self._config.system)
         with self._renderer_lock:
@@ -226,7 +239,7 @@ class InputProcessor:
 
 
 def with_system(messages: Sequence[Mapping[str, Any]], system: str) -> Sequence[Mapping[str, Any]]:
-    """Return messages that begin with a system prompt, unless they have one of their own."""
+    """Return messages with a system prompt prepended, unless they begin with one."""
     if not system or (messages and messages[0].get("role") == "system"):
         return messages
     return [{"role": "system", "content": system}, *messages]

@@ -1,4 +1,4 @@
-"""Jobs for the engine thread: what other threads have it do between two steps."""
+"""Jobs that other threads submit to the engine thread, which runs them between steps."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TypeVar
 from edge.errors import EngineError
 
 T = TypeVar("T")
-_JOB_S = 600.0  # for the engine thread to do a job: a step of a large model may take a minute
+_JOB_S = 600.0  # maximum wait for a job; a step of a large model may take a minute
 
 
 class EngineJobs:
-    """Queue of jobs. `take` and `timed` are for the engine thread, the rest is for all threads."""
+    """Queue of jobs. `take` and `timed` are for the engine thread, the other methods for all threads."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._began: float | None = None  # when the engine thread began its current job or step
-        self.put = self._queue.put  # adds a job, which must raise nothing; None: `take` returns False then
+        self._began: float | None = None  # start time of the engine thread's current job or step
+        self.put = self._queue.put  # adds a job, which must not raise errors; None makes `take` return False
 
     def take(self, is_busy: Callable[[], bool]) -> bool:
-        """Do all jobs in the queue; wait for one while the engine is not busy. Return False at the end."""
+        """Run all jobs in the queue. Wait for a job if the engine is not busy. Return False at the end."""
         while True:
             try:
                 job = self._queue.get(block=not is_busy())
@@ -37,7 +37,7 @@ class EngineJobs:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Measure a job or a step while it is done."""
+        """Context that measures the duration of a job or a step."""
         self._began = time.monotonic()
         try:
             yield
@@ -46,12 +46,12 @@ class EngineJobs:
 
     @property
     def busy_s(self) -> float | None:
-        """Seconds that the engine thread has been at one job or step; None: it waits."""
+        """Duration of the engine thread's current job or step in seconds, or None if it is idle."""
         began = self._began
         return None if began is None else time.monotonic() - began
 
     def result(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, or raise its error, once the engine thread has done it."""
+        """Run `work` in the engine thread. Return its result or raise its error."""
         future: Future[T] = Future()
 
         def job() -> None:

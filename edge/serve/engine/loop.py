@@ -1,4 +1,4 @@
-"""Serving loop of an engine process: its engine thread, and the requests of other threads to it."""
+"""Serving loop of an engine process: the engine thread, and the calls of other threads to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edge.serve.warming.allowance import Allowance
 from edge.serve.warming.requests import WarmingRequests
 
 T = TypeVar("T")
-GivenUp = Callable[[], bool]  # whether nobody waits any more
+GivenUp = Callable[[], bool]  # returns True if the client has disconnected
 
 
 class ServingLoop:
@@ -43,8 +43,10 @@ class ServingLoop:
         drafter: Drafter | None = None,
         encoder: MediaEncoder | None = None,
     ) -> None:
-        """config: of the engine, by which it was loaded. send: sends messages to the server. drafter: drafts tokens.
-        encoder: of pictures and sounds."""
+        """config: configuration of the loaded engine. send: sends messages to the server. drafter: drafts tokens.
+
+        encoder: encoder of pictures and sounds.
+        """
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
         self._targets = config.latency_targets()
         self._new_scheduler = partial(
@@ -57,7 +59,7 @@ class ServingLoop:
         )
         self._scheduler = self._new_scheduler()
         self._jobs = EngineJobs()
-        self._requests: dict[int, Running] = {}  # by number, which is the server's, also in the scheduler
+        self._requests: dict[int, Running] = {}  # by the server's request number, which the scheduler uses, too
         self._arrivals = Arrivals(engine, lambda: self._jobs.put(lambda: None))
         self._inputs = InputProcessor(config, engine, encoder)
         takes_media = encoder is not None
@@ -82,7 +84,7 @@ class ServingLoop:
     # --- the engine thread ---
 
     def run(self) -> None:
-        """Do jobs, make steps and send results, until the end. Raises the error after which the engine cannot go on."""
+        """Run jobs and steps and send results, until the end. Raises an error after which the engine is unusable."""
         threading.Thread(target=self._warming.warmer.run, name="prefix warming", daemon=True).start()
         try:
             while self._jobs.take(lambda: self._scheduler.busy and not self._arrivals.waits_for(self._scheduler)):
@@ -108,14 +110,16 @@ class ServingLoop:
             counters[counter] += scheduler.preemptions[ground] - preemptions[ground]
         self._warming.stepped(events, time.monotonic() - began)
         events = [event for event in events if event.request in self._requests]
-        if events:  # a part of a prompt has none, and the server need not wake for it
+        if events:  # a prompt chunk has no events, and the server need not wake up for it
             self._send(*map(self._message, events))
         for line in self._about.news():
             self._send({"say": line})
 
     def _fail(self, error: Exception) -> None:
-        """End all requests with this error. Raise it if the engine cannot be used any more: the process then ends, and
-        the next one gets the requests."""
+        """End all requests with this error.
+
+        Raise the error if the engine is unusable. The process then ends, and the next process gets the requests.
+        """
         self._scheduler.close()
         if self._engine.failed is not None:
             raise error
@@ -125,7 +129,7 @@ class ServingLoop:
         self._scheduler = self._new_scheduler()
 
     def _admitted(self, number: int) -> None:
-        """Report that a request is computed: if this process ends now, the request may be the cause."""
+        """Report that a request has begun. If this process crashes now, the request may be the cause."""
         if number in self._requests:
             self._send({"id": number, "begun": True})
 
@@ -136,7 +140,7 @@ class ServingLoop:
             self._statistics.add_token()
         if event.finish_reason is not None:
             running = self._requests.pop(number)
-            if event.stop_string not in running.request.sampling.stop:  # it is the template's
+            if event.stop_string not in running.request.sampling.stop:  # a stop string of the template
                 event.stop_string = None
             counters["prompt_tokens"] += len(running.request.prompt)
             counters["cached_tokens"] += event.cached_tokens
@@ -158,7 +162,7 @@ class ServingLoop:
         return {"id": number, "piece": piece, "cached_tokens": event.cached_tokens}
 
     def status(self) -> dict[str, Any]:
-        """Return the status, as ServedModel.status."""
+        """Return the status, see ServedModel.status."""
         slots = [
             {
                 "id": running.sequence,
@@ -192,11 +196,11 @@ class ServingLoop:
     # --- all threads ---
 
     def heartbeat(self) -> dict[str, Any]:
-        """Return for how long the engine thread has been at one step; None: it waits for requests."""
+        """Return the duration of the engine thread's current step in seconds, or None if it is idle."""
         return {"busy_s": self._jobs.busy_s}
 
     def end(self) -> None:
-        """Let `run` return, and drop the current computation."""
+        """Make `run` return, and abort the current computation."""
         self._engine.stop()
         self._jobs.put(None)
 
@@ -207,7 +211,7 @@ class ServingLoop:
 
     def cancel(self, number: int) -> None:
         """End a request within a step."""
-        self._arrivals.cancel(number)  # at once: a constraint may be compiling
+        self._arrivals.cancel(number)  # immediately, because its constraint may be compiling
         self._jobs.put(lambda: self._scheduler.cancel(number))
 
     def generate(self, number: int, **generation: Any) -> None:
@@ -223,11 +227,11 @@ class ServingLoop:
         self._jobs.put(lambda: self._begin(number, running))
 
     def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
-        """Answer a request of the server by name, as JSON values. Raises its errors."""
+        """Answer a named request of the server, as JSON values. Raises its errors."""
         return self._handlers[what](**arguments)
 
     def pool(self, number: int, what: str, arguments: Mapping[str, Any]) -> Any:
-        """Answer an expected request to embed or score texts, as `ask`. EngineError once it is cancelled."""
+        """Answer an expected request to embed or score texts, like `ask`. Raises EngineError if it is cancelled."""
         try:
             return self._handlers[what](**arguments, given_up=partial(self._arrivals.is_cancelled, number))
         finally:
@@ -235,13 +239,13 @@ class ServingLoop:
 
     def _embed(self, texts: Sequence[str | Sequence[int]], given_up: GivenUp = never_given_up) -> dict[str, Any]:
         tokenized = [self._text(number, text, len(texts)) for number, text in enumerate(texts)]
-        # As text, thousands of long vectors would be too much for a message.
+        # Vectors are sent in base64, because thousands of them as decimal text would be too much for a message.
         embed = self._embedder.embed
         vectors = self._pooled(lambda tokens: b64encode(embed(tokens).tobytes()).decode(), tokenized, given_up)
         return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
 
     def _text(self, number: int, text: str | Sequence[int], n_texts: int) -> Sequence[int]:
-        """Return the tokens of a text to embed. Its errors name its number, if it is one of several."""
+        """Return the tokens of a text to embed. If there are several texts, errors name the text's number."""
         try:
             tokens = self._inputs.tokens(text, MOST_TOKENS)
             self._embedder.check(tokens)
@@ -255,13 +259,16 @@ class ServingLoop:
         return {"scores": scores, "tokens": sum(map(len, tokenized))}
 
     def _pooled(self, work: Callable[[Sequence[int]], T], texts: Sequence[Sequence[int]], given_up: GivenUp) -> list[T]:
-        """Return what the engine thread makes of each text; other requests go on between two of them."""
+        """Return the engine thread's result for each text. Other requests may run between two texts."""
         if self._deployed is not None:
             raise EngineError(
-                "this model runs on several devices, and pooling texts needs one; serve it without --workers"
+                "this model runs on several devices, but embedding and reranking need one; serve it without --workers"
             )
         if self._engine.paging is not None:
-            raise EngineError("this model runs within a memory budget, and pooling texts needs memory beside it")
+            raise EngineError(
+                "this model runs within a memory budget, but embedding and reranking need more; serve it without"
+                " --memory"
+            )
         results = []
         for tokens in texts:
             if given_up():

@@ -1,4 +1,4 @@
-"""Share of an engine process in the memory of its server: it asks before it loads, reports, and does as it is told."""
+"""Memory share of an engine process: it claims memory before loading, reports its use, and follows the limit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from edge.elastic.share import SHARE
 def follow_share(
     options: Mapping[str, Any], send: Callable[..., None], messages: Iterator[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Ask the server for memory from now on. options: of the engine; one whose memory cannot change asks at once.
-    NotEnoughMemory.
+    """Follow the server's memory limits from now on. Return an iterator of the other messages.
 
-    Return the messages of other things: a thread reads all, also while the model is loaded."""
+    A thread reads all messages, even while the model is loaded. An engine whose memory cannot change claims all of its
+    memory now.
+
+    options: options of the engine. Raises NotEnoughMemory.
+    """
     others: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""Prompts that score a document for a query, in the form that a reranker was trained with."""
+"""Prompts that score a document for a query, in the form that the reranker was trained with."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ _PLACES = re.compile(r"\{(query|document)\}")
 
 
 class RankingPrompts:
-    """Makes such prompts for one model. Any thread may use it."""
+    """Creates reranking prompts for one model. Any thread may use it."""
 
     def __init__(self, model: Model, file: GgufFile, tokenizer: Tokenizer) -> None:
-        """file: of the model."""
+        """file: GGUF file of the model."""
         self._tokenizer = tokenizer
         template = file.metadata.get(_TEMPLATE)
         self._parts = _parts(model, template) if isinstance(template, str) else _plain_parts(model)
 
     def tokens(self, query: str, document: str, most: int) -> list[int]:
-        """Return the token ids of a prompt of at most `most`; nothing in the texts becomes a control token.
-        ContextFull."""
+        """Return the token ids of a prompt. Names of control tokens in the texts do not become these tokens.
+
+        most: maximum tokens. Raises ContextFull if the prompt has more.
+        """
         texts = {"query": query, "document": document}
         tokens: list[int] = []
         for part in self._parts:
@@ -33,18 +35,18 @@ class RankingPrompts:
             elif text := _PLACES.sub(lambda place: texts[place[1]], part):
                 tokens += self._tokenizer.tokenize(text, most, add_special=False)
         if len(tokens) > most:
-            raise ContextFull(f"{len(tokens)} tokens, and {most} are the most; send shorter parts of it")
+            raise ContextFull(f"{len(tokens)} tokens, at most {most} are allowed; send shorter texts")
         return tokens
 
 
 def _plain_parts(model: Model) -> list[int | str]:
-    """Return both texts, each with the tokens that the vocabulary wants around it."""
+    """Return placeholders of both texts, with the special tokens that the vocabulary adds around them."""
     end = model.added("eos")
     return [*model.added("bos"), "{query}", *end, *model.added("sep"), "{document}", *end]
 
 
 def _parts(model: Model, template: str) -> list[int | str]:
-    """Return the control tokens in a template, and the text between them."""
+    """Return the control tokens of a template, and the texts between them."""
     parts: list[int | str] = []
     rest = template
     for token in model.tokenize(template, add_special=False, parse_special=True):

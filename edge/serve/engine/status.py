@@ -1,4 +1,4 @@
-"""Status of a served model and its parts: plain values for clients and the page."""
+"""Status of a served model and its parts: plain values for clients and the status page."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from partition.model.generation import reranks
 _COUNTERS = (
     "prompt_tokens", "cached_tokens", "generated_tokens", "steps", "preemptions", "background_preemptions",
 )  # fmt: skip
-_RATE_S = 5.0  # window of the tokens per second
+_RATE_S = 5.0  # time window of the tokens per second
 
 
 class Statistics:
-    """The keys `tokens_per_s` and `counters` of ServedModel.status, counted by the engine thread."""
+    """Keys `tokens_per_s` and `counters` of ServedModel.status, updated by the engine thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counters = dict.fromkeys(_COUNTERS, 0)
         self._clock = clock
-        self._times: deque[float] = deque()  # of the tokens of the last seconds
+        self._times: deque[float] = deque()  # times of the latest tokens
 
     def add_token(self) -> None:
         """Count a generated token."""
@@ -42,13 +42,15 @@ class Statistics:
 
 
 class EngineStatus:
-    """The keys `model`, `devices`, `plan` and `why` of ServedModel.status. Constant values are made once, because the
-    page asks every second and the engine thread answers."""
+    """Keys `model`, `devices`, `plan` and `why` of ServedModel.status.
+
+    Constant values are computed once, because the status page polls every second and the engine thread answers.
+    """
 
     def __init__(
         self, engine: TextEngine, deployed: DeployedModel | None, template: str, *, takes_media: bool = False
     ) -> None:
-        """template: the Jinja source of the chat template. takes_media: prompts may have pictures or sounds."""
+        """template: Jinja source of the chat template. takes_media: prompts may have pictures or sounds."""
         self._engine, self._deployed, self._process = engine, deployed, psutil.Process()
         shape = engine.shape
         self._model = {
@@ -71,7 +73,7 @@ class EngineStatus:
         self._said_problem = False
 
     def news(self) -> list[str]:
-        """Return lines for people, each once: how memory has changed, and why prompts are not cached."""
+        """Return new lines for users, each once: memory changes, and the reason why prompts are not cached."""
         problem = None if self._said_problem else self._engine.states.problem
         self._said_problem |= problem is not None
         return [*memory_news(self._engine), *([] if problem is None else [problem])]
@@ -83,7 +85,7 @@ class EngineStatus:
             devices, why = [self._own()], "one device"
         else:
             devices, why = self._devices(deployed), deployed.why
-            if deployed.plan is not self._plan:  # a device was lost or found
+            if deployed.plan is not self._plan:  # a device was lost or has come back
                 self._plan, self._plan_json = deployed.plan, deployed.plan.to_json()
         return {"model": self._model, "devices": devices, "plan": self._plan_json, "why": why}
 

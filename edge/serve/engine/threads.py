@@ -1,4 +1,4 @@
-"""Threads of an engine process that prepare requests, a pool for each purpose: no purpose waits for another."""
+"""Threads of an engine process that prepare requests. Each purpose has its own pool, so that none waits for another."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from edge.closing import Closing
 
-FETCHING = 16  # requests with URLs: a slow one keeps its thread for up to `edge.serve.engine.downloads.TOTAL_S`
-FETCHING_FOR_ONE = 12  # of one client
-READING = 2  # requests to tokenize or render, which nobody's answer waits for
+FETCHING = 16  # requests with URLs; a slow one blocks its thread for up to `edge.serve.engine.downloads.TOTAL_S`
+FETCHING_FOR_ONE = 12  # maximum requests with URLs of one client
+READING = 2  # requests to tokenize or render
 _POOLS = {
     "prepare": 4,
-    "constrain": 2,  # compiling may take a second of a processor
-    "pool": 1,  # one text at a time: each waits for the engine
-    "encode": 4,  # one file is encoded at a time, but those that are held wait for no other
+    "constrain": 2,  # compiling may take a second of processor time
+    "pool": 1,  # texts are computed one at a time, by the engine thread
+    "encode": 4,  # files are encoded one at a time, but cached files need not wait
     "fetch": FETCHING,
     "read": READING,
-    "tell": 1,  # what a list of all models waits for
+    "tell": 1,  # status requests, for which a list of all models waits
 }
 POOLED = ("embed", "rerank")
 _READ = ("tokenize", "pieces", "render", "announce")
@@ -27,7 +27,7 @@ _CONSTRAINTS = ("grammar", "json_schema", "regex", "lark")
 
 
 def purpose_of(message: Mapping[str, Any]) -> str:
-    """Return the pool of a request to the engine process."""
+    """Return the name of the pool for a request to the engine process."""
     what, arguments = message["do"], message.get("with", {})
     if what in POOLED:
         return "pool"
@@ -40,12 +40,12 @@ def purpose_of(message: Mapping[str, Any]) -> str:
 
 
 def is_url(source: str) -> bool:
-    """Return whether a picture or sound of a request is fetched."""
+    """Return True if a picture or sound must be fetched."""
     return source.startswith(("http://", "https://"))
 
 
 class Threads(Closing):
-    """The pools."""
+    """The thread pools."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

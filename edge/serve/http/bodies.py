@@ -1,4 +1,4 @@
-"""Bodies: of requests, bounded one by one and all together, and responses in JSON. Work ends when its client goes."""
+"""Bodies of requests, with limits for each and for all together; responses in JSON; cancellation on disconnect."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from starlette.types import Message, Receive
 from devices.processes.limits import give_back_memory
 from edge.serve.http.errors import BadRequest
 
-BODY_S = 60.0  # for a whole request to arrive
+BODY_S = 60.0  # maximum time for a whole request to arrive
 R = TypeVar("R", bound=BaseModel)
 T = TypeVar("T")
 
 
 class Json(Response):
-    """JSON in ASCII: no reader takes one of its characters for the end of a line."""
+    """JSON in ASCII, so that no reader mistakes a character for the end of a line."""
 
     media_type = "application/json"
 
@@ -78,8 +78,10 @@ def _decompressor(body: bytes) -> zlib._Decompress:
 
 
 def _decompressed_size(body: bytes, most: int) -> int:
-    """Return the size of a body once it is decompressed; above `most` if it is larger than that. The memory that this
-    takes does not grow with it."""
+    """Return the size of a body after decompression, or some number above `most` if it is larger than that.
+
+    The memory needed does not grow with the size.
+    """
     decompressor = _decompressor(body)
     n_bytes = 0
     while n_bytes <= most and (part := decompressor.decompress(body, DECOMPRESSED_AT_ONCE)):
@@ -91,12 +93,12 @@ def _decompressed_size(body: bytes, most: int) -> int:
 
 
 def utf8(body: bytes) -> bytes:
-    """Return JSON in UTF-8 without a byte order mark, as some clients send it. BadRequest if it is no text."""
+    """Return JSON as UTF-8 without a byte order mark, from any Unicode encoding. Raises BadRequest for other bytes."""
     encoding = json.detect_encoding(body)
     try:
         return body if encoding == "utf-8" else body.decode(encoding).encode()
     except UnicodeError:
-        raise BadRequest(f"the body is no text in {encoding}; send JSON in UTF-8") from None
+        raise BadRequest(f"the body is not valid text in {encoding}; send JSON in UTF-8") from None
 
 
 async def read(request: Request, model: type[R]) -> R:
@@ -115,14 +117,16 @@ async def read(request: Request, model: type[R]) -> R:
 
 
 _LARGE = ThreadPoolExecutor(1, thread_name_prefix="large bodies")
-MOST_STRINGS = 50_000  # in one body, with the names of fields: each message has four or more
-MOST_ITEMS = 1_100_000  # separated by commas, such as token ids
+MOST_STRINGS = 50_000  # strings in one body, including field names; each message has four or more
+MOST_ITEMS = 1_100_000  # comma-separated items, such as token ids
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'",'))
 
 
 def check_values(body: bytes) -> None:
-    """Raise BadRequest for JSON with more values than any request needs, before they become objects: 32 MiB
-    of empty messages would take seconds. What strings contain does not count."""
+    """Raise BadRequest for JSON with more values than any request needs, before they become objects.
+
+    For example, 32 MiB of empty messages would take seconds to parse. The contents of strings do not count.
+    """
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     structure = unescaped.translate(None, _NOT_STRUCTURE)
     n_strings = structure.count(b'"') // 2
@@ -134,8 +138,10 @@ def check_values(body: bytes) -> None:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of the work; cancel it and raise ClientDisconnect if the client goes. The body must have been
-    read."""
+    """Return the result of the work. Cancel it and raise ClientDisconnect if the client disconnects.
+
+    The request body must have been read before.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:
@@ -154,25 +160,27 @@ async def _gone(request: Request) -> None:
         pass
 
 
-SHORT_BYTES = 64 << 10  # of each body, which need no room, so that a short question never waits for long texts
-ROOM_S = 10.0  # that a request waits for room
-RETRY_S = 10  # until a client may try again: large requests are answered by then, or were given up
-GIVE_BACK_S = 1.0  # after the last large body, until its memory is given back to the system
-DRAIN_BYTES = 64 << 20  # of a refused body that are read and dropped, so that its client gets to read the answer
-DRAIN_S = 10.0  # for these to arrive
-DECOMPRESSED_AT_ONCE = 1 << 20  # bytes, while the size of a body is found
+# The first bytes of each body need no reservation, so that a short request never waits for long ones.
+SHORT_BYTES = 64 << 10
+ROOM_S = 10.0  # maximum wait of a request for a reservation
+RETRY_S = 10  # suggested time until a retry: large requests have ended by then
+GIVE_BACK_S = 1.0  # delay after the last large body until its memory is returned to the system
+# Bytes of a refused body that are read and dropped, so that the client reads the answer.
+DRAIN_BYTES = 64 << 20
+DRAIN_S = 10.0  # maximum time to read and drop them
+DECOMPRESSED_AT_ONCE = 1 << 20  # chunk in bytes while the size of a body is determined
 INCOMING = "edge.body"  # key of the body in the scope of a request
 
 
 class BodyRoom:
-    """Bytes that all bodies together may have in memory, first come, first served. For one event loop."""
+    """Memory budget of all request bodies together, granted first come, first served. Use it in one event loop."""
 
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = self._free = n_bytes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, n_bytes: int) -> None:
-        """Take so many bytes once they are free. HTTPException (503) if they are not free within ROOM_S."""
+        """Reserve bytes once they are free. Raises HTTPException (503) if they are not free within ROOM_S."""
         if not self._waiting and n_bytes <= self._free:
             self._free -= n_bytes
             return
@@ -185,8 +193,8 @@ class BodyRoom:
             if not turn.done():
                 raise HTTPException(
                     503,
-                    f"large requests fill the {self.n_bytes} bytes that this server has for them; ask again later,"
-                    f" or send less: up to {SHORT_BYTES} bytes need not wait",
+                    f"large requests fill the {self.n_bytes} bytes that this server has for them; try again later,"
+                    f" or send less: requests of up to {SHORT_BYTES} bytes need not wait",
                     {"Retry-After": str(RETRY_S)},
                 ) from None
         except BaseException:
@@ -196,10 +204,10 @@ class BodyRoom:
         finally:
             if not turn.done():
                 self._waiting.remove(waits)
-                self._serve()  # requests that waited behind this one
+                self._serve()  # serve smaller requests that waited behind this one
 
     def give(self, n_bytes: int) -> None:
-        """Give bytes back; once all are free, give the memory back to the system, too."""
+        """Release reserved bytes. Once all are free, return the memory to the system."""
         self._free += n_bytes
         self._serve()
         if self._free == self.n_bytes:
@@ -213,7 +221,7 @@ class BodyRoom:
 
 
 class IncomingBody:
-    """The body of one request, of at most so many bytes, with the room that it takes."""
+    """The body of one request, of at most `most` bytes, with its reservation."""
 
     def __init__(self, receive: Receive, headers: Headers, most: int, room: BodyRoom) -> None:
         length = headers.get("content-length", "0")
@@ -223,13 +231,17 @@ class IncomingBody:
         self.is_complete = self._declared == 0 and "transfer-encoding" not in headers  # whether all of it was received
 
     def check(self) -> None:
-        """Raise HTTPException (413) for a body whose declared length is too large."""
+        """Raise HTTPException (413) if the declared length is too large."""
         if self._declared > self.most:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """Return the next part. HTTPException if it is too much, or has no room. A known length takes its room at once:
-        requests that hold a part while they wait for more room would wait for each other."""
+        """Return the next part.
+
+        A known length is reserved at the start, because requests that hold a part while waiting for more could
+        deadlock.
+        Raises HTTPException if the body is too large or gets no reservation.
+        """
         await self._take(self._declared)
         message = await self._next()
         if self._received > self.most:
@@ -238,21 +250,26 @@ class IncomingBody:
         return message
 
     async def expand(self, n_bytes: int) -> None:
-        """Take room for so many bytes beside the compressed ones. HTTPException if it is too much, or has no room."""
+        """Reserve bytes for the decompressed body in addition.
+
+        Raises HTTPException if it is too large or has no room.
+        """
         if n_bytes > self.most:
             raise self._too_large()
         await self._take(self._received + n_bytes)
 
     async def drain(self) -> None:
-        """Read and drop the rest, within bounds. A connection that is closed with unread bytes is reset, and its client
-        never sees the answer."""
+        """Read and drop the rest, within limits.
+
+        Closing a connection with unread bytes resets it, and the client would never see the answer.
+        """
         with anyio.move_on_after(DRAIN_S):
             last = self._received + DRAIN_BYTES
             while not self.is_complete and self._received < last:
                 await self._next()
 
     def close(self) -> None:
-        """Give its room back."""
+        """Release the reservation."""
         n_reserved, self._reserved = self._reserved, 0
         if n_reserved:
             self._room.give(n_reserved)
@@ -260,7 +277,7 @@ class IncomingBody:
     async def _next(self) -> Message:
         message = await self._receive()
         self._received += len(message.get("body", b""))
-        self.is_complete = not message.get("more_body", False)  # also if its client has gone
+        self.is_complete = not message.get("more_body", False)  # also if the client has disconnected
         return message
 
     async def _take(self, n_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Bounds on connections: how long one may take to make a request, and how many may be idle."""
+"""Limits of connections: time to send a request, and number of idle connections."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEADERS_S = 20.0  # for the headers of a request to arrive
-MOST_IDLE = 256  # connections without a running request
-GRACE_S = 1.0  # so that of many new connections none is closed before it could be read
+HEADERS_S = 20.0  # maximum time for the headers of a request to arrive
+MOST_IDLE = 256  # maximum connections without a running request
+GRACE_S = 1.0  # minimum age before a new connection may be closed as idle
 
 
 def bounded_connections() -> type[asyncio.Protocol]:
-    """Return the protocol of a server that closes connections without a request within HEADERS_S. If more than
-    MOST_IDLE are idle, those that have been idle longest are closed: a client that sends its request at once is never
-    among them. A client that reads a response slowly is not idle; it is closed if it takes nothing for HEADERS_S."""
+    """Return a server protocol that closes connections without a request within HEADERS_S.
+
+    If more than MOST_IDLE connections are idle, the longest idle ones are closed first. Clients that send their
+    request promptly are therefore not affected. A client that reads a response slowly is not idle, but its connection
+    is closed if it reads nothing for HEADERS_S.
+    """
     idle: dict[Connection, asyncio.TimerHandle] = {}  # the longest idle first
 
-    class Connection(H11Protocol):  # httptools would accept headers without end
+    class Connection(H11Protocol):  # httptools would accept endless headers
         transport: asyncio.Transport
-        cycle: Any  # the running request, or the last one
-        _last_unsent = 0  # bytes, when its timer began
+        cycle: Any  # the running or the last request
+        _last_unsent = 0  # unsent bytes when the timer started
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -46,7 +49,7 @@ def bounded_connections() -> type[asyncio.Protocol]:
             super().connection_lost(error)
 
         def _note(self) -> None:
-            """Note whether it is idle; its time begins when it becomes idle."""
+            """Update the idle state. The timer starts when the connection becomes idle."""
             if self.cycle is not None and not self.cycle.response_complete:
                 if timer := idle.pop(self, None):
                     timer.cancel()
@@ -55,12 +58,12 @@ def bounded_connections() -> type[asyncio.Protocol]:
                 idle[self] = asyncio.get_running_loop().call_later(HEADERS_S, self._time_out)
 
         def _unsent(self) -> int:
-            """Return bytes of responses that are complete, and that its client has not taken yet."""
-            inner = getattr(getattr(self.transport, "_ssl_protocol", None), "_transport", None)  # which TLS writes to
+            """Return the bytes of complete responses that the client has not read yet."""
+            inner = getattr(getattr(self.transport, "_ssl_protocol", None), "_transport", None)  # transport below TLS
             return (inner or self.transport).get_write_buffer_size()
 
         def _time_out(self) -> None:
-            """Close it, unless its client has taken a part of a response meanwhile."""
+            """Close the connection, unless the client has read some of a response since the timer started."""
             if self._unsent() < self._last_unsent:
                 del idle[self]
                 self._note()

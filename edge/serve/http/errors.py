@@ -29,12 +29,12 @@ from edge.errors import (
 from partition.errors import PlanError
 from quant.errors import ModelFileError
 
-RETRY_S = 1  # an answer takes seconds, and its end makes room
-RESTART_S = 5  # to load a model again
+RETRY_S = 1  # an answer takes seconds, and then its slot is free
+RESTART_S = 5  # time to reload a model
 
 
 class BadRequest(EdgeError):
-    """A request that cannot be fulfilled. `param` is the field at fault."""
+    """The request is invalid. `param`: name of the invalid field."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class BadRequest(EdgeError):
 
 
 class NotThere(EdgeError):
-    """A resource that this server does not have."""
+    """The server does not have this resource."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Failure:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-# The first matching class counts: (status, code, seconds until a retry).
+# The first matching class applies: (status, code, seconds until a retry).
 _KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
     (EmptyPrompt, 400, None, None),
     (ContextFull, 400, "context_length_exceeded", None),
@@ -70,13 +70,13 @@ _KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
     (NotAllowed, 403, None, None),
     (HubError, 404, None, None),
     (Overloaded, 429, "overloaded", RETRY_S),
-    (PoisonousRequest, 400, "request_ends_engine", None),  # no 5xx: clients repeat those by themselves
+    (PoisonousRequest, 400, "request_ends_engine", None),  # not a 5xx status, because clients retry those automatically
     (EngineGone, 503, "engine_gone", RESTART_S),
     (WorkerError, 503, "worker_failed", RESTART_S),
     (NotEnoughMemory, 503, "not_enough_memory", None),
     (Interrupted, 503, "interrupted", RESTART_S),
 )
-# By status: the type of error in OpenAI's API and in Anthropic's.
+# Type of the error in OpenAI's API and in Anthropic's API, by status.
 _TYPES = {
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "authentication_error"),
@@ -91,7 +91,7 @@ _TYPE_NAMES = {"str", "int", "float", "bool", "dict", "list"}
 
 
 def failure(error: Exception) -> Failure:
-    """Describe an error for the client. An unexpected error is reported as such, without its message."""
+    """Describe an error for the client. The message of an unexpected error is not disclosed."""
     if isinstance(error, ValidationError):
         return _invalid(error)
     if isinstance(error, HTTPException):
@@ -105,13 +105,15 @@ def failure(error: Exception) -> Failure:
 
 
 def is_anthropic(path: str) -> bool:
-    """Return whether this path belongs to Anthropic's API."""
+    """Return True if a path belongs to Anthropic's API."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def error_body(failed: Failure, path: str) -> dict[str, Any]:
-    """Return the JSON of an error, in the form of the API that this path belongs to: OpenAI's, unless it is
-    Anthropic's or Ollama's."""
+    """Return the JSON of an error in the form of the API that the path belongs to:
+
+    OpenAI's, Anthropic's or Ollama's.
+    """
     if path.startswith("/api/"):
         return {"error": failed.message}
     openai_type, anthropic_type = _TYPES.get(
@@ -125,15 +127,17 @@ def error_body(failed: Failure, path: str) -> dict[str, Any]:
 
 
 def _invalid(error: ValidationError) -> Failure:
-    """Describe the deepest invalid field: of the members of a union, that of the best match."""
+    """Describe the deepest invalid field. For a union, this is the best matching member."""
     wrong = max(error.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
     at = ".".join(str(part) for part in wrong["loc"] if isinstance(part, int) or _is_field(part))
     what = wrong["msg"].removeprefix("Value error, ")
-    field = wrong.get("ctx", {}).get("field", "")  # of the part that is wrong
+    field = wrong.get("ctx", {}).get("field", "")  # field within the invalid part
     return Failure(400, (f"{at}: {what}" if at else what)[:1000], param=".".join(filter(None, (at, field))) or None)
 
 
 def _is_field(part: str) -> bool:
-    """Return whether a part of a location is a field: members of unions are named there, too (`str`, `list[str]`,
-    `literal['a']`, or a class)."""
+    """Return True if a part of an error location is a field name.
+
+    Locations also contain the members of unions, such as `str`, `list[str]`, `literal['a']` or a class name.
+    """
     return part.islower() and part.isidentifier() and part not in _TYPE_NAMES

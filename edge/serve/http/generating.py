@@ -1,4 +1,4 @@
-"""Endpoints that generate answers, streamed or whole, in any of the APIs."""
+"""Endpoints that generate answers, streamed or whole, for all APIs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from edge.serve.warming.turns import Chat, noted
 from edge.templates.template import CONTINUES
 
 SEND_S = 60.0  # after which a client that reads nothing counts as disconnected
-NEVER_S = float(1 << 30)  # between pings of a stream that has none
-STATUS_S = 2.0  # errors of a stream's request that come later are its last event
+NEVER_S = float(1 << 30)  # ping interval of a stream without pings
+STATUS_S = 2.0  # later errors of a stream's request become its last event
 
 
 @dataclass(frozen=True)
 class _Accepted:
-    """A request that was accepted."""
+    """An accepted request."""
 
     model: str
     parsed: ParsedRequest
@@ -44,7 +44,7 @@ class _Accepted:
     chat: Chat | None  # None if the request is not a chat or has several answers
 
     def deltas(self, *, streams: bool) -> AsyncGenerator[tuple[int, Delta], None]:
-        """Yield the deltas of all answers. streams: calls are given as they come."""
+        """Yield the deltas of all answers. streams: calls are passed on while they are generated."""
         deltas = merged(self.answers, self.parsed.parsers(streams=streams))
         if self.parsed.generations[0].max_tokens == 0:
             return _without_answers(deltas)
@@ -54,7 +54,7 @@ class _Accepted:
 async def _without_answers(
     deltas: AsyncGenerator[tuple[int, Delta], None],
 ) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Yield the beginnings and ends of answers that are to have no tokens: a request computed its prompt alone."""
+    """Yield only the beginnings and ends of answers, for a request that only computes its prompt."""
     async with aclosing(deltas):
         async for index, delta in deltas:
             if isinstance(delta, Begin):
@@ -64,12 +64,12 @@ async def _without_answers(
 
 
 async def answer(api: Api[R], models: ServedModels, http: Request, request: R, ping_s: float = NEVER_S) -> Response:
-    """Answer a request that was read. The errors of `_begun`."""
+    """Answer a parsed request. Raises the errors of `_begun`."""
     beginning = asyncio.ensure_future(_begun(api, models, request, namespace_of(http.scope)))
     try:
         has_pings = bool(request.stream) and not api.lines
         await unless_gone(http, _known(beginning, STATUS_S if has_pings else None))
-        if request.stream:  # while a model is being loaded, the stream has pings
+        if request.stream:  # the stream sends pings while a model is loaded
             return EventStream(api, _sent(api, request, beginning), beginning, ping_s if has_pings else NEVER_S)
         return Json(await unless_gone(http, _whole(api, request, beginning.result())))
     except BaseException:
@@ -110,7 +110,7 @@ async def _known(beginning: asyncio.Future[_Accepted], limit_s: float | None) ->
 
 
 def _end(beginning: asyncio.Future[_Accepted]) -> None:
-    """End the answers, whether they have begun or not; also those that begin in spite of it."""
+    """Cancel the answers. Answers that begin later are cancelled as well."""
     beginning.cancel()
     beginning.add_done_callback(_cancel_answers)
 
@@ -122,7 +122,7 @@ def _cancel_answers(beginning: asyncio.Future[_Accepted]) -> None:
 
 
 async def _sent(api: Api[R], request: R, beginning: asyncio.Future[_Accepted]) -> AsyncGenerator[bytes, None]:
-    """Yield events in their wire form. A failure is the last of them."""
+    """Yield events in wire format. A failure becomes the last event."""
     count = 0
     try:
         begun = await beginning
@@ -143,8 +143,10 @@ async def _sent(api: Api[R], request: R, beginning: asyncio.Future[_Accepted]) -
 
 
 def _event(api: Api[R], event: Event) -> bytes:
-    """Return an event in its wire form, named after its type, as in Anthropic's API and OpenAI's responses. JSON has
-    one line."""
+    """Return an event in wire format. JSON has no line breaks.
+
+    Events are named by their type, as in Anthropic's API and OpenAI's responses API.
+    """
     if api.lines:
         return f"{to_json(event)}\n".encode()
     kind = event.get("type")
@@ -153,12 +155,12 @@ def _event(api: Api[R], event: Event) -> bytes:
 
 
 class EventStream(EventSourceResponse):
-    """Events of an API, with pings between them. It ends if its client reads nothing for SEND_S."""
+    """Server-sent events of an API with pings between them. The stream ends if its client reads nothing for SEND_S."""
 
     def __init__(
         self, api: Api[Any], events: AsyncIterator[bytes], beginning: asyncio.Future[_Accepted], ping_s: float
     ) -> None:
-        """beginning: its answers end with the stream, however that ends."""
+        """beginning: the request; its answers are cancelled when the stream ends."""
         ping = _ping if is_anthropic(api.path) else None
         kind = "application/x-ndjson" if api.lines else "text/event-stream"
         super().__init__(events, media_type=kind, ping=ping_s, send_timeout=SEND_S, ping_message_factory=ping)

@@ -1,4 +1,4 @@
-"""Fields of requests that have no effect: a header of the answer names them, and the log does once for each client."""
+"""Request fields without effect. A response header names them, and each client's fields are logged once."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from edge import log
 from edge.serve.apis.fields import Fields
 
 HEADER = "X-Edge-Ignored"
-MAX_NAMES = 20  # in a header
-MAX_NAME = 80  # characters
-MAX_READ = 10_000  # ignored fields of a request that are looked at
-MAX_CLIENTS = 1024  # that the log remembers
-MAX_LOGGED = 100  # fields of a client
-_OTHER = re.compile(r"[^A-Za-z0-9_.-]")  # characters that no name has in a header
+MAX_NAMES = 20  # names in a header
+MAX_NAME = 80  # characters of a name
+MAX_READ = 10_000  # ignored fields of a request that are examined
+MAX_CLIENTS = 1024  # clients that the log remembers
+MAX_LOGGED = 100  # fields logged for a client
+_OTHER = re.compile(r"[^A-Za-z0-9_.-]")  # characters that are replaced in header values
 
 
 class IgnoredFields:
-    """Tells which fields of requests were ignored."""
+    """Reports ignored request fields to clients and to the log."""
 
     def __init__(self) -> None:
-        self._logged: OrderedDict[str, set[str]] = OrderedDict()  # by the address of the client
+        self._logged: OrderedDict[str, set[str]] = OrderedDict()  # by client address
 
     def tell(self, http: Request, request: Fields, response: Response) -> None:
-        """Name the ignored fields of a request in its response, and log those that this client had not sent yet."""
+        """Name the ignored fields of a request in its response. Log fields that are new for this client."""
         names = names_of(request)
         if not names:
             return
@@ -45,7 +45,7 @@ class IgnoredFields:
 
 
 def names_of(request: Fields) -> list[str]:
-    """Return the names of the ignored fields of a request, as a header may have them."""
+    """Return the names of a request's ignored fields, safe for a header."""
     names = dict.fromkeys(
         _OTHER.sub("?", name[: MAX_NAME + 1])[:MAX_NAME] for name in islice(request.ignored_names(), MAX_READ)
     )

@@ -1,4 +1,4 @@
-"""Listening sockets of the server, on each family of addresses that its host has."""
+"""Listening sockets of the server, for all address families of its host."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import socket
 from contextlib import ExitStack
 
-BACKLOG = 512  # connections that wait to be accepted
-_TRIES = 20  # to find a free port that both families have
+BACKLOG = 512  # connections waiting to be accepted
+_TRIES = 20  # attempts to find a port that is free in both families
 _NO_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT, errno.ENOPROTOOPT)
-BOTH = {"::": ("::", "0.0.0.0"), "localhost": ("127.0.0.1", "::1")}  # where a resolver may know one alone
+BOTH = {"::": ("::", "0.0.0.0"), "localhost": ("127.0.0.1", "::1")}  # resolvers may return only one family for these
 _REMEDIES = {
     errno.EADDRINUSE: "give another port, or end the program that has this one",
     errno.EACCES: "give a port of 1024 or more",
@@ -18,18 +18,20 @@ _REMEDIES = {
 
 
 def listeners(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen at all addresses of a host, all at one port; port 0 means any free one. `::` is every
-    address of this machine, of both families. A family that the machine does not have is left out. OSError if no
-    address can be listened on, or another program has one of them."""
+    """Return sockets that listen at all addresses of a host, at the same port.
+
+    host: `::` means all addresses of this machine in both families. Families that the machine lacks are left out.
+    port: 0 means any free port. Raises OSError if no address can be used, or another program uses one of them.
+    """
     for tries_left in reversed(range(_TRIES)):
         try:
             return _listening(_addresses(host), port)
         except OSError as error:
             if port == 0 and error.errno == errno.EADDRINUSE and tries_left:
-                continue  # the free port of one family is taken in the other
+                continue  # the port is free in one family but not in the other
             why = os.strerror(error.errno) if error.errno in _REMEDIES else error.strerror or str(error)
             remedy = f"; {_REMEDIES[error.errno]}" if error.errno in _REMEDIES else ""
-            raise OSError(f"{host}:{port} cannot be listened on: {why}{remedy}") from error
+            raise OSError(f"cannot listen on {host}:{port}: {why}{remedy}") from error
     raise AssertionError("the last try returns or raises")
 
 

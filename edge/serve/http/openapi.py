@@ -24,7 +24,7 @@ _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "str
 class Endpoint:
     """A path that the server answers.
 
-    `answer` gets the HTTP request, and its body as `request`, if that is given. It returns a response, or JSON values.
+    `answer` gets the HTTP request, and the parsed body if `request` is set. It returns a response or JSON values.
     """
 
     method: Literal["GET", "POST", "DELETE"]
@@ -34,7 +34,7 @@ class Endpoint:
     request: type[BaseModel] | None = None
 
     async def handle(self, http: Request) -> Response:
-        """Answer a request. The errors of `read` and `answer`."""
+        """Answer a request. Raises the errors of `read` and `answer`."""
         body = () if self.request is None else (await read(http, self.request),)
         value = await self.answer(http, *body)
         response = value if isinstance(value, Response) else Json(value)
@@ -45,7 +45,7 @@ class Endpoint:
 
 
 def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Return the description of all endpoints."""
+    """Return the OpenAPI description of these endpoints."""
     requests = [(endpoint.request, "validation") for endpoint in endpoints if endpoint.request is not None]
     template = "#/components/schemas/{model}"
     named, schemas = models_json_schema(requests, ref_template=template)  # type: ignore[arg-type]
@@ -68,12 +68,12 @@ def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint, body: dict[str, Any] | None) -> dict[str, Any]:
-    ok: dict[str, Any] = {"description": "What was asked for.", "content": {"application/json": {}}}
+    ok: dict[str, Any] = {"description": "The result.", "content": {"application/json": {}}}
     if endpoint.path == "/metrics":
         ok["content"] = {"text/plain": {}}
     if endpoint.request is not None and "stream" in endpoint.request.model_fields:
         ok["content"]["application/x-ndjson" if endpoint.path.startswith("/api/") else "text/event-stream"] = {}
-    error = {"description": "What was wrong, and what to do.", "content": {"application/json": {}}}
+    error = {"description": "The error, and how to correct the request.", "content": {"application/json": {}}}
     operation: dict[str, Any] = {"summary": endpoint.summary, "responses": {"200": ok, "default": error}}
     if "{" in endpoint.path:
         operation["parameters"] = [_NAME]

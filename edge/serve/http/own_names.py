@@ -1,4 +1,4 @@
-"""Names of this server in the `Host` header, and the page for a browser that used another one."""
+"""Names of this server in `Host` headers, and the page for a browser that used a foreign name."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from urllib.parse import urlsplit
 from edge.net.channel import is_loopback
 from edge.serve.options import ServeOptions
 
-# Containers and virtual machines know their host by these names. No public name can end in `.internal`.
+# Containers and virtual machines reach their host by these names. No public name can end in `.internal`.
 _OF_CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
-# Ends of names that no public DNS server knows.
+# Top-level parts of names that public DNS servers do not serve.
 _PRIVATE = ("home.arpa", "internal", "lan", "local", "svc")
-_PLAIN = re.compile(r"(https?://)?[a-z0-9_][a-z0-9_.-]{0,252}(:[0-9]{1,5})?")  # nothing that a shell would read
+# No characters that are special in a shell.
+_PLAIN = re.compile(r"(https?://)?[a-z0-9_][a-z0-9_.-]{0,252}(:[0-9]{1,5})?")
 
 
 class OwnNames:
-    """Names of this server. A foreign DNS name that leads here is none of them, so that no page of others gets in. A
-    server that other machines reach has any name of a private network, too, such as that of its container: machines of
-    that network, which could forge these names, reach it anyway."""
+    """Names of this server.
+
+    A foreign DNS name that resolves to this server is refused, to protect it against DNS rebinding. A server that other
+    machines reach accepts all private names as well, such as its container's name: machines of that network could forge
+    these names but reach the server anyway.
+    """
 
     def __init__(self, options: ServeOptions) -> None:
         machine = socket.gethostname().lower().rstrip(".")
@@ -42,7 +46,7 @@ class OwnNames:
         self._is_reached = not is_loopback(options.host)
 
     def __contains__(self, host: object) -> bool:
-        """Return whether a Host header names this server; an address always does."""
+        """Return True if a Host header names this server. An IP address always does."""
         name = name_of(str(host))
         try:
             ipaddress.ip_address(name)
@@ -54,12 +58,12 @@ class OwnNames:
 
 
 def is_private(name: str) -> bool:
-    """Return whether no public DNS server knows a name."""
+    """Return True if public DNS servers cannot resolve a name."""
     return "." not in name or name.endswith(tuple(f".{end}" for end in _PRIVATE))
 
 
 def name_of(host: str) -> str:
-    """Return the name in a Host header, without its port and the dot of the root; empty if there is none."""
+    """Return the name in a Host header without port and trailing dot, or "" if there is none."""
     try:
         return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:
@@ -67,7 +71,7 @@ def name_of(host: str) -> str:
 
 
 def _full_names(short: str) -> Iterator[str]:
-    """Yield the full names of this machine, as files say them: no DNS server is asked."""
+    """Yield the full names of this machine in /etc/hosts and /etc/resolv.conf, without asking a DNS server."""
     with suppress(OSError, UnicodeDecodeError):
         for line in Path("/etc/hosts").read_text(encoding="utf-8").splitlines():
             names = line.partition("#")[0].lower().split()[1:]
@@ -80,7 +84,7 @@ def _full_names(short: str) -> Iterator[str]:
 
 
 def _certificate_names(certificate: Path | None) -> Iterable[str]:
-    """Return the DNS names in the server's certificate, where a star may stand for the first part."""
+    """Return the DNS names in the server's certificate, which may begin with a wildcard."""
     if certificate is None:
         return ()
     from cryptography import x509
@@ -94,8 +98,10 @@ def _certificate_names(certificate: Path | None) -> Iterable[str]:
 
 
 def refusal_page(message: str, option: str, value: str) -> str:
-    """Return a page for a browser that is refused, with the option that lets it in. value: of the option, as the
-    request has it; it is shown only if it is a name that a command line can have as it is."""
+    """Return a page for a browser that is refused, with the option that would allow it.
+
+    value: value of the option from the request. It is shown only if it is safe to paste into a command line.
+    """
     command = f"edge serve ... {option} {value if _PLAIN.fullmatch(value.lower()) else 'NAME'}"
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Not answered</title>'

@@ -1,4 +1,4 @@
-"""Access control: refuses requests by host name, origin, key, and size."""
+"""Access control: refuses requests by host name, origin, key and size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge.serve.http.errors import error_body, failure
 from edge.serve.http.own_names import OwnNames, name_of, refusal_page
 from edge.serve.options import ServeOptions
 
-# The page may load only its own files, not be shown in other pages, and send nothing elsewhere.
+# The page may load only its own files, cannot be embedded in other pages, and cannot send data elsewhere.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -27,7 +27,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 ALLOWED_METHODS = "GET, POST, DELETE"
-# Origins of programs on this machine that have a browser inside. No page of the internet can have one.
+# Origins of local programs with an embedded browser. Pages from the internet cannot have these origins.
 _OF_APPS = re.compile(
     r"(app|capacitor|file|ionic|tauri|vscode-file|vscode-webview)://[a-z0-9.-]*|https?://tauri.localhost"
 )
@@ -37,7 +37,7 @@ PREFLIGHT_S = 600  # time for which a browser caches the answer to a preflight r
 
 
 class Security:
-    """Refuses requests that must not be answered, before anything reads them. Every answer has HEADERS."""
+    """Refuses forbidden requests before anything reads them. Adds HEADERS to every answer."""
 
     def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: Collection[str]) -> None:
         """open_paths: paths that need no key."""
@@ -66,7 +66,7 @@ class Security:
             nonlocal begun, drains
             if message["type"] == "http.response.start":
                 begun = True
-                # A client that was too slow (408) is not waited for any longer.
+                # The body of a client that was too slow (408) is not awaited any longer.
                 drains = message["status"] >= 400 and message["status"] != 408 and not body.is_complete
                 answer_headers = MutableHeaders(scope=message)
                 answer_headers.update(HEADERS)
@@ -107,21 +107,21 @@ class Security:
         return caller
 
     def _checked(self, path: str, headers: Headers, method: str) -> str:
-        """Return the digest of the client's key. HTTPException if it must not be answered."""
-        hosts = headers.getlist("host")  # none only in HTTP/1.0, which probes of load balancers speak and no browser
+        """Return the digest of the client's key. Raises HTTPException if the request is refused."""
+        hosts = headers.getlist("host")  # missing only in HTTP/1.0, which load balancer probes use but browsers do not
         if len(hosts) > 1 or any(host not in self._own_names for host in hosts):
-            message = f"this server is not known as {', '.join(hosts)!r:.200}; --allow-host adds a name"
+            message = f"{', '.join(hosts)!r:.200} is not a name of this server; --allow-host adds a name"
             raise _Refused(message, "--allow-host", name_of(hosts[0]) if len(hosts) == 1 else "")
         origins = headers.getlist("origin")
         if len(origins) > 1 or any(not self._may_ask(origin, hosts) for origin in origins):
-            message = f"pages of {', '.join(origins)!r:.200} may not ask this server; --allow-origin allows one"
+            message = f"pages of {', '.join(origins)!r:.200} may not use this server; --allow-origin allows an origin"
             raise _Refused(message, "--allow-origin", origins[0])
         if not origins and headers.get("sec-fetch-site") in _ELSEWHERE and not self._is_link(path, headers, method):
             raise _Refused(
-                "pages of other origins may not ask this server; --allow-origin allows one", "--allow-origin"
+                "pages of other origins may not use this server; --allow-origin allows an origin", "--allow-origin"
             )
         if method == "OPTIONS" and origins and "access-control-request-method" in headers:
-            return ""  # a browser asks without the key whether it may ask
+            return ""  # browsers send preflight requests without the key
         owner = self._owner_of(headers)
         if path not in self._open_paths and owner is None:
             raise HTTPException(
@@ -146,10 +146,13 @@ class Security:
         return "*" in self._origins or origin in self._origins or bool(_OF_APPS.fullmatch(origin))
 
     def _owner_of(self, headers: Headers) -> str | None:
-        """Return the digest of the given key; None if no key matches. All keys are compared, each in constant
-        time."""
+        """Return the digest of the key in a request, or None if no key matches.
+
+        All keys are compared, each in constant time.
+        """
         authorization = headers.get("authorization", "").strip()
-        bearer = re.sub("^bearer( +|$)", "", authorization, flags=re.IGNORECASE)  # some clients leave the word out
+        # Some clients leave out the word Bearer.
+        bearer = re.sub("^bearer( +|$)", "", authorization, flags=re.IGNORECASE)
         given_keys = [bearer, headers.get("x-api-key", ""), headers.get("api-key", "")]
         equal = [
             owner
@@ -161,7 +164,7 @@ class Security:
 
 
 class _Refused(HTTPException):
-    """A request under a name, or from a page, that an option of the server would allow."""
+    """A request refused for its host name or origin, which an option of the server would allow."""
 
     def __init__(self, message: str, option: str, value: str = "") -> None:
         super().__init__(403, message)
@@ -169,7 +172,7 @@ class _Refused(HTTPException):
 
 
 def _refusal(error: HTTPException, scope: Scope, headers: Headers) -> Response:
-    """Return the response to a request that was refused: a browser that opens a page gets a page."""
+    """Return the response to a refused request. A browser that opens a page gets a page."""
     if isinstance(error, _Refused) and "text/html" in headers.get("accept", ""):
         return HTMLResponse(refusal_page(error.detail, error.option, error.value), error.status_code)
     failed = failure(error)
@@ -177,16 +180,18 @@ def _refusal(error: HTTPException, scope: Scope, headers: Headers) -> Response:
 
 
 def usual_path(path: str) -> str:
-    """Return a path without what people leave in the address of a server: the address itself, as proxies get it,
-    several slashes, one at the end, and a folder or an endpoint before the endpoint. Keys are checked for the path that
-    is then answered."""
+    """Return a path without common mistakes in the server address that users configure.
+
+    These are the address itself (as in proxy requests), repeated or trailing slashes, and a folder or endpoint before
+    the endpoint. Keys are checked for the returned path, which is the one that is answered.
+    """
     path = re.sub(r"//+", "/", re.sub(r"^https?://[^/]*", "", path))
     path = _NOT_OPENAI.sub("/v1", _BEFORE_API.sub("", path))
     return path.rstrip("/") or "/"
 
 
-# Folders that other servers have before the paths of OpenAI's API. A client that was given the address of an endpoint
-# appends another one.
+# Folders of other servers before the paths of OpenAI's API. A client that was configured with the address of an
+# endpoint appends another endpoint to it.
 _BEFORE_API = re.compile(
     r"^((/v1){1,8}(?=/api/(?!v1))|(/v1|/api|/openai|/engines(/[^/]+)?|/v1/chat/completions|/v1/messages){1,8}(?=/v1(/|$)))"
 )
@@ -203,7 +208,7 @@ def _digest(key: str) -> str:
 
 
 def namespace_of(scope: Scope) -> str:
-    """Return the namespace of the prompts of a request that was admitted."""
+    """Return the prefix cache namespace of an admitted request."""
     return str(scope.get(_NAMESPACE, ""))
 
 

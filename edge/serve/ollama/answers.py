@@ -28,7 +28,7 @@ _clock = time.monotonic_ns
 
 
 def timestamp() -> str:
-    """Return the time in UTC, as RFC 3339 has it."""
+    """Return the current time in UTC in the format of RFC 3339."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
 
 
@@ -39,16 +39,14 @@ def parse_chat(request: OllamaChatRequest, template: str) -> ParsedRequest:
 
 
 def parse_text(request: OllamaTextRequest, template: str) -> ParsedRequest:
-    """Parse a text: a chat of one question, or a text as it is where it is raw or has a gap. BadRequest."""
+    """Parse a text request: a chat of one question, or plain text if it is raw or has a gap. Raises BadRequest."""
     if not (request.raw or request.suffix):
         prompt = [*pictures(request.images), Part(type="text", text=request.prompt)]
         system = [{"role": "system", "content": request.system}] if request.system else []
         messages = [*system, {"role": "user", "content": joined(prompt)}]
         return _chat(request, messages, FunctionUse(), template, attached([("images", "user", prompt)]))
     if request.images:
-        raise BadRequest(
-            "pictures stand in chats, not in a raw text or one with a gap; leave out raw and suffix", "images"
-        )
+        raise BadRequest("pictures need a chat, and are not possible with raw or suffix; leave these out", "images")
     schema = request.text_schema
     constraint = {} if schema is None else {"json_schema": json_text(schema, "format")}
     generation = Generation(
@@ -80,7 +78,7 @@ def _chat(
 
 
 def _messages(request: OllamaChatRequest, turns: Sequence[tuple[str, str, Content]]) -> list[Message]:
-    """Return messages in the form of templates. turns: as of `attached`, of these messages."""
+    """Return messages in the form that templates use. turns: arguments of `attached` for these messages."""
     messages: list[Message] = []
     for message, (_, role, content) in zip(request.messages or (), turns, strict=True):
         values: dict[str, Any] = {"role": role, "content": joined(content)}
@@ -96,7 +94,7 @@ def _messages(request: OllamaChatRequest, turns: Sequence[tuple[str, str, Conten
 
 
 async def chat_events(request: OllamaChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Yield lines of a chat; the last has the durations. Calls come whole."""
+    """Yield the lines of a chat. The last line has the durations. Calls are sent complete."""
     name, arguments = "", ""
     async for event in _events(request, model, deltas):
         if isinstance(event, Call):
@@ -113,7 +111,7 @@ async def chat_events(request: OllamaChatRequest, model: str, deltas: Deltas) ->
 
 
 async def text_events(request: OllamaTextRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
-    """Yield lines of a text; the last has the durations."""
+    """Yield the lines of a text. The last line has the durations."""
     async for event in _events(request, model, deltas):
         if isinstance(event, Mapping):
             rest = {key: value for key, value in event.items() if key != "content"}
@@ -123,7 +121,7 @@ async def text_events(request: OllamaTextRequest, model: str, deltas: Deltas) ->
 async def _events(
     request: AnswerRequest, model: str, deltas: Deltas
 ) -> AsyncGenerator[Event | Call | CallArguments | CallEnd, None]:
-    """Yield what chats and texts have in common, with the text as `content`; calls as they are."""
+    """Yield the events common to chats and texts, with the text as `content`. Calls are passed on unchanged."""
     begin, begun = Begin(0, 0), request._loaded
     async for _, delta in deltas:
         if isinstance(delta, Begin):
@@ -172,10 +170,10 @@ def failed(failure: Failure, _count: int) -> Event:
 
 
 CHAT = Api(
-    "/api/chat", "Continue a conversation, as Ollama has it.", OllamaChatRequest, parse_chat, chat_events, fold, failed,
+    "/api/chat", "Continue a conversation (Ollama's API).", OllamaChatRequest, parse_chat, chat_events, fold, failed,
     lines=True,
 )  # fmt: skip
 TEXT = Api(
-    "/api/generate", "Answer a prompt, as Ollama has it.", OllamaTextRequest, parse_text, text_events, fold, failed,
+    "/api/generate", "Answer a prompt (Ollama's API).", OllamaTextRequest, parse_text, text_events, fold, failed,
     lines=True,
 )  # fmt: skip

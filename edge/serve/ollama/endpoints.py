@@ -32,12 +32,12 @@ from edge.serve.ollama.fields import (
 )
 from edge.serve.served import ServedModels
 
-VERSION = "0.12.0"  # of Ollama, whose API this is: programs look whether it is new enough for them
-_PROGRESS_S = 0.5  # between two lines of a fetch
-_FILES = "models are files here: `edge serve MODEL...` says which are served"
+VERSION = "0.12.0"  # version of Ollama that is reported, because clients require a minimum version
+_PROGRESS_S = 0.5  # interval of progress lines during a fetch
+_FILES = "models are files: `edge serve MODEL...` selects the served models"
 _REFUSED: dict[tuple[Literal["POST", "DELETE"], str], str] = {
-    ("POST", "/api/create"): f"{_FILES}, and presets in --config what belongs to them",
-    ("POST", "/api/copy"): f"{_FILES}, and presets in --config give them other names",
+    ("POST", "/api/create"): f"{_FILES}, and presets in --config hold their settings",
+    ("POST", "/api/copy"): f"{_FILES}, and presets in --config define other names",
     ("POST", "/api/push"): "this server publishes no models",
     ("DELETE", "/api/delete"): f"{_FILES}; `edge model rm` deletes those that were fetched",
     ("POST", "/api/blobs/{name:path}"): _FILES,
@@ -83,31 +83,31 @@ def ollama_endpoints(models: ServedModels) -> list[Endpoint]:
         return Endpoint(method, path, "Refused.", handle)
 
     own = [
-        Endpoint("POST", "/api/embed", "Tell texts as vectors", embed, EmbedRequest),
-        Endpoint("POST", "/api/embeddings", "Tell a text as a vector", old_embed, OldEmbedRequest),
-        Endpoint("POST", "/api/show", "Tell of one model", show, NamedRequest),
-        Endpoint("POST", "/api/pull", "Fetch a model where that is allowed", pull, NamedRequest),
-        Endpoint("GET", "/api/tags", "Tell which models there are", lambda _http: listing.tags(models)),
-        Endpoint("GET", "/api/ps", "Tell which models are loaded", lambda _http: listing.running(models)),
-        Endpoint("GET", "/api/version", "Tell the version of the API", version),
+        Endpoint("POST", "/api/embed", "Embed texts", embed, EmbedRequest),
+        Endpoint("POST", "/api/embeddings", "Embed a text", old_embed, OldEmbedRequest),
+        Endpoint("POST", "/api/show", "Describe a model", show, NamedRequest),
+        Endpoint("POST", "/api/pull", "Fetch a model if that is allowed", pull, NamedRequest),
+        Endpoint("GET", "/api/tags", "List the models", lambda _http: listing.tags(models)),
+        Endpoint("GET", "/api/ps", "List the loaded models", lambda _http: listing.running(models)),
+        Endpoint("GET", "/api/version", "Get the version of the API", version),
     ]
     return [
         generating(CHAT),
         generating(TEXT),
-        *(replace(endpoint, summary=f"{endpoint.summary}, as Ollama has it.") for endpoint in own),
+        *(replace(endpoint, summary=f"{endpoint.summary} (Ollama's API).") for endpoint in own),
         *(refused(method, path, why) for (method, path), why in _REFUSED.items()),
     ]
 
 
 def _is_empty(request: AnswerRequest) -> bool:
-    """Return whether a request only has the model loaded or unloaded."""
+    """Return True if a request has no prompt, and only loads or unloads the model."""
     if isinstance(request, OllamaChatRequest):
         return not request.messages
     return isinstance(request, OllamaTextRequest) and not (request.prompt or request.suffix)
 
 
 async def _load(request: AnswerRequest, models: ServedModels) -> dict[str, Any]:
-    """Load a model, or unload it where it is not to be kept."""
+    """Load a model, or unload it if its keep-alive time is 0."""
     unloads = request.keep_s == 0
     if unloads:
         await models.unload(request.model)
@@ -126,7 +126,7 @@ async def _load(request: AnswerRequest, models: ServedModels) -> dict[str, Any]:
 async def _embed(
     request: StayingModel, models: ServedModels, texts: str | list[str], dimensions: int | None = None
 ) -> dict[str, Any]:
-    """Return the embedding of each text. The errors of `embeddings`."""
+    """Return the embedding of each text. Raises the errors of `embeddings`."""
     began = time.monotonic_ns()
     request.model = models.resolve(request.model)
     check_no_adapter(request.model, models)
