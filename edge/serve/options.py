@@ -17,7 +17,7 @@ PING_S = 10.0  # proxies close connections that are silent for half a minute
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of a server: its address, and the clients that it answers."""
+    """Options of a server: its address, its keys, and its models' lifetimes."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -42,38 +42,42 @@ class ServeOptions:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys, each once."""
+        """All keys without duplicates."""
         return tuple(dict.fromkeys((*self.api_keys, *self.admin_keys)))
 
     @property
     def administrators(self) -> tuple[str, ...]:
-        """The keys of administrators. An only key is one; of several keys those that are named."""
+        """Keys of administrators: `admin_keys`, or else the only key, if there is just one."""
         return self.admin_keys or (self.keys if len(self.keys) == 1 else ())
 
 
 def check(options: ServeOptions) -> None:
-    """Raise TrustError if other machines would be answered without a key, or a key is invalid; also as
-    `tls_context`."""
+    """Raise TrustError if other machines could connect without a key, or if a key is invalid.
+
+    Raises the errors of `tls_context`, too.
+    """
     tls_context(options)
     if any(not key.strip() or not key.isascii() or not key.isprintable() for key in options.keys):
         raise TrustError(
-            "a key of the API is empty, or has characters that no HTTP header can have; use letters and digits"
+            "an API key is empty or contains characters that HTTP headers cannot have; use letters and digits"
         )
     if not (options.keys or options.insecure or is_loopback(options.host)):
         raise TrustError(
-            f"{options.host} is reached by other machines, and there is no key; "
-            "give one with --api-key or EDGE_API_KEY, or --insecure to answer everybody"
+            f"{options.host} is reachable from other machines, but there is no key; "
+            "set one with --api-key or EDGE_API_KEY, or allow everybody with --insecure"
         )
 
 
 def tls_context(options: ServeOptions) -> ssl.SSLContext | None:
-    """Return a TLS context with the certificate and its key; None without any. TrustError if they cannot be used
-    together."""
+    """Return a TLS context with the certificate and its key, or None without them.
+
+    Raises TrustError if the two cannot be used together.
+    """
     cert, key = options.tls_cert, options.tls_key
     if cert is None and key is None:
         return None
     if cert is None or key is None:
-        raise TrustError("TLS needs a certificate and its key: give both --tls-cert and --tls-key")
+        raise TrustError("TLS needs a certificate and its key: set both --tls-cert and --tls-key")
     for path in (cert, key):
         try:
             path.open("rb").close()
@@ -83,15 +87,15 @@ def tls_context(options: ServeOptions) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(cert, key, password=_no_password)
     except _EncryptedKey:
-        raise TrustError(f"{key} is encrypted; give a key without a password, which only you may read") from None
+        raise TrustError(f"{key} is encrypted; use a key without a password that only you can read") from None
     except (ssl.SSLError, OSError) as error:
         why = getattr(error, "reason", None) or str(error)
-        raise TrustError(f"{cert} and {key} are no certificate with its key in PEM: {why}") from error
+        raise TrustError(f"{cert} and {key} are not a PEM certificate with its key: {why}") from error
     return context
 
 
 class _EncryptedKey(Exception):
-    """A key that needs a password."""
+    """The key needs a password."""
 
 
 def _no_password() -> str:

@@ -1,4 +1,4 @@
-"""Threads that parse requests: schemas of tools take up to half a second, and nobody else waits for them."""
+"""Threads that parse requests: tool schemas may take half a second, which must not delay other requests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _PARSERS = ThreadPoolExecutor(2, thread_name_prefix="parser")
 
 
 async def parsed(parse: Callable[..., T], *arguments: object) -> T:
-    """Return what a function makes of a request. Its errors."""
+    """Run a parser in a thread and return its result. Raises its errors."""
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(_PARSERS, lambda: context.run(parse, *arguments))

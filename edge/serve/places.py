@@ -1,4 +1,4 @@
-"""Places for work of one purpose: so much at once, so much that may wait, and clients by turns."""
+"""Concurrency limits for work of one purpose, with a bounded queue that is fair to clients."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ T = TypeVar("T")
 
 
 class Places:
-    """Places for one purpose; for one event loop. A free place goes to the waiting client that has fewest, and among
-    these to the one that waits for longest. Where there are several keys, none takes more than half of what is left to
-    wait."""
+    """Concurrency limit for one purpose. Use it in one event loop.
+
+    A free place goes to the waiting client with the fewest places, and among equal clients to the longest waiting. If
+    there are several keys, each may fill at most half of the remaining queue.
+    """
 
     def __init__(self, purpose: str, n_places: int, n_waiting: int, most_of_one: int | None = None) -> None:
-        """purpose: for the error. n_places: at once. n_waiting: that may wait beside. most_of_one: places of one
-        client; None: all."""
+        """purpose: name for errors. n_places: maximum concurrent work. n_waiting: maximum length of the queue.
+
+        most_of_one: maximum places of one client; None: all.
+        """
         self._purpose, self._free, self._n_waiting = purpose, n_places, n_waiting
         self._most_of_one = most_of_one or n_places
-        self._taken: Counter[str] = Counter()  # places by client
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []  # the longest first
+        self._taken: Counter[str] = Counter()  # occupied places by client
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []  # longest waiting first
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Have a place for the caller, in the end. Overloaded if too many wait."""
+        """Wait for a place and hold it inside the context. Raises Overloaded if the queue is full."""
         client = CALLER.get().client
         await self._take(client)
         try:
@@ -38,28 +42,30 @@ class Places:
             self._give(client)
 
     async def whole(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of work that goes on, and keeps its place, if its caller goes."""
+        """Run work in a place and return its result. The work continues if its caller is cancelled."""
         client = CALLER.get().client
         await self._take(client)
 
         def done(task: asyncio.Task[T]) -> None:
             self._give(client)
             if not task.cancelled():
-                task.exception()  # seen, where nobody waits for it any more
+                task.exception()  # marks the error as retrieved
 
         task = asyncio.create_task(work())
         task.add_done_callback(done)
         return await asyncio.shield(task)
 
     async def _take(self, client: str) -> None:
-        if self._free and self._taken[client] < self._most_of_one:  # then nobody waits who could have it
+        if self._free and self._taken[client] < self._most_of_one:  # then no waiting client could use it
             self._free -= 1
             self._taken[client] += 1
             return
         left = self._n_waiting - len(self._waiting)
         own = sum(waiting == client for waiting, _ in self._waiting)
         if left <= 0 or (CALLER.get().among_several and own >= left):
-            raise Overloaded(f"{len(self._waiting)} requests wait for {self._purpose}: no more may; ask again later")
+            raise Overloaded(
+                f"{len(self._waiting)} requests wait for {self._purpose}, which is the maximum; try again later"
+            )
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append((client, turn))
         try:
@@ -76,7 +82,7 @@ class Places:
         self._taken[client] -= 1
         if not self._taken[client]:
             del self._taken[client]
-        # One that is cancelled is among them until its task goes on.
+        # Cancelled entries remain in the queue until their tasks resume.
         ready = [item for item in self._waiting if not item[1].done() and self._taken[item[0]] < self._most_of_one]
         if ready:
             following = min(ready, key=lambda item: self._taken[item[0]])

@@ -22,13 +22,13 @@ from edge.serve.served import Generation
 from edge.serve.suspects import ENDS_IN_A_ROW, Case
 from edge.serve.watch import DEADLINES, RESTARTING, Deadlines, Watch
 
-LOAD_S = 3600.0  # for a model to be loaded: on several devices parts of it may have to be sent
-RESTARTS_IN_A_ROW = 3  # without an answer in between, after which the model counts as broken
+LOAD_S = 3600.0  # maximum time to load a model; parts of it may have to be sent to other devices
+RESTARTS_IN_A_ROW = 3  # restarts without an answer in between, after which the model counts as broken
 _STATES = ("heartbeat", "status")  # requests about the process itself
 
 
 class _Moved(Exception):
-    """The process was ended to run the model elsewhere: its requests go to the next one."""
+    """The process was ended to run the model elsewhere. Its requests go to the next process."""
 
 
 class EngineProcess:

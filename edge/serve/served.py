@@ -1,4 +1,4 @@
-"""Interface between the server and engines, whichever API a request came through."""
+"""Interface between the server and engines, common to all APIs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge.serve.model_files import ModelFile
 
 @dataclass(frozen=True)
 class ExtraFile:
-    """A part of another file, for what fills a gap."""
+    """Part of another file, as context for filling a gap."""
 
     filename: str
     text: str
@@ -23,31 +23,31 @@ class ExtraFile:
 
 @dataclass(frozen=True)
 class Infill:
-    """A gap to be filled between two texts."""
+    """A gap between two texts to be filled."""
 
-    prefix: str | Sequence[int]  # a text or token ids
+    prefix: str | Sequence[int]  # text or token ids
     suffix: str
-    line: str = ""  # follows the prefix: the beginning of the line with the cursor
-    files: Sequence[ExtraFile] | None = None  # the nearest last; None: the prompt names no files at all
+    line: str = ""  # beginning of the line with the cursor, which follows the prefix
+    files: Sequence[ExtraFile] | None = None  # nearest file last; None: the prompt has no file names
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A prompt to be continued. One of `prompt`, `infill` and `messages` is given."""
+    """A prompt to be continued. Exactly one of `prompt`, `infill` and `messages` is set."""
 
-    prompt: str | Sequence[int] | None = None  # a text or token ids, continued as they are
+    prompt: str | Sequence[int] | None = None  # text or token ids, continued without a template
     infill: Infill | None = None
-    messages: Sequence[Mapping[str, Any]] | None = None  # of a chat, for the model's template
+    messages: Sequence[Mapping[str, Any]] | None = None  # messages of a chat, for the model's template
     tools: Sequence[Mapping[str, Any]] = ()  # JSON of functions, in the template's form
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside the usual ones
-    marks: Sequence[str] = ()  # of calls: their control tokens have text
-    ends_thought: Sequence[str] = ()  # those that end a thought which they come in
-    answer: str = ""  # beginning of an answer which its constraint is to read, though a header begins like it
-    think: int | None = None  # tokens of thoughts, as `edge.thinking.format.AUTO` says; None: the server's default
+    variables: Mapping[str, Any] = field(default_factory=dict)  # additional variables of the template
+    marks: Sequence[str] = ()  # marks of tool calls, whose control tokens are returned as text
+    ends_thought: Sequence[str] = ()  # marks that also end a thought
+    answer: str = ""  # beginning of an answer that its constraint must read, although a header begins in the same way
+    think: int | None = None  # thinking budget in tokens, see `edge.thinking.format.AUTO`; None: the server's default
     max_tokens: int | None = None  # None: until the context is full
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are given
-    place: int = 0  # number among the answers to one prompt
-    namespace: str = ""  # of the prefix cache: its users may notice by speed that another had the same prompt
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are set
+    place: int = 0  # index among several answers to one prompt
+    namespace: str = ""  # namespace of the prefix cache; its users could infer each other's prompts from timing
     adapters: Sequence[float] | None = None  # scale of each adapter; None: the model has none
     logprobs: int | None = None  # alternatives with each token; 0: its own probability alone; None: no probabilities
     media: Mapping[str, str] = field(default_factory=dict)  # base64 or URL of pictures and sounds, by marks in messages
@@ -56,7 +56,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Probability of a token before any sampling option changed it."""
+    """Log-probability of a token before sampling options were applied."""
 
     token_id: int
     piece: bytes
@@ -65,47 +65,54 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of an answer that one step generated."""
+    """Part of an answer that one step generated."""
 
     text: str  # may be empty while a character, a mark or a stop string is incomplete
-    token_id: int | None = None  # None if the piece reports only the end
-    finish_reason: str | None = None  # "stop", "length", "repetition", or None while it goes on
-    stop_string: str | None = None  # the stop string that ended it
+    token_id: int | None = None  # None if the piece only reports the end
+    finish_reason: str | None = None  # "stop", "length", "repetition", or None if the answer continues
+    stop_string: str | None = None  # stop string that ended the answer
     logprob: TokenLogprob | None = None
     alternatives: Sequence[TokenLogprob] = ()  # most likely first
-    thought: str = ""  # what the model thinks, which is no part of `text`
-    thought_tokens: int = 0  # of the answer so far
+    thought: str = ""  # text of the thought, which is not part of `text`
+    thought_tokens: int = 0  # thought tokens of the answer so far
 
 
 class Answer(Protocol):
-    """An answer that is being generated: iterate for its pieces. The last has a finish reason, unless an error is
-    raised."""
+    """An answer that is being generated. Iterate over it for its pieces.
+
+    The last piece has a finish reason, unless an error is raised.
+    """
 
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, from the prefix cache; known with the first piece
+    cached_tokens: int  # prompt tokens from the prefix cache; known with the first piece
 
     def __aiter__(self) -> AsyncIterator[Piece]:
-        """Yield the pieces as they come. EngineGone if its engine ended and could not go on."""
+        """Yield the pieces while they are generated. Raises EngineGone if the engine process ended for good."""
 
     def cancel(self) -> None:
-        """End it within a step; do nothing if it has ended."""
+        """End the answer within a step. Do nothing if it has already ended."""
 
 
 class ServedModel(Protocol):
-    """A model in a process of its own. Its methods raise the errors of `edge.errors` for invalid requests, with the
-    process's messages. Overloaded if too many wait; EngineGone if the process ended."""
+    """A model in its own engine process.
 
-    name: str  # the model's name in requests
+    The methods raise the errors of `edge.errors` for invalid requests, Overloaded if the queue is full, and EngineGone
+    if the process ended.
+    """
+
+    name: str  # name of the model in requests
 
     async def generate(self, generation: Generation) -> Answer:
-        """Begin an answer. It is accepted when this returns: errors of the request are raised here. ContextFull,
-        SamplingError, TemplateError, Overloaded."""
+        """Begin an answer, and return once it is accepted.
+
+        Raises the errors of the request: ContextFull, SamplingError, TemplateError, Overloaded.
+        """
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the token ids of a text."""
 
     async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """Return the bytes of each token. SamplingError for an invalid id."""
+        """Return the bytes of each token. Raises SamplingError for an invalid id."""
 
     async def render(
         self,
@@ -114,26 +121,34 @@ class ServedModel(Protocol):
         variables: Mapping[str, Any] = MappingProxyType({}),
         think: int | None = None,
     ) -> str:
-        """Return the text of a chat's prompt. think: as of a Generation. TemplateError."""
+        """Return the text of a chat's prompt. think: see Generation. Raises TemplateError."""
 
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
-        """Return the embedding of each text, of length 1, and their total number of tokens. ContextFull for a text that
-        is too long, EngineError if this model cannot embed."""
+        """Return the embedding of each text, normalized to length 1, and the total number of tokens.
+
+        Raises ContextFull for a text that is too long, and EngineError if this model cannot embed.
+        """
 
     async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
-        """Return the score of each document for a query, higher for a better one, and the total number of tokens.
-        ContextFull for a document that is too long, EngineError if this model cannot rank."""
+        """Return the score of each document for a query, higher for a better match, and the total number of tokens.
+
+        Raises ContextFull for a document that is too long, and EngineError if this model is not a reranker.
+        """
 
     async def turn(self, turn: Mapping[str, Any]) -> None:
-        """Note a turn that is complete, so that the beginning of the next prompt is computed while nobody asks. turn:
-        fields of `edge.serve.warming.prefix.Turn`."""
+        """Report a complete turn, so that the next prompt's beginning is computed while the server is idle.
+
+        turn: fields of `edge.serve.warming.prefix.Turn`.
+        """
 
     async def prefixes(self, do: str, arguments: Mapping[str, Any]) -> Any:
-        """Announce a prefix, list those that were announced, or forget one, as the Warmer's `announce`, `announced` and
-        `forget`. None if this model computes nothing while nobody asks."""
+        """Call the Warmer's `announce`, `announced` or `forget`, as named by `do`.
+
+        Return None if the model does no prefix warming.
+        """
 
     async def about(self) -> Mapping[str, Any]:
-        """Return the key `model` of its status, without asking the engine."""
+        """Return the key `model` of the status without asking the engine."""
 
     async def status(self) -> dict[str, Any]:
         """Return its description and current state: keys `model` (name, path, architecture, context, trained_context,
@@ -147,22 +162,24 @@ class ServedModel(Protocol):
 
 
 class ServedMemory(Protocol):
-    """Memory that the models of the server share."""
+    """Memory budget that the models of the server share."""
 
     @property
     def n_bytes(self) -> int | None:
-        """Bytes that they share; None: each has what its options say."""
+        """Budget in bytes, or None if each model has its configured memory."""
 
     @property
     def target(self) -> int | None:
-        """Bytes that they were asked to keep to; None: all."""
+        """Requested total in bytes, or None for the whole budget."""
 
     def shares(self) -> Mapping[str, Share]:
-        """Return the shares of the loaded models by name; none where nothing is divided."""
+        """Return the shares of the loaded models by name, or {} without a budget."""
 
     async def ask(self, n_bytes: int | None) -> None:
-        """Have the models together hold so many bytes, or the least of those in use if that is more; idle ones are
-        unloaded where need be. None: all. NotAllowed where nothing is divided."""
+        """Reduce the total memory of the models to n_bytes, or to the minimum of those in use if that is more.
+
+        Idle models are unloaded if necessary. n_bytes: None: the whole budget. Raises NotAllowed without a budget.
+        """
 
 
 class ServedModels(Protocol):
@@ -170,51 +187,66 @@ class ServedModels(Protocol):
 
     @property
     def memory(self) -> ServedMemory:
-        """Return the memory that they share."""
+        """Return the memory budget of the models."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the models, the default one first."""
+        """Names of the models, the default model first."""
 
     def resolve(self, name: str | None) -> str:
-        """Return the served name that a name in a request stands for: that of a model, or of an adapter. None, and an
-        empty name: the default model. Any name stands for the only model of a server. UnknownModel, with the names that
-        there are."""
+        """Return the served name of the model or adapter that a name in a request stands for.
+
+        None and an empty name stand for the default model. If the server has only one model, any name stands for it.
+        Raises UnknownModel with the available names.
+        """
 
     def adapters(self, name: str | None) -> ServedAdapters:
-        """Return the adapters of a model, or of the one that an adapter of this name belongs to. UnknownModel."""
+        """Return the adapters of a model. name: the model, or one of its adapters. Raises UnknownModel."""
 
     async def model(self, name: str | None) -> ServedModel:
-        """Return a model, and load it if needed; None: the default one. An adapter's name stands for its model.
-        UnknownModel, NotEnoughMemory, EngineGone."""
+        """Return a model, after loading it if necessary.
+
+        name: the model, or one of its adapters; None: the default model. Raises UnknownModel, NotEnoughMemory,
+        EngineGone.
+        """
 
     async def loaded(self) -> Sequence[ServedModel]:
-        """Return the models that are loaded."""
+        """Return the loaded models."""
 
     def file(self, name: str) -> ModelFile:
-        """Return facts about a model's file. A new file is read, so do not call this on the event loop."""
+        """Return facts about a model's file. Do not call this in the event loop, because it may read the file."""
 
     async def running(self, name: str) -> Mapping[str, Any]:
-        """Return `about` of a loaded model; of another one, nothing."""
+        """Return `about` of a model if it is loaded, otherwise {}."""
 
     def health(self) -> Sequence[Mapping[str, Any]]:
-        """Return the health of each loaded model: `state` (waiting, computing, loading, silent, restarting or failed),
-        `busy_s` if it computes, and `reason` if it does not answer."""
+        """Return the health of each loaded model.
+
+        Keys: `state` (waiting, computing, loading, silent, restarting or failed), `busy_s` if it computes, and `reason`
+        if it does not answer.
+        """
 
     def keep(self, name: str | None, idle_s: float | None) -> None:
-        """Unload a model once it was idle for so many seconds, infinity: never. None: as the server's options say.
-        Pinned models stay. UnknownModel."""
+        """Set the idle time after which a model is unloaded. Pinned models are never unloaded.
+
+        idle_s: seconds; infinity: never; None: the server's default. Raises UnknownModel.
+        """
 
     def expires_s(self, name: str) -> float:
-        """Return the seconds until a model is unloaded if nobody uses it; infinity: it stays."""
+        """Return the seconds until a model is unloaded if it remains idle. Infinity: never."""
 
     async def unload(self, name: str | None) -> bool:
-        """Unload a model now; False if it is not loaded, in use, or stays. UnknownModel."""
+        """Unload a model now. Return False if it is not loaded, in use, or pinned. Raises UnknownModel."""
 
     async def fetch(self, name: str, progress: Progress) -> None:
-        """Fetch a model by its name, and serve it. progress: gets bytes here and in all, in any thread. NotAllowed,
-        HubError."""
+        """Fetch a model by its name and serve it.
+
+        progress: called in any thread with the bytes done and in total. Raises NotAllowed and HubError.
+        """
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any], devices: Collection[str] = ()) -> None:
-        """Run a model with another plan from now on; running answers go on there. devices: addresses that it may have
-        beside this device. PlanError; NotAllowed for another one, which is not asked."""
+        """Switch a model to another plan. Running answers continue on its devices.
+
+        devices: addresses that the plan may have in addition to this device. Raises PlanError, and NotAllowed for any
+        other device.
+        """

@@ -26,8 +26,8 @@ from edge.serve.router import Router, devices_of
 from partition.model.check import check_loadable
 from quant.gguf.file import GgufFile
 
-_STREAMS_END_S = 5  # for streams to report the server's end to their clients
-_LOOK_S = 1.0  # between looks for idle models
+_STREAMS_END_S = 5  # seconds for streams to report the end of the server to their clients
+_LOOK_S = 1.0  # interval of checks for idle models
 
 
 def serve(
@@ -39,11 +39,18 @@ def serve(
     listening: Callable[[str], None],
     fetch: Callable[[str, Progress], EngineConfig] | None = None,
 ) -> None:
-    """Serve models until SIGINT or SIGTERM; SIGUSR1 asks them for the memory that they can give back, SIGUSR2 lets them
-    have it again. configs: by name; the first is loaded at once, and is the default. queue: requests that may wait for
-    each. say: gets lines for people. listening: gets the URL once the server answers. fetch: as of Router.
+    """Serve models until SIGINT or SIGTERM.
 
-    TrustError as `check`, OSError if the address is not available, the errors of loading the first model.
+    SIGUSR1 reduces the models' memory to the minimum, SIGUSR2 restores it.
+
+    configs: configurations by name; the first model is the default and is loaded at the start.
+    queue: maximum waiting requests for each model.
+    say: called with lines for users.
+    listening: called with the URL once the server answers.
+    fetch: see Router.
+
+    Raises TrustError as `check` does, OSError if the address is not available, and the errors of loading the first
+    model.
     """
     if options.host not in BOTH:
         check_own(options.host)
@@ -89,11 +96,11 @@ async def _serve(
         except (EdgeError, OSError) as error:
             if len(configs) == 1:
                 raise
-            say(f"{next(iter(configs))}: {error}")  # others answer
+            say(f"{next(iter(configs))}: {error}")  # the other models answer
         for name in options.pinned:
             try:
                 await router.model(name)
-            except (EdgeError, OSError) as error:  # others answer
+            except (EdgeError, OSError) as error:  # the other models answer
                 say(f"{name}: {error}")
         tasks = [asyncio.create_task(_unload_idle(router))]
         host = f"[{options.host}]" if ":" in options.host else options.host
@@ -107,8 +114,10 @@ async def _serve(
 
 
 def _usable(configs: Mapping[str, EngineConfig], say: Callable[[str], None]) -> Mapping[str, EngineConfig]:
-    """Return the models from the first one on whose file can be used; those before it are reported. The error of the
-    last one if none can be."""
+    """Return the models without those at the beginning whose files are unusable, which are reported.
+
+    Raises the error of the last model if no file is usable.
+    """
     names = list(configs)
     for i, name in enumerate(names):
         try:
@@ -122,20 +131,20 @@ def _usable(configs: Mapping[str, EngineConfig], say: Callable[[str], None]) -> 
 
 
 async def _unload_idle(router: Router) -> None:
-    """Unload idle models again and again."""
+    """Unload idle models periodically."""
     while True:
         await asyncio.sleep(_LOOK_S)
         await router.unload_idle()
 
 
 def uvicorn_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
-    """Return the configuration of HTTP. TrustError as `tls_context`."""
+    """Return the configuration of the HTTP server. Raises TrustError as `tls_context` does."""
     tls = tls_context(options)
     return uvicorn.Config(
         app,
         http=bounded_connections(),
         ssl_context_factory=None if tls is None else lambda _config, _default: tls,
-        log_config=None,  # its lines go where ours do
+        log_config=None,  # its log lines go to our log
         log_level="error",
         access_log=False,
         lifespan="off",

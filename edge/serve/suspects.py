@@ -1,5 +1,8 @@
-"""Requests that may have ended an engine process: they are asked again one at a time, so that the one which ends the
-next process, too, is known. It fails, and is refused from then on; no other request pays."""
+"""Requests that may have crashed an engine process.
+
+They are sent again one at a time, to find the request that crashes the next process as well. Only this request fails,
+and it is refused for some time.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,18 @@ _OWN = ("generated", "namespace", "number", "place")
 
 
 class Case:
-    """A request, with the processes that ended while they handled it."""
+    """A request, with the processes that crashed while handling it."""
 
     def __init__(self, what: str, arguments: Callable[[], Mapping[str, Any]]) -> None:
-        """what: its name. arguments: returns them as JSON values."""
+        """what: name of the request. arguments: returns its arguments as JSON values."""
         self.what, self.arguments = what, arguments
-        self.ends = 0  # processes in a row
-        self.ended_by: Exception | None = None  # why the last of them ended, until the request is sent again
-        self.is_cause = False  # it alone was handled by those that ended
-        self.is_abandoned = False  # nobody waits for it, and the process handles it
+        self.ends = 0  # consecutive processes that crashed
+        self.ended_by: Exception | None = None  # reason of the last crash, until the request is sent again
+        self.is_cause = False  # it was the only request that the crashed processes handled
+        self.is_abandoned = False  # its client has disconnected, but the process still handles it
 
     def digest(self) -> bytes:
-        """Return a digest that requests share which are the same, whoever sends them."""
+        """Return a digest that is the same for equal requests, regardless of the client."""
         values = {key: value for key, value in self.arguments().items() if key not in _OWN}
         if isinstance(sampling := values.get("sampling"), Mapping):
             values["sampling"] = {key: value for key, value in sampling.items() if key != "seed"}
@@ -40,22 +43,24 @@ class Case:
 
 
 class Suspects:
-    """Requests of one model that may have ended its process. For one event loop."""
+    """Requests of one model that may have crashed its process. Use it in one event loop."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """name: of the model. clock: seconds."""
+        """name: name of the model. clock: returns seconds."""
         self._name, self._clock = name, clock
-        self.handled: dict[int, Case] = {}  # requests that the process has not answered, by number
+        self.handled: dict[int, Case] = {}  # unanswered requests by number
         self._suspects: set[Case] = set()
-        self._tried: Case | None = None  # the suspect that is asked again
-        self._next: Case | None = None  # the one that was asked again when the last process ended: first, and alone
+        self._tried: Case | None = None  # suspect that is being tried again
+        self._next: Case | None = None  # suspect that was tried when the last process crashed; it goes first, and alone
         self._changed = asyncio.Event()
-        # By digest: until when it is known, processes that it ended, and how the last one ended.
+        # By digest: time until which the request is remembered, processes that it crashed, and the last reason.
         self._known: dict[bytes, tuple[float, int, str]] = {}
 
     async def turn(self, case: Case) -> None:
-        """Wait until a request may be sent: suspects go one at a time, before all others. PoisonousRequest for one that
-        ended two processes a short time ago."""
+        """Wait until a request may be sent. Suspects go one at a time, before all other requests.
+
+        Raises PoisonousRequest if an equal request recently crashed two processes.
+        """
         if case not in self._suspects:
             self._recall(case)
         while not self._may_go(case):
@@ -70,15 +75,17 @@ class Suspects:
         return self._tried is case
 
     def waits(self, case: Case) -> bool:
-        """Return whether a request has to wait for its turn."""
+        """Return True if a request has to wait for its turn."""
         return bool(self._suspects) and self._tried is not case
 
     def ended(self, cases: Sequence[Case], reason: Exception) -> Case | None:
-        """Note that a process ended for this reason while it handled these requests. Return the request that ended it,
-        if that is certain."""
+        """Record that a process crashed while it handled these requests.
+
+        reason: error of the crash. Return the request that caused it, if that is certain.
+        """
         cases = list(dict.fromkeys(cases))
         is_alone = len(cases) == 1
-        if self._tried is not None:  # others may have gone on beside it, as their answers had begun
+        if self._tried is not None:  # answers that had begun may have continued next to it
             self._next, self._tried = self._tried, None
         for case in cases:
             case.ended_by = reason
@@ -95,21 +102,21 @@ class Suspects:
         return cases[0]
 
     def acquit(self, case: Case) -> None:
-        """Suspect a request no more: a process answered it, at least in part."""
+        """Clear a request of suspicion, because a process answered at least a part of it."""
         if case.ends:
             self._known.pop(case.digest(), None)
         case.ends = 0
         self.leave(case)
 
     def leave(self, case: Case) -> None:
-        """Let others go on: the request is not sent again. It is suspected if somebody sends the same."""
+        """Remove a request that is not sent again, so that others may proceed. Equal requests remain suspicious."""
         self._suspects.discard(case)
         self._tried = None if self._tried is case else self._tried
         self._next = None if self._next is case else self._next
         self._changed.set()
 
     def abandon(self, number: int, case: Case) -> None:
-        """Send a request no more. The process may handle it nevertheless: until it is done, it stays a suspect."""
+        """Abandon a request. It stays a suspect while the process still handles it."""
         case.is_abandoned = self.handled.get(number) is case
         if not case.is_abandoned:
             self.leave(case)
@@ -122,14 +129,14 @@ class Suspects:
         self.handled.clear()
 
     def error(self, reason: object) -> PoisonousRequest:
-        """Return the error of a request that ends the process."""
+        """Return the error for a request that crashes the process."""
         return PoisonousRequest(
-            f"this request ended the engine process of {self._name} each time ({reason}), and is refused for"
-            f" {REFUSED_S / 60:g} minutes; change it, for instance make it shorter, and report this"
+            f"this request crashed the engine process of {self._name} each time ({reason}), and is refused for"
+            f" {REFUSED_S / 60:g} minutes; change it, for example shorten it, and report this problem"
         )
 
     def _recall(self, case: Case) -> None:
-        """Suspect a request like one that ended a process a short time ago."""
+        """Suspect a request if an equal one recently crashed a process."""
         if not self._known:
             return
         now = self._clock()

@@ -273,8 +273,8 @@ def test_what_tls_cannot_use_is_said_in_one_line(pem: tuple[Path, Path], tmp_pat
         (ServeOptions(tls_key=key), "both"),
         (ServeOptions(tls_cert=cert, tls_key=tmp_path / "missing.pem"), "missing.pem cannot be read"),
         (ServeOptions(tls_cert=tmp_path, tls_key=key), "cannot be read"),
-        (ServeOptions(tls_cert=cert, tls_key=other), "no certificate with its key"),
-        (ServeOptions(tls_cert=other, tls_key=key), "no certificate with its key"),
+        (ServeOptions(tls_cert=cert, tls_key=other), "not a PEM certificate with its key"),
+        (ServeOptions(tls_cert=other, tls_key=key), "not a PEM certificate with its key"),
         (ServeOptions(tls_cert=cert, tls_key=key.with_name("secret.pem")), "is encrypted"),
     ):
         with pytest.raises(TrustError, match=why) as refused:

@@ -177,7 +177,7 @@ def test_references_that_double_into_different_schemas_are_bounded(form: str) ->
     document = doubling(40, level)
     document["$defs"]["n40"] = {"type": "object"}
     if form in (*OWN_NOTATION, "qwen-xml", "glm", "deepseek-dsml"):
-        with pytest.raises(BadRequest, match="the tool 'f': the parameters make a grammar of more than"):
+        with pytest.raises(BadRequest, match="the tool 'f': the parameters need a grammar of more than"):
             grammar_of(form, {"$ref": "#/$defs/n0"}, **document)
     else:
         assert len(grammar_of(form, {"$ref": "#/$defs/n0"}, **document) or "") < 40_000
@@ -228,7 +228,7 @@ def test_depth_is_bounded_exactly_and_all_tools_count_together() -> None:
         JsonSize("format").add([deep])
     together = JsonSize("tools")
     together.add([0] * (MOST_VALUES - 2))
-    with pytest.raises(BadRequest, match=r"^the tool 'g' has more than 30000 values, or has them together"):
+    with pytest.raises(BadRequest, match=r"^the tool 'g' has more than 30000 values, alone or together"):
         together.add([0], "the tool 'g'")
 
 

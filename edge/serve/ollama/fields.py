@@ -29,11 +29,11 @@ from edge.serve.apis.other_fields import Refused
 from edge.serve.http.errors import BadRequest
 from edge.serve.media import Part, joined
 
-# Defaults of Ollama.
+# Default sampling parameters of Ollama.
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
-HUBS = ("hf.co/", "huggingface.co/")  # before the names of models on the hub
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")  # of a duration, as Go writes it
-_NUMBER = re.compile(r"-?\d{1,18}(\.\d+)?")  # of seconds
+HUBS = ("hf.co/", "huggingface.co/")  # prefixes of hub models' names
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")  # part of a duration in Go's notation
+_NUMBER = re.compile(r"-?\d{1,18}(\.\d+)?")  # a number of seconds
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 _clock = time.monotonic_ns
@@ -46,11 +46,11 @@ def _plain_name(name: str) -> str:
 
 
 ModelName = Annotated[str, AfterValidator(_plain_name)]
-"""Name of a model without the tag `latest`, which all have, and without the address of the hub."""
+"""Model name without the hub's address and without the tag `latest`."""
 
 
 def _seconds(value: float | str) -> float:
-    """Return the seconds of a number, or of a duration such as "1h30m"; infinity if it is below 0."""
+    """Return the seconds of a number, or of a duration such as "1h30m". Negative durations mean infinity."""
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)
     elif isinstance(value, str):
@@ -66,25 +66,25 @@ KeepAlive = Annotated[float | str, AfterValidator(_seconds)]
 
 
 class StayingModel(Fields):
-    """A request that says for how long its model stays loaded."""
+    """A request with a keep-alive time for its model."""
 
-    model: ModelName | None = Field(None, description="by default the first of /api/tags")
-    keep_alive: KeepAlive | None = Field(None, description="for how long an idle model stays; below 0: for ever")
+    model: ModelName | None = Field(None, description="default: the first of /api/tags")
+    keep_alive: KeepAlive | None = Field(None, description="time that an idle model stays loaded; below 0: forever")
 
     @property
     def keep_s(self) -> float | None:
-        """Seconds that the model stays when idle; None: as the server's options say."""
+        """Seconds that an idle model stays loaded, or None for the server's default."""
         return None if self.keep_alive is None else float(self.keep_alive)
 
 
 class Options(Fields):
-    """Options of the model. Numbers are taken as Ollama takes them: 5.0 is a whole one."""
+    """Options of the model. As in Ollama, 5.0 is accepted for an integer."""
 
     model_config = ConfigDict(strict=False)
 
-    num_predict: int | None = Field(None, description="tokens of an answer; 0 or below: as many as there is room for")
-    num_ctx: int | None = Field(None, description="the server's context stays; less of it is told in the answer")
-    seed: int | None = Field(None, description="below 0: any")
+    num_predict: int | None = Field(None, description="maximum tokens of an answer; 0 or below: as many as fit")
+    num_ctx: int | None = Field(None, description="without effect; the answer reports a smaller context")
+    seed: int | None = Field(None, description="below 0: random")
     temperature: float | None = Field(None, description="default 0.8")
     top_k: int | None = Field(None, description="default 40")
     top_p: float | None = Field(None, description="default 0.9")
@@ -93,11 +93,11 @@ class Options(Fields):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    stop: Stop | Stops | None = Field(None, description=f"at most {MAX_STOPS}")
+    stop: Stop | Stops | None = Field(None, description=f"at most {MAX_STOPS} stop strings")
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
 
-    # Finer points of sampling; how a model is loaded, which is up to the server.
+    # Minor sampling options, and loading options, which the server decides.
     ignored = frozenset(
         "draft_num_predict embedding_only f16_kv logits_all low_vram main_gpu mirostat mirostat_eta mirostat_tau"
         " num_batch num_gpu num_keep num_thread numa penalize_newline repeat_last_n tfs_z use_mlock use_mmap"
@@ -116,46 +116,46 @@ class Options(Fields):
 
 
 class AnswerRequest(StayingModel, GeneratingRequest):
-    """Fields that chats and texts share."""
+    """Fields common to chats and texts."""
 
-    stream: bool | None = Field(True, description="send lines of JSON as the answer comes")
+    stream: bool | None = Field(True, description="send lines of JSON while the answer is generated")
     options: Options | None = None
-    format: Literal["", "json"] | JsonObject | None = Field(None, description="json, or a schema of the answer")
-    think: bool | str | None = Field(None, description="true, false, or an effort")
+    format: Literal["", "json"] | JsonObject | None = Field(None, description="json, or a JSON schema of the answer")
+    think: bool | str | None = Field(None, description="true, false, or a reasoning effort")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
-    # A conversation that is too long is an error in any case.
+    # A conversation that is too long is always an error.
     ignored = GeneratingRequest.ignored | {"truncate", "shift"}
     effort_field = budget_field = "think"
     _arrived: int = PrivateAttr(default_factory=lambda: _clock())
     _loaded: int = PrivateAttr(0)
-    _context: int = PrivateAttr(0)  # tokens that a request may have
+    _context: int = PrivateAttr(0)  # maximum tokens of a request
 
     @property
     def given_options(self) -> Options:
-        """Options of the model; those that the request does not have are None."""
+        """Options of the model. Unset options are None."""
         return self.options or Options.model_validate({})
 
     def admitted(self, about: Mapping[str, Any]) -> None:
-        """As GeneratingRequest.admitted."""
+        """Record when the model was loaded, and its context."""
         self._loaded = _clock()
         self._context = min(about["context"], about["trained_context"] or about["context"])
 
     @property
     def max_tokens(self) -> int | None:
-        """Tokens of the answer; None: as many as there is room for."""
+        """Maximum tokens of the answer, or None for as many as fit."""
         n = self.given_options.num_predict
         return n if n and n > 0 else None
 
     @property
     def text_schema(self) -> Mapping[str, Any] | None:
-        """JSON schema of the answer; None for any text."""
+        """JSON schema of the answer, or None for any text."""
         return {"type": "object"} if self.format == "json" else self.format or None
 
     @property
     def n_alternatives(self) -> int | None:
-        """Alternatives with each token; None: no probabilities."""
+        """Number of alternatives for each token, or None without log-probabilities."""
         if self.top_logprobs and not self.logprobs:
             self.ignore("top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -167,29 +167,29 @@ Images = Annotated[Items[str], Field(description="base64 of pictures, or of soun
 class OllamaMessage(Fields):
     role: Role
     content: str | Items[Part] | JsonObject | None = None
-    thinking: str | None = Field(None, description="thought before it, for templates that keep it")
+    thinking: str | None = Field(None, description="thought before the answer, for templates that include it")
     images: Images | None = None
     tool_calls: Items[PastCall] | None = None
     tool_name: str | None = None
-    name: str | None = Field(None, description="as tool_name")
+    name: str | None = Field(None, description="alias of tool_name")
     tool_call_id: CallId = None
 
     def to_content(self) -> list[Part]:
-        """Return the pictures, and the text behind them."""
+        """Return the pictures, followed by the text."""
         text = [Part(type="text", text=joined(self.content))] if not isinstance(self.content, list) else self.content
         return [*pictures(self.images), *text]
 
 
 class OllamaChatRequest(AnswerRequest):
-    messages: Items[OllamaMessage] | None = Field(None, description="none: the model is loaded")
+    messages: Items[OllamaMessage] | None = Field(None, description="empty: only load the model")
     tools: Items[Tool] | None = None
 
 
 class OllamaTextRequest(AnswerRequest):
-    prompt: str | None = Field(None, description="none: the model is loaded")
-    suffix: str | None = Field(None, description="fill the gap between the prompt and this text")
+    prompt: str | None = Field(None, description="empty: only load the model")
+    suffix: str | None = Field(None, description="text after a gap that the answer fills")
     system: str | None = None
-    raw: bool | None = Field(None, description="the prompt is what the model reads, without a template")
+    raw: bool | None = Field(None, description="pass the prompt to the model without a template")
     images: Images | None = None
 
     refused: ClassVar[Refused] = {
@@ -201,10 +201,10 @@ class OllamaTextRequest(AnswerRequest):
 
 
 class EmbedRequest(StayingModel):
-    input: str | Items[str] = Field(description="a text, or several; none: the model is loaded")
-    dimensions: int | None = Field(None, ge=1, description="must be what the model has")
+    input: str | Items[str] = Field(description="a text, or several; empty: only load the model")
+    dimensions: int | None = Field(None, ge=1, description="must equal the dimensions of the model")
 
-    ignored = frozenset({"options", "truncate"})  # a text that is too long is an error in any case
+    ignored = frozenset({"options", "truncate"})  # a text that is too long is always an error
 
 
 class OldEmbedRequest(StayingModel):
@@ -215,7 +215,7 @@ class OldEmbedRequest(StayingModel):
 
 class NamedRequest(Fields):
     model: ModelName | None = None
-    name: ModelName | None = Field(None, description="as model")
+    name: ModelName | None = Field(None, description="alias of model")
     verbose: bool | None = None
     stream: bool | None = True
 
@@ -223,7 +223,7 @@ class NamedRequest(Fields):
 
     @property
     def named(self) -> str:
-        """The name of the model. BadRequest without any."""
+        """Name of the model. Raises BadRequest if it is missing."""
         if name := self.model or self.name:
             return name
         raise BadRequest("model is required", "model")

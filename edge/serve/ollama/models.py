@@ -1,4 +1,4 @@
-"""/api/tags, /api/show and /api/ps of Ollama's API: the models that there are, and those that are loaded."""
+"""/api/tags, /api/show and /api/ps of Ollama's API: all models, one model, and the loaded models."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from edge.serve.served import ServedModels
 from edge.thinking.format import thinking_format
 from quant.mixes import MIXES
 
-NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded that stays
+NEVER = "9999-12-31T23:59:59Z"  # expiry time of a model that is never unloaded
 _TYPES = {mix.id: mix.name.upper() for mix in MIXES.values()}  # by `general.file_type`
 _TEMPLATE = "tokenizer.chat_template"
 _GAPS = ("tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id")
 
 
 async def tags(models: ServedModels) -> dict[str, Any]:
-    """Return all models, and each adapter as one more."""
+    """Return all models. Adapters are listed as models, too."""
     return {"models": [await _entry(models, own, name) for name in models.names for own in _names(models, name)]}
 
 
 async def running(models: ServedModels) -> dict[str, Any]:
-    """Return the models that are loaded, and when each is unloaded if nobody uses it."""
+    """Return the loaded models, with the time when each is unloaded if it remains idle."""
     listed = []
     for model in await models.loaded():
         left_s = models.expires_s(model.name)
@@ -39,11 +39,11 @@ async def running(models: ServedModels) -> dict[str, Any]:
 
 
 async def show(models: ServedModels, name: str) -> dict[str, Any]:
-    """Return what is known of one model. UnknownModel."""
+    """Return the description of a model. Raises UnknownModel."""
     name = models.resolve(name)
     file = await asyncio.to_thread(models.file, name)
     template = str(file.metadata.get(_TEMPLATE, ""))
-    # Some programs' JSON has no infinity.
+    # The JSON parsers of some programs do not accept infinity.
     plain = {key: value for key, value in file.metadata.items() if not isinstance(value, float) or math.isfinite(value)}
     return {
         "license": str(file.metadata.get("general.license", "")),
@@ -62,10 +62,10 @@ def _names(models: ServedModels, name: str) -> list[str]:
 
 
 async def _entry(models: ServedModels, name: str, model: str) -> dict[str, Any]:
-    """Return a model. model: the model itself, where the name is that of an adapter."""
+    """Return the entry of a model. name: the model's name, or an adapter's. model: the model itself."""
     file = await asyncio.to_thread(models.file, model)
     tagged = name if ":" in name else f"{name}:latest"
-    # To hash a file of gigabytes would take long: this tells versions of a file apart, and says nothing of its content.
+    # Hashing a file of gigabytes would take long. This digest distinguishes versions of a file, but not their content.
     digest = hashlib.sha256(f"{name} {file.created} {file.size_bytes}".encode()).hexdigest()
     size = {"modified_at": _modified(file), "size": file.size_bytes, "digest": digest}
     return {"name": tagged, "model": tagged, **size, "details": _details(file)}
@@ -84,7 +84,7 @@ def _details(file: ModelFile) -> dict[str, Any]:
 
 
 def _count(n: int) -> str:
-    """Return a number of parameters as people write it."""
+    """Return a number of parameters in short form, such as "7.6B"."""
     for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if n >= size:
             return f"{n / size:.1f}{unit}"

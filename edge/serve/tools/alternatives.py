@@ -1,4 +1,4 @@
-"""Alternatives of a JSON schema in its one form: each without references, `anyOf`, `oneOf` and `allOf`."""
+"""Alternatives of a normalized JSON schema, without references, `anyOf`, `oneOf` and `allOf`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from edge.constraints.schemas import AT
 
 COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
 ALL_TYPES = ("string", "number", "boolean", "null", "array", "object")
-_CHARACTERS, _PAIR = 10, 10  # of JSON that are merged, and a pair that is compared, for the work of one part
+_CHARACTERS, _PAIR = 10, 10  # cost units: characters of JSON to merge, and comparing a pair
 _LARGER, _SMALLER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # of a regular expression
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # token of a regular expression
 
 
 class NotHeldError(Exception):
-    """A schema that rules of a notation cannot hold. Its text says why."""
+    """The schema cannot be enforced by rules of a notation. The message has the reason."""
 
 
 class Flattener:
-    """Finds alternatives, with those of each reference once."""
+    """Finds the alternatives of schemas, and caches those of references."""
 
     def __init__(self, definitions: Mapping[str, Any], spend: Callable[[int], None]) -> None:
-        """spend: called with the work of each part."""
+        """spend: called with the cost of each part."""
         self._definitions, self._spend = definitions, spend
-        self._known: dict[str, list[dict[str, Any]] | None] = {}  # by reference; None: they are being found
+        self._known: dict[str, list[dict[str, Any]] | None] = {}  # by reference; None: in progress
 
     def flat(self, schema: Any) -> list[dict[str, Any]]:
-        """Return the alternatives; none if there is no value. NotHeldError."""
+        """Return the alternatives; [] if no value is allowed. Raises NotHeldError."""
         if isinstance(schema, bool):
             return [{}] if schema else []
         self._spend(1 + len(schema))
@@ -56,7 +56,7 @@ class Flattener:
         return ways
 
     def _both(self, ways: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the alternatives of values that are in both, each once."""
+        """Return the alternatives of values allowed by both, without duplicates."""
         merged: dict[str, dict[str, Any]] = {}
         sizes = [1 + len(_key(other)) // _CHARACTERS for other in others]
         for way in ways:
@@ -69,7 +69,7 @@ class Flattener:
         return list(merged.values())
 
     def _check_disjoint(self, parts: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-        """Raise NotHeldError if a value may be in two of these, each with its alternatives."""
+        """Raise NotHeldError if a value may match two of these parts. parts: alternatives of each part."""
         for mine, its in combinations(parts, 2):
             for way in mine:
                 for other in its:
@@ -79,14 +79,14 @@ class Flattener:
 
 
 def _key(value: Any) -> str:
-    """Return a text that equal values of JSON have in common."""
+    """Return a text that is the same for equal JSON values."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True)
 
 
 def types(way: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the types that an alternative allows: those of its values, if it names these."""
+    """Return the types that an alternative allows, restricted to the types of its values if it lists them."""
     own = way.get("type", ALL_TYPES)
     own = (own,) if isinstance(own, str) else tuple(own)
     values = [way["const"]] if "const" in way else way.get("enum")
@@ -94,8 +94,10 @@ def types(way: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def constants(way: Mapping[str, Any]) -> list[Any] | None:
-    """Return the only values that an alternative allows; None if it names none. NotHeldError if it says more of them
-    than their types."""
+    """Return the list of values that an alternative allows, or None if it has no list.
+
+    Raises NotHeldError if it has further constraints other than types.
+    """
     values = [way["const"]] if "const" in way else way.get("enum")
     if values is None:
         return None
@@ -115,7 +117,7 @@ def _is_of(value: Any, allowed: Sequence[str]) -> bool:
 
 
 def _merged(way: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return an alternative that holds both; None if there is no such value."""
+    """Return an alternative that combines both, or None if no value matches both."""
     both = {**way, **other}
     _check_closed(way, other)
     _check_closed(other, way)
@@ -152,7 +154,7 @@ def _merged(way: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any] 
 
 
 def _check_closed(way: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Raise NotHeldError if one alternative says of further properties what the other names."""
+    """Raise NotHeldError if one alternative constrains additional properties that the other names."""
     if way.get("additionalProperties", True) in (True, {}) and "patternProperties" not in way:
         return
     if other.get("properties", {}).keys() - way.get("properties", {}).keys():
@@ -183,7 +185,7 @@ def _values(way: Mapping[str, Any]) -> set[str]:
 
 
 def text_expressions(way: Mapping[str, Any]) -> list[str]:
-    """Return regular expressions that a text of an alternative matches in full, all of them. NotHeldError."""
+    """Return regular expressions that a text of an alternative must all match completely. Raises NotHeldError."""
     expressions = []
     if "minLength" in way or "maxLength" in way:
         expressions.append(f"(?s:.{{{way.get('minLength', 0)},{way.get('maxLength', '')}}})")
@@ -194,7 +196,7 @@ def text_expressions(way: Mapping[str, Any]) -> list[str]:
 
 
 def _branches(pattern: str) -> Iterable[list[str]]:
-    """Yield the tokens of each alternative of a regular expression."""
+    """Yield the tokens of each branch of a regular expression."""
     tokens: list[str] = []
     depth = 0
     for token in _TOKEN.findall(pattern):
@@ -208,7 +210,7 @@ def _branches(pattern: str) -> Iterable[list[str]]:
 
 
 def _whole(tokens: list[str]) -> str:
-    """Return an expression of whole texts in which the tokens match somewhere."""
+    """Return an expression for complete texts that contain a match of the tokens."""
     starts, ends = tokens[:1] == ["^"], tokens[-1:] == ["$"]
     inner = tokens[1 if starts else 0 : -1 if ends else None]
     if "^" in inner or "$" in inner:
@@ -217,7 +219,7 @@ def _whole(tokens: list[str]) -> str:
 
 
 def _written(token: str) -> str:
-    """Return a token as a regular expression between slashes has it."""
+    """Return a token escaped for a regular expression between slashes."""
     if token in ("/", "\\/"):
         return "\\/"
     if len(token) > 1 and token[0] == "[":

@@ -1,7 +1,7 @@
-"""Grammars of answers with function calls, in llguidance's form of Lark.
+"""Grammars of answers with tool calls, in llguidance's Lark dialect.
 
-A literal is a rule of its own, `lit_N: "..."`, and a text up to a mark is `free_N` or `raw_N`, so that the engine can
-put control tokens in place of marks (edge/serve/engine/grammars.py): which marks are tokens, its vocabulary knows.
+A literal is a separate rule `lit_N: "..."`, and a text up to a mark is `free_N` or `raw_N`. This lets the engine, which
+knows the vocabulary, replace marks by control tokens (edge/serve/engine/grammars.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from edge.templates.formats import JSON, CallFormat
 
 
 def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any] | None = None) -> str | None:
-    """Return the grammar of an answer: calls alone if a call must come; with a schema for text, calls or JSON of it;
-    with a strict function, text in which calls follow their schemas. None if any answer is allowed. BadRequest for a
-    schema that no grammar holds."""
+    """Return the grammar of an answer, or None if any answer is allowed.
+
+    If a call is required, only calls are allowed. With a schema for text, calls or JSON of the schema are allowed. With
+    a strict function, text with calls that follow their schemas is allowed.
+
+    Raises BadRequest for a schema that cannot be enforced.
+    """
     functions = use.callable
     strict = any(function.strict for function in functions)
     if not functions or not (use.must_call or text_schema is not None or strict):
@@ -40,17 +44,17 @@ def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any
     elif form.bare:
         start = [f"start: {calls} | TEXT?", rf"TEXT: /[^\s{{\[]{ANYTHING}/"]
     else:
-        # A call begins at the mark, and must go on as a call.
+        # After the mark of a call, the answer must continue as a call.
         times = "*" if several else "?"
         start = [f"start: ({grammar.up_to(mark, 'free')} {rest}){times} TEXT", f"TEXT: /{ANYTHING}/"]
     return "\n".join([*start, *grammar.lines])
 
 
 def _calls(grammar: Grammar, form: CallFormat, call: str, *, several: bool) -> tuple[str, str]:
-    """Return the mark that begins calls, and what follows it."""
+    """Return the mark that begins calls, and the rules for the text after it."""
 
     def more(mark: str, text: str) -> str:
-        # One literal: the lexer takes the longest one, so none may begin another.
+        # This is one literal, because the lexer takes the longest match, so no literal may be a prefix of another.
         return f"({grammar.literal(form.between + mark)} {text})*" if several else ""
 
     opens = "" if form.bare else next(iter(form.opens), "")
@@ -67,7 +71,7 @@ def _calls(grammar: Grammar, form: CallFormat, call: str, *, several: bool) -> t
 
 
 def _held_call(grammar: Grammar, form: CallFormat, function: Function) -> str:
-    """Return the rule of a call. BadRequest for parameters that no grammar holds."""
+    """Return the rule of a call. Raises BadRequest for parameters that cannot be enforced."""
     schema = grammar.begin(function)
     try:
         rule = grammar.rule(" ".join(_call(grammar, form, function.name, schema)))
@@ -75,12 +79,12 @@ def _held_call(grammar: Grammar, form: CallFormat, function: Function) -> str:
     except NotHeldError as error:
         raise grammar.error("", f"{error} in the call format of this model") from None
     except RecursionError:
-        raise grammar.error("", "the schema is nested too deep") from None
+        raise grammar.error("", "the schema is nested too deeply; simplify it") from None
     return rule
 
 
 def _call(grammar: Grammar, form: CallFormat, name: str, schema: Mapping[str, Any]) -> list[str]:
-    """Return the rules of a call, between `begins` and what follows its `ends`."""
+    """Return the rules of a call, from after its `begins` to after its `ends`."""
     if form.style == "json":
         begin = f'{form.space}{{"{form.name_key}": {json.dumps(name)}, "{form.arguments_key}": '
         return [grammar.literal(begin), grammar.json(schema), grammar.literal("}" + form.space)]
@@ -130,7 +134,7 @@ def _parameters(grammar: Grammar, form: CallFormat, root: Mapping[str, Any]) -> 
 
 
 def _parameter(grammar: Grammar, form: CallFormat, key: str, schema: Any, at: str) -> str:
-    """Return the rule of a parameter; "" if it has no value."""
+    """Return the rule of a parameter, or "" if it allows no value."""
     ways = grammar.alternatives(schema, at)
     between = (form.space + form.value if form.value else "") + form.padding
     texts = [way for way in ways if "string" in types(way)]
@@ -153,8 +157,11 @@ def _parameter(grammar: Grammar, form: CallFormat, key: str, schema: Any, at: st
 def _texts(
     grammar: Grammar, form: CallFormat, ways: Sequence[Mapping[str, Any]], at: str, is_mixed: bool, *, is_held: bool
 ) -> list[str]:
-    """Return rules for texts as they are, and the mark behind them. is_mixed: there are values of other types, so that
-    a text that looks like one would be read as one, unless its key says that it is text."""
+    """Return rules for unquoted texts with the mark after them.
+
+    is_mixed: values of other types are allowed as well. A text that looks like such a value would then be misread,
+    unless its key marks it as text.
+    """
     no_json, rules = is_mixed and not form.other_key_end, []
     for way in ways:
         try:

@@ -1,4 +1,4 @@
-"""Conversations with functions and schemas, as an engine takes them."""
+"""Conversations with functions and schemas, in the form that an engine accepts."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from edge.templates.template import CONTINUES
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, constraints on the answer, and the format of its calls. Messages and tools get the form that the
-    template takes when they are rendered."""
+    """Messages, constraints of the answer, and the format of its calls.
+
+    When they are rendered, messages and tools are converted to the form of the template.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
     sampling: Mapping[str, Any]
-    form: CallFormat | None  # None: there are no calls
-    functions: Mapping[str, Any]  # schemas of parameters, by name
-    variables: Mapping[str, Any]  # of the template
-    think: int | None = None  # tokens of thoughts; None: the server's default
-    is_single: bool = False  # an answer has one call at most
+    form: CallFormat | None  # None: no calls are possible
+    functions: Mapping[str, Any]  # JSON schemas of parameters by function name
+    variables: Mapping[str, Any]  # variables of the template
+    think: int | None = None  # thinking budget in tokens; None: the server's default
+    is_single: bool = False  # an answer has at most one call
 
     def parser(self, streams: bool = False) -> CallParser | None:
-        """Return a parser for one answer; None if there are no calls. streams: calls are given as they come."""
+        """Return a parser for one answer, or None without calls. streams: calls are passed on while they are
+        generated."""
         if self.form is None:
             return None
         is_constrained = "lark" in self.sampling
@@ -40,17 +43,17 @@ class Conversation:
 
     @property
     def marks(self) -> Sequence[str]:
-        """Texts of calls, whose control tokens are to have text."""
+        """Marks of calls, whose control tokens must be returned as text."""
         return self.form.marks if self.form else ()
 
     @property
     def ends_thought(self) -> Sequence[str]:
-        """Marks that end a thought where they come in one. A grammar begins behind a thought, so none ends it then."""
+        """Marks that also end a thought. With a grammar there are none, because it begins after the thought."""
         return self.form.opens if self.form and self.form.ends_thought and not self.sampling else ()
 
     @property
     def answer(self) -> str:
-        """Beginning of an answer that is a call and follows a grammar, if it is also that of a header; else empty."""
+        """Text that begins a grammar-constrained call, if a header could begin in the same way; otherwise ""."""
         return self.form.answer if self.form and "lark" in self.sampling else ""
 
 
@@ -64,9 +67,14 @@ def conversation(
     *,
     continues: bool = False,
 ) -> Conversation:
-    """Return the conversation. template: source of the model's template. text_schema: JSON schema of an answer that is
-    no call. think: tokens of thoughts. continues: where the last message is text of the model alone, and nothing
-    constrains the answer, it is the beginning of the answer. BadRequest for a request that cannot be put to a model."""
+    """Return the conversation.
+
+    template: source of the model's template. text_schema: JSON schema of an answer without calls. think: thinking
+    budget in tokens. continues: treat a last message of the assistant as the beginning of the answer. This requires
+    that the message has only text, and that the answer has no constraint.
+
+    Raises BadRequest for an invalid request.
+    """
     functions = use.functions if use.choice != "none" else ()
     size = JsonSize("tools")
     tools = [function.to_json() for function in functions]
@@ -74,7 +82,7 @@ def conversation(
         size.add(tool, f"the tool {function.name!r}")
     if use.must_call and text_schema is not None:
         raise BadRequest(
-            "a tool must be called, and the answer must follow a schema; ask for one of the two", "tool_choice"
+            "a tool must be called, and the answer must follow a schema; use only one of the two", "tool_choice"
         )
     form = format_of(template)
     sampling: dict[str, Any] = {}
@@ -98,5 +106,5 @@ def conversation(
 
 
 def _is_beginning(message: Message) -> bool:
-    """Return whether a message is text of the model alone, which an answer may go on with."""
+    """Return True if a message only has text of the assistant, so that an answer may continue it."""
     return message["role"] == "assistant" and bool(message["content"]) and message.keys() <= {"role", "content", "name"}

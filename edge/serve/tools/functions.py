@@ -1,4 +1,4 @@
-"""Functions that a model may call, and which of them a request lets it call."""
+"""Functions of a request, and the choice among them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class Function:
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)  # JSON schema of an object
-    strict: bool = False  # a call must follow the schema
+    strict: bool = False  # calls must follow the schema
 
     def to_json(self) -> dict[str, Any]:
-        """Return the function in the form of templates."""
+        """Return the function in the form that templates use."""
         described = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": described}
 
 
 @dataclass(frozen=True)
 class FunctionUse:
-    """The functions of a request, and which of them must be called."""
+    """The functions of a request, and the choice among them."""
 
     functions: Sequence[Function] = ()
     choice: Literal["auto", "none", "required"] = "auto"
-    name: str | None = None  # the function that must be called
-    several: bool | None = None  # allow more than one call; None: unless a call must come
+    name: str | None = None  # function that must be called
+    several: bool | None = None  # whether several calls are allowed; None: only if no call is required
 
     def __post_init__(self) -> None:
-        """Raise BadRequest if two have one name, the required one does not exist, or a schema is not that of an
-        object."""
+        """Raise BadRequest if names are not unique, the required function is missing, or a schema is not an
+        object's."""
         names = [function.name for function in self.functions]
         if len(names) > MAX_FUNCTIONS:
             raise BadRequest(f"{len(names)} tools are given, {MAX_FUNCTIONS} are the most", "tools")
@@ -48,7 +48,7 @@ class FunctionUse:
         if self.name is not None and self.name not in names:
             raise BadRequest(f"no tool is named {self.name!r}", "tool_choice")
         if self.choice == "required" and not names:
-            raise BadRequest("a tool must be called, and none is given", "tool_choice")
+            raise BadRequest("a tool must be called, but the request has none", "tool_choice")
         for function in self.functions:
             if function.parameters.get("type", "object") != "object":
                 raise BadRequest(f"the parameters of {function.name!r} must be a schema of an object", "tools")
@@ -67,14 +67,16 @@ class FunctionUse:
 
 
 def json_text(value: Any, param: str) -> str:
-    """Return JSON of a part of a request. BadRequest if it is larger than sizes.py allows, or has numbers that JSON
-    does not have."""
+    """Return a part of a request as JSON.
+
+    Raises BadRequest if it exceeds the limits of sizes.py, or has numbers that JSON cannot represent.
+    """
     JsonSize(param).add(value)
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # a whole number of thousands of digits
+    except ValueError:  # an integer with thousands of digits
         raise BadRequest(f"{param} has a number that is too large", param) from None
 
 
 Message = Mapping[str, Any]
-"""A message in the form of templates: `role`, `content`, and for calls `tool_calls`, `tool_call_id`, `name`."""
+"""Message in the form that templates use: `role`, `content`, and `tool_calls`, `tool_call_id`, `name` for calls."""

@@ -1,4 +1,4 @@
-"""Rules of a Lark grammar, and those of values that are written otherwise than in JSON."""
+"""Rules of a Lark grammar, including rules for values in notations other than JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge.serve.tools.values import is_bare_key
 from edge.templates.formats import JSON, Notation
 from edge.templates.writing import written
 
-# Separators as in templates, so that a small model does not write white space without end.
+# Fixed separators as in templates, because a small model may write endless optional white space.
 _STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 ANYTHING = r"(.|\n)*"
 _NUMBERS = {
@@ -25,50 +25,51 @@ _NUMBERS = {
     "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/",
 }
 NO_VALUE = "the schema allows no value"
-_LIMITS = {"string": {"minLength", "maxLength", "pattern", "format"}}  # keywords of texts; those of numbers:
+# Keywords of texts, and below those of numbers.
+_LIMITS = {"string": {"minLength", "maxLength", "pattern", "format"}}
 _LIMITS |= {kind: {*LEAVES} - _LIMITS["string"] for kind in ("integer", "number")}
 _KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"
 _MAX_RULES = 20_000
 _MAX_CHARACTERS = 4 << 20
-_MAX_WORK = 100_000  # parts of schemas that are looked at: under a second of a slow processor
-# A text that begins like JSON of another type. By its first character, because the lexer looks at no more.
+_MAX_WORK = 100_000  # maximum cost; takes less than a second on a slow processor
+# A text whose beginning looks like JSON of another type. Only the first character counts, as in the lexer.
 JSON_LIKE = r"[ \t\n]*([{\[0-9-]|true|false|null|True|False|None)(?s:.*)"
 
 
 def json_schema(schema: Mapping[str, Any], param: str = "tools") -> str:
-    """Return a schema in its grammar's form. BadRequest if it has numbers that JSON does not have."""
+    """Return a schema as JSON for the grammar. Raises BadRequest if it has numbers that JSON cannot represent."""
     try:
         return json.dumps({**with_bounds(schema), **_STYLE}, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
-        raise BadRequest("a schema has a number that is too large, or is nested too deep", param) from None
+        raise BadRequest("a schema has a number that is too large, or is nested too deeply", param) from None
 
 
 def normal(schema: Mapping[str, Any], param: str, whose: str = "") -> dict[str, Any]:
-    """Return a schema in its one form. BadRequest for one that no grammar holds."""
+    """Return a schema in normal form. Raises BadRequest if it cannot be enforced."""
     try:
         return normal_schema(schema, whose)
     except SamplingError as error:
         raise BadRequest(str(error), param) from None
     except RecursionError:
-        raise BadRequest(f"{whose or 'the schema'} is nested too deep", param) from None
+        raise BadRequest(f"{whose or 'the schema'} is nested too deeply; simplify it", param) from None
 
 
 class Grammar:
-    """Collects rules."""
+    """Builds the rules of a grammar."""
 
     def __init__(self, notation: Notation) -> None:
         self.lines: list[str] = []
         self._notation = notation
-        self._whose = ""  # schema is now written
+        self._whose = ""  # owner of the schema that is being processed
         self._definitions: Mapping[str, Any] = {}
         self._flattener = Flattener({}, self.spend)
-        self._rules: dict[str, str] = {}  # by what follows their name
+        self._rules: dict[str, str] = {}  # rule names by name and body
         self._count = self._n_characters = self._work = 0
         self._references: dict[str, str] = {}  # rules of definitions, by reference
-        self._waiting: list[tuple[str, str, str]] = []  # those without a body: name, reference and place
+        self._waiting: list[tuple[str, str, str]] = []  # rules without a body yet: name, reference and place
 
     def begin(self, function: Function) -> dict[str, Any]:
-        """Begin with a function's parameters, and return them in their one form. BadRequest."""
+        """Begin a function's parameters. Return their schema in normal form. Raises BadRequest."""
         self._whose = f"the tool {function.name!r}"
         schema = normal({"type": "object", **function.parameters}, "tools", self._whose)
         self._definitions, self._references = schema.get("$defs", {}), {}
@@ -76,7 +77,7 @@ class Grammar:
         return schema
 
     def end(self) -> None:
-        """Write the rules of definitions that were referred to. No recursion: there may be a long chain of them."""
+        """Write the rules of referenced definitions. It uses a loop, because chains of references may be long."""
         while self._waiting:
             name, reference, at = self._waiting.pop()
             schema = self._definitions[reference.removeprefix("#/$defs/")]
@@ -85,31 +86,31 @@ class Grammar:
             self._add(f"{name}: {body}")
 
     def error(self, at: str, what: str) -> BadRequest:
-        """Return the error for a place of the schema."""
+        """Return the error for a place in the schema."""
         return BadRequest(", ".join(filter(None, (self._whose, at and f"property {at}"))) + f": {what}", "tools")
 
     def spend(self, work: int) -> None:
-        """Count work. BadRequest if it is too much."""
+        """Add to the cost. Raises BadRequest if it exceeds the limit."""
         self._work += work
         if self._work > _MAX_WORK:
             raise self._too_large()
 
     def _too_large(self) -> BadRequest:
         return BadRequest(
-            f"{self._whose or 'a tool'}: the parameters make a grammar of more than {_MAX_RULES} rules, or"
-            f" {_MAX_CHARACTERS} characters; let the model be free to call, or make the schema smaller",
+            f"{self._whose or 'a tool'}: the parameters need a grammar of more than {_MAX_RULES} rules, or"
+            f" {_MAX_CHARACTERS} characters; do not require calls, or make the schema smaller",
             "tools",
         )
 
     def alternatives(self, schema: Any, at: str = "") -> list[dict[str, Any]]:
-        """Return the alternatives of a schema. BadRequest for one that no rules hold."""
+        """Return the alternatives of a schema. Raises BadRequest if it cannot be enforced."""
         try:
             return self._flattener.flat(schema)
         except NotHeldError as error:
             raise self.error(at, str(error)) from None
 
     def rule(self, body: str, name: str = "rule", at: str = "") -> str:
-        """Return the name of a rule with this body. at: place of a schema, for errors of its compiler."""
+        """Return the name of a rule with this body. at: place of a schema, for errors of the compiler."""
         key = f"{name}: {body}"
         if key not in self._rules:
             self._rules[key] = self._named(name)
@@ -129,11 +130,12 @@ class Grammar:
         return f"{name}_{self._count}"
 
     def literal(self, text: str) -> str:
-        """Return a rule for exactly this text; "" for none."""
+        """Return a rule for exactly this text, or "" for an empty text."""
         return self.rule(_quoted(text), "lit") if text else ""
 
     def up_to(self, mark: str, name: str) -> str:
-        """Return a rule for any text up to and with a mark. name: free, if nothing depends on the text, or raw."""
+        """Return a rule for any text up to and including a mark. name: "free" if nothing depends on the text, or
+        "raw"."""
         key = f"{name}: {mark}"
         if key not in self._rules:
             self._rules[key] = self._named(name)
@@ -141,8 +143,10 @@ class Grammar:
         return self._rules[key]
 
     def text_up_to(self, mark: str, way: Mapping[str, Any], at: str, *, no_json: bool = False) -> str:
-        """Return a rule for a text of an alternative, and the mark behind it. no_json: the text does not look like
-        JSON of another type. BadRequest if rules cannot hold the text."""
+        """Return a rule for a text of an alternative and the mark after it.
+
+        no_json: exclude texts that look like JSON of another type. Raises BadRequest if the text cannot be enforced.
+        """
         try:
             expressions = [f"/{expression}/" for expression in text_expressions(way)]
         except NotHeldError as error:
@@ -162,7 +166,7 @@ class Grammar:
         return ", ".join(filter(None, (self._whose, at and f"property {at}")))
 
     def json(self, schema: Mapping[str, Any], at: str = "") -> str:
-        """Return a rule for JSON of a schema, in a grammar of its own, with the definitions that it needs."""
+        """Return a rule for JSON of a schema, as a separate grammar with the definitions that it needs."""
         needed: dict[str, Any] = {}
         waiting: list[Any] = [{key: value for key, value in schema.items() if key != "$defs"}]
         while waiting:
@@ -174,13 +178,13 @@ class Grammar:
         return self.rule(f"%json {json_schema(part)}", "json", at=self._place(at))
 
     def other_key(self, root: Mapping[str, Any], before: str = "", behind: str = "") -> str:
-        """Return a rule for a key that is none of the properties, between two texts."""
+        """Return a rule for a key other than the properties, between the texts `before` and `behind`."""
         names = "|".join(re.escape(name) for name in root.get("properties", ()) if re.fullmatch(_KEY, name))
         others = f" & ~/{before}({names}){behind}/" if names else ""
         return self.rule(f"/{before}{_KEY}{behind}/{others}", "KEY")
 
     def value(self, schema: Any, at: str = "") -> str:
-        """Return a rule for a value of a schema in the notation; "" if there is no value."""
+        """Return a rule for a value of a schema in the notation, or "" if no value is allowed."""
         if isinstance(schema, bool):
             return self._any() if schema else ""
         self.spend(1 + len(schema))
@@ -208,7 +212,7 @@ class Grammar:
         return self.rule(" | ".join(bodies)) if bodies else ""
 
     def _of_types(self, way: Mapping[str, Any], at: str) -> list[str]:
-        """Return rules for a value of an alternative, for each of its types. NotHeldError."""
+        """Return rules for a value of an alternative, one for each type. Raises NotHeldError."""
         if (values := constants(way)) is not None:
             return [self.literal(written(value, self._notation)) for value in values]
         if not way.keys() - {AT}:
@@ -241,7 +245,7 @@ class Grammar:
         return f"{self.literal(quote)} {self.text_up_to(quote, way, at)}"
 
     def _array(self, way: Mapping[str, Any], at: str) -> str:
-        """Return the rule of an array. One whose first items have schemas of their own has all of these."""
+        """Return the rule of an array. If its first items have separate schemas, all of them are required."""
         first = way.get("prefixItems") or (way["items"] if isinstance(way.get("items"), list) else [])
         more = way.get("additionalItems" if first and "prefixItems" not in way else "items", True)
         least = max(way.get("minItems", 0), 0)
@@ -263,8 +267,10 @@ class Grammar:
         return f"{self.literal('[')} {body} {self.literal(']')}"
 
     def members(self, way: Mapping[str, Any], separator: str, at: str = "", *, bare: bool) -> str:
-        """Return a rule for the members of an object, in the order of its properties. bare: keys have no quotes.
-        NotHeldError."""
+        """Return a rule for the members of an object, in the order of its properties.
+
+        bare: keys have no quotes. Raises NotHeldError.
+        """
         root = root_of(way)
         quote = "" if bare else self._notation.quotes[0]
         items = []
@@ -276,7 +282,8 @@ class Grammar:
                 items.append((f"{self.literal(name + separator)} {value}", is_required))
             elif is_required:
                 raise self.error(below, NO_VALUE) if is_written else self.unwritable(key)
-        comma, rest = self.literal(self._notation.item), ("", "")  # of members behind none, and behind some
+        # Rules for further members: after no member, and after at least one.
+        comma, rest = self.literal(self._notation.item), ("", "")
         more = root["additionalProperties"]
         if more is not False and (value := self.value(more, at)):
             item = f"{self.other_key(root, quote, quote + separator)} {value}"
@@ -289,13 +296,15 @@ class Grammar:
         return rest[0]
 
     def unwritable(self, key: str) -> BadRequest:
-        """Return the error for a required property whose name would not be read again."""
+        """Return the error for a required property whose name the parser could not read back."""
         return self.error("", f"the required property {key!r:.80} cannot be written in the call format of this model")
 
 
 def root_of(way: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an alternative with its `properties`, a set of `required`, and `additionalProperties`. NotHeldError if it
-    says more of objects than these."""
+    """Return an alternative's `properties`, the set of `required`, and `additionalProperties`.
+
+    Raises NotHeldError if it has further constraints on objects.
+    """
     required = set(way.get("required", ()))
     properties = way.get("properties", {})
     more = way.get("additionalProperties", not properties)
@@ -313,7 +322,7 @@ def root_of(way: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def references(schema: Any, spend: Callable[[int], None]) -> set[str]:
-    """Return the references in a schema in its one form, however deep; not those in its definitions."""
+    """Return the references in a normalized schema at any depth, except those in its definitions."""
     names: set[str] = set()
     waiting = [schema]
     while waiting:
@@ -331,4 +340,4 @@ def references(schema: Any, spend: Callable[[int], None]) -> set[str]:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # Lark has no control characters
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # Lark does not accept control characters

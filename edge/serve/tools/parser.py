@@ -1,4 +1,4 @@
-"""Parser of function calls in an answer, while it is generated. How the text is split does not matter."""
+"""Parser of tool calls in an answer while it is generated. The result does not depend on the chunks of text."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from quant.text import overlap
 
 @dataclass(frozen=True)
 class CallStart:
-    """A call of a function of the request begins."""
+    """Start of a call of a known function."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class CallArguments:
-    """More of a call's arguments: the next part of the JSON of an object."""
+    """More of a call's arguments: the next part of the JSON object."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallEnd:
-    """A call ends. Its arguments are complete, or the text stopped being a call."""
+    """End of a call. Its arguments are complete, or the text stopped being a valid call."""
 
     is_complete: bool = True
 
@@ -38,7 +38,7 @@ Part = str | CallStart | CallArguments | CallEnd
 
 
 def _joined(parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield parts, arguments that follow each other as one."""
+    """Yield parts with consecutive arguments joined."""
     for is_arguments, same in groupby(parts, lambda part: isinstance(part, CallArguments)):
         if is_arguments:
             yield CallArguments("".join(part.text for part in same if isinstance(part, CallArguments)))
@@ -47,11 +47,11 @@ def _joined(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 class CallParser:
-    """Separates text and calls. Text that may begin a call is held back until that is known. What is no call, or a call
-    of an unknown function, is text.
+    """Separates text from calls. Invalid calls and calls of unknown functions are returned as text.
 
-    A call that streams is given as soon as its name is known and its arguments have begun. If it breaks behind that,
-    its arguments stay incomplete, so that nobody takes them for whole ones, and what was not given of it is text.
+    Text that may begin a call is held back until that is certain. When streaming, a call is returned as soon as its
+    name is known and its arguments have begun. If such a call turns out to be invalid, its arguments stay incomplete,
+    so that no client executes it, and the rest of it becomes text.
     """
 
     def __init__(
@@ -63,27 +63,29 @@ class CallParser:
         is_constrained: bool = False,
         is_single: bool = False,
     ) -> None:
-        """functions: schemas of parameters by name. streams: give calls as they come, else only complete ones.
-        is_constrained: a grammar of this format holds the answer, so that calls begin as it says. is_single: the answer
-        ends with its first complete call."""
+        """functions: JSON schemas of parameters by function name.
+        streams: return calls while they are generated; otherwise only complete calls.
+        is_constrained: a grammar of this format constrains the answer, so calls begin only with its first mark.
+        is_single: the answer ends after its first complete call.
+        """
         self.form, self._functions, self._streams, self.is_single = form, functions, streams, is_single
         self._starts = form.starts
         if is_constrained:
             self._starts = () if form.bare else form.starts[:1]
-        self._parts: list[Part] = []  # that are known, and were not returned
-        self._pending: list[Part] = []  # of a call that may still be text
+        self._parts: list[Part] = []  # certain parts that were not returned yet
+        self._pending: list[Part] = []  # parts of a call that may still become text
         self._is_open = self._is_refused = False
-        self.has_broken = False  # a call of a known function
+        self.has_broken = False  # a call of a known function was invalid
         self._begin()
 
     def _begin(self) -> None:
         self._reader = Reader()
-        self._given_at = 0  # text before this place was given, in whichever form
+        self._given_at = 0  # text before this position was returned, as text or as a call
         self._running = self._answer()
         next(self._running)
 
     def add(self, text: str) -> list[Part]:
-        """Add text, and return the parts that are now known, in order."""
+        """Add text, and return the parts that are now certain, in order."""
         self._reader.add(text)
         return self._known()
 
@@ -92,7 +94,7 @@ class CallParser:
         return self._known()
 
     def break_off(self) -> list[Part]:
-        """Return the rest of what came before a thought. What comes behind it begins anew."""
+        """Return the rest of the parts before a thought. Parsing restarts after the thought."""
         parts = self.end()
         self._begin()
         return parts
@@ -102,10 +104,10 @@ class CallParser:
         known, self._parts = self._parts, []
         return list(_joined(known))
 
-    # What `read_call` finds.
+    # Callbacks of `read_call`.
 
     def begin(self, name: str) -> None:
-        """A call of this function begins; of an unknown one nothing is given."""
+        """Begin a call of this function. Calls of unknown functions are not returned."""
         self._is_refused = name not in self._functions
         self._put(CallStart(name))
         self._is_open = True
@@ -114,9 +116,9 @@ class CallParser:
         self._put(CallArguments(text))
 
     def end_call(self) -> None:
-        """The arguments are complete. NoCallError for an unknown function."""
+        """End a call with complete arguments. Raises NoCallError for an unknown function."""
         if self._is_refused:
-            raise NoCallError("there is no such function")
+            raise NoCallError("unknown function")
         self._put(CallEnd())
         self._parts += self._pending
         self._pending, self._is_open, self._given_at = [], False, self._reader.at
@@ -143,7 +145,7 @@ class CallParser:
             yield from self._calls()
 
     def _is_bare(self) -> Reading[bool]:
-        """Return whether a call begins the answer without a mark; white space before it is read then."""
+        """Return True if a call begins the answer without a mark. White space before it is then consumed."""
         yield from self._reader.space()
         is_bare = bool((yield from self._reader.begins(self.form.bare)))
         if not is_bare:
@@ -151,7 +153,7 @@ class CallParser:
         return is_bare
 
     def _text(self) -> Reading[bool]:
-        """Give text up to a mark; return False at the end of the answer."""
+        """Return text up to a mark. The result is False at the end of the answer."""
         reader = self._reader
         while True:
             places = [place for mark in self._starts if (place := reader.text.find(mark, reader.at)) >= 0]
@@ -170,7 +172,7 @@ class CallParser:
         self._given_at = reader.at = end
 
     def _calls(self) -> Reading[None]:
-        """Read calls, and the white space and marks behind them; or give as text what is none."""
+        """Read calls with the white space and marks after them. Invalid calls are returned as text."""
         reader, form = self._reader, self.form
         start = reader.at
         try:
@@ -190,11 +192,11 @@ class CallParser:
                 if self._streams:
                     self._parts.append(CallEnd(is_complete=False))
             self._is_open = self._is_refused = False
-            # What was read is not read again, so that no text takes more than once its length.
+            # Text is not read twice, so that the work is linear in its length.
             self._give_text(len(reader.text) if reader.is_final else max(reader.at, start + 1))
 
     def _goes_on(self) -> Reading[bool]:
-        """Read what comes behind a call; return whether another follows."""
+        """Read the text after a call. Return True if another call follows."""
         reader, form = self._reader, self.form
         yield from reader.space()
         while (yield from reader.may_take(*filter(None, (form.ends.strip(), *form.skipped)))):

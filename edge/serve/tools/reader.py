@@ -1,5 +1,7 @@
-"""Reader of a text that comes in pieces. Its methods are generators: each yields where it needs more text, and gives
-the same result however the text is split."""
+"""Reader of a text that arrives in chunks.
+
+Its methods are generators that yield when they need more text. Their results do not depend on the chunks.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +14,34 @@ Reading = Generator[None, None, T]
 
 
 class NoCallError(Exception):
-    """The text is no call, or not one that may be made. The parser handles it: nobody else sees it."""
+    """The text is not a valid call. Only the parser handles this error."""
 
 
 class Reader:
-    """The text that has come, and the place up to which it was read."""
+    """The received text, and the position up to which it was read."""
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
-        self.is_final = False  # nothing more comes
+        self.is_final = False  # no more text follows
 
     def add(self, piece: str) -> None:
-        """Add a piece behind the text."""
+        """Append a chunk of text."""
         text, self.text = self.text, ""
-        text += piece  # Python copies a long text unless this is the only reference to it
+        text += piece  # Python extends a string in place only if this is its only reference
         self.text = text
 
     def drop(self) -> None:
-        """Forget the text before the place."""
+        """Drop the text before the current position."""
         self.text, self.at = self.text[self.at :], 0
 
     @property
     def is_empty(self) -> bool:
-        """True if all that has come was read."""
+        """True if all received text was read."""
         return self.at >= len(self.text)
 
     def character(self) -> Reading[str]:
-        """Return the next character without reading it; "" at the end."""
+        """Return the next character without reading it, or "" at the end."""
         while self.is_empty and not self.is_final:
             yield
         return self.text[self.at : self.at + 1]
@@ -49,7 +51,7 @@ class Reader:
             self.at += 1
 
     def begins(self, *marks: str) -> Reading[str]:
-        """Return the mark that the rest begins with, without reading it; "" if it is none of them."""
+        """Return the mark that begins the remaining text, without reading it, or ""."""
         while True:
             for mark in marks:
                 if self.text.startswith(mark, self.at):
@@ -60,20 +62,20 @@ class Reader:
             yield
 
     def may_take(self, *marks: str) -> Reading[str]:
-        """Read one of these marks if it is there; return it, or ""."""
+        """Read one of these marks if it comes next. Return it, or ""."""
         mark = yield from self.begins(*marks)
         self.at += len(mark)
         return mark
 
     def take(self, *marks: str) -> Reading[str]:
-        """Read one of these marks and return it. NoCallError if it is none of them."""
+        """Read one of these marks and return it. Raises NoCallError if none of them comes next."""
         mark = yield from self.may_take(*marks)
         if not mark:
-            raise NoCallError(f"one of {marks} was needed")
+            raise NoCallError(f"expected one of {marks}")
         return mark
 
     def run(self, pattern: re.Pattern[str], most: int) -> Reading[str]:
-        """Read as many characters as match a class of characters, and return them. NoCallError if they are too many."""
+        """Read all characters of a class and return them. Raises NoCallError if there are more than `most`."""
         while True:
             match = pattern.match(self.text, self.at)
             end = match.end() if match else self.at
@@ -85,7 +87,10 @@ class Reader:
             yield
 
     def until(self, marks: tuple[str, ...], most: int) -> Reading[str]:
-        """Read the text before the next of these marks, and return it. NoCallError if none comes soon enough."""
+        """Read the text before the next of these marks, and return it.
+
+        Raises NoCallError if none occurs within `most` characters.
+        """
         while True:
             places = [
                 place for mark in marks if (place := self.text.find(mark, self.at, self.at + most + len(mark))) >= 0

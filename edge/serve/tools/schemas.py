@@ -1,4 +1,4 @@
-"""Types that the schema of a function's parameters allows, for values that are written as they are, without quotes."""
+"""Types that a function's parameter schema allows, to interpret values that are written without quotes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list:
 
 
 def type_of(value: Any) -> str:
-    """Return the JSON schema's name for a value's type."""
+    """Return the JSON schema name of a value's type."""
     return _TYPES.get(type(value), "null")
 
 
 def resolved(schema: Any, root: Schema) -> Any:
-    """Return a schema, or what its reference into the root stands for; None for one that leads nowhere."""
+    """Return the schema after following its references into the root, or None if one leads nowhere."""
     followed: set[str] = set()
     while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
         if reference in followed:
@@ -28,7 +28,7 @@ def resolved(schema: Any, root: Schema) -> Any:
 
 
 def types(schema: Any, root: Schema) -> frozenset[str]:
-    """Return the types that a schema allows; none: any."""
+    """Return the types that a schema allows. An empty set means any type."""
     names: set[str] = set()
     followed: set[str] = set()
     waiting = [schema]
@@ -59,12 +59,12 @@ def types(schema: Any, root: Schema) -> frozenset[str]:
 
 
 def is_text(allowed: frozenset[str]) -> bool:
-    """Return whether every value of these types is a text."""
+    """Return True if every value of these types is a text."""
     return allowed == {"string"}
 
 
 def admits(allowed: frozenset[str], source: str) -> bool:
-    """Return whether types allow a value, given as JSON, as something else than a text."""
+    """Return True if the types allow a value (as JSON) that is not a text."""
     kinds = {"{": {"object"}, "[": {"array"}, "t": {"boolean"}, "f": {"boolean"}, "n": {"null"}, '"': {"string"}}
     numbers = {"number"} if set(".eE") & set(source) else {"number", "integer"}
     return "string" not in allowed or bool(kinds.get(source[0], numbers) & (allowed - {"string"}))

@@ -1,4 +1,4 @@
-"""Bounds for JSON in requests that others work with: schemas, tools, variables. One place, for all ways in."""
+"""Size limits of JSON in requests, such as schemas, tools and variables."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from edge.serve.http.errors import BadRequest
 
-MOST_VALUES = 30_000  # objects, lists, texts and numbers: those of some 500 tools
-MOST_CHARACTERS = 1 << 20  # of texts, names and numbers: a prompt with them would have 250,000 tokens
+MOST_VALUES = 30_000  # objects, lists, texts and numbers; enough for about 500 tools
+MOST_CHARACTERS = 1 << 20  # characters of texts, names and numbers; a prompt with these would have 250,000 tokens
 MOST_DEPTH = 100
 MOST_NAME = 1000  # characters of a name in an object, or of a reference
 
 
 class JsonSize:
-    """Size of all that a field of a request has."""
+    """Total size of the values in one field of a request."""
 
     def __init__(self, param: str) -> None:
         """param: name of the field, for errors."""
@@ -23,8 +23,11 @@ class JsonSize:
         self._n_values = self._n_characters = 0
 
     def add(self, value: Any, whose: str = "") -> None:
-        """Add a value. whose: begins errors, "the tool 'f'". BadRequest beyond a bound, or for a number that JSON does
-        not have."""
+        """Add a value.
+
+        whose: owner of the value at the start of errors, such as "the tool 'f'". Raises BadRequest if a limit is
+        exceeded, or for a number that JSON cannot represent.
+        """
         waiting = [(value, 0)]
         while waiting:
             part, depth = waiting.pop()
@@ -52,11 +55,11 @@ class JsonSize:
                 self._n_characters += part.bit_length() // 3
             if self._n_values + len(waiting) > MOST_VALUES:
                 raise self._error(
-                    whose, f"has more than {MOST_VALUES} values, or has them together with others of this field"
+                    whose, f"has more than {MOST_VALUES} values, alone or together with the rest of this field"
                 )
             if self._n_characters > MOST_CHARACTERS:
                 raise self._error(
-                    whose, f"has more than {MOST_CHARACTERS} characters, or has them together with others of this field"
+                    whose, f"has more than {MOST_CHARACTERS} characters, alone or together with the rest of this field"
                 )
 
     def _error(self, whose: str, what: str) -> BadRequest:

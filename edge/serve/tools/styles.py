@@ -1,4 +1,4 @@
-"""The four styles of calls, read from a text that comes in pieces."""
+"""Readers of the four styles of calls, for a text that arrives in chunks."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from edge.serve.tools.values import Give, another, as_json, bare_key, captured, 
 from edge.templates.formats import JSON, CallFormat
 from quant.text import overlap
 
-MAX_HEADER = 300  # characters of what comes before arguments, and of a key
+MAX_HEADER = 300  # characters of the text before arguments, and of a key
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
-_ARGUMENTS = ("arguments", "parameters")  # models take the one for the other
+_ARGUMENTS = ("arguments", "parameters")  # models confuse these two keys
 
 
 class CallSink(Protocol):
-    """Takes calls as they are read."""
+    """Receives calls while they are read."""
 
     def begin(self, name: str) -> None:
-        """A call of this function begins: its arguments follow."""
+        """Begin a call of this function. Its arguments follow."""
 
     def give(self, text: str) -> None:
-        """More JSON of the arguments."""
+        """Append JSON text to the arguments."""
 
     def end_call(self) -> None:
-        """The arguments are complete. NoCallError if there is no such function."""
+        """End a call with complete arguments. Raises NoCallError for an unknown function."""
 
 
 def read_call(reader: Reader, form: CallFormat, schemas: Mapping[str, Any], sink: CallSink) -> Reading[None]:
-    """Read a call behind its `begins`, up to its `ends`; in a list all of them. schemas: of the parameters, by the
-    function's name. NoCallError."""
+    """Read a call from after its `begins` to its `ends`. For a list, read all of its calls.
+
+    schemas: JSON schemas of parameters, by function name. Raises NoCallError.
+    """
     if form.style == "named":
         yield from _named(reader, form, sink)
     elif form.style == "parameters":
@@ -57,7 +59,7 @@ def _list(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
 
 
 def _object(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
-    """Read an object with a name and arguments. These stream if the name comes first."""
+    """Read an object with a name and arguments. The arguments are streamed if the name comes first."""
     yield from reader.take("{")
     name, arguments, has_begun = None, None, False
     while True:
@@ -76,26 +78,26 @@ def _object(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
             other = yield from captured(reader, JSON)
             if key in _ARGUMENTS:
                 if has_begun:
-                    raise NoCallError("a call has its arguments twice")
+                    raise NoCallError("a call has arguments twice")
                 arguments = as_json(json.loads(other), frozenset()) if other.startswith('"') else other
                 if not arguments.startswith("{"):
-                    raise NoCallError("arguments are an object")
+                    raise NoCallError("arguments must be an object")
         yield from reader.space()
         if (yield from reader.take(",", "}")) == "}":
             break
     if not has_begun:
         if name is None or arguments is None:
-            raise NoCallError("a call has a name and arguments")
+            raise NoCallError("a call needs a name and arguments")
         sink.begin(name)
         sink.give(arguments.removesuffix("}"))
-    sink.give("}")  # not before the call is certain: without it arguments are no JSON
+    sink.give("}")  # not before the call is certain: without this brace, the arguments are not valid JSON
     sink.end_call()
 
 
 def _text(reader: Reader) -> Reading[str]:
-    """Read a string of JSON, and return it with its quotes."""
+    """Read a JSON string, and return it with its quotes."""
     if not (yield from reader.begins('"')):
-        raise NoCallError("a text was needed")
+        raise NoCallError("expected a string")
     return (yield from captured(reader, JSON))
 
 
@@ -108,7 +110,7 @@ def _named(reader: Reader, form: CallFormat, sink: CallSink) -> Reading[None]:
     yield from reader.may_take(form.before)
     yield from reader.space()
     if not (yield from reader.begins("{")):
-        raise NoCallError("arguments are an object")
+        raise NoCallError("arguments must be an object")
     sink.begin(name)
     yield from members(reader, form.notation, sink.give)
     sink.give("}")
@@ -147,7 +149,7 @@ def _parameters(reader: Reader, form: CallFormat, schemas: Mapping[str, Any], si
     yield from reader.space()
     ends = tuple(mark for mark in (form.ends, form.closes) if mark)
     if not name or not (yield from reader.begins(form.key, *ends)):
-        raise NoCallError("parameters were needed")
+        raise NoCallError("expected parameters")
     root = schemas.get(name) or {}
     known = resolved(root, root)
     properties = known.get("properties") if isinstance(known, Mapping) else None
@@ -183,8 +185,10 @@ def _parameters(reader: Reader, form: CallFormat, schemas: Mapping[str, Any], si
 
 
 def _raw(reader: Reader, form: CallFormat, ends: tuple[str, ...], give: Give) -> Reading[None]:
-    """Read a value that is written as it is, and the mark behind it. The mark is part of the value unless another
-    parameter or the end of the call follows."""
+    """Read an unquoted value, and the mark after it.
+
+    The mark only ends the value if another parameter or the end of the call follows. Otherwise it belongs to the value.
+    """
     end = form.value_end
     if form.padding:
         yield from reader.may_take(form.padding)

@@ -1,4 +1,4 @@
-"""Values in the notations of calls, turned into JSON while they come: it is always the beginning of JSON."""
+"""Values in the notations of calls, converted to JSON while they arrive. The output is always a prefix of JSON."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from edge.serve.tools.schemas import admits
 from edge.templates.formats import JSON, PYTHON, Notation
 
 Give = Callable[[str], None]
-"""Takes more JSON text. The reader has then read all that it was made from."""
+"""Receives more JSON text. The reader has then consumed all text that it was made from."""
 
 MAX_DEPTH = 100
-MAX_SCALAR = 300  # characters of a number, or a key without quotes
+MAX_SCALAR = 300  # maximum characters of a number, or of a key without quotes
 _SCALAR = re.compile(r"[\w.+-]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
-_KEYS = {"=": re.compile(r"[^\"'(){}\[\],=\n]*"), ":": re.compile(r"[^\"'{}\[\],:<\n]*")}  # by what follows them
+# Keys without quotes, by the separator after them.
+_KEYS = {"=": re.compile(r"[^\"'(){}\[\],=\n]*"), ":": re.compile(r"[^\"'{}\[\],:<\n]*")}
 _ESCAPES = {"\\": "\\", '"': '"', "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _OTHER_ESCAPES = {"json": {"/": "/"}, "python": {"'": "'", "a": "\a", "v": "\v", "0": "\0"}}
 _HEX = {"json": {"u": 4}, "python": {"x": 2, "u": 4, "U": 8}}
 
 
 def json_string(text: str) -> str:
-    """Return the inner part of a JSON string. Half of a pair of surrogates stays an escape."""
+    """Return the inner part of a JSON string. Unpaired surrogates remain escaped."""
     return json.dumps(text, ensure_ascii="\ud800" <= text <= "\udfff")[1:-1]
 
 
 def value(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> Reading[None]:
-    """Read one value. NoCallError where it is broken."""
+    """Read one value. Raises NoCallError if it is invalid."""
     if depth > MAX_DEPTH:
-        raise NoCallError("nested too deep")
+        raise NoCallError("nested too deeply")
     yield from reader.space()
     character = yield from reader.character()
     if character == "{":
@@ -55,7 +56,7 @@ def value(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> Rea
             give(word)
         else:
             reader.at = start
-            raise NoCallError("no value")
+            raise NoCallError("not a value")
 
 
 def captured(reader: Reader, notation: Notation) -> Reading[str]:
@@ -66,8 +67,10 @@ def captured(reader: Reader, notation: Notation) -> Reading[str]:
 
 
 def as_json(text: str, allowed: frozenset[str]) -> str:
-    """Return the JSON of a value that is written as it is: what it says in JSON or Python where the types allow that,
-    else a text."""
+    """Return the JSON of an unquoted value.
+
+    It is parsed as JSON or Python if the result has an allowed type. Otherwise it is a text.
+    """
     for notation in (JSON, PYTHON):
         reader = Reader()
         reader.text, reader.is_final = f"{text.strip()}\n", True
@@ -82,7 +85,7 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
 
 
 def members(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> Reading[None]:
-    """Read an object. Its last brace is not given."""
+    """Read an object. Its closing brace is consumed but not passed to `give`."""
     yield from reader.take("{")
     give("{")
     yield from reader.space()
@@ -90,7 +93,7 @@ def members(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> R
     while (yield from another(reader, "}", is_first=is_first)):
         quote = yield from reader.may_take(*notation.quotes)
         if not quote and not notation.bare_keys:
-            raise NoCallError("a key was needed")
+            raise NoCallError("expected a key")
         if not is_first:
             give(", ")
         if quote:
@@ -108,7 +111,7 @@ def members(reader: Reader, notation: Notation, give: Give, depth: int = 0) -> R
 
 
 def another(reader: Reader, closes: str, *, is_first: bool) -> Reading[bool]:
-    """Read what comes before an item: the comma, if it is not the first. Return False where the items end instead."""
+    """Read the comma before an item other than the first. Return False at the end of the items."""
     if (yield from reader.may_take(closes)):
         return False
     if not is_first:
@@ -121,12 +124,12 @@ def bare_key(reader: Reader, separator: str) -> Reading[str]:
     """Read a key without quotes, up to its separator."""
     key = (yield from reader.run(_KEYS[separator], MAX_SCALAR)).strip()
     if not key:
-        raise NoCallError("a key was needed")
+        raise NoCallError("expected a key")
     return key
 
 
 def is_bare_key(key: str, separator: str) -> bool:
-    """Return whether `bare_key` reads this key as it is."""
+    """Return True if `bare_key` reads this key unchanged."""
     return bool(key == key.strip() and 0 < len(key) < MAX_SCALAR and _KEYS[separator].fullmatch(key))
 
 
@@ -151,12 +154,12 @@ def _string(reader: Reader, notation: Notation, quote: str, give: Give) -> Readi
 
 
 def _inside(reader: Reader, notation: Notation, quote: str, give: Give) -> Reading[None]:
-    """Read the text of a string, up to and with the quote that ends it."""
+    """Read the text of a string, up to and including the closing quote."""
     while not (yield from reader.may_take(quote)):
         start = reader.at
         character = yield from reader.character()
         if not character:
-            raise NoCallError("the text does not end")
+            raise NoCallError("the string is not closed")
         if character == "\\" and notation.escapes:
             text = yield from _escaped(reader, notation.escapes)
         else:
@@ -167,7 +170,7 @@ def _inside(reader: Reader, notation: Notation, quote: str, give: Give) -> Readi
 
 
 def _escaped(reader: Reader, rules: str) -> Reading[str]:
-    """Read a backslash and what it escapes. Return the text, which may be half of a pair of surrogates."""
+    """Read an escape sequence. Return its text, which may be an unpaired surrogate."""
     start = reader.at
     reader.at += 1
     kind = yield from reader.character()
@@ -186,4 +189,4 @@ def _escaped(reader: Reader, rules: str) -> Reading[str]:
         reader.at = end
         return "" if kind == "\n" else f"\\{kind}"
     reader.at = start
-    raise NoCallError("a backslash escapes nothing")
+    raise NoCallError("invalid escape sequence")

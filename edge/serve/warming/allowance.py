@@ -1,4 +1,4 @@
-"""Allowance of prefix warming: how long it may compute, and whether this device has energy to spare."""
+"""Allowance of prefix warming: its computing time, and whether this device has energy to spare."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import psutil
 from devices.machine import thermal_level
 
 HOUR_S = 3600.0
-_LOOK_S = 5.0  # how long what sensors said is believed
+_LOOK_S = 5.0  # interval of reading the sensors
 
 
 def spares_energy() -> bool:
-    """Return False on battery, and where a sensor is at its limit. A device without sensors has energy to spare."""
+    """Return False on battery power, or if a thermal sensor is at its limit.
+
+    A device without sensors has energy to spare.
+    """
     read = getattr(psutil, "sensors_battery", None)
     battery = read() if read is not None else None
     return (battery is None or battery.power_plugged is not False) and thermal_level() in (None, "normal")
 
 
 class Allowance:
-    """Seconds of computing that are left. They come back evenly over an hour, up to an hour's worth."""
+    """Remaining computing time in seconds. It refills evenly over an hour, up to one hour's allowance."""
 
     def __init__(
         self,
@@ -29,18 +32,18 @@ class Allowance:
         clock: Callable[[], float] = time.monotonic,
         spares: Callable[[], bool] = spares_energy,
     ) -> None:
-        """clock: seconds. spares: whether the device has energy to spare."""
+        """clock: returns seconds. spares: returns True if the device has energy to spare."""
         self._most, self._clock, self._spares = seconds_per_hour, clock, spares
         self._left, self._counted_at = seconds_per_hour, clock()
         self._looked: tuple[float, bool] | None = None
 
     @property
     def is_left(self) -> bool:
-        """True while something may be computed."""
+        """True if computing is allowed now."""
         return self._count() > 0 and self._has_energy
 
     def spend(self, seconds: float) -> None:
-        """Note that something was computed for so long."""
+        """Subtract computing time."""
         self._left = self._count() - seconds
 
     def _count(self) -> float:

@@ -1,4 +1,4 @@
-"""/v1/prefixes: clients announce what prompts will begin with."""
+"""/v1/prefixes: clients announce prefixes of future prompts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from edge.serve.warming.turns import PLACEHOLDERS
 class PrefixRequest(Fields):
     model: str | None = None
     messages: Annotated[Items[ChatMessage], Field(min_length=1)] | None = Field(
-        None, description="a chat begins with them; where the last is a user's, its text may go on"
+        None, description="messages that begin a chat; a last user message may continue"
     )
     tools: Items[Tool] | None = None
-    prompt: str | None = Field(None, min_length=1, description="a text begins with it, in place of messages")
+    prompt: str | None = Field(None, min_length=1, description="beginning of a text, instead of messages")
 
 
 async def announce(request: PrefixRequest, models: ServedModels, namespace: str) -> dict[str, Any]:
-    """Announce a prefix. BadRequest unless it has either messages or a prompt, and where nothing is computed ahead; the
-    errors of a chat; Overloaded."""
+    """Announce a prefix and return its description.
+
+    Raises BadRequest unless it has either messages or a prompt, or if prefix warming is off; the errors of a chat; and
+    Overloaded.
+    """
     if (request.messages is None) == (request.prompt is None):
-        raise BadRequest("a prefix has either messages or a prompt", "messages")
+        raise BadRequest("a prefix needs either messages or a prompt", "messages")
     request.model = models.resolve(request.model)
     model = await models.model(request.model)
     arguments: dict[str, Any] = {"prompts": None, "text": request.prompt, "tools": (), "namespace": namespace}
@@ -36,7 +39,7 @@ async def announce(request: PrefixRequest, models: ServedModels, namespace: str)
         chat = ChatRequest.model_validate(values)
         parsed = CHAT.parse(chat, await template_of(model))
         if parsed.generations[0].media:
-            raise BadRequest("a prefix has text alone: pictures and sounds are not computed ahead", "messages")
+            raise BadRequest("a prefix can only have text: pictures and sounds are not computed ahead", "messages")
         talk = parsed.conversation
         assert talk is not None, "it is a chat"
         messages, last = talk.messages, talk.messages[-1]
@@ -50,12 +53,12 @@ async def announce(request: PrefixRequest, models: ServedModels, namespace: str)
     arguments["adapters"] = models.adapters(request.model).scales(request.model) or None
     prefix = await model.prefixes("announce", arguments)
     if prefix is None:
-        raise BadRequest("nothing is computed while nobody asks; serve with --prefix-warming on")
+        raise BadRequest("prefix warming is off; serve with --prefix-warming on")
     return {**prefix, "model": model.name}
 
 
 async def announced(models: ServedModels, namespace: str) -> dict[str, Any]:
-    """Return the prefixes that were announced with the same key, of all models that are loaded."""
+    """Return the prefixes that were announced with the same key, for all loaded models."""
     data = [
         {**prefix, "model": model.name}
         for model in await models.loaded()
@@ -65,7 +68,7 @@ async def announced(models: ServedModels, namespace: str) -> dict[str, Any]:
 
 
 async def forget(prefix_id: str, models: ServedModels, namespace: str) -> dict[str, Any]:
-    """Forget a prefix that was announced. NotThere."""
+    """Delete an announced prefix. Raises NotThere."""
     for model in await models.loaded():
         if await model.prefixes("forget", {"prefix_id": prefix_id, "namespace": namespace}):
             return {"id": prefix_id, "object": "prefix", "deleted": True}

@@ -15,11 +15,11 @@ from edge.serve.warming.allowance import Allowance
 from edge.serve.warming.prefix import Prefix
 from edge.serve.warming.warmer import Warmer
 
-_FIRST_NUMBER = 1 << 53  # a server would count up to here for 285 years at a million requests a second
+_FIRST_NUMBER = 1 << 53  # a server with a million requests per second would take 285 years to reach this number
 
 
 class WarmingRequests:
-    """The requests of a warmer, one at a time. Its methods are for the engine thread."""
+    """The requests of a warmer, one at a time. Its methods must be called by the engine thread."""
 
     def __init__(
         self,
@@ -28,11 +28,11 @@ class WarmingRequests:
         put: Callable[[Callable[[], object]], None],
         allowance: Allowance,
     ) -> None:
-        """scheduler: the one in use. put: adds a job for the engine thread."""
+        """scheduler: returns the current scheduler. put: adds a job for the engine thread."""
         self._scheduler = scheduler
-        # Behind all of the server: who has the highest is preempted first, and the lowest has a part of each step.
+        # Larger than all request numbers of the server, because the scheduler preempts the highest number first.
         self._numbers = itertools.count(_FIRST_NUMBER)
-        self._running: dict[int, tuple[Prefix, Running]] = {}  # by number
+        self._running: dict[int, tuple[Prefix, Running]] = {}  # by request number
         self.warmer = Warmer(
             inputs,
             start=lambda prefix: put(partial(self._begin, prefix)),
@@ -41,17 +41,17 @@ class WarmingRequests:
         )
 
     def stepped(self, events: Sequence[Event], seconds: float) -> None:
-        """Note what a step of the scheduler has done."""
+        """Process the results of a scheduler step."""
         ended = {event.request for event in events if event.finish_reason is not None}
         for number, (prefix, running) in list(self._running.items()):
-            if running in self._scheduler().running or running.answer:  # else it was preempted, or waits
+            if running in self._scheduler().running or running.answer:  # otherwise it waits or was preempted
                 self.warmer.ran(prefix, seconds)
             if number in ended:
                 del self._running[number]
                 self.warmer.ended(prefix, running)
 
     def lost(self) -> None:
-        """Note that the scheduler dropped all requests."""
+        """Handle that the scheduler dropped all requests."""
         for prefix, _ in self._running.values():
             self.warmer.ended(prefix, None)
         self._running.clear()
@@ -62,7 +62,7 @@ class WarmingRequests:
         )
         try:
             running = self._scheduler().prepare(request, number=next(self._numbers))
-        except EdgeError:  # it fits no more
+        except EdgeError:  # the prefix does not fit any more
             self.warmer.ended(prefix, None)
             return
         self._running[running.number] = prefix, running

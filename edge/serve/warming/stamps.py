@@ -1,7 +1,7 @@
-"""Time stamps in system prompts: texts that say the present date or time, and that say another one in the next prompt.
+"""Time stamps in system prompts: texts with the current date or time, which differ in the next prompt.
 
-A stamp is not parsed: it is what the present moment looks like in one of the usual forms. So the same text of a later
-moment can be written. Seconds are recognized, too, though nobody knows the second in which a prompt will come.
+Stamps are not parsed. Instead, the current moment is written in the usual forms and searched in the text. The same form
+then gives the text of a later moment. Stamps with seconds are recognized, although their next value is unpredictable.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ class Stamp(NamedTuple):
 
     text: str
     form: str
-    in_utc: bool  # else in the time zone of this device
+    in_utc: bool  # otherwise in the time zone of this device
 
     @property
     def lasts_s(self) -> int:
-        """Seconds after which the text is another one, at most."""
+        """Maximum seconds until the text changes."""
         return 1 if "%S" in self.form else _MINUTE_S if "%M" in self.form else _DAY_S
 
 
 def stamps_in(text: str, now: float) -> list[Stamp]:
-    """Return the stamps in a text that was written at most a minute ago, each text once, the longest first. now:
-    seconds since the epoch."""
+    """Return the stamps in a text that was written at most a minute ago, without duplicates, longest first.
+
+    now: seconds since the epoch.
+    """
     stamps: dict[str, Stamp] = {}
     for moment in (now, now - _MINUTE_S):
         for in_utc in (False, True):
@@ -68,7 +70,7 @@ def stamps_in(text: str, now: float) -> list[Stamp]:
 
 
 def moved(text: str, stamps: Sequence[Stamp], then: float) -> str:
-    """Return a text as it will be at a moment."""
+    """Return a text with its stamps at another moment. then: seconds since the epoch."""
     if not stamps:
         return text
     later = {stamp.text: _written(stamp.form, then, stamp.in_utc) for stamp in stamps}
@@ -76,12 +78,12 @@ def moved(text: str, stamps: Sequence[Stamp], then: float) -> str:
 
 
 def next_change(stamps: Sequence[Stamp], now: float) -> float:
-    """Return the moment at which one of the stamps will be another text."""
+    """Return the moment at which the first of the stamps changes."""
     lasts_s = min(stamp.lasts_s for stamp in stamps)
     if lasts_s < _DAY_S or all(stamp.in_utc for stamp in stamps):
         return (now // lasts_s + 1) * lasts_s
     midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
-    return midnight + _DAY_S  # but for an hour, twice a year
+    return midnight + _DAY_S  # wrong by an hour twice a year
 
 
 def _written(form: str, moment: float, in_utc: bool) -> str:
@@ -90,10 +92,10 @@ def _written(form: str, moment: float, in_utc: bool) -> str:
 
 
 def _pattern(*texts: str) -> str:
-    """Return a pattern of these texts where they are no part of a longer number."""
+    """Return a pattern for these texts that does not match inside longer numbers."""
     return rf"(?<!\d)(?:{'|'.join(map(re.escape, texts))})(?!\d)"
 
 
 def _ends(stamp: str, text: str) -> list[int]:
-    """Return where a stamp ends in a text."""
+    """Return the end positions of a stamp in a text."""
     return [place.end() for place in re.finditer(_pattern(stamp), text)] if stamp in text else []

@@ -1,4 +1,4 @@
-"""Turns that are complete, told to the model that answered them."""
+"""Reports complete turns to the model that answered them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from edge.serve.tools.conversation import Conversation
 from edge.serve.tools.functions import Message
 from edge.serve.tools.parser import CallArguments
 
-PLACEHOLDERS = ("a", "1")  # two texts that share nothing
-_tasks: set[asyncio.Task[None]] = set()  # references, so that they are not collected
+PLACEHOLDERS = ("a", "1")  # two texts without a common beginning
+_tasks: set[asyncio.Task[None]] = set()  # references that protect the tasks from garbage collection
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Chat:
     model: ServedModel
     conversation: Conversation
     generation: Generation
-    at: float  # when its request came, seconds since the epoch
+    at: float  # arrival time of its request in seconds since the epoch
 
 
 async def noted(deltas: AsyncGenerator[tuple[int, Delta], None], chat: Chat) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Yield the deltas of a chat's answer; where it is complete, its model is told the turn."""
+    """Yield the deltas of a chat's answer. When it is complete, report the turn to the model."""
     text, calls = "", []
     async with aclosing(deltas):
         async for index, delta in deltas:
@@ -49,7 +49,7 @@ async def noted(deltas: AsyncGenerator[tuple[int, Delta], None], chat: Chat) -> 
 
 
 async def _tell(chat: Chat, text: str, calls: Sequence[Mapping[str, str]]) -> None:
-    with suppress(EdgeError, ValueError):  # a call's arguments may be no JSON; the turn is then unknown
+    with suppress(EdgeError, ValueError):  # if a call's arguments are not valid JSON, the turn is not reported
         answer, following = turn(text, calls)
         generation = chat.generation
         await chat.model.turn(
@@ -67,8 +67,10 @@ async def _tell(chat: Chat, text: str, calls: Sequence[Mapping[str, str]]) -> No
 
 
 def turn(text: str, calls: Sequence[Mapping[str, str]]) -> tuple[Message, list[list[Message]]]:
-    """Return an answer as clients send it back, and two ways to go on: with what its functions return, or with a
-    question. ValueError for arguments that are no JSON."""
+    """Return an answer as clients send it back, and two possible continuations.
+
+    The continuations are results of its calls, or questions. Raises ValueError for arguments that are not valid JSON.
+    """
     answer: dict[str, Any] = {"role": "assistant", "content": text}
     if not calls:
         return answer, [[{"role": "user", "content": placeholder}] for placeholder in PLACEHOLDERS]

@@ -1,8 +1,8 @@
-"""The warmer: decides which prefixes are computed while nobody asks, and when.
+"""The warmer: decides which prefixes to compute while the server is idle, and when.
 
-A turn that is complete is rendered as the beginning of the next prompt, which differs from what was generated where a
-template leaves thoughts out or writes calls in its own way. A system prompt that says the date or the time is rendered
-again before that changes, while its client is likely to come back. Clients announce other prefixes.
+A complete turn is rendered as the beginning of the next prompt. This differs from the generated text if a template
+drops thoughts or writes calls differently. A system prompt with the date or time is rendered again shortly before that
+changes, as long as its client is likely to return. Clients may announce other prefixes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from edge.serve.warming.allowance import Allowance
 from edge.serve.warming.prefix import Prefix, Turn
 from edge.serve.warming.stamps import next_change
 
-MOST_QUEUED = 8  # turns that wait
-MOST_CLIENTS = 8  # with stamps
-MOST_ANNOUNCED = 16  # prefixes of a namespace
-MOST_CHANGES = 10  # of its stamps, for which a client that does not ask again is thought of
-LEAD_S = 20.0  # before a stamp changes
-_MOST_WARMED = 32  # prefixes that are remembered to count what was used of them
-_LOOK_S = 5.0  # how soon an allowance that was used up is looked at again
+MOST_QUEUED = 8  # waiting turns
+MOST_CLIENTS = 8  # clients with stamps
+MOST_ANNOUNCED = 16  # announced prefixes of a namespace
+MOST_CHANGES = 10  # changes of its stamps after which an inactive client is dropped
+LEAD_S = 20.0  # time before a stamp changes at which the next prefix is computed
+_MOST_WARMED = 32  # prefixes remembered to count their use
+_LOOK_S = 5.0  # interval of checking an exhausted allowance
 
 
 @dataclass
@@ -37,7 +37,7 @@ class _Client:
     """The last turn of a client whose system prompt has stamps."""
 
     turn: Turn
-    due: float | None  # when its next prefix is to be computed
+    due: float | None  # when its next prefix must be computed
 
 
 class Warmer:
@@ -51,8 +51,10 @@ class Warmer:
         allowance: Allowance,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """start: has the engine thread compute a prefix in the background, which it then tells by `ended`. cancel: ends
-        that. Both from any thread. clock: seconds since the epoch."""
+        """start: makes the engine thread compute a prefix in the background, which ends with a call of `ended`.
+
+        cancel: ends that computation. Both may be called from any thread. clock: returns seconds since the epoch.
+        """
         self._inputs, self._start, self._cancel, self._allowance = inputs, start, cancel, allowance
         self._clock = clock
         self.counters = {"computed_tokens": 0, "used_tokens": 0, "seconds": 0.0}
@@ -66,13 +68,13 @@ class Warmer:
     # --- its thread ---
 
     def run(self) -> None:
-        """Start what is to be computed, until it is closed."""
+        """Start due prefixes until the warmer is closed."""
         while not self._closed:
             self._wake.wait(self.poll())
             self._wake.clear()
 
     def poll(self) -> float | None:
-        """Start what is to be computed now; return in how many seconds there may be more to do. None: once told."""
+        """Start a prefix if one is due. Return the seconds until the next check, or None to wait for an event."""
         now = self._clock()
         for client in list(self._clients.values()):
             if client.due is not None and client.due <= now:
@@ -89,12 +91,12 @@ class Warmer:
         return max(0.0, min(waits)) if waits else None
 
     def close(self) -> None:
-        """Let `run` return."""
+        """Make `run` return."""
         self._closed = True
         self._wake.set()
 
     def _predict(self, client: _Client, now: float) -> None:
-        """Have the prefix computed that the client's next prompt begins with behind the next change."""
+        """Queue the prefix of the client's next prompt after the next change of its stamps."""
         turn, then = client.turn, now + LEAD_S
         change = next_change(turn.stamps, then)
         lasts_s = min(stamp.lasts_s for stamp in turn.stamps)
@@ -104,7 +106,7 @@ class Warmer:
     # --- any thread ---
 
     def turn(self, **values: Any) -> None:
-        """Note a turn that is complete. values: fields of a Turn."""
+        """Process a complete turn. values: fields of a Turn."""
         turn = Turn(**values)
         self._add(turn, turn.key)
         if turn.is_predictable:
@@ -116,11 +118,11 @@ class Warmer:
         self._wake.set()
 
     def _add(self, turn: Turn, key: tuple[str, ...], then: float | None = None) -> None:
-        """Queue the prefix of a turn before others, in place of one with the same key."""
+        """Queue the prefix of a turn before others. It replaces a prefix with the same key."""
         try:
             prompts = turn.prompts(then)
             tokens = self._inputs.shared_prefix(prompts, turn.tools, turn.variables, turn.think)
-        except EdgeError:  # the template takes no such turn, or it fills the context: there will be no next prompt
+        except EdgeError:  # the template refuses the turn, or it fills the context, so there is no next prompt
             return
         with self._lock:
             if self._computing is not None and self._computing.key == key:
@@ -138,8 +140,11 @@ class Warmer:
         namespace: str,
         adapters: Sequence[float] | None,
     ) -> dict[str, Any]:
-        """Have a prefix computed that prompts will begin with; return it as `Prefix.to_json`. prompts: two that share
-        it, else a text. Overloaded where a namespace has MOST_ANNOUNCED; the errors of a prompt."""
+        """Queue a prefix that prompts will begin with. Return `Prefix.to_json`.
+
+        prompts: two prompts that share the prefix; None: `text` is used instead. Raises Overloaded if the namespace has
+        MOST_ANNOUNCED prefixes, and the errors of a prompt.
+        """
         scales = None if adapters is None else tuple(adapters)
         tokens = (
             self._inputs.tokens_before(text or "") if prompts is None else self._inputs.shared_prefix(prompts, tools)
@@ -150,7 +155,7 @@ class Warmer:
                 if (prefix.tokens, prefix.adapters) == (tokens, scales):
                     return prefix.to_json()
             if len(own) >= MOST_ANNOUNCED:
-                raise Overloaded(f"{len(own)} prefixes are announced, and no more may be; delete one")
+                raise Overloaded(f"{len(own)} prefixes are announced, which is the maximum; delete one")
             prefix = Prefix(tokens, namespace, scales, id=f"prefix-{secrets.token_hex(12)}")
             self._announced[prefix.id] = prefix
             self._queue.append(prefix)
@@ -158,13 +163,15 @@ class Warmer:
         return prefix.to_json()
 
     def announced(self, namespace: str) -> list[dict[str, Any]]:
-        """Return the prefixes that a namespace announced."""
+        """Return the announced prefixes of a namespace."""
         with self._lock:
             return [prefix.to_json() for prefix in self._announced.values() if prefix.namespace == namespace]
 
     def forget(self, prefix_id: str, namespace: str) -> bool:
-        """Forget a prefix that was announced; return whether there was one. What was computed leaves as all else
-        does."""
+        """Delete an announced prefix. Return True if it existed.
+
+        Its cached tokens are evicted like all others.
+        """
         with self._lock:
             prefix = self._announced.get(prefix_id)
             if prefix is None or prefix.namespace != namespace:
@@ -180,7 +187,7 @@ class Warmer:
     # --- the engine thread ---
 
     def ran(self, prefix: Prefix, seconds: float) -> None:
-        """Note that a step computed a prefix. It ends where nothing is left of the allowance."""
+        """Record the time of a step that computed a prefix. Cancel the prefix if the allowance is used up."""
         prefix.seconds += seconds
         self.counters["seconds"] += seconds
         self._allowance.spend(seconds)
@@ -188,10 +195,10 @@ class Warmer:
             self._cancel(prefix)
 
     def ended(self, prefix: Prefix, running: Running | None) -> None:
-        """Note that a prefix was computed, or that it ended before that. running: None where it could not begin."""
+        """Record that a prefix was computed, or ended early. running: its request; None if it could not begin."""
         with self._lock:
             self._computing = None
-            if running is None:  # one that was announced can be announced again
+            if running is None:  # the client can announce it again
                 self._announced.pop(prefix.id, None)
             elif prefix.cached is None:
                 prefix.cached = running.cached_tokens
@@ -199,7 +206,8 @@ class Warmer:
                 prefix.state = "ready"
                 self.counters["computed_tokens"] += len(prefix.tokens) - (prefix.cached or 0)
                 self._warmed.append(prefix)
-                for client in self._clients.values():  # one that takes most of the time between two changes is too late
+                # A prefix that takes more than half of the time between two changes would come too late.
+                for client in self._clients.values():
                     if prefix.key == ("next", *client.turn.client):
                         lasts_s = min(stamp.lasts_s for stamp in client.turn.stamps)
                         client.due = None if prefix.seconds > lasts_s / 2 else client.due
@@ -209,7 +217,7 @@ class Warmer:
         self._wake.set()
 
     def count(self, running: Running) -> None:
-        """Count what a request has used of what was computed for it."""
+        """Count the tokens that a request reused from computed prefixes."""
         request, n_cached = running.request, running.cached_tokens or 0
         own = [p for p in self._warmed if (p.namespace, p.adapters) == (request.namespace, request.adapters)]
         used = {prefix: min(n_cached, common_prefix(prefix.tokens, request.prompt)) for prefix in own}
