@@ -1,1 +1,1 @@
-"""Predicted cost of a plan: time, memory, bytes and energy, from measurements."""
+"""Cost model of plans: time, memory, bytes and energy, predicted from measurements."""

@@ -1,8 +1,8 @@
 """Cost model of a language model's plan: seconds, bytes and joules, by formula, from measurements.
 
-A step is one pass of b rows (tokens of b sequences) through all stages; M microbatches of b rows are in flight. A stage
-has k layers, counted in average ones by their weights. The functions take k as a number or as an array: one formula
-serves a plan, and all stages that could be at once.
+A step is one pass of b rows (tokens of b sequences) through all stages. M microbatches of b rows are in flight. A stage
+has k layers, counted in average layers by their weights. The functions take k as a number or as an array, so the same
+formulas serve one plan and all possible stages of a search.
 """
 
 from __future__ import annotations
@@ -23,56 +23,60 @@ from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
 from quant.types import CacheType
 from quant.wire import WIRES
 
-Numbers = Any  # a float, or an array of them
-# Seconds of one all-reduce by the best algorithm. Arguments: bytes as float32, bytes in the wire type, ranks, latency_s
-# and bytes_per_s of the links.
+Numbers = Any  # a float or an array of floats
+# Seconds of one all-reduce by the best algorithm. Arguments: bytes as float32, bytes in the wire type, ranks, and
+# latency_s and bytes_per_s of the links.
 AllreduceSeconds = Callable[[int, int, int, float, float], float]
 
-PROMPT_CHUNKS = 8  # chunks of a prompt, so that two stages work on different ones; more stages have more
-LEAST_CHUNK, MOST_CHUNK = 32, 512  # tokens; edge.llm.options.DEFAULT_BATCH is the most rows of a step
+PROMPT_CHUNKS = 8  # chunks of a prompt, so that two stages work at the same time; also used for more stages
+LEAST_CHUNK, MOST_CHUNK = 32, 512  # bounds on chunks, in tokens; edge.llm.options.DEFAULT_BATCH is the largest step
 _ANSWER_BYTES = 512  # bytes of a row's largest logits with their token ids
-_WINDOW_LAYERS = 2  # layers that must fit beside KV cache and runtime if weights are paged
+_WINDOW_LAYERS = 2  # layers that must fit into memory together with KV cache and runtime if weights are paged
 _F32 = 4
 
 
 @dataclass(frozen=True)
 class Work:
-    """A language model, and what is to be done with it."""
+    """A language model and its workload."""
 
     shape: ModelShape
     limits: Limits
-    context: int  # tokens that the KV cache holds, of all sequences together
-    depth: int  # tokens that a sequence has behind it, on average, when one more is decoded
-    prompt: int  # tokens, for the time to the first one
-    concurrency: int  # C sequences at once
+    context: int  # tokens of KV cache for all sequences together
+    depth: int  # mean number of earlier tokens of a sequence in a decode step
+    prompt: int  # prompt tokens, for the time to the first token
+    concurrency: int  # C concurrent sequences
     kv: CacheType
     allreduce_s: AllreduceSeconds
-    wire: str = "f32"  # wire type of hidden states and partial sums between ranks
-    draft: Draft | None = None  # speculative decoding of a request that is alone; None: off
+    wire: str = "f32"  # type of hidden states and partial sums on the wire between ranks
+    draft: Draft | None = None  # speculative decoding of a lone request; None: off
 
     @property
     def drafts_thin(self) -> bool:
-        """Return whether a thin owner has the drafts, too: not where recurrent layers are to forget some."""
+        """True if a thin owner also supports drafts. It does not if recurrent layers have to roll back."""
         return self.draft is None or self.draft.rollback is None
 
     @property
     def alone_rows(self) -> int:
-        """Rows of a pass where there is one request."""
+        """Rows of a pass if there is a single request."""
         return 1 if self.draft is None else self.draft.rows
 
     def drafting_s(self, devices: Sequence[str], owner: str) -> float:
-        """Return seconds in which the devices of a stage draft, or wait for drafts, for a window behind others. owner:
-        the device that requests them."""
+        """Return the seconds in which the devices of a stage draft or wait for draft tokens of one window.
+
+        owner: the device that requests the drafts.
+        """
         if self.draft is None:
             return 0.0
         waits_s = self.draft.waiting_s(self.draft.rows) if owner in devices else 0.0
         return max(waits_s, self.draft.rows * self.draft.guess_s if self.draft.worker in devices else 0.0)
 
     def alone_s(self, pass_s: Numbers, busy_s: Numbers, stages: Numbers) -> tuple[Numbers, Numbers]:
-        """Return (seconds of a token with one request, the number of its windows in flight), the fastest choice.
+        """Return (seconds per token of a lone request, number of its windows in flight) for the fastest number of
+        windows.
 
-        pass_s: time of its passes of `alone_rows` rows; busy_s: time of the busiest stage or link in these, drafting
-        included. stages: their number limits the windows.
+        pass_s: time of a pass of `alone_rows` rows.
+        busy_s: time of the busiest stage or link in such a pass, including drafting.
+        stages: number of stages, which limits the number of windows.
         """
         if self.draft is None:
             return pass_s, 1
@@ -85,23 +89,23 @@ class Work:
 
     @cached_property
     def before(self) -> tuple[float, ...]:
-        """[layers + 1]: how many average layers, by the weights a token reads, lie before each."""
+        """[layers + 1]: number of average layers before each layer, weighted by the weights that a token reads."""
         average = sum(self.limits.layer_bytes) / len(self.limits.layer_bytes)
         return tuple(accumulate((n / average for n in self.limits.layer_bytes), initial=0.0))
 
     @cached_property
     def weights_before(self) -> tuple[int, ...]:
-        """[layers + 1]: bytes of the layers before each, all experts among them."""
+        """[layers + 1]: bytes of the layers before each layer, including all experts."""
         return tuple(accumulate(self.shape.layer_bytes, initial=0))
 
     @cached_property
     def kv_before(self) -> tuple[int, ...]:
-        """[layers + 1]: bytes of KV cache of the layers before each."""
+        """[layers + 1]: bytes of KV cache of the layers before each layer."""
         return self._kv_before(self.context)
 
     @cached_property
     def prompt_kv_before(self) -> tuple[int, ...]:
-        """[layers + 1]: bytes of the prompt's keys and values of the layers before each."""
+        """[layers + 1]: bytes of the prompt's KV cache in the layers before each layer."""
         return self._kv_before(self.prompt)
 
     def _kv_before(self, tokens: int) -> tuple[int, ...]:
@@ -110,7 +114,7 @@ class Work:
         return tuple(accumulate(layer_bytes, initial=0))
 
     def sum_s(self, rows: float, ranks: int, latency_s: float, bytes_per_s: float) -> float:
-        """Return seconds of one all-reduce of the hidden states of `rows` over links with these figures."""
+        """Return the seconds of one all-reduce of the hidden states of `rows` over links of this speed."""
         n_bytes = _F32 * self.shape.n_embd * max(1, round(rows))
         return self.allreduce_s(n_bytes, self.state_bytes(rows), ranks, latency_s, bytes_per_s)
 
@@ -122,34 +126,38 @@ class Work:
 
 
 class GroupCost:
-    """Cost of one stage's group of ranks, by the number of its layers.
+    """Cost of the group of ranks of one stage, as a function of its number of layers k.
 
-    With one rank, for a row with d tokens behind it:
+    One rank, for a row with d earlier tokens:
         seconds(k, b) = step(b) + k (layer(b) + b d token) + [last] head(outputs)
-    With several, rank r having parts a_r of attention, f_r of the FFN and v_r of the head:
+    Several ranks; rank r has shares a_r of attention, f_r of the FFN and v_r of the head:
         seconds(k, b) = max_r step_r(b) + k (max_r A_r + max_r F_r + 2 sum(b)) + [last] max_r v_r head_r(outputs)
-    where A_r + F_r is DeviceSpeed.part_s of the rank's weights, its constant part shared equally by the two, each with
-    a sum's own work sum_s; and sum(b) = the allreduce of b rows of n_embd floats over the slowest of the group's links.
-    A prompt of P tokens goes through in chunks of c, each behind those before it:
-        prompt = sum over chunks of (step(c) + k (layer(c) + c tokens before it prompt_token)) + [last] head(1)
-    A device that must page reads what has no room in every pass, while it computes:
+    A_r + F_r is DeviceSpeed.part_s of the rank's weights. Its constant part is split equally between both, and each
+    includes the processor time sum_s of an all-reduce. sum(b) is the all-reduce of b rows of n_embd floats over the
+    group's slowest link.
+    A prompt of P tokens is computed in chunks of c tokens; each chunk attends to earlier chunks:
+        prompt = sum over chunks of (step(c) + k (layer(c) + c x earlier tokens x prompt_token)) + [last] head(1)
+    A device that pages reads the bytes without room from disk in every pass, while it computes:
         seconds = max(the above, max_r paged bytes_r / disk_r)
     """
 
     def __init__(self, work: Work, speeds: Sequence[DeviceSpeed], shards: Sequence[Shard], links: Links) -> None:
-        """shards: heads, ff and vocab of each rank; vocab may be none, if it is not the last stage."""
+        """shards: shares of heads, FFN columns and vocabulary of each rank. The vocabulary share may be empty
+        unless the stage is the last one.
+        """
         self.work, self.speeds, self.shards = work, tuple(speeds), tuple(shards)
         self.slowest = links.slowest([speed.device for speed in speeds])
         limits = work.limits
         attention = [attention_bytes(limits, shard.heads) for shard in shards]
         ff = [len(shard.ff) * limits.ff_bytes for shard in shards]
         average = sum(limits.layer_bytes) / len(limits.layer_bytes)
-        # Parts of a layer's weights. Norms, which all ranks have, are in the constant part that was measured.
+        # Shares of a layer's weights. Norms, which every rank holds, belong to the measured constant part.
         self._attention = [n / average for n in attention] if len(shards) > 1 else [0.0]
         self._ff = [n / average for n in ff] if len(shards) > 1 else [1.0]
         self._layer_bytes = [a + f for a, f in zip(self._attention, self._ff, strict=True)]
         if not limits.shares_heads and len(shards) > 1:
-            # Measured were all heads with half of the columns: what each rank computes whole is in the constant part.
+            # The measured half layer had all heads and half of the FFN columns, so attention belongs to the constant
+            # part.
             self._attention = [0.0] * len(shards)
             self._ff = [len(shard.ff) / limits.sizes.ff for shard in shards]
         self._heads = [len(shard.heads) / max(1, limits.sizes.heads) for shard in shards]
@@ -157,14 +165,16 @@ class GroupCost:
         self._vocab = [len(shard.vocab) / limits.sizes.vocab for shard in shards]
 
     def seconds(self, k: Numbers, rows: float, last: Numbers) -> Numbers:
-        """Return seconds of one decoding step with weights in memory: all of its rows give logits."""
+        """Return the seconds of one decode step with weights in memory. All rows yield logits."""
         return self._step_s(rows) + k * self.layer_s(rows, self.work.depth) + last * self._head_s(rows)
 
     def prompt_s(self, k: Numbers, last: Numbers, rows: int, disk_s: Numbers = 0.0) -> Numbers:
-        """Return seconds of the whole prompt in chunks of `rows` tokens, of which the last row alone gives logits.
+        """Return the seconds of the whole prompt in chunks of `rows` tokens. Only the last row yields logits.
 
-        Rows of a chunk attend to each other, which is in what was measured, and to all chunks before, which makes the
-        time of a long prompt grow with its square. disk_s: that every chunk takes at least, reading weights.
+        The measurements include attention within a chunk. Attention to earlier chunks is added, so a long prompt's time
+        grows quadratically.
+
+        disk_s: minimum seconds of each chunk, for reading weights from disk.
         """
         whole, rest = divmod(self.work.prompt, rows)
         seconds: Numbers = last * self._head_s(1)
@@ -174,16 +184,19 @@ class GroupCost:
         return np.maximum(seconds, -(-self.work.prompt // rows) * disk_s)
 
     def _step_s(self, rows: float) -> float:
-        """Return seconds of a step beside layers and head."""
+        """Return the seconds of a step outside of layers and head."""
         return max(speed.step_s.at(rows) for speed in self.speeds)
 
     def _head_s(self, rows: float) -> float:
-        """Return seconds of the head for so many rows."""
+        """Return the seconds of the head for this many rows."""
         return max(speed.head_s.at(rows) * part for speed, part in zip(self.speeds, self._vocab, strict=True))
 
     def layer_s(self, rows: float, depth: float, *, prompt: bool = False) -> float:
-        """Return seconds of one average layer with its all-reduces; each row attends to `depth` earlier tokens. prompt:
-        the rows are of one sequence."""
+        """Return the seconds of one average layer with its all-reduces.
+
+        depth: earlier tokens that each row attends to.
+        prompt: the rows belong to one sequence.
+        """
         behind = rows * depth
         token_s = [speed.row_token_s(prompt=prompt) for speed in self.speeds]
         if len(self.speeds) == 1:
@@ -198,8 +211,9 @@ class GroupCost:
         return attention + ff + self.work.limits.sums_a_layer * self.sum_s(rows)
 
     def own_s(self, rank: int, k: float, last: bool, rows: float = 1) -> float:
-        """Return the seconds that one rank computes in a step in which each row gives logits, without all-reduces and
-        waiting."""
+        """Return the seconds that one rank computes in a step whose rows all yield logits, without all-reduces and
+        waiting.
+        """
         speed, behind = self.speeds[rank], rows * self.work.depth
         head = last * self._vocab[rank] * speed.head_s.at(rows)
         if len(self.speeds) == 1:
@@ -209,22 +223,23 @@ class GroupCost:
         return speed.step_s.at(rows) + k * layer_s + head
 
     def sum_s(self, rows: float) -> float:
-        """Return seconds of one all-reduce of `rows`."""
+        """Return the seconds of one all-reduce of `rows`."""
         way = self.slowest
         return self.work.sum_s(rows, len(self.speeds), way.latency_s, way.bytes_per_s)
 
     def moved_s(self, kv: Numbers, ways: Sequence[LinkSpeed]) -> Numbers:
-        """Return seconds in which the prompt's keys and values of a stage, `kv` bytes, cross the way of each rank.
-        Those of each chunk cross by themselves."""
+        """Return the seconds in which `kv` bytes, the prompt's KV cache in this stage, cross the link of each rank,
+        chunk by chunk.
+        """
         n, parts = chunks(self.work.prompt), zip(ways, self._kv, strict=True)
         return np.maximum.reduce([n * way.latency_s + kv * part / way.bytes_per_s for way, part in parts])
 
     def bytes_needed(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """Return the bytes each rank needs: runtime + its part of the stage's weights, of its KV cache, and of the
-        head."""
+        """Return the bytes that each rank needs: runtime, and its shares of weights, KV cache and head."""
         shape = self.work.shape
         head = last * shape.head_bytes
-        if len(self.speeds) == 1 and not shape.head_is_tied:  # alone it has the token table; ranks look rows up in it
+        # A single rank holds the token table; several ranks look rows up in the file.
+        if len(self.speeds) == 1 and not shape.head_is_tied:
             whole = np.asarray(weights) >= self.work.weights_before[-1]
             head = head + np.where(whole, shape.embedding_bytes, 0)
         return [
@@ -233,13 +248,14 @@ class GroupCost:
         ]
 
     def bytes_held(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """Return the bytes each rank holds: those it needs, but at most what it has; the rest is paged."""
+        """Return the bytes that each rank holds: its needed bytes, limited by its memory. Other weights are paged."""
         needs = self.bytes_needed(weights, kv, last)
         return [np.minimum(need, speed.memory_bytes) for need, speed in zip(needs, self.speeds, strict=True)]
 
     def paged(self, k: Numbers, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """Return the bytes of weights that each rank reads again in every pass: what it needs less what it has.
-        inf if it cannot page, because a window of two layers, the KV cache and the runtime have no room.
+        """Return the bytes of weights that each rank reads again in every pass: needed bytes minus memory.
+
+        The result is inf if the rank cannot page, because two layers, KV cache and runtime do not fit.
         """
         paged_bytes = []
         for i, (speed, need) in enumerate(zip(self.speeds, self.bytes_needed(weights, kv, last), strict=True)):
@@ -257,14 +273,15 @@ class GroupCost:
 
     @property
     def watts(self) -> float:
-        """Power of all ranks while they compute; nan if a device's is unknown."""
+        """Power of all ranks while they compute; nan if the power of a device is unknown."""
         return sum(np.nan if speed.watts is None else speed.watts for speed in self.speeds)
 
 
 def hop_s(work: Work, before: Sequence[str], after: Sequence[str], links: Links, rows: float) -> tuple[float, float]:
-    """(latency, how long the bytes keep the link busy) of hidden states from stage to stage; they take both together.
+    """Return (latency, busy seconds of the link) for hidden states between two stages. The transfer takes the sum of
+    both.
 
-    Rank t of the next stage has them from rank t modulo the width of the one before: max over t of each.
+    Rank t of the next stage receives from rank t modulo the width of the previous stage. Both values are maxima over t.
     """
     ways = [links.get(before[t % len(before)], device) for t, device in enumerate(after)]
     n_bytes = work.state_bytes(rows)
@@ -272,16 +289,20 @@ def hop_s(work: Work, before: Sequence[str], after: Sequence[str], links: Links,
 
 
 def answer_s(last: Sequence[str], owner: str, links: Links, rows: float) -> tuple[float, float]:
-    """The same for the largest logits of each row, from every rank of the last stage to the owner."""
+    """Return the same for the largest logits of each row, which every rank of the last stage sends to the owner."""
     ways = [links.get(device, owner) for device in last]
     return max(way.latency_s for way in ways), max(_ANSWER_BYTES * rows / way.bytes_per_s for way in ways)
 
 
 def ttft_s(passes: Numbers, busiest: Numbers, prompt: int, stages: int = 2) -> Numbers:
-    """A prompt in chunks that follow each other through the stages: busiest + (passes - busiest) / chunks.
+    """Return the seconds of a prompt whose chunks follow each other through the stages.
 
-    passes: seconds of the whole prompt through all stages, busiest: through the slowest of them; stages: that compute.
-    The last chunk waits for the others at the slowest stage, and only its own part of the rest comes on top.
+    The result is busiest + (passes - busiest) / chunks. The last chunk waits for the others at the slowest stage, and
+    then only its own part of the other stages is added.
+
+    passes: seconds of the whole prompt through all stages.
+    busiest: seconds of the whole prompt in the slowest stage.
+    stages: number of stages that compute.
     """
     return busiest + (passes - busiest) / chunks(prompt, stages)
 
@@ -289,19 +310,24 @@ def ttft_s(passes: Numbers, busiest: Numbers, prompt: int, stages: int = 2) -> N
 def pair_ttft_s(
     prompt_s: Numbers, to_owner_s: Numbers, from_owner_s: Numbers, pass_s: Numbers, prompt: int, stages: int = 2
 ) -> Numbers:
-    """Time to first token where one placement computes the prompt and another one generates: chunks are computed, their
-    keys and values go to the owner and from there to the other placement, one behind the other; then it computes a row.
+    """Return the time to first token if one placement prefills and another one decodes.
 
-    prompt_s, to_owner_s, from_owner_s: seconds of the whole prompt and of all its keys and values. pass_s: a row.
-    stages: that compute the prompt; one alone has longer chunks.
+    Chunks are computed, and their KV cache goes to the owner and on to the decode placement, one chunk after another.
+    Then the decode placement computes a row.
+
+    prompt_s: seconds of the whole prompt.
+    to_owner_s, from_owner_s: seconds to transfer the prompt's KV cache to and from the owner.
+    pass_s: seconds of one row.
+    stages: number of stages of the prefill placement; a single stage has longer chunks.
     """
     busiest_s = np.maximum(np.maximum(prompt_s, to_owner_s), from_owner_s)
     return ttft_s(prompt_s + to_owner_s + from_owner_s, busiest_s, prompt, stages) + pass_s
 
 
 def chunk_rows(prompt: int, stages: int = 2) -> int:
-    """Return the tokens of each chunk of a prompt, as `edge.parallel.steps.chunk_rows` for one stage or two; more
-    stages are taken to have those of two."""
+    """Return the tokens of each chunk of a prompt, as `edge.parallel.steps.chunk_rows`. More than two stages count
+    as two.
+    """
     if stages == 1:
         return min(MOST_CHUNK, prompt)
     even = -(-prompt // PROMPT_CHUNKS)
@@ -309,21 +335,23 @@ def chunk_rows(prompt: int, stages: int = 2) -> int:
 
 
 def chunks(prompt: int, stages: int = 2) -> int:
-    """Return the number of chunks of a prompt, by the number of stages that compute."""
+    """Return the number of chunks of a prompt."""
     return -(-prompt // chunk_rows(prompt, stages))
 
 
 def groups(concurrency: int, microbatches: int) -> int:
-    """Return how many groups C requests form when M are wanted: of C / M each, rounded up."""
+    """Return the number of groups that C requests form if `microbatches` are wanted. Each has C / microbatches
+    requests, rounded up.
+    """
     each = -(-concurrency // max(1, min(microbatches, concurrency)))
     return -(-concurrency // each)
 
 
 def per_token_s(pass_s: Numbers, busy_s: Numbers, rows: float, concurrency: int) -> Numbers:
-    """Seconds a token with all C sequences at work, in C / b microbatches: max(pass / C, busy / b).
+    """Return the seconds per token with all C sequences in flight, in C / b microbatches: max(pass / C, busy / b).
 
-    A cycle of all microbatches gives C tokens. It takes a whole pass, or each of them the busiest stage's or link's
-    time, whichever is longer.
+    One cycle of all microbatches yields C tokens. It takes a whole pass, or the busiest stage's or link's time for each
+    microbatch, whichever is longer.
     """
     return np.maximum(pass_s / concurrency, busy_s / rows)
 

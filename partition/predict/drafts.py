@@ -1,5 +1,6 @@
-"""Cost model of speculative decoding: one pass over the weights verifies several draft tokens, and stages work on
-several windows of them at once."""
+"""Cost model of speculative decoding. One pass over the weights verifies several draft tokens, and stages may work
+on several draft windows at the same time.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +13,33 @@ from partition.errors import PlanError
 from partition.fields import Bounds
 from quant.text import counted
 
-FREE = ("ngram",)  # drafts from the text itself, without a model; "auto" takes the first
-MTP = "mtp"  # layers of the model itself that predict further tokens; "auto" takes them where it has some
-KINDS = ("auto", "off", *FREE, MTP)  # that need no other model
-SELF = "self"  # self-drafting: by the model itself, in fewer bits
+FREE = ("ngram",)  # draft sources without any model, which use the text itself; "auto" takes the first
+MTP = "mtp"  # multi-token prediction layers of the model itself; "auto" takes them if the model has some
+KINDS = ("auto", "off", *FREE, MTP)  # values that need no other model
+SELF = "self"  # self-drafting: the model itself in fewer bits
 ACCEPTANCE = {
     "ngram": 0.4,
     SELF: 0.8,
     MTP: 0.8,
-}  # of each, where none is given; docs/planning.md says whose figures these are
-MODEL_ACCEPTANCE = 0.7  # of any other model
-ROLLBACK_ROWS = 7  # that recurrent layers can forget: for each, all that they hold is held once more
-ROWS = (1, 2, 4, 8, 16)  # rows of a pass: the last token, and the draft tokens behind it
-WINDOWS = (1, 2, 4, 8, 16)  # windows of rows in flight over stages
-_A_STAGE = 2  # windows: one that is computed, and one on its way over a link
+}  # default acceptance of each source; docs/planning.md names the origin of the figures
+MODEL_ACCEPTANCE = 0.7  # default acceptance of any other draft model
+ROLLBACK_ROWS = 7  # rows that recurrent layers can roll back; each row needs another copy of their state
+ROWS = (1, 2, 4, 8, 16)  # possible rows of a pass: the last token and its draft tokens
+WINDOWS = (1, 2, 4, 8, 16)  # possible numbers of draft windows in flight
+_A_STAGE = 2  # windows per stage: one in computation, and one on a link
 
 
 def most_windows(stages: int) -> int:
-    """Return the most windows in flight for a number of stages."""
+    """Return the largest number of windows in flight for a number of stages."""
     return _A_STAGE * stages if stages > 1 else 1
 
 
 def tokens_a_pass(acceptance: float, rows: int) -> float:
-    """Return the mean number of tokens of a pass of `rows`, if each draft token is accepted with probability
-    `acceptance`, independently: 1 + a + ... + a^(rows - 1) = (1 - a^rows) / (1 - a) (Leviathan and others, 2023). Below
-    1 / (1 - a)."""
+    """Return the mean number of tokens of a pass of `rows` (Leviathan and others, 2023).
+
+    Each draft token is accepted with probability a = `acceptance`, independently:
+    1 + a + ... + a^(rows - 1) = (1 - a^rows) / (1 - a), which is below 1 / (1 - a).
+    """
     return sum(acceptance**i for i in range(rows))
 
 
@@ -45,14 +48,15 @@ class Draft:
     """Speculative decoding as a plan assumes it."""
 
     name: str  # source of the draft tokens: "ngram", or a model file
-    acceptance: Annotated[float, Bounds(1.0)]  # the part of them that is right, as it is assumed
-    rows: Annotated[int, Bounds(64, 1)]  # of a pass
-    guess_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds that one draft takes the device that drafts
+    acceptance: Annotated[float, Bounds(1.0)]  # assumed fraction of accepted draft tokens
+    rows: Annotated[int, Bounds(64, 1)]  # rows of a pass
+    guess_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds to draft one token
     held_bytes: Annotated[int, Bounds(fields.MOST_BYTES)] = 0  # memory of the draft model
     windows: Annotated[int, Bounds(WINDOWS[-1], 1)] = 1  # windows of `rows` rows in flight
-    worker: str | None = None  # the address of the device that drafts; None: this one
-    ask_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds of the ways to it and back
-    # Rows that the model's recurrent layers can forget, of one window at a time and not with a thin owner; None: any.
+    worker: str | None = None  # address of the device that drafts; None: this device
+    ask_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds to reach that device and back
+    # Rows that the model's recurrent layers can roll back, for one window at a time and without a thin owner. None: any
+    # number.
     rollback: Annotated[int | None, Bounds(ROLLBACK_ROWS, 1)] = None
 
     def __post_init__(self) -> None:
@@ -61,12 +65,12 @@ class Draft:
 
     @property
     def possible_rows(self) -> tuple[int, ...]:
-        """Numbers of rows that a pass can have."""
+        """Possible numbers of rows of a pass."""
         return ROWS if self.rollback is None else tuple(rows for rows in ROWS if rows <= 1 + self.rollback)
 
     @property
     def possible_windows(self) -> tuple[int, ...]:
-        """Numbers of windows that can be in flight over any number of stages."""
+        """Possible numbers of windows in flight, for any number of stages."""
         return WINDOWS if self.rollback is None else WINDOWS[:1]
 
     @property
@@ -76,27 +80,28 @@ class Draft:
 
     @property
     def pass_s(self) -> float:
-        """Return seconds of drafting for one pass. A window behind others begins with a draft token, too."""
+        """Seconds of drafting for one pass. A window behind another one starts with a draft token, too."""
         return self.waiting_s(self.rows - (self.windows == 1))
 
     def waiting_s(self, drafts: int) -> float:
-        """Return seconds until this many draft tokens are there."""
+        """Return the seconds until this many draft tokens are available."""
         return self.ask_s + drafts * self.guess_s if drafts else 0.0
 
     def token_s(self, checking_s: Any, busy_s: Any = 0.0) -> Any:
-        """Seconds of a token, or of several plans', in arrays.
+        """Return the seconds per token, for one plan or for several plans in arrays.
 
-        checking_s: a pass of `rows` rows takes so long, over all stages and links. busy_s: it keeps the busiest of
-        these so long; the first stage drafts, too. With w windows of r rows, all drafts of one being right with the
-        probability q = a^r,
+        checking_s: seconds of a pass of `rows` rows over all stages and links.
+        busy_s: seconds of the busiest stage or link in such a pass; the first stage drafts, too.
+
+        With w windows of r rows, all drafts of one window are accepted with probability q = a^r:
 
             first = max(checking_s + pass_s, w busy_s)
-            a token = (first + busy_s (1 - q) (q + 2 q^2 + ... + (w - 1) q^(w - 1))) / tokens_a_pass(a, w r)
+            token = (first + busy_s (1 - q) (q + 2 q^2 + ... + (w - 1) q^(w - 1))) / tokens_a_pass(a, w r)
 
-        first: from when w windows are submitted until the oldest comes back. Those that a wrong draft cancelled are
-        before it, and keep the busiest stage as long as those that were right would have. The others follow busy_s
-        apart, up to the one whose draft is wrong: i behind the oldest with the probability (1 - q) q^i. So w windows
-        give as many tokens as one of w r rows.
+        `first` is the time from the submission of w windows until the oldest returns. Windows cancelled by a rejected
+        draft are ahead of it, and occupy the busiest stage as long as accepted ones. The other windows follow at
+        intervals of busy_s, up to the one with the rejected draft: the i-th behind the oldest with probability (1 - q)
+        q^i. So w windows yield as many tokens as one window of w r rows.
         """
         alone_s = checking_s + self.pass_s
         if self.windows == 1:
@@ -109,16 +114,18 @@ class Draft:
         return (first_s + behind * busy_s) / tokens_a_pass(self.acceptance, self.windows * self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON, with what follows from them."""
+        """Return plain values for JSON, including derived values."""
         return {**fields.encoded(self), "tokens_per_pass": self.tokens}
 
     @classmethod
     def from_json(cls, values: Any, where: str) -> Draft:
-        """Read what `to_json` wrote; PlanError names what is wrong. where: the name of the value in errors."""
+        """Read the values that `to_json` wrote. where: name of the value in errors. Raises PlanError for invalid
+        values.
+        """
         return fields.decoded(cls, values, where, derived=("tokens_per_pass",))
 
     def describe(self, names: Mapping[str, str]) -> str:
-        """Describe the draft for people. names: of devices, by address."""
+        """Return a description for people. names: device names by address."""
         where = "" if self.worker is None else f" on {names.get(self.worker, self.worker)}"
         windows = f", {self.windows} windows at once" if self.windows > 1 else ""
         return (

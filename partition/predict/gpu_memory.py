@@ -1,4 +1,4 @@
-"""Division of a budget of a GPU's memory: which layers stay there, and which pass through two buffers."""
+"""Split a GPU memory budget between layers that stay on the GPU and layers that are streamed through two buffers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SLOTS = 2  # one layer computes while the next arrives
-_LEAST_STREAMED = 3  # layers: one or two would take no less than the two buffers
+SLOTS = 2  # buffers: one layer computes while the next one arrives
+_LEAST_STREAMED = 3  # minimum number of streamed layers; fewer would save no memory over the two buffers
 
 
 @dataclass(frozen=True)
 class GpuBudget:
-    """Division of a budget of a GPU's memory."""
+    """Split of a GPU memory budget."""
 
     budget: int  # bytes
-    parts: Mapping[str, int]  # bytes by part
+    parts: Mapping[str, int]  # bytes by purpose
     streamed: tuple[int, ...]  # layers that pass through the buffers
-    processor_rows: int = 0  # in a pass of so many rows or fewer the processor computes those
+    processor_rows: int = 0  # in a pass of at most this many rows, the CPU computes the streamed layers
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/chat.md says."""
+        """Return plain values for JSON, as described in docs/cli/chat.md."""
         return {
             "budget_bytes": self.budget,
             "total_bytes": sum(self.parts.values()),
@@ -31,8 +31,11 @@ class GpuBudget:
 
 
 def share_out(layer_bytes: Mapping[int, int], room: int) -> tuple[int, ...] | None:
-    """Choose the layers to stream: as few as fit into `room` bytes with the others and the buffers, and evenly between
-    them, so that each has as long to arrive. (): all can stay. None: there is no room for the buffers."""
+    """Choose the layers to stream, as few as possible, so that the other layers and the buffers fit into `room` bytes.
+
+    Streamed layers are spread evenly, so that each has equal time to arrive. Return () if all layers fit, or None if
+    the buffers do not fit.
+    """
     layers, total = sorted(layer_bytes), sum(layer_bytes.values())
     if total <= room:
         return ()

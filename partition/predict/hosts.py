@@ -1,4 +1,4 @@
-"""Hosts that several devices of a plan share: devices that compute at once there share the cores."""
+"""Hosts that several devices of a plan share. Devices that compute at the same time there share the cores."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine that a device runs on."""
+    """Machine that a device runs on."""
 
-    id: str  # equal where devices share its cores
+    id: str  # equal for devices that share cores
     cores: float
-    threads: int  # threads the device computes with
+    threads: int  # compute threads of the device
 
     @property
     def capacity(self) -> float:
-        """Threads that run there at once. A device was measured alone: with more threads than cores, those count."""
+        """Number of threads that run at the same time. A device with more threads than cores was measured alone, so
+        its threads count.
+        """
         return max(self.cores, self.threads)
 
 
 def demand(hosts: Iterable[Host | None]) -> dict[str, float]:
-    """Devices that compute at once: by host, their threads / its capacity. Above 1 each takes so many times as long."""
+    """Return the demand on each host if all these devices compute: threads / capacity. Above 1, each device slows
+    down by this factor.
+    """
     named = [host for host in hosts if host is not None]
     threads: Counter[str] = Counter()
     for host in named:
@@ -31,20 +35,22 @@ def demand(hosts: Iterable[Host | None]) -> dict[str, float]:
 
 
 def used(hosts: Iterable[Host | None]) -> dict[str, float]:
-    """The part of each host's cores that devices take which compute at once: demand, at most 1."""
+    """Return the fraction of each host's cores that these devices use together, at most 1."""
     return {id: min(1.0, n) for id, n in demand(hosts).items()}
 
 
 def crowded(hosts: Iterable[Host | None]) -> list[str]:
-    """Return the hosts with too few cores for all of these devices at once."""
+    """Return the hosts that have too few cores for all of these devices at the same time."""
     return [id for id, n in demand(hosts).items() if n > 1]
 
 
 def crowding(stages: Sequence[tuple[Mapping[str, float], float]]) -> list[float]:
-    """Return the factor by which each stage slows down while all stages of a plan compute.
+    """Return the slowdown factor of each stage while all stages of a plan compute.
 
-    stages: (the parts of hosts that it uses, seconds of a step). A host's cores are busy for sum(part x seconds) of its
-    stages; where that is longer than the longest of them takes, all of them take so many times as long.
+    stages: pairs of (fraction of each host's cores that the stage uses, seconds of its step).
+
+    A host's cores are busy for sum(fraction x seconds) of its stages. If that is longer than the longest stage, all
+    stages of the host slow down by the ratio.
     """
     busy_s: Counter[str] = Counter()
     longest_s: dict[str, float] = {}

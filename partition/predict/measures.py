@@ -1,4 +1,4 @@
-"""Measures that the search adds up and compares for a language model, and the objectives computed from them."""
+"""Measures of language model plans that the search adds and compares, and the objectives computed from them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from partition.predict.cost import Work
 from partition.predict.objectives import check_objectives
 
 Array = NDArray[np.float64]
-Hop = Callable[[float], tuple[float, float]]  # rows -> (latency, busy), seconds
-Seconds = Callable[[float], Any]  # rows of a decoding step -> of all stages, in an array
+Hop = Callable[[float], tuple[float, float]]  # maps rows to (latency, busy time), in seconds
+Seconds = Callable[[float], Any]  # maps rows of a decode step to seconds of all stages, in an array
 
 _NEEDED = {
     "latency": ("alone",),
@@ -31,14 +31,18 @@ _PEAKS = ("alone_busy", "busy", "prompt_busy", "bytes")
 
 
 class Measures:
-    """Measures needed for `objectives` with `microbatches` in flight.
+    """Measures that `objectives` need, with `microbatches` in flight.
 
-    | sums   | alone: seconds of a request; pass: of a microbatch; prompt: a chunk of a prompt; joules: a token  |
-    | peaks  | busy: seconds a microbatch; prompt_busy: a prompt; bytes: on one device                         |
+    Sums: alone: seconds of a token of a lone request. pass: seconds of a microbatch. prompt: seconds of a chunk of a
+        prompt. joules: energy of a token.
+    Peaks: busy: seconds of a microbatch. prompt_busy: seconds of a prompt. bytes: memory of one device.
 
-    If one request may have draft windows at several stages, also alone_busy, a peak: seconds of one, with its
-    drafts; and joined, a sum: layers less stages, as more stages allow more windows. For each host that stages may
-    share, as sums: alone HOST, busy HOST, prompt HOST: seconds that they keep all its cores busy.
+    If a lone request may have draft windows at several stages, there are two more measures. alone_busy is a peak:
+    seconds of one window, with its drafts. joined is a sum: layers minus stages, because more stages allow more
+    windows.
+
+    For each host that stages may share, there are also the sums "alone HOST", "busy HOST" and "prompt HOST": seconds in
+    which the stages keep all its cores busy.
     """
 
     def __init__(
@@ -50,16 +54,20 @@ class Measures:
         *,
         stages: bool = True,
     ) -> None:
-        """hosts: that may be crowded. stages: whether there may be several. PlanError for an objective that is none."""
+        """hosts: hosts that may be overloaded.
+        stages: True if a plan may have several stages.
+
+        Raises PlanError for an unknown objective.
+        """
         check_objectives(objectives)
         self._work, self._objectives, self.microbatches = work, objectives, microbatches
-        self.key = (objectives, microbatches)  # by which what stages cost may be remembered
+        self.key = (objectives, microbatches)  # cache key of stage costs
         self.rows = work.concurrency / microbatches
-        self.prompt_stages = 2  # stages by which a prompt is cut into chunks; more have those of two
+        self.prompt_stages = 2  # stages assumed for the chunks of a prompt; more than two count as two
         self._is_single = work.concurrency == 1
         needed = {name for objective in objectives for name in self._needed(objective)}
         if self.rows == 1 and "alone" in needed and work.draft is None:
-            needed.discard("pass")  # it is the same
+            needed.discard("pass")  # both measures are equal
         if "alone" in needed and work.draft is not None and stages:
             needed.update(_OF_WINDOWS)
         self.sums = [name for name in _SUMS if name in needed]
@@ -71,7 +79,7 @@ class Measures:
 
     @cached_property
     def of_one_stage(self) -> Measures:
-        """The same where one stage computes, which has longer chunks of a prompt."""
+        """The same measures for plans in which one stage computes, with longer prompt chunks."""
         measures = copy.copy(self)
         measures.prompt_stages = 1
         return measures
@@ -81,11 +89,11 @@ class Measures:
         return cost.chunks(self._work.prompt, self.prompt_stages)
 
     def _needed(self, objective: str) -> tuple[str, ...]:
-        """Return the measures an objective needs. With one request, throughput follows from latency."""
+        """Return the measures that an objective needs. With one request, throughput follows from latency."""
         return _NEEDED["latency" if objective == "throughput" and self._is_single else objective]
 
     def __call__(self, values: Array) -> Array:
-        """Measures [D, N] -> objectives [K, N]: seconds, seconds a token, seconds, bytes, joules."""
+        """Convert measures [D, N] to objectives [K, N]: seconds, seconds per token, seconds, bytes, joules."""
         measures, costs = dict(zip(self.names, values, strict=True)), []
         for name in self._objectives:
             if name == "latency" or (name == "throughput" and self._is_single):
@@ -94,7 +102,7 @@ class Measures:
                 busy_s = np.maximum.reduce([measures["busy"], *(measures[host] for host in self._busy)])
                 pass_s = measures["pass"] if "pass" in measures else measures["alone"]
                 costs.append(cost.per_token_s(pass_s, busy_s, self.rows, self._work.concurrency))
-            elif name == "ttft":  # cost.ttft_s, with the sum divided by the chunks already
+            elif name == "ttft":  # the same formula as cost.ttft_s; the sum is already divided by the number of chunks
                 costs.append(self._ttft_s(measures))
             else:
                 costs.append(measures[{"memory": "bytes", "energy": "joules"}[name]])
@@ -102,37 +110,39 @@ class Measures:
 
     def _ttft_s(self, measures: Mapping[str, Array]) -> Array:
         if self._chunks == 1:
-            return np.asarray(measures["prompt"])  # also where a stage is busy for ever
+            return np.asarray(measures["prompt"])  # correct also if a stage's time is infinite
         busy_s = np.maximum.reduce([measures["prompt_busy"], *(measures[host] for host in self._prompt)])
         return np.asarray(measures["prompt"] + busy_s * (1 - 1 / self._chunks))
 
     def join(self, a: Array, b: Array) -> Array:
-        """Join measures [D] of two parts: sums are added, of peaks the larger is taken."""
+        """Join the measures [D] of two parts of a plan: sums are added, and of peaks the larger one counts."""
         k = len(self.sums)
         return np.concatenate([a[:k] + b[:k], np.maximum(a[k:], b[k:])])
 
     def only_stage(self, stage: Array, enter: Array, enter_alone: Array) -> Array:
-        """Return the measures [D] of the stage that has all layers, behind a thin owner, from these.
+        """Return adjusted measures [D] of a stage that has all layers behind a thin owner.
 
-        enter, enter_alone: the thin owner's and the way's, as these measures have them and as `of_one_stage` has them.
-        The search adds `enter`, so the stage's own sum of a prompt makes up for the difference.
+        enter: measures of the thin owner and its hop.
+        enter_alone: the same by the measures of `of_one_stage`.
+
+        The search will add `enter`, so the stage's own prompt time is corrected for the difference.
         """
         if "prompt" not in self.sums:
             return stage
         if not all(np.isfinite(values).all() for values in (stage, enter, enter_alone)):
-            return stage  # there is no room for the stage, or none for the owner
+            return stage  # the stage or the owner does not fit into memory
         at = self.sums.index("prompt")
         ttft_s = []
         for measures, entering in ((self, enter), (self.of_one_stage, enter_alone)):
             own = self.join(stage, entering)
-            own[at] += stage[at] * (self._chunks / measures._chunks - 1)  # its part of the prompt is that of a chunk
+            own[at] += stage[at] * (self._chunks / measures._chunks - 1)  # the prompt measure is the time of one chunk
             ttft_s.append(float(measures._ttft_s(dict(zip(self.names, own, strict=True)))))
         changed: Array = stage.copy()
         changed[at] = max(0.0, changed[at] + ttft_s[1] - ttft_s[0])
         return changed
 
     def _alone_s(self, measures: Mapping[str, Array]) -> Array:
-        """A token of one request."""
+        """Return the seconds of a token of a lone request."""
         if "joined" not in measures:
             return np.asarray(self._work.alone_s(measures["alone"], 0.0, 1)[0])
         busy_s = np.maximum.reduce([measures["alone_busy"], *(measures[host] for host in self._alone)])
@@ -140,8 +150,9 @@ class Measures:
         return np.asarray(self._work.alone_s(measures["alone"], busy_s, stages)[0])
 
     def for_hop(self, hop: Hop, answer: bool = False) -> Array:
-        """Return the measures of a hop to the next stage: [D]. answer: it goes to the owner, with
-        the logits of one row of a prompt."""
+        """Return the measures [D] of a hop to the next stage. answer: the hop goes to the owner, with one row of
+        logits for a prompt.
+        """
         n = self._chunks
         values = dict.fromkeys((*self.sums, *_SUMS, *_PEAKS), 0.0)
         alone = hop(self._work.alone_rows)
@@ -150,7 +161,7 @@ class Measures:
         values["busy"] = hop(self.rows)[1]
         if "prompt" in self.sums:
             latency_s, busy_s = hop(self._work.prompt / n)
-            # As a stage that all chunks go through; of the answer there is one row.
+            # A hop counts like a stage that all chunks pass. The answer to a prompt is a single row.
             values["prompt"] = sum(hop(1)) if answer else latency_s + busy_s
             values["prompt_busy"] = 0.0 if answer else n * busy_s
         return np.array([values[name] for name in self.names])
@@ -164,9 +175,15 @@ class Measures:
         parts: Mapping[str, float],
         drafting_s: float = 0.0,
     ) -> Array:
-        """Return the measures of all stages [i, j): [D, n+1, n+1]. prompt_s: the whole prompt in all
-        stages; watts: of all ranks; memory: bytes on the fullest device; parts: the part of each host's cores that all
-        ranks use; drafting_s: seconds of drafting for each window."""
+        """Return the measures of all stages [i, j): [D, n+1, n+1].
+
+        seconds: returns the seconds of a decode step by its rows.
+        prompt_s: returns the seconds of the whole prompt.
+        watts: power of all ranks.
+        memory: bytes on the fullest device.
+        parts: fraction of each host's cores that all ranks use.
+        drafting_s: seconds of drafting for each window.
+        """
         values: dict[str, Any] = {"bytes": memory}
         if "alone" in self.sums:
             values["alone"] = seconds(self._work.alone_rows)

@@ -1,7 +1,7 @@
-"""The objectives of plans, a row each: its figure, its unit, its direction, and how people read and limit it.
+"""Table of objectives of plans: figure, unit, direction, and texts for display and limits.
 
-`edge plan`, `edge pareto`, the searches, the front and its page read this table. It imports nothing heavy, because the
-help of commands is made from it.
+`edge plan`, `edge pareto`, the searches, the Pareto front and its page use this table. It imports nothing heavy,
+because command help is made from it.
 """
 
 from __future__ import annotations
@@ -20,44 +20,45 @@ AxisName = Literal["latency", "throughput", "ttft", "memory", "energy", "diverge
 
 @dataclass(frozen=True)
 class Objective:
-    """A property that a plan is to be good in. Plans are searched by its cost, which is smaller where it is better."""
+    """A property of plans that a search optimizes. Searches minimize its cost."""
 
-    key: str  # the figure of predictions and measurements: a number, or bytes by device, of which the most counts
+    key: str  # attribute of predictions and measurements: a number, or bytes by device; then the largest counts
     label: str
-    unit: str  # after a figure; {thing} is a token or an input, {a thing} the same with its article
-    limit: tuple[str, str]  # the option that bounds it: what it takes, and its help
-    scale: float = 1.0  # units that the figure is multiplied by to be shown, or given
-    rate: bool = False  # larger is better, and its cost is the inverse
-    time: bool = False  # several devices have to be clearly better in it than one
-    power: bool = False  # it needs the power of each device
-    network: bool = True  # networks in ONNX have it, too
-    of_file: bool = False  # the same for all plans of one file: it is measured, and no search finds a plan by it
+    unit: str  # unit after a figure; {thing} is "token" or "input", {a thing} the same with its article
+    limit: tuple[str, str]  # option that limits the figure: placeholder and help text
+    scale: float = 1.0  # factor between the internal unit and the displayed unit
+    rate: bool = False  # True if larger is better; the cost is then the inverse
+    time: bool = False  # True if several devices have to be clearly better than one device
+    power: bool = False  # True if each device's power must be known
+    network: bool = True  # True if ONNX networks have the objective, too
+    # True for a property of a file, which is equal for all of its plans; it is measured, never searched.
+    of_file: bool = False
     text: Callable[[float], str] = number_text
 
     def figure(self, value: float | Mapping[str, float] | None) -> float:
-        """One number of a prediction's or a measurement's `key`; the worst one where it is not known."""
+        """Return the figure as one number. An unknown figure is infinite."""
         if value is None:
             return math.inf
         return float(max(value.values(), default=0.0) if isinstance(value, Mapping) else value)
 
     def on_axis(self, value: float | Mapping[str, float] | None) -> float:
-        """The same as a front compares it: small where it is good. A rate is negative."""
+        """Return the figure as a front compares it: smaller is better, so a rate is negative."""
         return -self.figure(value) if self.rate else self.figure(value)
 
     def cost(self, figure: float) -> float:
-        """The cost that plans are searched by: a rate as the seconds of one."""
+        """Return the cost of a figure: for a rate, the seconds per item."""
         return 1 / figure if self.rate else figure
 
     def cost_of(self, predicted: Any) -> float:
-        """Return the cost of what was predicted, or measured."""
+        """Return the cost of a prediction or a measurement."""
         return self.cost(self.figure(getattr(predicted, self.key)))
 
     def unit_of(self, thing: str) -> str:
-        """The unit where a plan computes tokens, or inputs."""
+        """Return the unit for a plan that computes tokens or inputs."""
         return self.unit.replace("{thing}", thing).replace("{a thing}", with_article(thing))
 
     def describe(self, cost: float, thing: str = "token") -> str:
-        """A cost as a person reads it: "12.3 ms a token", "40.0 tokens/s"."""
+        """Return a cost as text: "12.3 ms a token", "40.0 tokens/s"."""
         return f"{self.text(self.cost(cost) * self.scale)} {self.unit_of(thing)}"
 
 
@@ -84,29 +85,35 @@ OBJECTIVES: Mapping[str, Objective] = {
         network=False, of_file=True,
     ),
 }  # fmt: skip
-AXES: tuple[AxisName, ...] = ("latency", "throughput", "ttft", "memory", "energy", "divergence")  # of a front
+AXES: tuple[AxisName, ...] = ("latency", "throughput", "ttft", "memory", "energy", "divergence")  # axes of a front
 SEARCHED = tuple(name for name, objective in OBJECTIVES.items() if not objective.of_file)
 OF_NETWORKS = tuple(name for name, objective in OBJECTIVES.items() if objective.network)
 
 
 def default_axes(types: Collection[str] = ()) -> tuple[AxisName, ...]:
-    """The axes of a front where none are named: latency and throughput, and divergence where types are compared."""
+    """Return the default axes of a front: latency and throughput, and divergence if types are compared."""
     return (*AXES[:2], "divergence") if types else AXES[:2]
 
 
 def searched(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the objectives that plans of one file differ in."""
+    """Return the objectives in which plans of one file differ."""
     return tuple(name for name in names if not OBJECTIVES[name].of_file)
 
 
 def check_objectives(names: Iterable[str], known: Iterable[str] = SEARCHED, kind: str = "") -> None:
-    """PlanError for a name that is none of the `known` objectives. kind: of models, for the error."""
+    """Raise PlanError for an unknown objective.
+
+    known: known objectives.
+    kind: kind of models, for the message.
+    """
     for name in names:
         if name not in known:
             raise PlanError(f"the objective {name[:40]!r}{kind}; known are {', '.join(known)}")
 
 
 def limited_by(objective: str, caps: Mapping[str, float]) -> tuple[tuple[str, ...], list[float]]:
-    """The objectives of a search for the best plan within caps, that one first, and the most that each may cost."""
+    """Return (objectives, caps) for a search of the best plan within caps. The objective comes first, without a cap
+    unless one is given.
+    """
     names = (objective, *(name for name in caps if name != objective))
     return names, [caps.get(name, math.inf) for name in names]

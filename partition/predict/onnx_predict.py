@@ -1,6 +1,6 @@
 """Cost model of an ONNX model's plan: seconds, bytes and joules, by formula, from measurements.
 
-The candidate cuts divide a graph into segments. A stage is segments in a row; one input at a time passes through it.
+Candidate cuts divide the graph into segments. A stage is a run of segments. One input at a time passes through a stage.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from partition.predict.prediction import Prediction, StagePrediction
 from partition.predict.speeds import Curve, Links, LinkSpeed
 from quant.wire import WIRES
 
-MOST_IN_FLIGHT = 64  # inputs that a pipeline keeps under way, where nothing smaller is asked for
+MOST_IN_FLIGHT = 64  # default limit on inputs in a pipeline
 
 
 @dataclass(frozen=True)
 class OnnxDevice:
-    """Speeds of one device with one ONNX model that is cut into segments."""
+    """Measured speeds of one device for one ONNX model divided into segments."""
 
-    device: str  # as in a plan: a worker's address, or LOCAL
+    device: str  # a worker's address, or LOCAL, as in a plan
     name: str  # for people
-    segments_s: tuple[float, ...]  # each segment, once, beside what every stage takes
-    stage_s: float  # seconds of a stage beside its segments
-    memory_bytes: int  # memory the model may take there
-    runtime_bytes: int  # part of it that a process takes beside weights and activations
-    watts: float | None = None  # while it computes
-    estimate: bool = False  # not measured
-    age_s: float = 0.0  # since it was measured
-    busy: bool = False  # it was measured while something else kept the device busy
+    segments_s: tuple[float, ...]  # seconds of each segment, without the fixed time of a stage
+    stage_s: float  # fixed seconds of a stage
+    memory_bytes: int  # memory that the model may use
+    runtime_bytes: int  # part of memory_bytes that a process takes in addition to weights and activations
+    watts: float | None = None  # power while the device computes
+    estimate: bool = False  # True if not measured
+    age_s: float = 0.0  # seconds since the measurement
+    busy: bool = False  # True if other work used the device during the measurement
     quiet_s: float | None = None  # seconds of the whole model in the last remembered quiet moment
     key: str = ""  # key under which the figures are remembered
-    host: Host | None = None  # where it runs; None: on a machine of its own
+    host: Host | None = None  # machine that the device runs on; None: not shared
 
     def __post_init__(self) -> None:
         if not all(0 <= seconds < math.inf for seconds in (*self.segments_s, self.stage_s)):
@@ -51,42 +51,48 @@ class OnnxDevice:
             raise PlanError(f"{self.name}: watts is {self.watts}; needed is a number above 0")
 
     def times(self, factor: float) -> OnnxDevice:
-        """Return the same speeds with all computing slowed by a factor."""
+        """Return the same speeds with all computation slowed down by a factor."""
         segments_s = tuple(seconds * factor for seconds in self.segments_s)
         quiet_s = None if self.quiet_s is None else self.quiet_s * factor
         return replace(self, segments_s=segments_s, stage_s=self.stage_s * factor, quiet_s=quiet_s)
 
     @property
     def at_best(self) -> OnnxDevice:
-        """The lower bound of its figures: the same where they were measured in a quiet moment."""
+        """Lower bound of the times. Equal to the times if they were measured in a quiet moment."""
         part = lower_bound_factor(self.seconds(0, len(self.segments_s)), self.busy, self.quiet_s)
         return self if part == 1 else self.times(part)
 
     @cached_property
     def before_s(self) -> tuple[float, ...]:
-        """[segments + 1]: seconds of the segments before each."""
+        """[segments + 1]: seconds of the segments before each segment."""
         return tuple(accumulate(self.segments_s, initial=0.0))
 
     def seconds(self, start: int, stop: int) -> float:
-        """Return seconds of one input through the stage of segments [start, stop): stage_s + their sum."""
+        """Return the seconds of one input in the stage of segments [start, stop): stage_s plus the segments' times."""
         return self.stage_s + (self.before_s[stop] - self.before_s[start])
 
 
 @dataclass(frozen=True)
 class OnnxWork:
-    """A graph that can be cut in these places, in bytes."""
+    """A graph with candidate cuts, and the bytes of its segments and boundaries."""
 
-    positions: tuple[int, ...]  # [segments + 1]: nodes before each boundary: 0, ascending, all of them
-    labels: tuple[str, ...]  # [segments + 1]: what is just before it; "" at both ends
-    crossing_bytes: tuple[int, ...]  # [segments + 1]: what crosses there; the model's inputs first, its outputs last
-    weight_bytes: tuple[int, ...]  # [segments]: of its weights
-    again: tuple[tuple[int, int, int], ...]  # (a, b, bytes): weights of segment a that b, the next to, uses as well
-    activation_bytes: tuple[int, ...]  # [segments]: the most that one of its nodes takes and makes
+    positions: tuple[int, ...]  # [segments + 1]: number of nodes before each boundary, from 0 to all nodes
+    labels: tuple[str, ...]  # [segments + 1]: name of the value before each boundary; "" at both ends
+    # [segments + 1]: bytes that cross each boundary, from the model's inputs to its outputs.
+    crossing_bytes: tuple[int, ...]
+    weight_bytes: tuple[int, ...]  # [segments]: bytes of weights
+    # (a, b, bytes): weights that segment a shares with b, the next segment that uses them.
+    again: tuple[tuple[int, int, int], ...]
+    activation_bytes: tuple[int, ...]  # [segments]: largest bytes of inputs and outputs of one node
 
     @classmethod
     def from_graph(cls, graph: OnnxGraph, cuts: Sequence[Cut], wire: str = "f32") -> OnnxWork:
-        """A graph with these candidate cuts, which ascend. wire: of float32 between stages; what the owner hands over
-        and gets back goes as it is. PlanError for cuts that are none, CannotSlice for shapes that nobody knows."""
+        """Return the work for a graph with ascending candidate cuts.
+
+        wire: type of float32 tensors between stages. Tensors from and to the owner are not converted.
+
+        Raises PlanError for an unknown wire type or an invalid cut, and CannotSlice for unknown shapes.
+        """
         if wire not in WIRES:
             raise PlanError(f"the wire type {wire[:40]!r}; known are {', '.join(WIRES)}")
         positions = (0, *(cut.position for cut in cuts), len(graph.nodes))
@@ -111,18 +117,21 @@ class OnnxWork:
 
     @cached_property
     def weights_before(self) -> tuple[int, ...]:
-        """[segments + 1]: bytes of the weights of the segments before each; shared ones count in all of them."""
+        """[segments + 1]: bytes of weights of the segments before each segment. Shared weights count in every
+        segment.
+        """
         return tuple(accumulate(self.weight_bytes, initial=0))
 
     def held_bytes(self, start: int, stop: int) -> int:
-        """Return memory of the stage of segments [start, stop): its weights, each once, and the largest of its
-        activations."""
+        """Return the memory of the stage of segments [start, stop): each weight once, plus the largest activations."""
         shared = sum(n for a, b, n in self.again if start <= a and b < stop)
         weights = self.weights_before[stop] - self.weights_before[start] - shared
         return weights + max(self.activation_bytes[start:stop])
 
     def bounds(self, plan: OnnxPlan) -> tuple[int, ...]:
-        """The boundaries that a plan cuts at, both ends among them. PlanError if one was not a candidate."""
+        """Return the boundary indices of a plan's cuts, including both ends. Raises PlanError if a cut is not a
+        candidate.
+        """
         positions = (0, *plan.cuts, plan.n_nodes)
         places = {position: i for i, position in enumerate(self.positions)}
         if plan.n_nodes != self.positions[-1] or not all(position in places for position in positions):
@@ -140,17 +149,21 @@ def predict(
     links: Links,
     in_flight: int | None = None,
 ) -> Prediction:
-    """Predict the cost of `plan` on devices of these speeds, by device. in_flight: inputs; None: as many as fill the
-    pipeline.
+    """Predict the cost of `plan`.
 
-        latency    = enter + sum over stages of (stage + hop), where
+    speeds: speeds by device.
+    in_flight: inputs in the pipeline; None: enough to fill it.
+
+        latency    = enter + sum over stages of (stage + hop)
         stage      = OnnxDevice.seconds of its segments
-        hop, enter = latency of the link + bytes / its bandwidth; 0 if the owner keeps what it has
+        hop, enter = latency of the link + bytes / bandwidth; 0 if the value stays on its device
         throughput = 1 / max(busiest, latency / in flight)
-        busiest    = the longest stage, or bytes / bandwidth of the busiest link, or what stages of one host take there
+        busiest    = the longest stage, or bytes / bandwidth of the busiest link, or the time of a host's stages
 
-    Of so many inputs in flight each takes the latency at least (Little's law); in no time less than `busiest` does
-    another one complete. PlanError if the plan, a device or a link was not measured.
+    Each input takes at least the latency, so throughput is limited by latency / in flight (Little's law). The interval
+    between two results is at least `busiest`.
+
+    Raises PlanError if the plan, a device or a link was not measured.
     """
     bounds = work.bounds(plan)
     unknown = [device for device in plan.devices if device not in speeds]
@@ -197,17 +210,17 @@ def predict(
 
 
 def filling(latency_s: float, busiest_s: float) -> int:
-    """Inputs in flight that keep what is busiest at work all the time, where that many may be: latency / busiest."""
+    """Return the number of inputs that keep the busiest stage or link working: latency / busiest, within limits."""
     return min(MOST_IN_FLIGHT, max(1, math.ceil(latency_s / busiest_s))) if busiest_s else MOST_IN_FLIGHT
 
 
 def way(links: Links, a: str, b: str) -> LinkSpeed | None:
-    """The link from `a` to `b`; None if nothing has to move."""
+    """Return the link from `a` to `b`, or None if nothing has to move."""
     return None if a == b else links.get(a, b)
 
 
 def hop_s(link: LinkSpeed | None, n_bytes: int) -> tuple[float, float]:
-    """(latency, how long the bytes keep the link busy); they take both together."""
+    """Return (latency, busy seconds of the link). The transfer takes the sum of both."""
     return (0.0, 0.0) if link is None else (link.latency_s, n_bytes / link.bytes_per_s)
 
 

@@ -1,9 +1,8 @@
-"""Choice of the weights that stay in memory and those that are streamed through a window, within a budget. Pure
-arithmetic.
+"""Choose the weights that stay in memory and the weights that are streamed through a window, within a budget.
 
-Every pass over the weights (one a decoded token) reads all streamed matrices once, so what is streamed is as little as
-the budget allows, and lies evenly between what stays: then each has the same time to arrive. Small matrices stay, if
-that is enough: a wait for them costs as much as for a large one.
+Each pass over the weights (one per decoded token) reads every streamed matrix once. So as few bytes as possible are
+streamed. Streamed matrices are spread evenly, so that each has equal time to arrive. Small matrices stay in memory if
+possible, because waiting for them costs as much as for a large matrix.
 """
 
 from __future__ import annotations
@@ -15,48 +14,50 @@ from dataclasses import dataclass
 from partition.errors import PlanError
 
 _MIB = 1 << 20
-_SMALL = 8  # matrices of less than so much of the largest are streamed only where the large ones are not enough
-_WINDOWS = (2, 3, 4, 6, 8)  # in largest streamed matrices: what the choice is from
-_CAPS = 8  # size limits of streamed matrices to try, largest first
-_STOP_S = 1e-4  # to wait for a streamed matrix that is there already: the graph is interrupted
+_SMALL = 8  # matrices smaller than the largest one / _SMALL are streamed only if large ones do not suffice
+_WINDOWS = (2, 3, 4, 6, 8)  # candidate windows, in sizes of the largest streamed matrix
+_CAPS = 8  # number of size limits of streamed matrices to try, largest first
+_STOP_S = 1e-4  # seconds to synchronize with a streamed matrix that has already arrived; the graph is interrupted
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight that may be streamed."""
+    """A weight matrix that may be streamed."""
 
     name: str
-    n_bytes: int  # memory it takes, in whole pages where they count
+    n_bytes: int  # bytes in memory, in whole pages if pages count
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Measured speeds, in bytes a second."""
+    """Measured speeds, in bytes per second."""
 
-    read: float  # from the disk, laid out for the CPU
-    compute: float  # bytes of weights a second in a decode step of one row
+    read: float  # reading weights from disk in the CPU's layout
+    compute: float  # weights computed in a decode step of one row
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Split of the matrices into resident and streamed ones, with its cost."""
+    """Split of the matrices into resident and streamed ones, with the bytes of each."""
 
-    streamed: tuple[str, ...]  # names, in the order of use
+    streamed: tuple[str, ...]  # names in the order of use
     resident_bytes: int
-    streamed_bytes: int  # read in every pass
-    window_bytes: int  # 0 where nothing is streamed
+    streamed_bytes: int  # bytes read in every pass
+    window_bytes: int  # 0 if nothing is streamed
 
 
 def least_room(matrices: Sequence[Matrix]) -> int:
-    """Bytes without which nothing can run: a window for the largest."""
+    """Return the minimum bytes to run at all: a window for the largest matrix."""
     return max((matrix.n_bytes for matrix in matrices), default=0)
 
 
 def plan_pages(matrices: Sequence[Matrix], room: int, speed: Speed, window: int | None = None) -> Pages:
-    """Choose which of `matrices`, in the order of use, are streamed if `room` bytes are left for them and the window.
+    """Choose the matrices to stream if `room` bytes are left for resident matrices and the window.
 
-    The window is the one with the shortest pass, by `pass_seconds`, unless it is given. PlanError, with need and have,
-    if the largest matrix does not fit.
+    matrices: in the order of use.
+    window: bytes of the window; None: the window with the shortest pass by `pass_seconds`.
+
+    Raises PlanError with needed and available bytes if the largest matrix does not fit.
     """
     total = sum(matrix.n_bytes for matrix in matrices)
     if total <= room:
@@ -80,12 +81,14 @@ def plan_pages(matrices: Sequence[Matrix], room: int, speed: Speed, window: int 
 
 
 def pass_seconds(matrices: Sequence[Matrix], plan: Pages, speed: Speed) -> float:
-    """Seconds of one pass among many, by playing two of them: the disk reads in turn what the window has room for, and
-    each matrix is computed when it is there."""
+    """Return the seconds of one pass among many, from a simulation of two passes.
+
+    The disk reads matrices in turn while the window has room. Each matrix is computed when it has arrived.
+    """
     streamed = set(plan.streamed)
     disk_s = now_s = before_s = 0.0
-    waiting = deque(matrix for _ in range(2) for matrix in matrices if matrix.name in streamed)  # to be read
-    arrivals: deque[tuple[float, int]] = deque()  # (time, bytes) of what is in the window
+    waiting = deque(matrix for _ in range(2) for matrix in matrices if matrix.name in streamed)  # matrices to read
+    arrivals: deque[tuple[float, int]] = deque()  # (time, bytes) of the matrices in the window
     free = plan.window_bytes
     for _ in range(2):
         before_s = now_s
@@ -94,7 +97,7 @@ def pass_seconds(matrices: Sequence[Matrix], plan: Pages, speed: Speed) -> float
                 free, disk_s = _read_ahead(waiting, arrivals, free, disk_s, speed.read)
                 arrived_s, n_bytes = arrivals.popleft()
                 now_s = max(now_s, arrived_s) + matrix.n_bytes / speed.compute + _STOP_S
-                if waiting and waiting[0].n_bytes > free:  # the disk stood still for want of room
+                if waiting and waiting[0].n_bytes > free:  # the disk waited for room in the window
                     disk_s = max(disk_s, now_s)
                 free += n_bytes
             else:
@@ -105,7 +108,7 @@ def pass_seconds(matrices: Sequence[Matrix], plan: Pages, speed: Speed) -> float
 def _read_ahead(
     waiting: deque[Matrix], arrivals: deque[tuple[float, int]], free: int, disk_s: float, read: float
 ) -> tuple[int, float]:
-    """Read as far as there is room; (bytes free, time when the disk is done)."""
+    """Read ahead while the window has room. Return (free bytes, time when the disk is done)."""
     while waiting and waiting[0].n_bytes <= free:
         matrix = waiting.popleft()
         free -= matrix.n_bytes
@@ -115,11 +118,14 @@ def _read_ahead(
 
 
 def _spread(matrices: Sequence[Matrix], room: int, window: int, most: int) -> Pages | None:
-    """Stream as few bytes as leave the others `room`, evenly, of matrices of at most `most` bytes; None if they are
-    not enough."""
+    """Return a split that streams as few bytes as possible, spread evenly, or None if that is not enough.
+
+    room: bytes for resident matrices.
+    most: size limit of streamed matrices.
+    """
     small = [matrix for matrix in matrices if matrix.n_bytes * _SMALL < most]
     if sum(matrix.n_bytes for matrix in small) > room:
-        small = []  # even they must go
+        small = []  # the small matrices have to be streamed, too
     staying = {matrix.name for matrix in small}
     large = [matrix for matrix in matrices if matrix.name not in staying and matrix.n_bytes <= most]
     total = sum(matrix.n_bytes for matrix in matrices)

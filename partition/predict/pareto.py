@@ -1,4 +1,4 @@
-"""Plans as points: which are on the front, and which of these is a good compromise."""
+"""Plans as points of a Pareto front, and the choice of a good compromise on the front."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ from quant.front import non_dominated
 
 @dataclass(frozen=True)
 class Point:
-    """A plan, and what it is predicted to do."""
+    """A plan with its prediction."""
 
     plan: Plan | OnnxPlan
     predicted: Prediction
-    parallel: str  # single, pipeline, tensor, hybrid
-    label: str  # the plan in a few words
-    type: str | None = None  # of the weights, where several are compared
-    model: str = ""  # the file to run it with
+    parallel: str  # "single", "pipeline", "tensor" or "hybrid"
+    label: str  # short description of the plan
+    type: str | None = None  # quantization type, if several are compared
+    model: str = ""  # model file to run the plan with
 
     @cached_property
     def key(self) -> str:
-        """The same for the same plan, run the same way."""
+        """Identifier that is equal for equal plans that run the same way."""
         identity: list[Any] = [self.plan.to_json(), self.predicted.microbatches, self.predicted.in_flight]
         if self.predicted.draft is not None:
             identity.append(self.predicted.draft.to_json())
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
     def objectives(self, axes: Sequence[str]) -> tuple[float, ...]:
-        """Each to be small: seconds, minus a rate, bytes on the fullest device, joules."""
+        """Return the values of the axes, smaller is better: seconds, minus a rate, bytes on the fullest device,
+        joules.
+        """
         objectives = [OBJECTIVES[axis] for axis in axes]
         return tuple(objective.on_axis(getattr(self.predicted, objective.key)) for objective in objectives)
 
 
 def on_front(values: Sequence[tuple[float, ...]]) -> list[bool]:
-    """Return for each point whether it is on the Pareto front. Of equal points the first is.
+    """Return for each point whether it is on the Pareto front. Of equal points, only the first one is.
 
-    Values that differ by less than a part in a billion are equal.
+    Values that differ by less than a relative 1e-9 are equal.
     """
     rounded = [tuple(float(f"{x:.9g}") for x in point) for point in values]
     front = set(non_dominated(range(len(values)), lambda i: rounded[i]))
@@ -53,9 +55,9 @@ def on_front(values: Sequence[tuple[float, ...]]) -> list[bool]:
 
 
 def knee(values: Sequence[tuple[float, ...]]) -> int | None:
-    """Return the knee of a front: the point nearest to the best of each axis, axes scaled to the front's span.
+    """Return the knee of a front: the point nearest to the best of each axis, with axes scaled to the front's span.
 
-    sqrt(sum over axes of ((value - least) / (most - least))^2); None without points.
+    The distance is sqrt(sum over axes of ((value - least) / (most - least))^2). Return None without points.
     """
     if not values:
         return None
@@ -71,11 +73,13 @@ def knee(values: Sequence[tuple[float, ...]]) -> int | None:
 def judged(
     predicted: Sequence[tuple[float, ...]], measured: Sequence[tuple[float, ...] | None]
 ) -> tuple[list[bool], int | None]:
-    """(of each, whether it is on the front; the number of the knee): by measurement where there is one.
+    """Return (whether each point is on the front, index of the knee), by measurements where they exist.
 
-    predicted, measured: `Point.objectives`, and the same as measured; None if it was not. What was measured is on
-    the front where nothing else that was measured dominates it: a promise does not. What was only predicted is where
-    nothing at all does. The knee is that of the front as measured, where anything was.
+    predicted: `Point.objectives` of each point.
+    measured: the same values as measured, or None.
+
+    A measured point is on the front if no other measured point dominates it. A point that is only predicted is on the
+    front if no point at all dominates it. The knee is that of the measured front if anything was measured.
     """
     sure = [(i, values) for i, values in enumerate(measured) if values is not None]
     front = [False] * len(predicted)
@@ -92,20 +96,23 @@ def judged(
 
 
 def without_repeats(points: Sequence[Point]) -> list[Point]:
-    """The first of each plan that is run the same way."""
+    """Return the points without repetitions of a plan that runs the same way. The first of equal points stays."""
     return list({point.key: point for point in reversed(points)}.values())[::-1]
 
 
 def stages_text(predicted: Prediction, names: Mapping[str, str]) -> str:
-    """Stages in a few words: who holds what. names: of devices."""
+    """Return a short text with the devices and layers of each stage. names: device names."""
     return " | ".join(
         f"{'+'.join(names[device] for device in stage.devices)} {stage.what}" for stage in predicted.stages
     )
 
 
 def promising(points: Sequence[Point], axes: Sequence[str]) -> list[int]:
-    """The order in which to measure points: the knee of the front, its ends, then whatever of it is the farthest from
-    those before; at last the others, those nearest to the front first."""
+    """Return the order in which to measure points.
+
+    The order is: the knee of the front, its ends, then each time the point of the front that is farthest from the
+        chosen ones. At last come the other points, nearest to the front first.
+    """
     values = [point.objectives(axes) for point in points]
     front = [i for i, on in enumerate(on_front(values)) if on]
     front.sort(key=lambda i: values[i])

@@ -1,11 +1,11 @@
-"""Times of one rank's part of a model on a device, by its profile: what a sleeping device of a lab waits for.
+"""Times of one rank's part of a model, computed from a profile. Simulated devices in a lab sleep for these times.
 
-A profile is a preset of `devices.catalog`, or a measured speed with the sizes of the model it was measured with:
+A profile is a preset of `devices.catalog`, or a measured speed with the sizes of the model used for the measurement:
 
     {"preset": "pi4"}
     {"speed": {...}, "layer_bytes": 24e6, "head_bytes": 54e6, "heads": 32}
 
-`speed` is as `partition.predict.speeds.speed_to_json` writes it.
+`speed` has the form that `partition.predict.speeds.speed_to_json` writes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,26 @@ _MOST_HEADS = 1 << 20
 
 
 def profile_json(speed: DeviceSpeed, sizes: PartSizes) -> dict[str, Any]:
-    """Return the profile of a measured device. sizes: of the model that it was measured with."""
+    """Return the profile of a measured device. sizes: sizes of the model used for the measurement."""
     of_model = {"layer_bytes": sizes.layer_bytes, "head_bytes": sizes.head_bytes, "heads": sizes.heads}
     return {"speed": speed_to_json(speed), **of_model}
 
 
 class PartTimes:
-    """Seconds of the parts of one step on one rank. The all-reduces between them are not included."""
+    """Seconds of the parts of one step on one rank, without the all-reduces between them."""
 
     def __init__(self, profile: Any, sizes: PartSizes, *, last: bool, alone: bool) -> None:
-        """profile: as above. sizes: of the rank's slice. last: whether it has the head. alone: whether its layers have
-        no sums in them. PlanError where the profile is none."""
+        """profile: a profile as described above.
+        sizes: sizes of the rank's slice.
+        last: the rank has the head.
+        alone: the rank's layers contain no all-reduces.
+
+        Raises PlanError for an invalid profile.
+        """
         speed, layer_bytes, head_bytes, heads = _read(profile, sizes)
         self.memory_bytes = speed.memory_bytes
         self._speed = speed
-        self._is_one = alone and sizes.heads == heads  # each layer is one part
+        self._is_one = alone and sizes.heads == heads  # each layer is computed as one part
         self._attention = sizes.attention_bytes / layer_bytes
         self._ff = sizes.ff_bytes / layer_bytes
         self._whole = sizes.layer_bytes / layer_bytes
@@ -46,13 +51,15 @@ class PartTimes:
         self._head = sizes.head_bytes / head_bytes if last else 0.0
 
     def step_s(self, rows: int) -> float:
-        """Return the seconds beside layers and head."""
+        """Return the seconds of a step outside of layers and head."""
         return self._speed.step_s.at(rows)
 
     def attention_s(self, rows: int, behind: int, behind_shared: int = 0) -> float:
-        """Return the seconds of a layer before its first sum. behind: earlier tokens that the rows attend to, each row
-        counted by itself; behind_shared: likewise, of rows that have their sequence with others of the step, as those
-        of a prompt."""
+        """Return the seconds of a layer up to its first all-reduce.
+
+        behind: earlier tokens that the rows attend to, summed over rows.
+        behind_shared: the same for rows that share their sequence with other rows of the step, such as prompt rows.
+        """
         token_s, prompt_token_s = self._speed.row_token_s(prompt=False), self._speed.row_token_s(prompt=True)
         own = (behind * token_s + behind_shared * prompt_token_s) * self._heads
         if self._is_one:
@@ -61,19 +68,19 @@ class PartTimes:
         return constant / 2 + self._attention * slope + own
 
     def ff_s(self, rows: int) -> float:
-        """Return the seconds of the rest of a layer; 0 where the first part is all of it."""
+        """Return the seconds of the rest of a layer; 0 if the first part is the whole layer."""
         if self._is_one:
             return 0.0
         constant, slope = self._speed.part_line_s(rows)
         return constant / 2 + self._ff * slope
 
     def head_s(self, outputs: int) -> float:
-        """Return the seconds of the head; 0 for a rank that has none."""
+        """Return the seconds of the head; 0 for a rank without it."""
         return self._head * self._speed.head_s.at(outputs) if outputs else 0.0
 
 
 def _read(profile: Any, sizes: PartSizes) -> tuple[DeviceSpeed, float, float, int]:
-    """Return the speed, and the sizes that it is of: bytes of a layer and of the head, heads."""
+    """Return (speed, bytes of a layer, bytes of the head, heads); the sizes are those of the measured model."""
     preset = profile.get("preset") if isinstance(profile, dict) else None
     if preset is not None:
         if preset not in CATALOG:

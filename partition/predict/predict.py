@@ -1,4 +1,4 @@
-"""A plan of a language model, predicted by the formulas of `partition.predict.cost`."""
+"""Prediction of a language model's plan by the formulas of `partition.predict.cost`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partition.predict.hosts import crowding, used
 from partition.predict.prediction import NO_LAYERS, Prediction, StagePrediction
 from partition.predict.speeds import Curve, DeviceSpeed, Links, together
 
-_ROWS = (1, 2, 4, 8, 16, 32, 64)  # of decoding steps that a simulation may have
+_ROWS = (1, 2, 4, 8, 16, 32, 64)  # row counts of decode steps that a simulation may ask for
 _MIB = 1 << 20
 
 
@@ -26,13 +26,16 @@ def predict(
     links: Links,
     microbatches: int | None = None,
 ) -> Prediction:
-    """Predict the cost of `plan` on devices of these speeds, by device. microbatches: None is what the plan says, or
-    one for each stage.
+    """Predict the cost of `plan`.
 
-    latency = sum over stages of (seconds + hop), of one row; with drafts Draft.token_s of the rows of a pass, with the
-    fastest number of windows. The time per token of many requests = cost.per_token_s of the same with C / M rows; ttft
-    = cost.ttft_s. A plan with a placement for prompts has the ttft of both, cost.pair_ttft_s, and else the figures of
-    the one that generates. PlanError if a link is unknown, or a device has no room for its part and cannot page.
+    speeds: speeds by device.
+    microbatches: microbatches in flight; None: as the plan sets, or one for each stage.
+
+    latency is the sum over stages of (seconds + hop) for one row. With drafts it is Draft.token_s with the fastest
+    number of windows. The time per token of many requests is cost.per_token_s with C / M rows. ttft is cost.ttft_s. For
+    a plan with a prefill placement, ttft is cost.pair_ttft_s, and other figures are those of the decode placement.
+
+    Raises PlanError if a link is unknown, or if a device has no room for its part and cannot page.
     """
     if plan.prefill is not None:
         return _of_pair(plan, work, speeds, links, microbatches)
@@ -70,7 +73,7 @@ def predict(
 def _of_pair(
     plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, microbatches: int | None
 ) -> Prediction:
-    """Predict a plan with a placement for prompts. PlanError also if a device has no room for both."""
+    """Predict a plan with a prefill placement. Raises PlanError also if a device has no room for both placements."""
     generates, computes_prompts = plan.placements
     decode, prefill = (predict(placement, work, speeds, links, microbatches) for placement in plan.placements)
     prompt_s = prefill.ttft_s or 0.0
@@ -91,14 +94,14 @@ def _of_pair(
 
 
 def moved_s(placement: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, *, to_owner: bool) -> float:
-    """Return seconds in which the prompt's keys and values go from this placement to the owner, or back."""
+    """Return the seconds to transfer the prompt's KV cache between this placement and the owner."""
     return prompt_and_moved_s(placement, work, speeds, links, to_owner=to_owner)[1]
 
 
 def prompt_and_moved_s(
     placement: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, *, to_owner: bool
 ) -> tuple[float, float]:
-    """Return (`Prediction.ttft_s` of a plan with one placement, `moved_s` of it), without predicting the rest."""
+    """Return (`Prediction.ttft_s`, `moved_s`) of a placement, without predicting the rest."""
     stages = [_Stage(placement, i, work, speeds, links) for i in range(len(placement.stages))]
     return _ttft_s(stages, work.prompt), max(stage.moved_s(to_owner) for stage in stages)
 
@@ -106,14 +109,15 @@ def prompt_and_moved_s(
 def compute_s(
     plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, rows: int = 1
 ) -> list[float | None]:
-    """Return the seconds that each rank computes in a step of `rows`, by rank, as `GroupCost.own_s`; None for a rank
-    that pages, or has no layers."""
+    """Return the seconds that each rank computes in a step of `rows`, as `GroupCost.own_s`. None for a rank that
+    pages or has no layers.
+    """
     stages = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
     return [own for stage in stages for own in stage.own_s(rows)]
 
 
 def _alone(stages: list[_Stage], work: Work) -> tuple[float, Draft | None]:
-    """Return (seconds of a token of a request alone, the draft used: None if it is one row at a time)."""
+    """Return (seconds per token of a lone request, the draft used; None without drafting)."""
     rows = work.alone_rows
     seconds = [stage.seconds(rows) for stage in stages]
     hops = [stage.hop(rows) for stage in stages]
@@ -126,7 +130,7 @@ def _alone(stages: list[_Stage], work: Work) -> tuple[float, Draft | None]:
 
 
 class _Stage:
-    """Predicted stage of a plan."""
+    """A stage of a plan with its costs."""
 
     def __init__(self, plan: Plan, i: int, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links) -> None:
         stage = plan.stages[i]
@@ -137,7 +141,7 @@ class _Stage:
         self.hosts = used(speed.host for speed in group)
         self._group = GroupCost(work, together(group), stage.shards, links)
         lo, hi = stage.layers.start, stage.layers.stop
-        self.computes = bool(stage.layers)  # it is not that of a thin owner
+        self.computes = bool(stage.layers)  # False for the stage of a thin owner
         self._prompt_kv = work.prompt_kv_before[hi] - work.prompt_kv_before[lo]
         self._k = work.before[hi] - work.before[lo]
         weights = work.weights_before[hi] - work.weights_before[lo]
@@ -156,34 +160,34 @@ class _Stage:
                 )
 
     def seconds(self, rows: float) -> float:
-        """Return seconds of one decoding step."""
+        """Return the seconds of one decode step."""
         return max(float(self._group.seconds(self._k, rows, not self._after)), float(self._group.disk_s(self._paged)))
 
     def prompt_s(self) -> float:
-        """Return seconds of the whole prompt."""
+        """Return the seconds of the whole prompt."""
         rows = cost.chunk_rows(self._work.prompt, self._n_stages)
         return float(self._group.prompt_s(self._k, not self._after, rows, self._group.disk_s(self._paged)))
 
     def own_s(self, rows: float) -> list[float | None]:
-        """Return the seconds that each rank computes in one step; None for a rank that pages, or has no layers."""
+        """Return the seconds that each rank computes in one step; None for a rank that pages or has no layers."""
         return [
             None if paged or not self.computes else self._group.own_s(rank, self._k, not self._after, rows)
             for rank, paged in enumerate(self._paged)
         ]
 
     def hop(self, rows: float) -> tuple[float, float]:
-        """(latency, busy) of the way to the next stage, or to the owner."""
+        """Return (latency, busy seconds) of the hop to the next stage or to the owner."""
         if self._after:
             return cost.hop_s(self._work, self.devices, self._after, self._links, rows)
         return cost.answer_s(self.devices, LOCAL, self._links, rows)
 
     def moved_s(self, to_owner: bool) -> float:
-        """Return seconds in which the prompt's keys and values of this stage go to the owner, or come from it."""
+        """Return the seconds to transfer the prompt's KV cache of this stage to the owner, or from it."""
         ends = [(device, LOCAL) if to_owner else (LOCAL, device) for device in self.devices]
         return float(self._group.moved_s(self._prompt_kv, [self._links.get(*pair) for pair in ends]))
 
     def joules(self, rows: float) -> float:
-        """A token."""
+        """Return the joules per token."""
         return self.seconds(rows) * self._group.watts / rows
 
     def predicted(self, rows: float, crowding: float) -> StagePrediction:
@@ -205,8 +209,11 @@ class _Stage:
 
 
 def _ttft_s(stages: list[_Stage], prompt: int) -> float:
-    """A prompt of one request through all stages. A chunk crosses a way while stages compute others. Behind a thin
-    owner, too, one stage that computes has longer chunks."""
+    """Return the seconds of a lone request's prompt through all stages.
+
+    A chunk crosses a link while stages compute other chunks. Chunks are longer if a single stage computes, also behind
+    a thin owner.
+    """
     n_stages = sum(stage.computes for stage in stages)
     n = cost.chunks(prompt, n_stages)
     whole = [stage.prompt_s() for stage in stages]

@@ -1,4 +1,4 @@
-"""Prediction of a plan, part by part, for language models and ONNX models."""
+"""Prediction of a plan and of each of its stages, for language models and ONNX models."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from partition.predict.drafts import Draft
 from partition.predict.speeds import Curve
 from quant.text import number_text
 
-NO_LAYERS = "tokens only"  # what the stage of a thin owner holds
+NO_LAYERS = "tokens only"  # description of a thin owner's stage
 
 
 @dataclass(frozen=True, slots=True)
 class StagePrediction:
-    """Prediction of one stage. Seconds are of one step, or one input; `busy_s` is with all that is in flight."""
+    """Prediction of one stage. Times are for one step or one input."""
 
-    devices: tuple[str, ...]  # as in the plan
-    what: Annotated[str, Bounds(4096)]  # names are the model's: "layers 0-13", "up to features.6"
-    compute_s: float  # alone, for latency
-    busy_s: float  # seconds the stage is busy with one microbatch, or one input
-    transfer_s: float  # until what it makes has arrived at the next stage, or at the owner
-    transfer_busy_s: float  # seconds the link is busy with it
+    devices: tuple[str, ...]  # device addresses, by rank
+    what: Annotated[str, Bounds(4096)]  # contents in the model's terms, for example "layers 0-13" or "up to features.6"
+    compute_s: float  # seconds of one row or input, for the latency
+    busy_s: float  # seconds that one microbatch or input occupies the stage, with everything in flight
+    transfer_s: float  # seconds until the output has arrived at the next stage or the owner
+    transfer_busy_s: float  # seconds that one microbatch or input occupies the link
     memory_bytes: Mapping[str, Annotated[int, Bounds(fields.MOST_BYTES)]]  # by device
-    rows_s: Curve  # of a language model: a step by its rows, the longest one its whole prompt. Else: one input
-    sums_s: float = 0.0  # of compute_s: sums over the stage's ranks
-    # Weights read from the disk again for every step, by the rank that reads the longest.
+    # Language model: seconds of a step by its rows, and of the whole prompt as the last point; ONNX: one input.
+    rows_s: Curve
+    sums_s: float = 0.0  # part of compute_s for all-reduces between the stage's ranks
+    # Weights read again from disk in every step, by the rank with the most.
     paged_bytes: Annotated[int, Bounds(fields.MOST_BYTES)] = 0
-    crowding: float = 1.0  # it takes so many times as long while other stages of its machine compute
+    crowding: float = 1.0  # slowdown factor while other stages of its host compute
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -39,28 +40,29 @@ class StagePrediction:
 
     @property
     def computes(self) -> bool:
-        """True if it is not that of a thin owner."""
+        """True unless it is the stage of a thin owner."""
         return self.what != NO_LAYERS
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A plan at work."""
+    """Predicted performance of a plan."""
 
-    latency_s: float  # of a language model: between two tokens of one request alone. Else: one input alone
-    throughput_per_s: float  # tokens, or inputs, with all of them in flight
-    ttft_s: float | None  # of a language model: from a prompt to its first token, alone
-    prompt: Annotated[int | None, Bounds(fields.MOST, 1)]  # tokens of that prompt
-    energy_j: float | None  # a token, or an input; None where a device's power is not known
-    enter_s: float  # until what the owner sends has arrived at the first stage
+    latency_s: float  # language model: seconds between two tokens of a lone request; ONNX: seconds of a lone input
+    throughput_per_s: float  # tokens or inputs per second, with `in_flight` requests or inputs
+    ttft_s: float | None  # language model: seconds from a lone request's prompt to its first token
+    prompt: Annotated[int | None, Bounds(fields.MOST, 1)]  # tokens of this prompt
+    energy_j: float | None  # joules per token or input; None if a device's power is unknown
+    enter_s: float  # seconds until the owner's data has arrived at the first stage
     stages: tuple[StagePrediction, ...]
-    in_flight: Annotated[int, Bounds(fields.MOST, 1)]  # for the throughput: requests, or inputs
+    in_flight: Annotated[int, Bounds(fields.MOST, 1)]  # number of requests or inputs for the throughput
     microbatches: Annotated[int, Bounds(fields.MOST, 1)]  # groups that the requests form
-    enter_busy_s: float = 0.0  # seconds the link to the first stage is busy with one input
-    draft: Draft | None = None  # assumed by the latency, and the throughput of one request; None: no drafting
-    divergence: float | None = None  # nats a token of the type from the model it was made from; None: not measured
-    prefill: Prediction | None = None  # of the placement that computes prompts, where it is another; ttft_s is of both
-    hand_over_s: float = 0.0  # from the end of a prompt there until its keys and values are here
+    enter_busy_s: float = 0.0  # seconds that one input occupies the link to the first stage
+    draft: Draft | None = None  # drafting assumed by the latency, and by the throughput of a lone request; None: none
+    # Nats per token between the quantization type and its source model; None: not measured.
+    divergence: float | None = None
+    prefill: Prediction | None = None  # prediction of a separate prefill placement; ttft_s includes both placements
+    hand_over_s: float = 0.0  # seconds from the end of prefill until the KV cache has arrived at the decode placement
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -70,7 +72,7 @@ class Prediction:
 
     @property
     def n_stages(self) -> int:
-        """Number of stages that compute: as many steps are in flight, where there are several."""
+        """Number of stages that compute. If there are several, as many steps are in flight."""
         return sum(stage.computes for stage in self.stages)
 
     @property
@@ -80,7 +82,7 @@ class Prediction:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Peak memory of each device, for both placements where there are two."""
+        """Peak memory of each device, summed over both placements if there are two."""
         most: dict[str, int] = {}
         for stage in self.stages:
             for name, n in stage.memory_bytes.items():
@@ -91,7 +93,7 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """Describe the largest part of a pass of one row, or of one input."""
+        """Sentence about the largest part of a pass of one row or input."""
         parts = []
         for i, stage in enumerate(self.stages):
             devices = " and ".join(stage.devices)
@@ -105,7 +107,7 @@ class Prediction:
         return f"{description} takes {number_text(seconds * 1e3)} of {number_text(self.plain_s * 1e3)} ms"
 
     def renamed(self, names: Mapping[str, str]) -> Prediction:
-        """The same with other names of devices; those that are not among `names` keep theirs."""
+        """Return the prediction with other device names. Devices missing in `names` keep theirs."""
         stages = tuple(
             replace(
                 stage,
@@ -117,7 +119,7 @@ class Prediction:
         return replace(self, stages=stages, prefill=self.prefill and self.prefill.renamed(names))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON, as `edge plan --json` and `edge pareto --json` have them."""
+        """Return plain values for JSON, as `edge plan --json` and `edge pareto --json` print them."""
         plain = fields.encoded(self, without=("prefill", "hand_over_s"))
         if self.prefill is not None:
             plain["prefill"] = self.prefill.to_json()
@@ -125,11 +127,11 @@ class Prediction:
 
     @classmethod
     def from_json(cls, values: Any, where: str = "predicted") -> Prediction:
-        """The prediction that `to_json` wrote; PlanError names what is wrong. where: what the error calls it.
+        """Read the prediction that `to_json` wrote. where: name of the value in errors.
 
-        What follows from the rest ("memory_bytes" of all stages, "bound") is not looked at.
+        Derived values ("memory_bytes" of all stages, "bound") are ignored. Raises PlanError for invalid values.
         """
         prefill = values.get("prefill") if isinstance(values, dict) else None
-        if isinstance(prefill, dict) and prefill.get("prefill") is not None:  # it may be nested a thousand deep
+        if isinstance(prefill, dict) and prefill.get("prefill") is not None:  # it may be nested a thousand levels deep
             raise PlanError(f"{where}.prefill: it has a prefill of its own; leave that out")
         return fields.decoded(cls, values, where, derived=("memory_bytes", "bound"))

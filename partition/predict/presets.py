@@ -1,4 +1,4 @@
-"""Speeds of presets: estimated from a device's published rates and the bytes of a model's parts."""
+"""Speeds of device presets, estimated from published rates and the bytes of a model's parts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ _ROWS = (1, 2, 4, 8, 64, 512)
 
 @dataclass(frozen=True)
 class PartSizes:
-    """Bytes and values that one token reads of a model, or of a slice of one; of layers, in the average one."""
+    """Bytes and values that one token reads of a model or a slice of it. Layer figures are those of the average
+    layer.
+    """
 
-    attention_bytes: float  # matrices of attention, and all that is no FFN
-    ff_bytes: float  # matrices of the FFN; of experts, those that a token uses
-    rest_bytes: float  # norms and biases, which every rank has
+    attention_bytes: float  # matrices of attention, and everything outside of the FFN
+    ff_bytes: float  # matrices of the FFN; of experts, only the experts that a token uses
+    rest_bytes: float  # norms and biases, which every rank holds
     layer_values: float
     head_bytes: float
     head_values: float
-    kv_bytes: float  # of a token, in one layer, as 16-bit numbers
+    kv_bytes: float  # KV cache of one token in one layer, with 16-bit values
     heads: int  # query heads
     layers: int
-    shares_heads: bool  # whether ranks share attention, too
+    shares_heads: bool  # True if ranks also share attention
 
     @property
     def layer_bytes(self) -> float:
@@ -38,7 +40,7 @@ class PartSizes:
 
     @classmethod
     def from_file(cls, file: GgufFile) -> PartSizes:
-        """Return the sizes in a file. ModelFileError as `ModelShape.from_gguf`."""
+        """Return the sizes of a file. Raises ModelFileError as `ModelShape.from_gguf`."""
         shape = ModelShape.from_gguf(file)
         n_bytes = {"attention": 0.0, "ff": 0.0, "rest": 0.0}
         values = 0.0
@@ -67,9 +69,10 @@ class PartSizes:
 
 
 def preset_speed(preset: DevicePreset, sizes: PartSizes, device: str, name: str) -> DeviceSpeed:
-    """Estimate a preset's speed: a part takes max(bytes / memory bandwidth, rows x 2 x values / operations a second).
+    """Estimate the speed of a preset. A part takes max(bytes / memory bandwidth, rows x 2 x values / operations per
+    second).
 
-    Attention reads its keys and values at the memory's bandwidth. Half a layer takes half of the work that ranks share.
+    Attention reads the KV cache at the memory bandwidth. Half a layer takes half of the work that ranks share.
     """
 
     def curve(n_bytes: float, values: float) -> Curve:

@@ -1,6 +1,6 @@
-"""Measured speeds that planning uses: of devices computing a model's parts, and of the links between them.
+"""Measured speeds for planning: devices that compute a model's parts, and links between devices.
 
-Plain values. `edge` measures them, `devices.catalog` makes estimates of them, and a cluster file may override some.
+These are plain values. `edge` measures them, `devices.catalog` estimates them, and a cluster file may override some.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from partition.errors import PlanError
 from partition.predict.hosts import Host, demand
 from partition.predict.hysteresis import lower_bound_factor
 
-FASTEST_LINK_BYTES_PER_S = 50e9  # 400 Gbit/s: a link that is said to do more contradicts the memory behind it
-MOST_S = 3600.0  # for anything that is measured, such as a step or a round trip; longer times are refused
+FASTEST_LINK_BYTES_PER_S = 50e9  # 400 Gbit/s; no memory behind a link can be faster
+MOST_S = 3600.0  # largest accepted time of a measurement, such as a step or a round trip
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds by the rows of a batch: measured at some, on straight lines between them and beyond the last two."""
+    """Seconds as a function of the rows of a batch: measured points, with linear interpolation and extrapolation."""
 
-    points: tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
+    points: tuple[tuple[int, float], ...]  # (rows, seconds), ascending by rows
 
     def __post_init__(self) -> None:
         rows = [n for n, _ in self.points]
@@ -34,12 +34,12 @@ class Curve:
             raise PlanError(f"a curve of {[seconds for _, seconds in self.points]} seconds; needed are 0 to {MOST_S:g}")
 
     def to_json(self) -> list[list[float]]:
-        """[[rows, seconds], ...]."""
+        """Return [[rows, seconds], ...]."""
         return [[rows, seconds] for rows, seconds in self.points]
 
     @classmethod
     def from_json(cls, values: Any, where: str) -> Curve:
-        """The curve that `to_json` wrote; PlanError names what is wrong."""
+        """Read the curve that `to_json` wrote. Raises PlanError for invalid values."""
         points = []
         for i, point in enumerate(fields.items(values, where)):
             pair = fields.items(point, f"{where}[{i}]")
@@ -49,41 +49,41 @@ class Curve:
         return cls(tuple(points))
 
     def at(self, rows: float) -> float:
-        """Seconds of a step of so many rows, never less than 0. Below the first point it is the first's."""
+        """Return the seconds of a step of this many rows, at least 0. Below the first point, its value counts."""
         if rows <= self.points[0][0] or len(self.points) == 1:
             return self.points[0][1]
         (a, low), (b, high) = next((pair for pair in pairwise(self.points) if rows <= pair[1][0]), self.points[-2:])
         return max(0.0, low + (high - low) * (rows - a) / (b - a))
 
     def times(self, factor: float) -> Curve:
-        """The same, so many times as long."""
+        """Return the curve with all seconds multiplied by `factor`."""
         return Curve(tuple((rows, seconds * factor) for rows, seconds in self.points))
 
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """Speeds of one device with one language model, or one type of its weights."""
+    """Speeds of one device with one language model, or with one quantization type of it."""
 
-    device: str  # as in a plan: a worker's address, or LOCAL
+    device: str  # a worker's address, or LOCAL, as in a plan
     name: str  # for people
-    step_s: Curve  # seconds of a step beside its layers and its head
-    layer_s: Curve  # one layer, the average one
-    token_s: float  # seconds of a layer's attention for each row of a decoding step and each earlier token
-    half_layer_s: Curve  # half of its heads and of its FFN columns; a half of layer_s where it cannot be shared
-    head_s: Curve  # the last norm and all rows of the head, for every row of the batch
-    memory_bytes: int  # memory the model may take there
-    runtime_bytes: int  # part of it that a process takes beside weights and KV cache
-    prompt_token_s: float | None = None  # as token_s for a row of a long prompt; None: the same
-    sum_s: float = 0.0  # processor time for its part in one all-reduce: system calls, adding, cold caches
-    disk_bytes_per_s: float | None = None  # it reads weights at, where it pages; None: it cannot
-    watts: float | None = None  # while it computes
-    threads: int | None = None  # threads it was measured with, if not as many as the device offers
-    estimate: bool = False  # not measured
-    age_s: float = 0.0  # since it was measured
-    busy: bool = False  # it was measured while something else kept the device busy
-    quiet_s: float | None = None  # seconds of a layer decoding one row in the last remembered quiet moment
+    step_s: Curve  # seconds of a step outside of layers and head
+    layer_s: Curve  # seconds of one average layer
+    token_s: float  # seconds of a layer's attention per decode row and earlier token
+    half_layer_s: Curve  # seconds with half of the heads and FFN columns; half of layer_s if it cannot be shared
+    head_s: Curve  # seconds of the last norm and the whole head, computed for every row
+    memory_bytes: int  # memory that the model may use
+    runtime_bytes: int  # part of memory_bytes that a process takes in addition to weights and KV cache
+    prompt_token_s: float | None = None  # token_s for a row of a long prompt; None: equal to token_s
+    sum_s: float = 0.0  # processor seconds for one all-reduce: system calls, additions, cold caches
+    disk_bytes_per_s: float | None = None  # read speed of weights from disk; None: the device cannot page
+    watts: float | None = None  # power while the device computes
+    threads: int | None = None  # threads during the measurement; None: all threads that the device offers
+    estimate: bool = False  # True if not measured
+    age_s: float = 0.0  # seconds since the measurement
+    busy: bool = False  # True if other work used the device during the measurement
+    quiet_s: float | None = None  # seconds of a layer decoding one row, in the last remembered quiet moment
     key: str = ""  # key under which the figures are remembered
-    host: Host | None = None  # where it runs; None: on a machine of its own
+    host: Host | None = None  # machine that the device runs on; None: not shared
 
     def __post_init__(self) -> None:
         for name in ("disk_bytes_per_s", "watts"):
@@ -92,7 +92,7 @@ class DeviceSpeed:
                 raise PlanError(f"{self.name}: {name} is {value}; needed is a number above 0")
 
     def times(self, factor: float) -> DeviceSpeed:
-        """Return the same speeds with all computing slowed by a factor."""
+        """Return the same speeds with all computation slowed down by a factor."""
         curves = {name: getattr(self, name).times(factor) for name in _CURVES}
         quiet_s = None if self.quiet_s is None else self.quiet_s * factor
         prompt_token_s = None if self.prompt_token_s is None else self.prompt_token_s * factor
@@ -100,51 +100,52 @@ class DeviceSpeed:
         return replace(self, **curves, token_s=token_s, prompt_token_s=prompt_token_s, quiet_s=quiet_s)
 
     def row_token_s(self, *, prompt: bool) -> float:
-        """Return seconds of a layer's attention for each row and each earlier token. prompt: rows have one sequence."""
+        """Return the seconds of a layer's attention per row and earlier token. prompt: the rows share one sequence."""
         return self.prompt_token_s if prompt and self.prompt_token_s is not None else self.token_s
 
     @property
     def at_best(self) -> DeviceSpeed:
-        """The lower bound of its figures: the same where they were measured in a quiet moment."""
+        """Lower bound of the times. Equal to the times if they were measured in a quiet moment."""
         part = lower_bound_factor(self.seconds, self.busy, self.quiet_s)
         return self if part == 1 else self.times(part)
 
     @property
     def seconds(self) -> float:
-        """Return seconds of one layer, decoding one row."""
+        """Seconds of one layer decoding one row."""
         return self.layer_s.at(1)
 
     @property
     def rate(self) -> float:
-        """Layers a second, decoding."""
+        """Layers per second in decoding."""
         return 1 / max(self.seconds, 1e-9)
 
     def part_s(self, part: float, rows: float) -> float:
-        """Seconds of a layer of which the device computes `part`, by weights, for so many rows.
+        """Return the seconds of a layer if the device computes the fraction `part` of its weights.
 
-        A straight line through the half and the whole, both measured: part = 1 gives layer_s, 1/2 half_layer_s.
+        The value lies on a line through two measurements: part = 1 gives layer_s, and 1/2 gives half_layer_s.
         """
         whole, half = self.layer_s.at(rows), self.half_layer_s.at(rows)
         return max(0.0, half + (whole - half) * (2 * part - 1))
 
     def part_line_s(self, rows: float) -> tuple[float, float]:
-        """Return the seconds of a layer of which the device has nothing, and what a whole one takes more."""
+        """Return (seconds of a layer without any share, additional seconds of the whole layer)."""
         constant = self.part_s(0.0, rows)
         return constant, self.part_s(1.0, rows) - constant
 
 
 def together(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
-    """The devices where all of them compute at once: those of a host that has fewer cores than they have threads take
-    so many times as long."""
+    """Return the speeds of devices that compute at the same time. Devices slow down if their host has fewer cores
+    than they have threads.
+    """
     by_host = demand(speed.host for speed in speeds)
     return [speed.times(max(1.0, by_host[speed.host.id])) if speed.host else speed for speed in speeds]
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """Speed of one direction between two devices."""
+    """Speed of one direction of a link."""
 
-    latency_s: float  # a small message, one way
+    latency_s: float  # seconds of a small message, one way
     bytes_per_s: float
     estimate: bool = False
     age_s: float = 0.0
@@ -159,17 +160,17 @@ class LinkSpeed:
             )
 
 
-NOWHERE = LinkSpeed(0.0, FASTEST_LINK_BYTES_PER_S)  # from a device to itself
+NOWHERE = LinkSpeed(0.0, FASTEST_LINK_BYTES_PER_S)  # link from a device to itself
 
 
 @dataclass(frozen=True)
 class Links:
-    """The links between devices, both ways: by (from, to). PlanError for a pair that is not known."""
+    """Links between devices, by (sender, receiver)."""
 
     between: Mapping[tuple[str, str], LinkSpeed] = field(default_factory=dict)
 
     def get(self, a: str, b: str) -> LinkSpeed:
-        """Return the link from `a` to `b`."""
+        """Return the link from `a` to `b`. Raises PlanError if it was not measured."""
         if a == b:
             return NOWHERE
         try:
@@ -178,7 +179,7 @@ class Links:
             raise PlanError(f"the link from {a} to {b} was not measured; probe the devices again") from None
 
     def slowest(self, members: Sequence[str]) -> LinkSpeed:
-        """The largest latency and the least bandwidth of any way between these devices."""
+        """Return the largest latency and the smallest bandwidth between any two of these devices."""
         ways = [self.get(a, b) for a in members for b in members if a != b] or [NOWHERE]
         return LinkSpeed(max(way.latency_s for way in ways), min(way.bytes_per_s for way in ways))
 
@@ -189,13 +190,15 @@ _OPTIONAL = ("prompt_token_s", "disk_bytes_per_s")
 
 
 def speed_to_json(speed: DeviceSpeed) -> dict[str, Any]:
-    """Return a device's measurements as plain values, without its name, its age, and corrections from use."""
+    """Return a device's measurements as plain values, without its name and age."""
     values: dict[str, Any] = {name: getattr(speed, name).to_json() for name in _CURVES}
     return values | {name: getattr(speed, name) for name in (*_NUMBERS, *_OPTIONAL, "busy")}
 
 
 def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
-    """The speed that `speed_to_json` wrote, of a device called so now; PlanError names what is wrong."""
+    """Read the speed that `speed_to_json` wrote. device, name: its current address and name. Raises PlanError for
+    invalid values.
+    """
     record = fields.record(values, name, (*_CURVES, *_NUMBERS), (*_OPTIONAL, "busy"))
     numbers: dict[str, Any] = {}
     for key in (*_NUMBERS, *(name for name in _OPTIONAL if record.get(name) is not None)):

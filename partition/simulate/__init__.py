@@ -1,1 +1,1 @@
-"""A plan that serves many requests, simulated by discrete events."""
+"""Discrete-event simulation of a plan that serves many requests."""

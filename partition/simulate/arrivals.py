@@ -1,4 +1,4 @@
-"""Arrivals of requests: at random, one after the other, or from a trace file."""
+"""Request arrivals for a simulation: Poisson, closed-loop, or from a trace file."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _KEYS = ("arrival_s", "prompt_tokens", "gen_tokens")
 
 
 class TraceError(EdgeError, ValueError):
-    """A file of arrivals that cannot be used. The message names the line."""
+    """A trace file that cannot be used. The message names the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. For an ONNX model: one input, and both numbers are 1."""
+    """One request. For an ONNX model it is one input, and both token counts are 1."""
 
-    arrival_s: float  # where no fixed number of clients asks
-    prompt: int  # tokens
-    tokens: int  # to be generated
+    arrival_s: float  # ignored if a fixed number of clients sends the requests
+    prompt: int  # prompt tokens
+    tokens: int  # tokens to generate
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Requests in the order they come."""
+    """Requests in the order of their arrival."""
 
     requests: tuple[Request, ...]
-    description: str  # for people: "2 a second at random"
-    rate_per_s: float | None = None  # None: as fast as `clients` ask
-    clients: int | None = None  # each sends its next request when it has its answer
+    description: str  # for people, for example "2 a second at random"
+    rate_per_s: float | None = None  # None: requests arrive as fast as `clients` send them
+    clients: int | None = None  # number of clients that each wait for a response before the next request
 
 
 def poisson(rate_per_s: float, n: int, prompt: int, tokens: int, seed: int) -> Arrivals:
-    """Make `n` requests at random times (Poisson arrivals)."""
+    """Return `n` requests at random times (Poisson arrivals)."""
     dice = random.Random(f"arrivals {seed}")
     times = accumulate(dice.expovariate(rate_per_s) for _ in range(n))
     requests = tuple(Request(time, prompt, tokens) for time in times)
@@ -50,17 +50,20 @@ def poisson(rate_per_s: float, n: int, prompt: int, tokens: int, seed: int) -> A
 
 
 def closed(clients: int, n: int, prompt: int, tokens: int) -> Arrivals:
-    """Make `n` requests from clients that each wait for their answer before the next request (closed loop)."""
+    """Return `n` requests from clients that each wait for a response before the next request (closed loop)."""
     return Arrivals(
         (Request(0.0, prompt, tokens),) * n, f"{clients} {'client' if clients == 1 else 'clients'}", clients=clients
     )
 
 
 def trace(lines: Iterable[str], prompt: int, tokens: int, most: int = MOST_REQUESTS) -> Arrivals:
-    """The first `most` requests of a file: CSV (seconds, and optionally prompt and generated tokens; a first line may
-    name the columns), or JSON lines with arrival_s, and optionally prompt_tokens and gen_tokens.
+    """Return the first `most` requests of a trace file.
 
-    prompt, tokens: where a line does not say. TraceError names a line that is wrong, or earlier than the one before.
+    lines: CSV or JSON lines. CSV: seconds, and optionally prompt and generated tokens; a first line may name the
+        columns. JSON: arrival_s, and optionally prompt_tokens and gen_tokens.
+    prompt, tokens: defaults for lines without token counts.
+
+    Raises TraceError for an invalid line, or a line with an earlier time than the line before.
     """
     requests: list[Request] = []
     for number, line in enumerate(lines, 1):
@@ -87,7 +90,7 @@ def trace(lines: Iterable[str], prompt: int, tokens: int, most: int = MOST_REQUE
 
 
 def _columns(text: str, where: str) -> list[Any]:
-    """Parse a line of CSV; empty columns are None."""
+    """Parse a line of CSV. Empty columns are None."""
     columns = [column.strip() for column in text.split(",")]
     if len(columns) > len(_KEYS):
         raise TraceError(f"{where}: {len(columns)} columns; needed are {', '.join(_KEYS)}, or the first of them")

@@ -1,4 +1,4 @@
-"""Requests in a simulation: their arrival, their grouping into steps, and their progress."""
+"""Requests of a simulation: they arrive, are grouped into steps, and receive tokens."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from partition.simulate.windows import Windows, draw_accepted
 
 
 class State:
-    """A request, and how far it is."""
+    """A request and its progress."""
 
     __slots__ = ("arrived_s", "done", "first_s", "last_s", "pending", "request", "tokens")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.arrived_s, self.first_s, self.last_s = 0.0, 0.0, 0.0
-        self.pending: float = request.prompt  # tokens of its history that were not submitted: later one at a time
-        self.tokens = 0  # tokens so far; 1 for an ONNX model once it has its outputs
+        self.pending: float = request.prompt  # tokens not yet submitted: the rest of the prompt, later the last token
+        self.tokens = 0  # tokens generated so far; for an ONNX model, 1 once the outputs exist
         self.done = False
 
 
@@ -31,13 +31,14 @@ class RequestSource:
     """Lets requests arrive, and gives each request a place in flight when one is free."""
 
     def __init__(self, clock: Clock, servers: Sequence[Server], predicted: Prediction, arrivals: Arrivals) -> None:
-        """servers: the parts of the plan in order, the last one the link by which answers come back."""
+        """servers: stages and links of the plan in order; the last one is the link that returns results."""
         self.states = [State(request) for request in arrivals.requests]
-        self.waiting, self.in_flight, self.ready = Tally(clock), Tally(clock), Tally(clock)  # requests
+        # Numbers of requests over time.
+        self.waiting, self.in_flight, self.ready = Tally(clock), Tally(clock), Tally(clock)
         self._clock, self._arrivals, self._first = clock, arrivals, servers[0]
         self._free = predicted.in_flight
-        self._queue: deque[int] = deque()  # those that wait for a place
-        self._next = 0  # to arrive
+        self._queue: deque[int] = deque()  # requests that wait for a place in flight
+        self._next = 0  # index of the next request to arrive
         self.arrived = 0
         for server, following in pairwise(servers):
             server.then = following.take
@@ -45,12 +46,12 @@ class RequestSource:
         servers[-1].then = self._answered
 
     def begin(self) -> None:
-        """Let the first ones arrive."""
+        """Schedule the first arrivals."""
         for _ in range(self._arrivals.clients or 1):
             self._expect()
 
     def _expect(self) -> None:
-        """Let one more request arrive, if there is one: at its time, or now where a client sends it."""
+        """Schedule the next arrival, if any: at its own time, or now if a client sends it."""
         if self._next < len(self.states):
             of_its_own = self._arrivals.clients is None
             time_s = self.states[self._next].request.arrival_s if of_its_own else self._clock.now
@@ -74,7 +75,7 @@ class RequestSource:
             self._start(self._queue.popleft())
 
     def _token(self, index: int) -> bool:
-        """Count one more token for this request; return whether it is complete now."""
+        """Count one more token of a request. Return True if the request is complete."""
         state = self.states[index]
         state.tokens += 1
         state.last_s = self._clock.now
@@ -90,16 +91,16 @@ class RequestSource:
         return True
 
     def _start(self, index: int) -> None:
-        """A request has its place."""
+        """Handle a request that got its place in flight."""
         raise NotImplementedError
 
     def _answered(self, step: SimulatedStep) -> None:
-        """Handle the result of a step that has arrived from the last stage."""
+        """Handle a step whose result has arrived from the last stage."""
         raise NotImplementedError
 
 
 class Inputs(RequestSource):
-    """Requests to an ONNX model: inputs enter the pipeline one by one."""
+    """Requests to an ONNX model. Inputs enter the pipeline one by one."""
 
     def _start(self, index: int) -> None:
         self._first.take(SimulatedStep((index,), 1))
@@ -109,21 +110,22 @@ class Inputs(RequestSource):
         self._admit()
 
 
-LEAST_ROWS = 32  # of a step of several prompts without answers; as in edge.parallel.steps
-_NOTHING = 1e-6  # rows: what even chunks leave of a prompt by rounding
-OLDEST_PART = 4  # as in edge.llm.scheduler
+LEAST_ROWS = 32  # rows of a step with several prompts and no decode; as in edge.parallel.steps
+_NOTHING = 1e-6  # rows that rounding may leave when a prompt is split evenly
+OLDEST_PART = 4  # the oldest prompt gets at least 1/4 of the prefill rows; as in edge.llm.scheduler
 
 
 class Texts(RequestSource):
-    """Requests to a language model: groups that each get their next token, with chunks of prompts beside them.
+    """Requests to a language model. Steps decode a group of requests and prefill chunks of prompts.
 
-    As in `edge.llm.scheduler`: of those whose next token can be computed, ceil((ready + in flight) / microbatches) make
-    a group. With them a step has rows of prompts, the shortest first, and a part for the oldest. As many groups as
-    there are microbatches are in flight, and one if there is a single stage.
+    The rules are those of `edge.llm.scheduler`. Of the requests that can decode, ceil((ready + in flight) /
+    microbatches) form a group. The step also gets rows of prompts, shortest prompt first, with a reserved part for the
+    oldest. The number of groups in flight is the number of microbatches, or 1 for a single stage.
 
-    If the plan uses speculative decoding, a request that is alone has draft tokens in its steps. Each is accepted with
-    the assumed probability, up to the first rejected one. If the plan uses several windows, such a request has them;
-    once others are ready it gets no more of them, and joins these when the last window was verified.
+    With speculative decoding, a request that is alone has draft tokens in its steps. Each draft token is accepted with
+    the assumed probability, up to the first rejected one. If the plan uses several draft windows, the lone request has
+    that many in flight. When another request becomes ready, no more windows are submitted. The lone request joins the
+    others after its last window is verified.
     """
 
     def __init__(
@@ -135,8 +137,8 @@ class Texts(RequestSource):
         self._groups = predicted.microbatches if self._stages > 1 else 1
         self._ready: list[int] = []
         self._groups_flying, self._requests_flying = 0, 0
-        self._windows: Windows | None = None  # windows of a request that is alone; it counts as a group
-        self._cancelled: set[SimulatedStep] = set()  # of such requests
+        self._windows: Windows | None = None  # windows of a lone request; they count as one group
+        self._cancelled: set[SimulatedStep] = set()  # steps of cancelled windows, whose results are dropped
         self._first.freed = self._soon
 
     def _start(self, index: int) -> None:
@@ -167,34 +169,38 @@ class Texts(RequestSource):
         self._wait(index)
 
     def _right(self, drafts: int) -> int:
-        """Draw how many draft tokens are accepted."""
+        """Draw the number of accepted draft tokens."""
         return draw_accepted(self._draft.acceptance, drafts, self._random) if self._draft is not None else 0
 
     def _left(self, index: int) -> int:
-        """Tokens that a request may still get."""
+        """Return the number of tokens that a request may still get."""
         state = self.states[index]
         return state.request.tokens - state.tokens
 
     def _is_alone(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> bool:
-        """Return whether a step would have only the next token of one request, and not its first one, with nothing else
-        to compute."""
+        """Return True if a step would only decode one request, which has its first token, and nothing else is in
+        flight.
+        """
         return len(group) == 1 and not parts and not self._requests_flying and self.states[group[0]].tokens > 0
 
     def _drafts(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> int:
-        """Return the number of draft tokens of a step: some if its one request is alone, never more than it may still
-        get."""
+        """Return the number of draft tokens of a step: 0 unless its request is alone, and at most the tokens that
+        are left.
+        """
         if self._draft is None or not self._is_alone(group, parts):
             return 0
         return min(self._draft.rows, self._left(group[0])) - 1
 
     def _has_windows(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> bool:
-        """Return whether the one request of a step gets several windows, as no other is ready."""
+        """Return True if the request of a step gets several draft windows, because no other request is ready."""
         several = self._draft is not None and self._draft.windows > 1
         return several and self._ready == group and self._is_alone(group, parts)
 
     def _go_on_alone(self) -> None:
-        """Submit a window of the request that is alone, or verify those that came back. This device does one thing
-        after the other: it verifies when all are submitted and its own stage is idle."""
+        """Submit the next window of the lone request, or verify windows that came back.
+
+        The device does one thing at a time. It verifies when all windows are submitted and its own stage is idle.
+        """
         while (windows := self._windows) is not None:
             step = None if self._ready else windows.next(self._left(windows.index))
             if step is not None:
@@ -217,11 +223,11 @@ class Texts(RequestSource):
         self.ready.add(1)
 
     def _soon(self) -> None:
-        """Submit, once all that happens now has happened."""
+        """Submit steps after all other events of this moment."""
         self._clock.behind(self._submit, None)
 
     def _submit(self, _: None) -> None:
-        """The next step, where the first stage has nothing to do and more may be in flight."""
+        """Submit the next step, if the first stage is idle and another group may be in flight."""
         if self._first.idle:
             self._go_on_alone()
         if not self._first.idle or self._groups_flying >= self._groups or not self._ready:
@@ -244,7 +250,7 @@ class Texts(RequestSource):
         self._first.take(step)
 
     def _begin_alone(self, index: int) -> None:
-        """A request is to have windows."""
+        """Start the draft windows of a lone request."""
         assert self._draft is not None
         self._ready.remove(index)
         self.ready.add(-1)
@@ -254,7 +260,9 @@ class Texts(RequestSource):
         self._go_on_alone()
 
     def _chosen(self) -> tuple[list[int], list[tuple[int, float]]]:
-        """Choose the requests that get their next token in the step, and the rows of prompts beside them."""
+        """Return the requests that decode in the next step, and the prefill rows that accompany them as (index,
+        rows).
+        """
         answering = [index for index in self._ready if self.states[index].pending <= 1]
         prompts = [index for index in self._ready if self.states[index].pending > 1]
         in_all = len(answering) + self._requests_flying
@@ -267,7 +275,7 @@ class Texts(RequestSource):
         return group, self._parts(prompts, PROMPT_ROWS if in_all else alone)
 
     def _parts(self, prompts: Sequence[int], room: float) -> list[tuple[int, float]]:
-        """Divide rows among prompts as `edge.llm.scheduler` does: (index, rows)."""
+        """Divide prefill rows among prompts as `edge.llm.scheduler` does. Return (index, rows) pairs."""
         oldest = min(prompts)
         reserved = min(self.states[oldest].pending, -(-room // OLDEST_PART))
         room -= reserved

@@ -1,4 +1,4 @@
-"""Result of a simulation."""
+"""Results of a simulation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 from partition import fields
 from quant.text import number_text
 
-REQUIRED = 0.9  # part of the requests that is to meet the targets, for the highest rate of arrivals
-_AT_ITS_LIMIT = 0.95  # of the time busy
-_IN_OTHERS = ("of_text", "in_flight_mean", "waiting_mean", "waiting_max")  # fields that JSON has in others, or not
+REQUIRED = 0.9  # fraction of requests that must meet the targets at the highest arrival rate
+_AT_ITS_LIMIT = 0.95  # utilization above which a stage or link counts as saturated
+# Fields that the JSON nests in other objects or omits.
+_IN_OTHERS = ("of_text", "in_flight_mean", "waiting_mean", "waiting_max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,9 @@ class Spread:
 
     @classmethod
     def from_values(cls, values: Sequence[float]) -> Spread | None:
-        """Compute the distribution; None without values. Percentiles interpolate linearly between the sorted values."""
+        """Return the distribution, or None without values. Percentiles interpolate linearly between the sorted
+        values.
+        """
         if not values:
             return None
         ordered = sorted(values)
@@ -37,33 +40,34 @@ class Spread:
 class Targets:
     """Latency targets of a request, in seconds."""
 
-    ttft_s: float = math.inf  # to its first token, at most
-    itl_s: float = math.inf  # between tokens after it, at most, in the mean (TPOT)
+    ttft_s: float = math.inf  # largest time to the first token
+    itl_s: float = math.inf  # largest mean time between later tokens (TPOT)
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that met both targets; those that failed did not."""
+    """Requests that met both targets. Failed requests did not."""
 
     targets: Targets
-    within: float  # part of all requests
-    requests_per_s: float  # that met them, over the simulated time
-    most_arrivals_per_s: float | None = None  # at random, at which REQUIRED of the requests meet them; None: unknown
+    within: float  # fraction of all requests that met the targets
+    requests_per_s: float  # requests that met the targets, per simulated second
+    # Highest Poisson rate at which REQUIRED of the requests meet the targets; None: unknown.
+    most_arrivals_per_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON; a target that is none is null."""
+        """Return plain values for JSON. A target that is not set is null."""
         limits = {name: seconds if math.isfinite(seconds) else None for name, seconds in asdict(self.targets).items()}
         return {"targets": limits, **{name: getattr(self, name) for name in self.__slots__[1:]}}
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A stage, or a link, over the whole time."""
+    """Utilization of a stage or link over the whole simulation."""
 
-    devices: tuple[str, ...]  # of a link: from, to
+    devices: tuple[str, ...]  # devices of the stage; for a link, (sender, receiver)
     is_link: bool
-    utilization: float  # the part of the time in which it was busy
-    queue_mean: float  # requests that waited for it
+    utilization: float  # fraction of the time in which it was busy
+    queue_mean: float  # mean number of waiting requests
     queue_max: int
 
     @property
@@ -72,7 +76,7 @@ class Use:
         return (" to " if self.is_link else " + ").join(self.devices)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         ends = {"from": self.devices[0], "to": self.devices[1]} if self.is_link else {"devices": list(self.devices)}
         return {**ends, "utilization": self.utilization, "queue": {"mean": self.queue_mean, "max": self.queue_max}}
 
@@ -84,33 +88,33 @@ class Simulated:
     requests: int
     completed: int
     failed: int
-    failed_in_flight: int  # of these, that had arrived when it ended
-    stalled_s: float | None  # when a device left and the deployment ended; None: that did not happen before the end
-    left: str | None  # that device
-    of_text: bool  # whether the plan is of a language model
-    seconds: float  # from the beginning to the last answer, or to the end of the deployment
-    ttft_s: Spread | None  # from a request's arrival to its first token; None for an ONNX model
-    tpot_s: Spread | None  # of each request that has several tokens, the mean after the first
-    latency_s: Spread | None  # from a request's arrival to its last token, or to the outputs of an input
-    throughput_per_s: float  # tokens, or inputs
+    failed_in_flight: int  # failed requests that had arrived before the deployment ended
+    stalled_s: float | None  # time at which a device left and ended the deployment; None: no device left before the end
+    left: str | None  # the device that left
+    of_text: bool  # True for a language model
+    seconds: float  # time from the start to the last response, or to the end of the deployment
+    ttft_s: Spread | None  # from arrival to the first token; None for an ONNX model
+    tpot_s: Spread | None  # mean time between tokens of each request with several tokens
+    latency_s: Spread | None  # from arrival to the last token, or to the outputs of an input
+    throughput_per_s: float  # tokens, or inputs, per second
     stages: tuple[Use, ...]
     links: tuple[Use, ...]
-    waiting_mean: float  # requests that none of the places in flight was free for
+    waiting_mean: float  # mean number of requests without a place in flight
     waiting_max: int
-    in_flight: int  # these places
+    in_flight: int  # number of places in flight
     in_flight_mean: float
-    arrivals_per_s: float | None  # None: as fast as clients got their answers
-    capacity_per_s: float  # requests of this size that the plan can do, by formula
-    goodput: Goodput | None = None  # None without targets
+    arrivals_per_s: float | None  # None: closed-loop arrivals
+    capacity_per_s: float  # requests of this size per second that the plan can serve, by the cost model
+    goodput: Goodput | None = None  # None if no targets are set
 
     @property
     def devices(self) -> dict[str, float]:
-        """The part of the time in which each computed, for ranks of a stage with their sums."""
+        """Fraction of the time in which each device computed. For ranks of one stage, all-reduces are included."""
         return {device: stage.utilization for stage in self.stages for device in stage.devices}
 
     @property
     def saturates(self) -> str | None:
-        """Describe what is saturated; None if nothing is."""
+        """Sentence about the saturated stage, link or places in flight; None if nothing is saturated."""
         busiest = max((*self.stages, *self.links), key=lambda use: use.utilization)
         if busiest.utilization >= _AT_ITS_LIMIT:
             does = "the way from" if busiest.is_link else "computing on"
@@ -124,7 +128,7 @@ class Simulated:
 
     @property
     def notes(self) -> list[str]:
-        """Return notes, a sentence each: that arrivals exceed capacity, that the simulation ended early."""
+        """Notes in full sentences: arrivals exceed the capacity, or the deployment ended early."""
         sentences = []
         if self.arrivals_per_s is not None and self.arrivals_per_s > self.capacity_per_s:
             sentences.append(
@@ -139,7 +143,7 @@ class Simulated:
         return sentences
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         values = {name: value for name, value in fields.encoded(self).items() if name not in _IN_OTHERS}
         return values | {
             "devices": self.devices,

@@ -1,4 +1,4 @@
-"""The parts of a simulation: a clock with events, and servers that take one step after the other."""
+"""Components of a simulation: a clock with events, and servers that process one step after another."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from partition.errors import PlanError
 
-_BEHIND = 1 << 60  # of the order of events at one time
-MOST_EVENTS = 5_000_000  # in one simulation; so many take about half a minute
+_BEHIND = 1 << 60  # sequence number that puts an event after all others of the same time
+MOST_EVENTS = 5_000_000  # limit for one simulation; this many events take about half a minute
 _Then = Callable[["SimulatedStep"], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A device that takes so many times as long, for what it begins in that time."""
+    """A period in which a device is slower: steps that begin in it take `factor` times as long."""
 
     device: str
     factor: float
@@ -29,17 +29,17 @@ class Slow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedStep:
-    """One step through the stages: a token of each of some requests and parts of prompts, or one input."""
+    """One step through the stages: tokens of some requests and chunks of prompts, or one input."""
 
-    requests: tuple[int, ...]  # indices of those that get a token by it
-    decodes: int  # rows of answers, or inputs
-    prompts: tuple[tuple[int, float], ...] = ()  # (tokens of a whole prompt, rows of it that are here)
-    drafts: int = 0  # rows among `decodes` that verify draft tokens of the one request
-    follows: bool = False  # another window of it, so that the first row is a draft, too
+    requests: tuple[int, ...]  # indices of the requests that get a token from this step
+    decodes: int  # decode rows, or inputs
+    prompts: tuple[tuple[int, float], ...] = ()  # (tokens of the whole prompt, rows of it in this step)
+    drafts: int = 0  # rows among `decodes` that verify draft tokens of the only request
+    follows: bool = False  # True for a draft window after another one; its first row is also a draft
 
     @property
     def rows(self) -> int:
-        """Total rows, as links carry them."""
+        """Total rows. Links carry this many."""
         return self.decodes + sum(round(rows) for _, rows in self.prompts)
 
     @property
@@ -49,7 +49,7 @@ class SimulatedStep:
 
 
 class TooManyEvents(PlanError):
-    """A simulation that would take more than MOST_EVENTS."""
+    """Raised if a simulation would take more than MOST_EVENTS."""
 
 
 class Clock:
@@ -61,17 +61,17 @@ class Clock:
         self._n = 0
 
     def at(self, time_s: float, then: Callable[[Any], None], argument: Any) -> None:
-        """Call then(what) at this time. What is to happen at the same time happens in the order of these calls."""
+        """Call then(argument) at `time_s`. Events of the same time run in the order of these calls."""
         self._n += 1
         heapq.heappush(self._events, (time_s, self._n, then, argument))
 
     def behind(self, then: Callable[[Any], None], argument: Any) -> None:
-        """Call then(what) when nothing else is to happen at this time."""
+        """Call then(argument) after all other events of the current time."""
         self._n += 1
         heapq.heappush(self._events, (self.now, _BEHIND + self._n, then, argument))
 
     def run(self, until_s: float) -> None:
-        """Let everything before `until_s` happen; TooManyEvents if that is more than MOST_EVENTS."""
+        """Run all events before `until_s`. Raises TooManyEvents after MOST_EVENTS events."""
         done, events = 0, self._events
         while events and events[0][0] < until_s:
             self.now, _, then, argument = heapq.heappop(events)
@@ -85,7 +85,7 @@ class Clock:
 
 
 class Tally:
-    """Statistics of a queue's length over time. What passes through at once does not count."""
+    """Mean and maximum of a queue's length over time. Entries that leave in the same moment do not count."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -97,10 +97,10 @@ class Tally:
         self._length += n
 
     def over(self, seconds: float) -> tuple[float, int]:
-        """(mean, most) from the beginning of the simulation to this time, which is now or later."""
+        """Return (mean, maximum) from the start of the simulation to `seconds`, which is now or later."""
         self._pass(seconds)
         mean = self._area / seconds if seconds else 0.0
-        return min(mean, self._most), self._most  # the sum is rounded
+        return min(mean, self._most), self._most  # the sum has rounding errors
 
     def _pass(self, now: float) -> None:
         if now > self._since:
@@ -110,7 +110,10 @@ class Tally:
 
 
 class Jitter:
-    """Factors with mean 1 and this coefficient of variation, lognormal: exp(N(-s^2 / 2, s)), s^2 = ln(1 + cv^2)."""
+    """Random factors with mean 1 and a given coefficient of variation cv.
+
+    They are lognormal: exp(N(-s^2 / 2, s)) with s^2 = ln(1 + cv^2).
+    """
 
     def __init__(self, variation: float, seed: int) -> None:
         self._sigma = math.sqrt(math.log1p(variation * variation))
@@ -121,9 +124,9 @@ class Jitter:
 
 
 class Server:
-    """A stage, or a link: one step at a time, in the order they come; the others wait.
+    """A stage or link. It processes one step at a time, in order of arrival; other steps wait.
 
-    A link is free again when the bytes are sent. They arrive later, by its latency, and in the order they were sent.
+    A link is free again when the bytes are sent. The bytes arrive after its latency, in the order of sending.
     """
 
     def __init__(
@@ -134,18 +137,21 @@ class Server:
         latency_s: float = 0.0,
         slow: Sequence[Slow] = (),
     ) -> None:
-        """seconds: that a step keeps it busy. slow: when it takes longer."""
+        """seconds: returns how long a step occupies the server.
+        latency_s: further time until the result arrives.
+        slow: periods in which the server is slower.
+        """
         self._clock, self._jitter, self._seconds, self._latency_s, self._slow = clock, jitter, seconds, latency_s, slow
         self._steps: deque[SimulatedStep] = deque()
         self._factor = 1.0
         self._busy_s, self._until, self._arrived = 0.0, 0.0, 0.0
         self.idle = True
-        self.queue = Tally(clock)  # requests in the steps that wait
+        self.queue = Tally(clock)  # requests in the waiting steps
         self.then: _Then = lambda step: None  # called with a finished step
-        self.freed: Callable[[], None] = lambda: None  # called when it has nothing to do
+        self.freed: Callable[[], None] = lambda: None  # called when the server becomes idle
 
     def take(self, step: SimulatedStep) -> None:
-        """Serve it when its turn has come."""
+        """Process a step, after all steps that wait already."""
         if self.idle:
             self._begin(step)
             return
@@ -153,7 +159,7 @@ class Server:
         self.queue.add(len(step.requests))
 
     def utilization(self, seconds: float) -> float:
-        """The part of this time, up to now, in which it was busy."""
+        """Return the fraction of `seconds`, from the start until now, in which the server was busy."""
         served = self._busy_s - max(0.0, self._until - seconds)
         return min(1.0, served / seconds) if seconds else 0.0
 

@@ -1,8 +1,9 @@
-"""A plan at work on many requests, by discrete events: what no formula says of queues, of jitter and of lost devices.
+"""Simulate a plan that serves many requests. This shows effects of queues, jitter and lost devices, which the cost
+model ignores.
 
-Stages and links serve one step at a time, for what `partition.simulate.times` says, and queues are between them. Of a
-language model, requests that are ready go through the stages in groups, as `edge.llm.scheduler` forms them; inputs of
-an ONNX model go one by one, up to a number in flight.
+Stages and links process one step at a time, with queues between them. Their times come from `partition.simulate.times`.
+Requests to a language model go through the stages in groups, as `edge.llm.scheduler` forms them. Inputs of an ONNX
+model go one by one, with a limited number in flight.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from partition.simulate.result import REQUIRED, Goodput, Simulated, Spread, Targ
 from partition.simulate.servers import Clock, Jitter, Server, Slow, TooManyEvents
 from partition.simulate.times import StageOrLink, capacity_per_s, parts
 
-_LEAST_LOAD, _RATE_WITHIN = 200, 0.01  # of the search for a rate: the interval's width at first and in the end
-_RATE_REQUESTS = 1000  # at most, in each simulation of that search
+# Bounds of the rate search: ratio of the first interval's ends, and relative width of the last interval.
+_LEAST_LOAD, _RATE_WITHIN = 200, 0.01
+_RATE_REQUESTS = 1000  # maximum requests of each simulation in the rate search
 
 
 @dataclass(frozen=True)
 class Conditions:
     """Deviations from the prediction."""
 
-    jitter: float = 0.0  # coefficient of variation of every time at a stage or on a link; their means stay
+    jitter: float = 0.0  # coefficient of variation of all stage and link times; their means stay the same
     slow: tuple[Slow, ...] = ()
-    leave: tuple[tuple[str, float], ...] = ()  # (device, when)
+    leave: tuple[tuple[str, float], ...] = ()  # (device, seconds at which it leaves)
 
     def check(self, devices: Sequence[str]) -> None:
         """Raise PlanError for a device that the plan does not use."""
@@ -40,7 +42,7 @@ class Conditions:
 
     @property
     def end_s(self) -> float:
-        """Return when the first device leaves. That ends the deployment, as the runtime does when a rank is lost."""
+        """Time at which the first device leaves. The deployment ends then, as the runtime does when a rank is lost."""
         return min((when for _, when in self.leave), default=math.inf)
 
 
@@ -53,12 +55,16 @@ def simulate(
     owner: str = LOCAL,
     targets: Targets | None = None,
 ) -> Simulated:
-    """Simulate these requests. The same seed gives the same result.
+    """Simulate requests on a plan. The same seed gives the same result.
 
-    When a device leaves, all requests that are not completed fail, and so do those that arrive later. owner: the name
-    of the device that sends requests and gets the answers. targets: of a language model, for goodput. PlanError for
-    conditions of devices that are not in the plan, for a plan that uses a device twice, and TooManyEvents for more than
-    MOST_EVENTS.
+    When a device leaves, all incomplete requests fail, and later requests fail, too.
+
+    predicted: prediction of the plan.
+    owner: name of the device that sends requests and receives results.
+    targets: latency targets of a language model, for goodput.
+
+    Raises PlanError if a condition names a device outside the plan, or if the plan uses a device twice. Raises
+    TooManyEvents after MOST_EVENTS events.
     """
     deviations = conditions or Conditions()
     deviations.check([device for stage in predicted.stages for device in stage.devices])
@@ -82,7 +88,7 @@ def simulate(
         for part, server in zip(plan_parts, servers, strict=True)
     ]
     stages = [use for use in uses if not use.is_link]
-    if of_text:  # its queue is with the scheduler
+    if of_text:  # requests of a language model wait at the scheduler
         mean, most = source.ready.over(seconds)
         stages[0] = replace(stages[0], queue_mean=mean, queue_max=most)
     waiting_mean, waiting_max = source.waiting.over(seconds)
@@ -123,12 +129,11 @@ def most_arrivals_per_s(
     seed: int = 0,
     owner: str = LOCAL,
 ) -> float | None:
-    """Return the highest rate of arrivals at random at which REQUIRED of the requests meet the targets, within 1 %; 0
-    where they do not even at a hundredth of what the plan can do. Requests have the mean tokens of these. None:
-    unknown, because the search takes too many events, or devices are slow or leave at a given second, which is another
-    part of the requests at each rate.
+    """Return the highest Poisson rate at which REQUIRED of the requests meet the targets, within 1 %.
 
-    Halves the interval between rates at which they do and do not, up to twice what the plan can do by formula.
+    The search bisects up to twice the plan's capacity by the cost model. Each request has the mean token counts of
+    `arrivals`. Return 0 if the targets fail even at 1/100 of the capacity. Return None if the search takes too many
+    events, or if devices are slow or leave at given times: such times affect another fraction of requests at each rate.
     """
     if conditions is not None and (conditions.slow or conditions.leave):
         return None
@@ -144,7 +149,7 @@ def most_arrivals_per_s(
     try:
         if not is_enough(low):
             return 0.0
-        if is_enough(high):  # so short a run ends before a queue shows
+        if is_enough(high):  # the run is too short for a queue to build up
             return high
         while high > low * (1 + _RATE_WITHIN):
             middle = math.sqrt(low * high)
@@ -165,7 +170,7 @@ def _goodput(completed: Sequence[State], requests: int, seconds: float, targets:
 
 
 def _mean_tokens(arrivals: Arrivals) -> tuple[int, int]:
-    """Return the mean tokens of prompts and of answers, rounded."""
+    """Return the mean prompt tokens and the mean generated tokens, rounded."""
     requests = arrivals.requests
     prompts, answers = sum(request.prompt for request in requests), sum(request.tokens for request in requests)
     return round(prompts / len(requests)), round(answers / len(requests))

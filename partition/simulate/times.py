@@ -1,4 +1,4 @@
-"""Times of steps at the stages and links of a plan, from its prediction."""
+"""Times of a simulated step at each stage and link of a plan, derived from the plan's prediction."""
 
 from __future__ import annotations
 
@@ -13,32 +13,35 @@ from partition.predict.prediction import Prediction
 from partition.predict.speeds import Curve
 from partition.simulate.servers import SimulatedStep
 
-PROMPT_ROWS = 64  # of a step that answers wait for; edge.llm.step_budget begins with as many
+PROMPT_ROWS = 64  # prefill rows of a step with decode rows; initial value of edge.llm.step_budget
 
 
 @dataclass(frozen=True)
 class StageOrLink:
     """A stage of a plan, or a link between two devices."""
 
-    devices: tuple[str, ...]  # of a link: the first one of both ends
-    seconds: Callable[[SimulatedStep], float]  # how long a step keeps it busy
-    latency_s: float = 0.0  # of a link
+    devices: tuple[str, ...]  # devices of a stage; for a link, the first device of each end
+    seconds: Callable[[SimulatedStep], float]  # how long a step occupies the stage or link
+    latency_s: float = 0.0  # latency of a link; 0 for a stage
     is_link: bool = False
 
 
 def parts(predicted: Prediction, owner: str = LOCAL) -> list[StageOrLink]:
-    """Every stage and link in the order that steps take them. owner: the device that sends and gets the answers.
+    """Return the stages and links of a plan, in the order that steps take them.
 
-        a step of r rows        rows_s(r), and busy_s where r is the microbatch that it was predicted for
-        r rows of a prompt p    rows_s(p) r / p, at every stage
-        n rows beside r others  rows_s(r + n) - rows_s(r), as a step reads weights once, or what they take by themselves
-                                without what a step takes beside its rows, if that is more
-                                all times its crowding, where stages share a machine
-        drafts                  guess_s each, and ask_s for all of a step, before the first stage computes
-        a link                  rows x busy, and its latency on top: busy is of one row, from transfer_busy_s, which is
-                                of a microbatch; latency = transfer_s - busy
+    owner: the device that sends requests and receives results.
 
-    PlanError for a device that has two stages, which would share it in a way that no formula knows.
+    Times:
+        r decode rows: rows_s(r); busy_s if r is the predicted microbatch.
+        r rows of a prompt of p tokens: rows_s(p) r / p, at every stage.
+        n more rows in a step of r rows: rows_s(r + n) - rows_s(r), because a step reads the weights once. Or the time
+            of the n rows alone without the fixed time of a step, if that is more. All of this is multiplied by the
+            stage's crowding if stages share a machine.
+        draft tokens: guess_s each, and ask_s for all drafts of a step, before the first stage computes.
+        a link: rows x busy, plus its latency. busy is the time of one row, from transfer_busy_s of a microbatch.
+            latency = transfer_s - busy.
+
+    Raises PlanError if a device has two stages, because no formula describes how they share it.
     """
     if predicted.prefill is not None:
         raise PlanError("prompts have a placement of their own; only plans with one placement can be simulated")
@@ -56,13 +59,13 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[StageOrLink]:
     for i, stage in enumerate(stages):
         curve = stage.rows_s
         decode = curve
-        if rows == round(rows):  # such a step takes what was predicted of it
+        if rows == round(rows):  # then the predicted time of a microbatch is exact
             decode = Curve(tuple(sorted({**dict(curve.points), round(rows): stage.busy_s}.items())))
         draft = predicted.draft if i == 0 else None
         computes = partial(_computes, cache(curve.at), cache(decode.at), stage.crowding, draft)
         result.append(StageOrLink(stage.devices, computes))
         last = i + 1 == len(stages)
-        # The formulas round hidden states to whole rows, and not the logits that go back.
+        # The cost model rounds rows of hidden states to whole rows, but not rows of logits.
         a_row = stage.transfer_busy_s / (rows if last else max(1, round(rows)))
         goes_to = owner if last else stages[i + 1].devices[0]
         latency_s = max(0.0, stage.transfer_s - a_row)
@@ -72,11 +75,16 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[StageOrLink]:
 
 
 def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
-    """Requests a second that the plan can do at most, of so many tokens each (1 of an ONNX model: inputs).
+    """Return the most requests per second that a plan can serve.
 
-    1 / max over parts (prompt + (tokens - 1) / b decode steps of b rows, less what rows beside prompts save), or
-    C / (the prompt alone + (tokens - 1) passes of b rows), whichever is less, of C requests in groups of b; with
-    drafts, which only one request alone has, 1 / (the prompt alone + (tokens - 1) x its latency)
+    prompt: tokens of each prompt; 1 for an input of an ONNX model.
+    tokens: tokens to generate for each; 1 for an input of an ONNX model.
+
+    With C requests in flight in groups of b, the result is the smaller of two rates:
+        1 / max over stages and links of (prefill + (tokens - 1) / b decode steps of b rows - time saved by shared
+        steps)
+        C / (prefill alone + (tokens - 1) passes of b rows)
+    With drafts and one request in flight, it is 1 / (prefill alone + (tokens - 1) x latency per token).
     """
     rows = max(1, -(-predicted.in_flight // predicted.microbatches))
     stages = parts(predicted)
@@ -91,7 +99,7 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
         first = part.seconds(chunk) + (n_chunks - 1) * part.seconds(others)
         group_s = part.seconds(group)
         answer_s = (tokens - 1) / rows * group_s
-        if rows > 1 and others.prompts:  # answers of others have rows in the steps of the prompt
+        if rows > 1 and others.prompts:  # other requests decode in the prefill steps of this one
             some = SimulatedStep((), 0, ((prompt, min(prompt, PROMPT_ROWS)),))
             beside_s = (part.seconds(replace(some, decodes=rows - 1)) - part.seconds(some)) / (rows - 1)
             n_beside = min(tokens - 1, -(-prompt // PROMPT_ROWS) * (rows - 1))
@@ -107,8 +115,10 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
 
 
 def chunk_rows(prompt: int, stages: int) -> float:
-    """Rows of each chunk of a prompt, while there are no answers beside it: even ones, as many as
-    `partition.predict.cost` has. stages: that compute."""
+    """Return the rows of each chunk of a prompt while no request decodes. All chunks are equal.
+
+    stages: number of stages; the chunk count is that of `partition.predict.cost`.
+    """
     from partition.predict.cost import chunks  # loads numpy
 
     return prompt / chunks(prompt, stages)
@@ -123,9 +133,9 @@ def _computes(
 ) -> float:
     seconds, before = 0.0, 0.0
     alone = [(prompt_s(prompt) * rows / prompt, rows) for prompt, rows in step.prompts]
-    step_s = 2 * prompt_s(1) - prompt_s(2)  # without rows
+    step_s = 2 * prompt_s(1) - prompt_s(2)  # fixed time of a step
     for alone_s, rows in (*alone, (decode_s(step.decodes) if step.decodes else 0.0, step.decodes)):
-        if before and rows:  # rows of a prompt have no logits but the last, so its curve may show too little
+        if before and rows:  # only the last prompt row has logits, so a prompt's curve may be too low
             alone_s = min(alone_s, max(0.0, alone_s - step_s, prompt_s(before + rows) - prompt_s(before)))
         seconds, before = seconds + alone_s, before + rows
     drafts_s = 0.0 if draft is None else draft.waiting_s(step.drafts + step.follows)
@@ -137,5 +147,5 @@ def _sends(a_row: float, step: SimulatedStep) -> float:
 
 
 def _answers(a_row: float, step: SimulatedStep) -> float:
-    """A prompt is answered by one row of logits, at its end."""
+    """Return the time to send results. A prompt returns one row of logits, at its end."""
     return a_row * (len(step.requests) + step.drafts)

@@ -1,4 +1,4 @@
-"""Windows of a request that is alone, in a simulation, by the rules of `edge.llm.in_flight`."""
+"""Draft windows of a lone request in a simulation, by the rules of `edge.llm.in_flight`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partition.simulate.servers import SimulatedStep
 
 
 def draw_accepted(acceptance: float, drafts: int, chosen: random.Random) -> int:
-    """Draw how many draft tokens are accepted, up to the first rejected one."""
+    """Draw the number of accepted draft tokens, up to the first rejected one."""
     right = 0
     while right < drafts and chosen.random() < acceptance:
         right += 1
@@ -18,22 +18,26 @@ def draw_accepted(acceptance: float, drafts: int, chosen: random.Random) -> int:
 
 
 class Windows:
-    """Draft windows of one request: submitted one after the other, verified when they return."""
+    """Draft windows of one request. They are submitted one after another, and verified when they return."""
 
     def __init__(self, index: int, draft: Draft, chosen: random.Random, cancelled: set[SimulatedStep]) -> None:
-        """index: of the request. cancelled: is given the steps that are still to come, and of no use."""
+        """index: index of the request.
+        cancelled: set that receives steps of cancelled windows that have not returned.
+        """
         self.index = index
         self._draft, self._random, self._cancelled = draft, chosen, cancelled
-        self._under_way: deque[SimulatedStep] = deque()  # the oldest first
-        self._returned = 0  # windows that have come back
+        self._under_way: deque[SimulatedStep] = deque()  # oldest window first
+        self._returned = 0  # number of windows that have returned
 
     @property
     def is_empty(self) -> bool:
-        """True if no window in flight can give tokens."""
+        """True if no window in flight can yield tokens."""
         return not self._under_way
 
     def next(self, left: int) -> SimulatedStep | None:
-        """Return one more window to submit; None if there are enough. left: tokens that the request may still get."""
+        """Return the next window to submit, or None if there are enough. left: tokens that the request may still
+        get.
+        """
         behind = sum(step.decodes for step in self._under_way)
         if len(self._under_way) >= self._draft.windows or left <= behind:
             return None
@@ -43,14 +47,16 @@ class Windows:
         return step
 
     def take(self, step: SimulatedStep) -> bool:
-        """A step has come back; whether it is one of these."""
+        """Record that a step has returned. Return True if it is one of these windows."""
         is_own = step in self._under_way
         self._returned += is_own
         return is_own
 
     def look(self) -> int | None:
-        """Verify the oldest window; return the number of its tokens, or None if it has not come back. If a draft token
-        is rejected, in it or as the first of the next, all windows behind are cancelled."""
+        """Verify the oldest window. Return the number of its tokens, or None if it has not returned.
+
+        If a draft token is rejected, also the first one of the next window, all later windows are cancelled.
+        """
         if not self._returned:
             return None
         self._returned -= 1
@@ -62,7 +68,7 @@ class Windows:
         return min(right + 1, rows)
 
     def cancel(self) -> None:
-        """Discard the windows in flight; they are computed all the same."""
+        """Cancel the windows in flight. The stages still compute them."""
         self._cancelled.update([*self._under_way][self._returned :])
         self._under_way.clear()
         self._returned = 0
