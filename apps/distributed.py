@@ -217,8 +217,8 @@ def engine_config(
 
     Raises UsageError if options contradict each other.
     """
-    from edge.adapters.adapter import checked_for
     from edge.api.config import EngineConfig
+    from edge.weights.adapter import checked_for
 
     if args.save_plan is not None:
         check_output(args.save_plan, [path], force=True)
@@ -251,7 +251,7 @@ def projector_of(args: argparse.Namespace, path: Path) -> Path | None:
 
     Raises UsageError if --encoder is used without a projector.
     """
-    from edge.multimodal.projector import open_projector, projector_beside
+    from edge.media.projector import open_projector, projector_beside
 
     if not hasattr(args, "mmproj"):
         return None
@@ -273,7 +273,7 @@ def deployed_onnx(args: argparse.Namespace, devices: Devices[OnnxPlan], model: O
     from edge.deployment.networks import deploy_network
     from edge.planning.choice import PlanChoice, save_plan
     from edge.planning.onnx_space import arrange_network
-    from edge.survey.cluster import Cluster
+    from edge.profiling.cluster import Cluster
 
     steps, exchange = ShownSteps(), Exchange(args.transport or "auto", wire=args.wire or "f32")
     if devices.plan is not None:

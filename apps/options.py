@@ -340,7 +340,7 @@ def model_path(spec: str | None) -> Path:
 
     None is the bundled model. A model on the hub is downloaded if it is not here yet.
     """
-    from edge.demo import MODEL_PATH
+    from edge.models.demo import MODEL_PATH
 
     if spec is None:
         return MODEL_PATH

@@ -34,7 +34,7 @@ from quant.mixes import is_type_file
 if TYPE_CHECKING:
     from edge.cluster.fleet import Fleet
     from edge.planning.space import PlanSpace
-    from edge.survey.cluster import Cluster
+    from edge.profiling.cluster import Cluster
 
 _OF_TEXT = ("context", "prompt_tokens", "depth", "kv_type", "memory", "draft", "draft_worker", "acceptance")
 _OF_ONNX = ("dim", "input")
@@ -101,7 +101,7 @@ def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
     """Return the devices that the options name, or those of the running lab."""
-    from edge.survey.cluster import Cluster
+    from edge.profiling.cluster import Cluster
 
     if args.cluster is not None and args.workers is not None:
         raise UsageError("--cluster names the devices, and so does --workers: leave one of them out")

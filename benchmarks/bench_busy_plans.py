@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.harness import EDGE, ROOT, Section, bench, parser_of, table
 from benchmarks.lent_device import worker
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from partition.predict.predict import predict
 from partition.predict.speeds import LinkSpeed
 from partition.search.explain import alone, best

@@ -30,8 +30,8 @@ from benchmarks.harness import EDGE, ROOT, LeftOut, Section, alternate, bench, c
 from benchmarks.lent_device import busy, cpu_group, pin, worker
 from benchmarks.processes import sides
 from devices.lab.control_group import NoGroups
-from edge.demo import MODEL_PATH
 from edge.models import synth
+from edge.models.demo import MODEL_PATH
 from edge.models.synth import SHAPES
 
 SIDE = Path(__file__).with_name("distributed_side.py")

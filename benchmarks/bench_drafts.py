@@ -36,17 +36,17 @@ from typing import Any
 
 from benchmarks.harness import GIB, STDOUT, alternate, compared, environment, run_section, write_json
 from devices.probe import default_threads, own_rss
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
+from edge.models.demo import MODEL_PATH
 from edge.quantization.gguf import quantize
 from edge.speculate.factory import Draft, drafts, speculation, with_room
 from edge.speculate.speculation import Speculation
-from edge.templates.process import TemplateProcess
+from edge.text.templates.process import TemplateProcess
 from partition.predict.drafts import SELF
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name

@@ -26,7 +26,6 @@ import numpy as np
 
 from benchmarks.harness import Section, alternate, bench, bests, compared, medians, parser_of, ratio_text, table
 from devices.probe import default_threads, memory_bandwidth_gbps
-from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
@@ -35,6 +34,7 @@ from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.models import synth
+from edge.models.demo import MODEL_PATH
 from edge.models.synth import SHAPES
 from partition.model.model import decode_bytes
 

@@ -46,12 +46,12 @@ from benchmarks.paging_runs import MODELS, Models
 from benchmarks.serve_clients import Words
 from benchmarks.serve_loads import at_once, completion
 from benchmarks.servers import Server, edge_serve, running
-from edge.demo import MODEL_PATH
-from edge.gpu.load import PRODUCTS, fixed_parts
 from edge.llama import ggml, llama
 from edge.llama.buffers import Device
-from edge.paging import memory
-from edge.paging.gpu_layers import layer_sizes
+from edge.models.demo import MODEL_PATH
+from edge.weights import memory
+from edge.weights.gpu_budget import PRODUCTS, fixed_parts
+from edge.weights.gpu_layers import layer_sizes
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 

@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Section, bench, parser_of, table
-from edge.adapters.adapter import Scales
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.models import synth
 from edge.models.shapes import shape
 from edge.models.synth import SHAPES
+from edge.weights.adapter import Scales
 from tests.support.adapters import write_adapter
 from tests.support.ranks_here import ranks_here
 

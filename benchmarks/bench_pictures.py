@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.beside_worker import beside_worker
 from benchmarks.harness import Section, bench, parser_of, table
-from edge.demo import MODEL_PATH
 from edge.models import synth
+from edge.models.demo import MODEL_PATH
 from edge.models.synth import SHAPES
 from quant.gguf.file import GgufFile
 from tests.support import projectors

@@ -92,8 +92,8 @@ class Models:
         self.folder, self._tiny = folder, tiny
 
     def path(self, name: str) -> Path:
-        from edge.demo import MODEL_PATH
         from edge.models import synth
+        from edge.models.demo import MODEL_PATH
         from edge.models.synth import SHAPES
 
         if name == "llm":

@@ -34,8 +34,8 @@ from benchmarks.lent_device import pin, worker
 from benchmarks.processes import sides
 from benchmarks.raw_disk import NoDirectReads, RawDisk
 from devices.probe import memory_bandwidth_gbps
-from edge.demo import MODEL_PATH
 from edge.models import shapes, synth
+from edge.models.demo import MODEL_PATH
 from quant.gguf.file import GgufFile
 
 SCRIPT = Path(__file__).with_name("prefixes_side.py")

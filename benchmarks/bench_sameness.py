@@ -29,19 +29,19 @@ from benchmarks.harness import ROOT, environment, run_section, write_json
 from benchmarks.lent_device import worker
 from edge.api.local import quantize
 from edge.cluster.deployment import Exchange
-from edge.demo import MODEL_PATH
 from edge.deployment.deploy import deploy
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
+from edge.models.demo import MODEL_PATH
 from edge.planning.choose import arrange, work_options
+from edge.profiling.cluster import Cluster
 from edge.quantization.evaluate import common_chunks
 from edge.quantization.fit import FitOptions, fit_file
+from edge.quantization.route_comparison import COLUMNS, compare_routes
+from edge.quantization.routes import Route, after_loss
+from edge.quantization.standard_routes import answer_routes, local_route, options_for, remote_route, setting_routes
 from edge.quantization.text_file import BUNDLED, read_text
-from edge.sameness.evaluate import COLUMNS, compare_routes
-from edge.sameness.routes import Route, after_loss
-from edge.sameness.standard import answer_routes, local_route, options_for, remote_route, setting_routes
-from edge.survey.cluster import Cluster
 from edge.units import as_bytes
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile

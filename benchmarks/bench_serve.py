@@ -63,7 +63,7 @@ from benchmarks.servers import (
     running,
 )
 from devices.probe import default_threads
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.planning.choice import save_plan
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL

@@ -58,7 +58,7 @@ def measure(source: str, target: str, megabytes: int, rounds: int, seconds: floa
     """From the device of the worker `source`, which we are on, to the worker `target`. Rates in bytes/s."""
     from edge.cluster.connect import reach
     from edge.cluster.diagnose import measure_link
-    from edge.slices.digests import Digests
+    from edge.models.digests import Digests
     from partition.slices.recipe import whole
 
     n_bytes = megabytes * 1_000_000

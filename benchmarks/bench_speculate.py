@@ -27,7 +27,6 @@ import numpy as np
 
 from benchmarks.harness import Section, alternate, bench, compared, parser_of, table
 from benchmarks.paging_runs import Models
-from edge.demo import MODEL_PATH
 from edge.llm.continuation import Request
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine, VerifyResult
@@ -35,6 +34,7 @@ from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
+from edge.models.demo import MODEL_PATH
 from edge.parallel.engine import DistributedEngine
 from edge.planning.measure import windows_s
 from edge.speculate.bench import pass_ms

@@ -32,7 +32,6 @@ from typing import Any
 
 from benchmarks.harness import Section, bench, parser_of, table
 from benchmarks.losses import LosableWorker, losable_workers, possible_ways
-from edge.demo import MODEL_PATH
 from edge.deployment.deploy import deploy
 from edge.deployment.deployed import DeployedModel
 from edge.llm.chat import Chat
@@ -44,9 +43,10 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.models import synth
+from edge.models.demo import MODEL_PATH
 from edge.models.synth import SHAPES
 from edge.planning.choice import PlanChoice
-from edge.survey.cluster import Cluster
+from edge.profiling.cluster import Cluster
 from edge.tasks import Steps
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL

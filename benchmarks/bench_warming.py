@@ -34,7 +34,7 @@ import httpx
 from benchmarks.harness import Figures, Section, bench, parser_of, progress, table
 from benchmarks.servers import Server, edge_serve
 from benchmarks.warming_traces import TRACES, Trace, TraceTurn
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from tests.real.weights import SMOLLM2
 
 ASKED_PART, ASKED_TURNS, ASKED_SLOWER = 1 / 10, 9 / 10, 1.02

@@ -27,11 +27,11 @@ from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.scheduler import Scheduler
+from edge.models.local_slices import OwnSlices
 from edge.parallel.engine import DistributedEngine
 from edge.planning.choose import arrange
 from edge.planning.plan_options import PlanOptions
-from edge.slices.local import OwnSlices
-from edge.survey.cluster import Cluster
+from edge.profiling.cluster import Cluster
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.processes import serve
-from edge.elastic import load as loading
-from edge.elastic.load import load_elastic
-from edge.elastic.room import Room
-from edge.elastic.weights import ElasticWeights
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
+from edge.weights.elastic import load as loading
+from edge.weights.elastic.load import load_elastic
+from edge.weights.elastic.room import Room
+from edge.weights.elastic.weights import ElasticWeights
 
-SHARE = 128  # of a budget, that is for what grows with it: as `edge.paging.budget` has it
+SHARE = 128  # of a budget, that is for what grows with it: as `edge.weights.budget` has it
 _STEADY_S = 60.0  # after which memory that became free is taken
 
 

@@ -22,7 +22,7 @@ from edge.llm.options import EngineOptions
 from edge.llm.scheduler import Scheduler
 from edge.planning.choice import PlanChoice
 from edge.planning.choose import arrange, work_options
-from edge.survey.cluster import Cluster
+from edge.profiling.cluster import Cluster
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.predict import predict

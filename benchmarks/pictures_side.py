@@ -17,19 +17,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edge.cluster.encoder_worker import EncoderFiles
 from edge.cluster.fleet import by_device, device
 from edge.deployment.deploy import deploy
-from edge.helpers.encoding import EncoderFiles
 from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.scheduler import Scheduler
-from edge.multimodal.encoder import Media, MediaEncoder
-from edge.multimodal.media import EmbeddingRows
+from edge.media.encoder import Media, MediaEncoder
+from edge.media.media import EmbeddingRows
 from edge.planning.choice import PlanChoice
 from edge.planning.choose import arrange, work_options
 from edge.planning.encoder_place import encoder_device, encoder_places
-from edge.survey.cluster import Cluster
+from edge.profiling.cluster import Cluster
 from edge.tasks import SILENT
 from partition.predict.predict import predict
 from tests.support.measuring import measure_briefly

@@ -34,12 +34,12 @@ def main() -> None:
 
 def _llm(target: dict[str, Any]) -> dict[str, Any]:
     from devices.cluster_file import Cluster
+    from edge.models.local_slices import OwnSlices
     from edge.planning.arrange import work_of
     from edge.planning.llm_space import LlmSpace
     from edge.planning.plan_options import PlanOptions
-    from edge.slices.local import OwnSlices
-    from edge.survey.llm_survey import llm_speeds
-    from edge.survey.profile import reachable
+    from edge.profiling.llm_survey import llm_speeds
+    from edge.profiling.profile import reachable
     from quant.gguf.file import GgufFile
 
     path = Path(target["model"])
@@ -61,8 +61,8 @@ def _onnx(target: dict[str, Any]) -> dict[str, Any]:
     from edge.onnx.model import OnnxSource
     from edge.planning.onnx_space import OnnxSpace
     from edge.planning.plan_options import PlanOptions
-    from edge.survey.onnx_survey import onnx_speeds
-    from edge.survey.profile import reachable
+    from edge.profiling.onnx_survey import onnx_speeds
+    from edge.profiling.profile import reachable
 
     model = OnnxSource.from_file(load(Path(target["model"])), {})
     cluster = Cluster.of_addresses(target["workers"])

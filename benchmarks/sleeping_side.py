@@ -30,16 +30,16 @@ from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.scheduler import Scheduler
+from edge.models.local_slices import OwnSlices
 from edge.planning.arrange import work_of
 from edge.planning.choice import PlanChoice
 from edge.planning.llm_space import LlmSpace
 from edge.planning.measure import steady_per_s, token_s
 from edge.planning.plan_options import PlanOptions
-from edge.slices.local import OwnSlices
-from edge.survey.cluster import Cluster
-from edge.survey.llm_survey import SUM_CPU_S
-from edge.survey.profile import ClusterProfile
-from edge.survey.survey import Devices, survey
+from edge.profiling.cluster import Cluster
+from edge.profiling.llm_survey import SUM_CPU_S
+from edge.profiling.profile import ClusterProfile
+from edge.profiling.survey import Devices, survey
 from edge.tasks import CancelScope
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
@@ -69,7 +69,7 @@ def main() -> None:
     run_first(children=True)  # as ranks of sleeping devices do
     target = json.loads(sys.argv[1])
     patch = pytest.MonkeyPatch()
-    patch.setattr("edge.survey.links._ROUNDS", 1)
+    patch.setattr("edge.profiling.links._ROUNDS", 1)
     if target["tiny"]:
         measure_briefly(patch)
     for figures in run(target):

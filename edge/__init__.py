@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from edge.planning.choice import PlanChoice
     from edge.planning.front import Front
     from edge.planning.plan_options import PlanOptions
-    from edge.survey.cluster import Cluster
+    from edge.profiling.cluster import Cluster
     from edge.tasks import ShowStep, Steps
     from partition.errors import CannotSlice, PlanError
     from quant.errors import ModelFileError, UnknownTypeError
@@ -81,7 +81,7 @@ _HOMES = {
     "edge.planning.choice": ("PlanChoice",),
     "edge.planning.front": ("Front",),
     "edge.planning.plan_options": ("PlanOptions",),
-    "edge.survey.cluster": ("Cluster",),
+    "edge.profiling.cluster": ("Cluster",),
     "edge.tasks": ("ShowStep", "Steps"),
     "partition.errors": ("CannotSlice", "PlanError"),
     "quant.errors": ("ModelFileError", "UnknownTypeError"),

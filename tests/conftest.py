@@ -31,10 +31,10 @@ from apps.show import progress
 from devices.paths import state_folder
 from devices.processes.forking import available
 from edge.cluster import session
-from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
+from edge.models.demo import MODEL_PATH
 from edge.net import dialling
 from tests.support import (
     BRIEF_LINKS,

@@ -17,10 +17,10 @@ from quant.text import bytes_text, count_text, number_text
 
 if TYPE_CHECKING:
     from edge.models.catalog import KnownModel
-    from edge.survey.cluster import Cluster
+    from edge.profiling.cluster import Cluster
 
 HELP = "List published models that run well on these devices, without downloading anything."
-# A copy of names in edge.advice.advise, so that --help stays quick; a test compares them.
+# A copy of names in edge.planning.advise, so that --help stays quick; a test compares them.
 TASKS = ("chat", "code", "long")
 _MOST_S = 300.0  # longest answer in the table without --all, in seconds
 _COLUMNS = (
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         check_picture(args.png)
         check_output(args.png, [path for path in (args.catalog, args.cluster) if path], args.force)
     models = _models(args)
-    from edge.advice.advise import AdviceOptions, advise
+    from edge.planning.advise import AdviceOptions, advise
 
     options = AdviceOptions(
         task=args.task,
@@ -101,7 +101,7 @@ def _models(args: argparse.Namespace) -> list[KnownModel]:
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
-    from edge.survey.cluster import Cluster
+    from edge.profiling.cluster import Cluster
 
     if args.presets is None:
         return planning.cluster_of(args)
@@ -132,7 +132,7 @@ def _show(result: dict[str, Any], every: bool) -> None:
 
 def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield the cells of all rows, with a separator before answers that take longer than 10 s and 30 s."""
-    from edge.advice.advise import LINES_S
+    from edge.planning.advise import LINES_S
 
     lines = list(LINES_S)
     for row in rows:

@@ -18,13 +18,13 @@ from edge.units import between, items, positive, positive_int, whole
 from quant.text import number_text, seconds_text
 
 if TYPE_CHECKING:
-    from edge.advice.cheapest import Served, Targets
-    from edge.advice.kinds import DeviceKinds
+    from edge.planning.cheapest import Served, Targets
+    from edge.planning.device_kinds import DeviceKinds
     from quant.gguf.file import GgufFile
 
 HELP = "Find the cheapest devices on which a model answers within time limits, before buying anything."
 FORMAT = "edge-buy-1"
-# Copies of names in edge.advice.cheapest, so that --help stays quick; a test compares them.
+# Copies of names in edge.planning.cheapest, so that --help stays quick; a test compares them.
 BY, PERCENTILES, MOST_DEVICES = ("price", "watts", "devices"), ("p50", "p90", "p99"), 8
 REQUESTS, GEN_TOKENS, PROMPT, CONCURRENCY = 200, 128, 128, 4
 _COLUMNS = ("device", "count", "unit price", "watts", "source of price")
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     targets = _targets(args)
     offered, notes = _offered(args)
-    from edge.advice.cheapest import cluster_search
+    from edge.planning.cheapest import cluster_search
 
     with _model(args) as (file, weights):
         search = cluster_search(
@@ -116,7 +116,7 @@ def _targets(args: argparse.Namespace) -> Targets:
         raise UsageError(
             "--max-latency limits tokens after the first, but --gen-tokens 1 has none: leave one of them out"
         )
-    from edge.advice.cheapest import Targets
+    from edge.planning.cheapest import Targets
 
     return Targets(
         args.arrivals,
@@ -131,7 +131,7 @@ def _targets(args: argparse.Namespace) -> Targets:
 
 def _offered(args: argparse.Namespace) -> tuple[DeviceKinds, list[str]]:
     """Return the kinds of devices to choose from, and a note on presets that are left out."""
-    from edge.advice.kinds import preset_kinds, read_kinds
+    from edge.planning.device_kinds import preset_kinds, read_kinds
 
     if args.catalog is not None:
         offered = read_kinds(args.catalog)
@@ -169,7 +169,7 @@ def _model(args: argparse.Namespace) -> Iterator[tuple[GgufFile, dict[str, Any]]
         raise UsageError(
             f"{args.model!r:.80} is neither a file nor a model in the catalog, which has {', '.join(shaped)}"
         )
-    from edge.advice.candidates import candidates
+    from edge.planning.candidates import candidates
 
     name = args.type or (model.types or ("q4_k_m",))[0]
     with candidates([model], [name], ShownSteps("buy")) as [candidate]:

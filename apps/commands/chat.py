@@ -33,7 +33,7 @@ from apps.show.answer import LoadedChat, PlainAnswer, answer, dropped_line, end_
 from apps.show.progress import ShownSteps
 from apps.show.progress import say as say_as
 from apps.show.table import print_json
-from edge.thinking.format import AUTO, parse_think
+from edge.text.thinking_format import AUTO, parse_think
 from edge.units import natural, number, positive_int
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from edge.llm.chat import Chat, WhenFull
     from edge.llm.generate import Response
     from edge.llm.sampler import SamplingParams
-    from edge.paging.memory import MemoryNeed
-    from edge.paging.plan import PagePlan
     from edge.parallel.step_times import Summary
+    from edge.weights.memory import MemoryNeed
+    from edge.weights.plan import PagePlan
 
 HELP = "Chat with a model: the bundled one, a GGUF file, a known name, or REPO:FILE from the Hugging Face hub."
 
@@ -146,8 +146,8 @@ def run(args: argparse.Namespace) -> int:
     path = model_path(args.model)
     config = distributed.engine_config(args, path, devices)
     if args.least_memory is not None:
-        from edge.elastic.share import SHARE
-        from edge.elastic.signals import follow_memory_signals
+        from edge.weights.elastic.share import SHARE
+        from edge.weights.elastic.signals import follow_memory_signals
 
         follow_memory_signals(SHARE.ask)
     with _loaded(args, config, template, once=prompt is not None) as loaded:
@@ -287,7 +287,7 @@ def _loaded(
     from edge.api.config import media_encoder
     from edge.llm.chat import Chat
     from edge.speculate.factory import speculation
-    from edge.templates.process import TemplateProcess
+    from edge.text.templates.process import TemplateProcess
 
     began = time.perf_counter()
     renderer = TemplateProcess()  # started now, so that it starts while the model is loaded
@@ -347,7 +347,7 @@ def _sampling(args: argparse.Namespace) -> SamplingParams:
 
 def _bounds_line(schema: str) -> str | None:
     """Return a line that lists arrays without a maximum length in a schema, or None if there are none."""
-    from edge.bounds.json_arrays import bounded, bounds_line
+    from edge.text.json_arrays import bounded, bounds_line
 
     try:
         _, places = bounded(json.loads(schema))

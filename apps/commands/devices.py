@@ -155,7 +155,7 @@ def _run_probe(args: argparse.Namespace) -> int:
     refuse(args, ("cluster", "workers", "insecure", "dim", "input"), "needs a MODEL: name one")
     if args.folder is not None and not args.folder.is_dir():
         raise UsageError(f"--folder {args.folder} is not an existing folder; name one")
-    from edge.survey.machine import machine_rows, this_machine
+    from edge.profiling.machine import machine_rows, this_machine
 
     machine = this_machine(args.folder, args.fresh)
     if args.json:

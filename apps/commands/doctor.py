@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check and print the findings; the exit code is 8 if there are problems."""
     from devices.cluster_file import read_cluster
-    from edge.doctor.examine import examine
-    from edge.doctor.findings import NOTE, PROBLEM
+    from edge.profiling.doctor.examine import examine
+    from edge.profiling.doctor.findings import NOTE, PROBLEM
 
     addresses = args.workers or ()
     if args.cluster is not None:

@@ -96,9 +96,9 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
         raise UsageError(f"--routes and --workers need one MODEL besides the reference, got {len(args.models)}")
     from edge.llm.engine import Engine
     from edge.quantization.evaluate import common_chunks
+    from edge.quantization.route_comparison import COLUMNS, compare_routes
+    from edge.quantization.standard_routes import answer_routes, local_route, options_for, remote_route, setting_routes
     from edge.quantization.text_file import BUNDLED, read_text
-    from edge.sameness.evaluate import COLUMNS, compare_routes
-    from edge.sameness.standard import answer_routes, local_route, options_for, remote_route, setting_routes
     from partition.model.model import ModelShape
     from quant.gguf.file import GgufFile
 

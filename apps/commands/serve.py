@@ -29,7 +29,7 @@ from apps.presets import Preset, read_presets
 from apps.show.progress import say as say_as
 from edge import units
 from edge.errors import EdgeError
-from edge.thinking.format import parse_think
+from edge.text.thinking_format import parse_think
 from partition.predict.drafts import KINDS, SELF
 
 if TYPE_CHECKING:

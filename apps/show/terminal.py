@@ -17,7 +17,6 @@ from apps.show.answer_stream import AnswerStream
 from apps.show.prompt_line import KEYS, PromptLine
 from apps.show.table import print_columns
 from devices.paths import expanded
-from edge.adapters.adapter import parse_scale
 from edge.ending import signals_are_for_the_program
 from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.llama.interrupt import interrupt_stops
@@ -25,6 +24,7 @@ from edge.llm.chat import Chat
 from edge.llm.generate import Response
 from edge.llm.info import memory_news
 from edge.llm.sampler import MAX_SEED, SamplingParams
+from edge.weights.adapter import parse_scale
 from quant.text import count_text, counted, printable
 from transport.errors import TransportError
 

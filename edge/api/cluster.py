@@ -20,8 +20,8 @@ from edge.planning.front import Front
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from edge.planning.spaces import spaces
 from edge.planning.type_files import divergence_text
+from edge.profiling.cluster import Cluster
 from edge.speculate.factory import drafts, engine_options, model_with
-from edge.survey.cluster import Cluster
 from edge.tasks import SILENT, Steps
 from edge.units import as_bytes, memory_options
 from partition.errors import PlanError

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
     from edge.llm.step_budget import LatencyTargets
-    from edge.multimodal.encoder import MediaEncoder
+    from edge.media.encoder import MediaEncoder
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
 
@@ -64,7 +64,7 @@ class EngineConfig:
     target_itl_ms: float | None = None  # target of inter-token latency while other prompts are prefilled
     target_ttft_ms: float | None = None  # target of TTFT
     reproducible: bool = False  # whether equal requests get equal tokens regardless of earlier requests
-    think: int = -1  # default thinking budget in tokens, see `edge.thinking.format.AUTO`
+    think: int = -1  # default thinking budget in tokens, see `edge.text.thinking_format.AUTO`
     system: str = ""  # system prompt of chats that have none
     prefix_warming: float = 0.0  # seconds per hour to compute likely prefixes while the server is idle; 0: none
     spm_infill: bool = False  # whether infill prompts put the suffix first
@@ -154,7 +154,7 @@ class EngineConfig:
         from edge.deployment.reproducible import check_reproducible
         from edge.planning.choice import PlanChoice
         from edge.planning.choose import work_options
-        from edge.survey.cluster import Cluster
+        from edge.profiling.cluster import Cluster
         from partition.plan.plan import Plan
 
         path, plan = Path(self.path), None if self.plan is None else Plan.from_json(dict(self.plan))
@@ -196,7 +196,7 @@ def media_encoder(config: EngineConfig, engine: TextEngine, steps: Steps) -> Ite
     if config.mmproj is None:
         yield None
         return
-    from edge.multimodal.encoder import MediaEncoder
+    from edge.media.encoder import MediaEncoder
     from partition.plan.plan import LOCAL, Plan
 
     path, mmproj, threads = Path(config.path), Path(config.mmproj), engine.threads
@@ -205,7 +205,7 @@ def media_encoder(config: EngineConfig, engine: TextEngine, steps: Steps) -> Ite
     with ExitStack() as stack:
         device = None
         if config.encoder not in ("auto", "here") or (config.encoder == "auto" and workers):
-            from edge.helpers.encoding import EncoderFiles
+            from edge.cluster.encoder_worker import EncoderFiles
             from edge.planning.encoder_place import encoder_device
 
             device = stack.enter_context(

@@ -14,7 +14,7 @@ import grpc
 from devices.profile import DeviceProfile
 from edge.closing import Closing
 from edge.errors import WorkerError
-from edge.slices.cutting import chunks
+from edge.models.slice_cutting import chunks
 from edge.version import version
 from edge.worker.messages import profile_from
 from partition.slices.recipe import Recipe

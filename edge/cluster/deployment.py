@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from devices.probe import default_threads
-from edge.adapters.file import CheckedAdapter
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.model_slices import FileSlice, ModelSlices
 from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room, shared_rollback
@@ -20,13 +19,14 @@ from edge.llama import llama
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import name_histories, rank_key, seal
 from edge.llm.states import held_bytes
+from edge.models.local_slices import OwnSlices
 from edge.net.rendezvous import TRANSPORTS
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.prefixes.keys import cache_key
-from edge.slices.local import OwnSlices
 from edge.tasks import AggregateProgress, Progress, results, unwaited_pool
+from edge.weights.adapter_file import CheckedAdapter
 from edge.worker.messages import options_message
 from partition.errors import PlanError
 from partition.model.model import ModelShape

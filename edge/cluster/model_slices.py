@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
-from edge.adapters.file import CheckedAdapter
 from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet
+from edge.models.local_slices import OwnSlices
 from edge.parallel.engine_kinds import own_kind
-from edge.slices.local import OwnSlices
 from edge.tasks import Progress
+from edge.weights.adapter_file import CheckedAdapter
 from partition.plan.plan import Plan, Slice
 from partition.slices.adapter_slice import adapter_recipe
 from partition.slices.recipe import Recipe, whole

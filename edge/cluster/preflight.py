@@ -11,7 +11,7 @@ from edge.cluster.model_slices import FileSlice, ModelSlices, adapter_bytes
 from edge.errors import NotEnoughMemory
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.snapshots import ROLLBACK_PART, affordable
-from edge.paging.memory import MIB
+from edge.weights.memory import MIB
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL, Plan
 from partition.plan.tensor import kv_heads

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from devices.probe import available_memory
-from edge.adapters.file import CheckedAdapter
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
 from edge.cluster.failures import is_loss, loss_reason
 from edge.cluster.fleet import Fleet, by_device, device
@@ -25,15 +24,16 @@ from edge.llama import llama
 from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
+from edge.models.local_slices import OwnSlices
 from edge.parallel.moving import check_movable
 from edge.parallel.prefiller import PrefillPlacement
 from edge.parallel.replacements import ReplaceableEngine, Replacements
 from edge.planning.choice import PlanChoice
 from edge.planning.encoder_place import EncoderPlace
-from edge.slices.local import OwnSlices
-from edge.survey.cluster import Cluster
-from edge.survey.joining import FindWorkers, JoiningDevices
+from edge.profiling.cluster import Cluster
+from edge.profiling.joining import FindWorkers, JoiningDevices
 from edge.tasks import SILENT, Progress, Steps
+from edge.weights.adapter_file import CheckedAdapter
 from partition.errors import CannotSlice, PlanError
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape

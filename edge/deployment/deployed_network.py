@@ -11,6 +11,7 @@ from edge.cluster.onnx_deployment import Loaded, OnnxDeployment
 from edge.cluster.preflight import check_memory
 from edge.deployment.deployed import Deployed
 from edge.deployment.kinds import Running
+from edge.models.local_slices import OwnSlices
 from edge.onnx.bench import sequential
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.failover import FailoverPipeline, Runner
@@ -18,7 +19,6 @@ from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
 from edge.onnx.samples import Array
 from edge.quantization.onnx_compare import OutputError
-from edge.slices.local import OwnSlices
 from partition.errors import PlanError
 from partition.plan.onnx_cuts import routes
 from partition.plan.onnx_plan import OnnxPlan

@@ -20,8 +20,8 @@ from edge.onnx.model import OnnxSource
 from edge.planning.choice import PlanChoice
 from edge.planning.onnx_space import OnnxSpace
 from edge.planning.plan_options import PlanOptions
-from edge.survey.cluster import Cluster
-from edge.survey.onnx_survey import onnx_speeds
+from edge.profiling.cluster import Cluster
+from edge.profiling.onnx_survey import onnx_speeds
 from edge.tasks import SILENT, Progress, Steps
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan

@@ -11,7 +11,7 @@ from edge.cluster.fleet import Fleet, by_device, device
 from edge.deployment.kinds import Deciding
 from edge.planning.arrange import again, chosen, shared
 from edge.planning.choice import PlanChoice
-from edge.survey.survey import Survey
+from edge.profiling.survey import Survey
 from edge.tasks import Steps
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan

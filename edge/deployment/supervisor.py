@@ -12,7 +12,7 @@ from edge.cluster.failures import LostLately, is_loss, loss_reason
 from edge.cluster.fleet import Fleet, device
 from edge.deployment.kinds import Building, Deciding, E, P, Running
 from edge.errors import EdgeError, Interrupted
-from edge.survey.profile import reachable
+from edge.profiling.profile import reachable
 from edge.tasks import CheckedSteps, Progress, Steps
 from edge.worker.local import local_worker
 from partition.plan.plan import LOCAL

@@ -16,8 +16,8 @@ from edge.deployment.supervisor import Supervisor
 from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
 from edge.parallel.replacements import Replacements
-from edge.survey.joining import JoinedDevice, JoiningDevices
-from edge.survey.straggler_watch import StragglerWatch
+from edge.profiling.joining import JoinedDevice, JoiningDevices
+from edge.profiling.straggler_watch import StragglerWatch
 from edge.tasks import Repeated, Steps
 from partition.plan.plan import Plan
 from quant.text import listed

@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 
 from devices.files import make_private, write_whole
 from devices.paths import state_folder
-from edge.adapters.adapter import scales_by_name
 from edge.errors import ChatFileError, EngineError
 from edge.llm.continuation import PrefillProgress, Request
 from edge.llm.generate import Response, generate
@@ -21,13 +20,14 @@ from edge.llm.requests import windowed
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import common_prefix
-from edge.multimodal.encoder import MediaEncoder
-from edge.multimodal.media import behind
-from edge.multimodal.prompt import ChatMedia, tokens_with
-from edge.templates.process import TemplateProcess
-from edge.templates.template import ChatTemplate, Message
-from edge.thinking.format import AUTO
-from edge.thinking.tracker import Thinking
+from edge.media.encoder import MediaEncoder
+from edge.media.media import behind
+from edge.media.prompt import ChatMedia, tokens_with
+from edge.text.templates.process import TemplateProcess
+from edge.text.templates.template import ChatTemplate, Message
+from edge.text.thinking_format import AUTO
+from edge.text.thinking_tracker import Thinking
+from edge.weights.adapter import scales_by_name
 
 ROLES = ("system", "user", "assistant")
 _FORMAT = "edge-chat-1"

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import Scales
-from edge.bounds.repetition import Repetition, RepetitionDetector
-from edge.constraints.constraint import never_given_up
 from edge.errors import SamplingError
 from edge.llama.llama import Model
 from edge.llm.sampler import LogitsRequest, SamplingParams, TokenSampler
-from edge.multimodal.media import EmbeddingRows, text_of
-from edge.thinking.splitter import Split
-from edge.thinking.tracker import Thinking, ThoughtTracker
+from edge.media.media import EmbeddingRows, text_of
+from edge.text.constraints.constraint import never_given_up
+from edge.text.repetition import Repetition, RepetitionDetector
+from edge.text.thinking_splitter import Split
+from edge.text.thinking_tracker import Thinking, ThoughtTracker
+from edge.weights.adapter import Scales
 from quant.text import overlap
 
 PrefillProgress = Callable[[int, int], None]

@@ -11,14 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import Scales
-from edge.adapters.file import AdapterFile, CheckedAdapter, adapter_sizes
-from edge.adapters.loaded import LoadedAdapters
 from edge.closing import Closing
-from edge.constraints.constraint import Mask
-from edge.elastic.load import loader
 from edge.errors import EngineError
-from edge.gpu.load import first_gpu, load_on_gpu
 from edge.llama import llama
 from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
@@ -28,12 +22,18 @@ from edge.llm.options import DEFAULTS, EngineOptions, budget_options, resolve, w
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
-from edge.multimodal.placing import PlacedRows
-from edge.paging.load import load_within
-from edge.paging.mapped import ModelInMemory, load_mapped
-from edge.paging.memory import LoadRequest, MemoryNeed
-from edge.paging.plan import PagePlan
+from edge.media.placing import PlacedRows
 from edge.tasks import SILENT, Steps
+from edge.text.constraints.constraint import Mask
+from edge.weights.adapter import Scales
+from edge.weights.adapter_file import AdapterFile, CheckedAdapter, adapter_sizes
+from edge.weights.elastic.load import loader
+from edge.weights.gpu_budget import first_gpu, load_on_gpu
+from edge.weights.load import load_within
+from edge.weights.loaded_adapters import LoadedAdapters
+from edge.weights.mapped import ModelInMemory, load_mapped
+from edge.weights.memory import LoadRequest, MemoryNeed
+from edge.weights.plan import PagePlan
 from partition.model.check import check_loadable
 from partition.model.generation import generates
 from partition.model.model import ModelShape

@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from edge.bounds.repetition import Repetition
 from edge.errors import EngineError
 from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Running
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
 from edge.llm.slot import Slot
-from edge.multimodal.media import text_of
+from edge.media.media import text_of
+from edge.text.repetition import Repetition
 
 
 @dataclass  # a frozen one takes three times as long to make, for each token; so with the next two

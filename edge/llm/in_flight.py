@@ -23,15 +23,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.constraints.constraint import Mask
 from edge.errors import EdgeError, MediaError, SamplingError
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.requests import Event, Running, token_logprobs
 from edge.llm.sampler import LogitsRequest
 from edge.llm.slot import Slot, full_length
 from edge.llm.step_budget import StepBudget
-from edge.multimodal.media import alike
-from edge.thinking.splitter import Split
+from edge.media.media import alike
+from edge.text.constraints.constraint import Mask
+from edge.text.thinking_splitter import Split
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Any
 from edge.llama.llama import ContextSizes
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, resolve
-from edge.paging import memory
-from edge.paging.memory import MemoryNeed
+from edge.weights import memory
+from edge.weights.memory import MemoryNeed
 from partition.architectures.table import RULES
 from partition.errors import CannotSlice
 from partition.model.check import check_loadable

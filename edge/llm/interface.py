@@ -13,16 +13,16 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import Scales
-from edge.adapters.file import CheckedAdapter
-from edge.constraints.constraint import Mask
 from edge.errors import ContextFull, EdgeError, EngineError
 from edge.llama.llama import Model
 from edge.llama.predicting import HiddenListener
 from edge.llm.states import CacheUse
-from edge.paging.gpu_layers import GpuLayers
-from edge.paging.memory import MemoryNeed
-from edge.paging.weights import PagedWeights
+from edge.text.constraints.constraint import Mask
+from edge.weights.adapter import Scales
+from edge.weights.adapter_file import CheckedAdapter
+from edge.weights.gpu_layers import GpuLayers
+from edge.weights.memory import MemoryNeed
+from edge.weights.paged_weights import PagedWeights
 from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock

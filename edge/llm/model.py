@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from edge.adapters.adapter import Scales, scales_by_name
 from edge.closing import Closing
 from edge.llm.continuation import Request
 from edge.llm.generate import Response, generate
@@ -12,6 +11,7 @@ from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
+from edge.weights.adapter import Scales, scales_by_name
 
 
 class RequestStream(Closing):

@@ -9,11 +9,11 @@ from typing import get_args
 
 from devices.paths import state_folder
 from devices.probe import default_threads
-from edge.elastic.sizes import Preference
 from edge.errors import EngineError
 from edge.llama import llama
-from edge.paging.budget import BudgetOptions, OtherUses, context_within
 from edge.prefixes.store import DEFAULT_BYTES, default_folder
+from edge.weights.budget import BudgetOptions, OtherUses, context_within
+from edge.weights.elastic.sizes import Preference
 from partition.model.model import ModelShape, decode_bytes
 from quant.gguf.file import GgufFile
 from quant.types import CacheType, cache_type

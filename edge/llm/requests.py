@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import scales_of
-from edge.adapters.file import CheckedAdapter, namespace_with
 from edge.errors import ContextFull, EngineError, MediaError, SamplingError
 from edge.llm.continuation import Continuation, Request
 from edge.llm.interface import RemotePrompt, TextEngine
 from edge.llm.options import SINKS
 from edge.llm.slot import Former, Slot, check_prompt, common_prefix
-from edge.multimodal.media import EmbeddingRows, behind, has_rows
+from edge.media.media import EmbeddingRows, behind, has_rows
+from edge.weights.adapter import scales_of
+from edge.weights.adapter_file import CheckedAdapter, namespace_with
 
 _NO_LIMIT = 1 << 60
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.constraints.constraint import KINDS, Constraint, Mask, never_given_up
 from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
+from edge.text.constraints.constraint import KINDS, Constraint, Mask, never_given_up
 
 MAX_SEED = 2**32 - 2  # llama.cpp takes the next number for "any seed"
 PENALTY_LAST_N = 64  # tokens that penalties look back
@@ -61,7 +61,7 @@ class SamplingParams:
     stop: Sequence[str] = ()  # strings that end the answer and are not part of its text
     ignore_eos: bool = False  # ignore the end of text and repetitions; a complete constraint still ends
     min_tokens: int = 0  # least tokens, unless a constraint is complete or the context full
-    allow_repetition: bool = False  # do not end an answer that repeats itself (edge.bounds.repetition)
+    allow_repetition: bool = False  # do not end an answer that repeats itself (edge.text.repetition)
 
     def __post_init__(self) -> None:
         """SamplingError names the option that is out of its range."""

@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from edge.closing import Closing
-from edge.constraints.constraint import never_given_up
 from edge.errors import EdgeError, EngineError, MediaError
 from edge.llm.continuation import Request
 from edge.llm.in_flight import InFlight, Rows, end_event, in_one_graph, of_one_set, room
@@ -31,6 +30,7 @@ from edge.llm.requests import Event, Running, check_media, check_window, only_ba
 from edge.llm.slot import full_length
 from edge.llm.slots import Slots
 from edge.llm.step_budget import Came, LatencyTargets, StepBudget
+from edge.text.constraints.constraint import never_given_up
 from partition.predict.drafts import most_windows
 
 HEADROOM = 32  # tokens that each answer has room for when another request is admitted, so that none soon waits again

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import Scales
-from edge.elastic.weights import next_size, pass_size
 from edge.errors import ContextFull, EdgeError, EmptyPrompt
 from edge.llm.interface import Outputs, TextEngine
 from edge.llm.options import SINKS
 from edge.llm.snapshots import SnapshotPlan
-from edge.multimodal.media import alike, whole
+from edge.media.media import alike, whole
 from edge.prefixes.group import group_start
+from edge.weights.adapter import Scales
+from edge.weights.elastic.weights import next_size, pass_size
 
 
 class Former(NamedTuple):

@@ -13,11 +13,11 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from edge.adapters.adapter import Scales
 from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Running
 from edge.llm.slot import Former, Slot, common_prefix
+from edge.weights.adapter import Scales
 from partition.state.sequence import KVBlock
 
 LOOK_S = 0.05  # how soon who waits for keys and values hears that it is to stop

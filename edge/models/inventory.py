@@ -14,8 +14,8 @@ from edge.errors import HubError
 from edge.models.catalog import known_model, known_models
 from edge.models.file_kinds import is_gguf, parts
 from edge.models.hub import cached_repositories
+from edge.models.slice_store import SliceStore
 from edge.models.wheels import models_folder
-from edge.slices.store import SliceStore
 
 _SHOWN_DIGITS = 12  # of digests, in names
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edge.demo import MODEL_PATH
 from edge.errors import HubError
 from edge.models import addresses, hub, wheels
 from edge.models.catalog import KnownModel, known_model, known_models, nearest_name
+from edge.models.demo import MODEL_PATH
 from edge.models.file_kinds import is_gguf, kind_by_name, parts, use_of
 from edge.models.wheels import Progress
 from quant.errors import ModelFileError

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from devices.files import removed_at_end
 from edge.errors import EngineError, NotEnoughMemory
+from edge.models.local_slices import OwnSlices
 from edge.onnx.file import OnnxFile, load
 from edge.onnx.inputs import read
 from edge.onnx.observed import ObservedRun
 from edge.onnx.samples import TYPES, Array, Feeds, Input, SamplesError, declared_shape, random_feeds
 from edge.onnx.signature import dims_of, fit, with_dims
 from edge.onnx.wire import Boundary, Tensor
-from edge.slices.local import OwnSlices
 from partition.errors import CannotSlice, PlanError
 from partition.model.onnx_graph import OnnxGraph
 from partition.model.onnx_shapes import Value, type_name

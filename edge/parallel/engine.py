@@ -12,16 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.adapter import Scales
-from edge.adapters.file import CheckedAdapter
-from edge.constraints.constraint import Mask
-from edge.elastic.weights import next_pass
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
 from edge.llama.predicting import HiddenListener
 from edge.llama.vocabulary import TokenTable
 from edge.llm.interface import DecodesBySteps
-from edge.multimodal.placing import RankRows
+from edge.media.placing import RankRows
 from edge.net.dialling import LinkState
 from edge.parallel import steps
 from edge.parallel.leader import Leader
@@ -29,6 +25,10 @@ from edge.parallel.shard import Shard
 from edge.parallel.states import SpreadStates
 from edge.parallel.step_times import StepTimes, Summary, summaries_of
 from edge.parallel.steps import Times
+from edge.text.constraints.constraint import Mask
+from edge.weights.adapter import Scales
+from edge.weights.adapter_file import CheckedAdapter
+from edge.weights.elastic.weights import next_pass
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
 from quant.gguf.elastic import elastic_sizes

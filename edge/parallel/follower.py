@@ -6,11 +6,11 @@ import json
 import time
 from typing import Any
 
-from edge.constraints.constraint import Mask
 from edge.errors import EngineError
 from edge.llm.states import States
 from edge.parallel import logits, masks, steps
 from edge.parallel.shard import Shard
+from edge.text.constraints.constraint import Mask
 from partition.plan.plan import Range
 from transport.collective import Group, Wire
 from transport.errors import ProtocolError

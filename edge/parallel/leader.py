@@ -17,9 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.adapters.file import CheckedAdapter
-from edge.adapters.loaded import EngineAdapters
-from edge.constraints.constraint import Mask
 from edge.errors import EngineError
 from edge.llm.engine import check_shift
 from edge.parallel import steps
@@ -28,6 +25,9 @@ from edge.parallel.logits import LogitsQuery
 from edge.parallel.shard import Shard
 from edge.parallel.step_times import Ints, PendingStep
 from edge.parallel.steps import Adapt, CacheStep, Clear, Copy, Decode, End, Remove, SetBack, Shift, Step, output_rows
+from edge.text.constraints.constraint import Mask
+from edge.weights.adapter_file import CheckedAdapter
+from edge.weights.loaded_adapters import EngineAdapters
 from partition.plan.plan import Range
 from partition.slices.rules import has_windows
 from quant.gguf.file import GgufFile

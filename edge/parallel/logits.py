@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.constraints.constraint import Mask
 from edge.parallel.masks import MOST_BYTES, pack
+from edge.text.constraints.constraint import Mask
 from partition.plan.plan import Range
 from transport.errors import ProtocolError
 from transport.link import Link

@@ -19,7 +19,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.constraints.constraint import Mask
+from edge.text.constraints.constraint import Mask
 from transport.errors import ProtocolError
 
 MOST_BYTES = 1 << 20  # of a step's masks: 64 rows of a vocabulary of 128,000

@@ -18,12 +18,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 
-from edge.adapters.adapter import Scales
 from edge.closing import Closing
 from edge.errors import EngineError
 from edge.llm.interface import TextEngine
 from edge.llm.slot import Slot, common_prefix
 from edge.llm.slots import Slots
+from edge.weights.adapter import Scales
 from partition.errors import StateError
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock

@@ -25,9 +25,9 @@ from edge.llama.llama import Batch, Context, ContextSizes, Model
 from edge.llama.predicting import HiddenRows
 from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
-from edge.paging.mapped import ModelInMemory
-from edge.paging.memory import MIB, LoadRequest, MemoryNeed, cache_bytes
 from edge.parallel.thin import PositionsContext, PositionSnapshots
+from edge.weights.mapped import ModelInMemory
+from edge.weights.memory import MIB, LoadRequest, MemoryNeed, cache_bytes
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.table import RULES
 from partition.model.model import ModelShape

@@ -22,8 +22,8 @@ from edge.llm.engine import Accounted, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.llm.snapshots import Snapshots
 from edge.llm.states import Part, States
-from edge.paging.mapped import ModelInMemory
-from edge.paging.memory import MIB, LoadRequest, MemoryNeed
+from edge.weights.mapped import ModelInMemory
+from edge.weights.memory import MIB, LoadRequest, MemoryNeed
 from partition.architectures.table import RULES
 from partition.errors import StateError
 from partition.model.metadata import Metadata

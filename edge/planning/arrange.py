@@ -9,10 +9,10 @@ from dataclasses import replace
 from devices.cluster_file import Cluster
 from edge.cluster.fleet import Fleet, device
 from edge.llm.options import DEFAULT_CONTEXT
+from edge.models.local_slices import OwnSlices
 from edge.planning.plan_options import PlanOptions
-from edge.slices.local import OwnSlices
-from edge.survey.llm_survey import llm_speeds
-from edge.survey.profile import ClusterProfile
+from edge.profiling.llm_survey import llm_speeds
+from edge.profiling.profile import ClusterProfile
 from edge.tasks import Steps
 from partition.errors import CannotSlice, PlanError
 from partition.model.model import ModelShape

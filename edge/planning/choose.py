@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edge.llm.options import EngineOptions, resolve
+from edge.models.local_slices import OwnSlices
 from edge.planning.arrange import name_of
 from edge.planning.choice import PlanChoice
 from edge.planning.describe import saved_figures
@@ -13,8 +14,7 @@ from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import PlanOptions
 from edge.planning.space import PlanSpace, within_divergence
 from edge.planning.spaces import llm_space
-from edge.slices.local import OwnSlices
-from edge.survey.cluster import Cluster
+from edge.profiling.cluster import Cluster
 from edge.tasks import SILENT, Steps
 from partition.errors import CannotSlice, PlanError
 from partition.model.check import check_loadable

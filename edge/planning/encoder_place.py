@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from edge.cluster.encoder_worker import EncoderDevice, EncoderFiles
 from edge.cluster.fleet import device
 from edge.errors import EdgeError
-from edge.helpers.encoding import EncoderDevice, EncoderFiles
-from edge.survey.encoder_times import EncoderTime, EncoderTimes, encoder_times
+from edge.profiling.encoder_times import EncoderTime, EncoderTimes, encoder_times
 from edge.tasks import Steps
 from partition.plan.plan import LOCAL
 from partition.predict.hysteresis import ENCODER, clearly_better

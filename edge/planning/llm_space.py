@@ -20,8 +20,8 @@ from edge.planning.measure import Measured, measured
 from edge.planning.plan_options import DEFAULTS, PlanOptions
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.planning.type_files import TypeFile
-from edge.survey.llm_survey import REMEMBERED
-from edge.survey.profile import ClusterProfile
+from edge.profiling.llm_survey import REMEMBERED
+from edge.profiling.profile import ClusterProfile
 from partition.errors import PlanError
 from partition.plan.plan import Plan
 from partition.predict.cost import Work

@@ -18,8 +18,8 @@ from edge.planning.choice import PlanChoice
 from edge.planning.measure import ROUNDS, Measured, spread
 from edge.planning.plan_options import DEFAULTS, PlanOptions
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
-from edge.survey.onnx_survey import REMEMBERED
-from edge.survey.profile import ClusterProfile
+from edge.profiling.onnx_survey import REMEMBERED
+from edge.profiling.profile import ClusterProfile
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.plan.onnx_cuts import Cut, choose, cut_at

@@ -13,9 +13,9 @@ from devices.remembered import Remembered, key_of
 from edge.cluster.fleet import Fleet
 from edge.planning.measure import Measured
 from edge.planning.plan_options import PlanOptions
-from edge.survey.links import rough_text
-from edge.survey.profile import ClusterProfile
-from edge.survey.survey import own_profile
+from edge.profiling.links import rough_text
+from edge.profiling.profile import ClusterProfile
+from edge.profiling.survey import own_profile
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.objectives import OBJECTIVES

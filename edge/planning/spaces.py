@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from edge.cluster.encoder_worker import EncoderFiles
 from edge.cluster.fleet import device
-from edge.helpers.encoding import EncoderFiles
 from edge.llm.options import DEFAULT_CONTEXT, EngineOptions
 from edge.planning.arrange import DEPTH, measured_speeds, work_of
 from edge.planning.drafted import assumed_text, draft_of
@@ -17,7 +17,7 @@ from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
 from edge.planning.space import PlanSpace
 from edge.planning.type_files import TypeFile, type_files
-from edge.survey.cluster import Cluster
+from edge.profiling.cluster import Cluster
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.model.check import check_loadable
@@ -137,7 +137,7 @@ def with_encoder(space: Callable[..., LlmSpace], places: Sequence[EncoderPlace])
 def _onnx_space(path: Path, cluster: Cluster, options: PlanOptions, steps: Steps) -> PlanSpace:
     from edge.onnx.model import load_source  # an extra
     from edge.planning.onnx_space import OnnxSpace
-    from edge.survey.onnx_survey import onnx_speeds
+    from edge.profiling.onnx_survey import onnx_speeds
 
     model = load_source(path, options.dims, options.inputs)
     with steps.step("Measuring devices", unit="steps") as show:

@@ -17,12 +17,12 @@ from pathlib import Path
 from devices.remembered import Remembered, key_of
 from edge.llama.library import PINNED_VERSION
 from edge.llm.options import EngineOptions
+from edge.models.local_slices import OwnSlices
 from edge.models.paths import model_path
 from edge.quantization.divergence import CHUNK_TOKENS
 from edge.quantization.evaluate import evaluate
 from edge.quantization.gguf import Outcome, model_in_type, types_of_each
 from edge.quantization.text_file import BUNDLED, read_text
-from edge.slices.local import OwnSlices
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from quant.gguf.file import GgufFile

@@ -26,7 +26,6 @@ from edge.llama.library import PINNED_VERSION
 from edge.llama.llama import ContextSizes
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.states import held_bytes
-from edge.paging.budget import MARGIN_SHARE, other_parts
 from edge.quantization import imatrix as calibrate
 from edge.quantization import sensitivity
 from edge.quantization.divergence import Floats
@@ -47,6 +46,7 @@ from edge.quantization.gguf import Outcome, file_bytes, header_bytes, quantize
 from edge.quantization.kernels import KINDS, known_kernels, slow_kinds
 from edge.quantization.rounds import Damages, EarlyStopping, Table, TimePlan, is_settled, probe_order
 from edge.quantization.tensor_rows import TensorRows
+from edge.weights.budget import MARGIN_SHARE, other_parts
 from partition.model.model import ModelShape
 from quant.errors import DoesNotFit
 from quant.fit import Choice, Fit, fit

@@ -21,7 +21,7 @@ from devices.paths import cache_folder
 from devices.probe import default_threads
 from devices.processes.interpreter import module_command
 from edge.errors import EngineError
-from edge.slices.local import OwnSlices
+from edge.models.local_slices import OwnSlices
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from quant.errors import ModelFileError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from edge.adapters.adapter import adapters_from
 from edge.serve.caller import CALLER
+from edge.weights.adapter import adapters_from
 
 
 class ServedAdapters:

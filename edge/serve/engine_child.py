@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from devices.processes.interpreter import module_command
 from edge.api.config import EngineConfig
-from edge.elastic.signals import memory_signals_blocked
 from edge.errors import EngineGone
 from edge.serve.messages import MOST_LINE_BYTES, error_of, resolve
+from edge.weights.elastic.signals import memory_signals_blocked
 
 ANSWER_S = 660.0  # maximum wait for the answer to a request other than a generation
 EXIT_S = 10.0  # maximum wait for a process to end by itself

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue, model_validator
 
-from edge.multimodal.marks import new_mark
+from edge.media.marks import new_mark
 from edge.serve.apis.fields import Fields
 from edge.serve.http.errors import BadRequest
 

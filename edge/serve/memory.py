@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from edge.api.config import EngineConfig
-from edge.elastic.share import MemoryUse
-from edge.elastic.shares import MemoryShares, Share
 from edge.errors import NotAllowed, NotEnoughMemory
 from edge.serve.process import EngineProcess
+from edge.weights.elastic.share import MemoryUse
+from edge.weights.elastic.shares import MemoryShares, Share
 
 Send = Callable[[Mapping[str, Any]], None]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import EdgeError
-from edge.multimodal.projector import encoders, open_projector
+from edge.media.projector import encoders, open_projector
 from partition.model.generation import generates
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile

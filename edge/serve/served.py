@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from edge.elastic.shares import Share
 from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
+from edge.weights.elastic.shares import Share
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class Generation:
     marks: Sequence[str] = ()  # marks of tool calls, whose control tokens are returned as text
     ends_thought: Sequence[str] = ()  # marks that also end a thought
     answer: str = ""  # beginning of an answer that its constraint must read, although a header begins in the same way
-    think: int | None = None  # thinking budget in tokens, see `edge.thinking.format.AUTO`; None: the server's default
+    think: int | None = (
+        None  # thinking budget in tokens, see `edge.text.thinking_format.AUTO`; None: the server's default
+    )
     max_tokens: int | None = None  # None: until the context is full
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are set
     place: int = 0  # index among several answers to one prompt

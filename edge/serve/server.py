@@ -13,7 +13,6 @@ import uvicorn
 from starlette.applications import Starlette
 
 from edge.api.config import EngineConfig
-from edge.elastic.signals import follow_memory_signals
 from edge.errors import EdgeError
 from edge.models.wheels import Progress
 from edge.net.channel import check_own
@@ -23,6 +22,7 @@ from edge.serve.http.listeners import BOTH, listeners
 from edge.serve.lifetimes import Lifetimes
 from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router, devices_of
+from edge.weights.elastic.signals import follow_memory_signals
 from partition.model.check import check_loadable
 from quant.gguf.file import GgufFile
 

@@ -204,7 +204,7 @@ def speculation(
     check_vocabulary(engine.file, file)
     device = None
     if isinstance(draft, WorkerDraft):
-        from edge.helpers.drafting import DraftDevice  # which takes gRPC with it
+        from edge.cluster.draft_worker import DraftDevice  # which takes gRPC with it
 
         n_vocab, insecure = engine.model.n_vocab, draft.insecure
         device = enter(DraftDevice(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps))

@@ -31,13 +31,13 @@ from edge.llama.address_space import AddressSpace
 from edge.llama.buffers import CallerBuffer
 from edge.llama.predicting import HiddenRows, check_library
 from edge.llm.interface import Answer, TextEngine
-from edge.paging import memory
-from edge.paging.load import load_stub
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.hidden_states import MOST_TOKENS, HiddenStates, Tokens
 from edge.speculate.small_model import ENOUGH, PROBE, DraftPace
 from edge.speculate.speculation import FEW, Drafts
 from edge.tasks import SILENT, Steps
+from edge.weights import memory
+from edge.weights.load import load_stub
 from partition.architectures.table import ASSERTED
 from partition.model.model import ModelShape
 from partition.model.predictors import predictor_tensors, why_no_predictor

@@ -18,7 +18,7 @@ from edge.speculate.windows import Shape, WindowChoice
 from partition.predict.drafts import MODEL_ACCEPTANCE
 
 if TYPE_CHECKING:
-    from edge.helpers.drafting import DraftDevice  # which takes gRPC with it
+    from edge.cluster.draft_worker import DraftDevice  # which takes gRPC with it
 
 FEW = 4  # requests: of more, their own rows share the pass, and drafts bring little
 PROFILE_S = 2.0  # for all passes that are measured before the first answer

@@ -21,11 +21,11 @@ from devices.names import join_address
 from devices.processes.limits import share_one_arena
 from devices.trust import credentials as trust_files
 from edge import log
-from edge.elastic.signals import follow_memory_signals
+from edge.models.digests import Digests
+from edge.models.slice_store import SliceStore
 from edge.net.channel import check_own, is_loopback
-from edge.slices.digests import Digests
-from edge.slices.store import SliceStore
 from edge.version import version
+from edge.weights.elastic.signals import follow_memory_signals
 from edge.worker.limits import WorkerOptions
 from edge.worker.service import Worker
 from edge.worker.sessions import Sessions

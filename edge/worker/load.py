@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from devices.machine_disk import disk_read_rate
-from edge.adapters.file import AdapterFile, adapter_sizes
-from edge.elastic.share import SHARE
-from edge.elastic.weights import ElasticWeights
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
@@ -19,13 +16,16 @@ from edge.llm.generate import GreedyDrafter
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.prefixes import seal
 from edge.llm.states import held_bytes
-from edge.paging import memory
-from edge.paging.budget import other_parts
-from edge.paging.memory import MemoryNeed
 from edge.parallel.engine_kinds import own_kind
 from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
+from edge.weights import memory
+from edge.weights.adapter_file import AdapterFile, adapter_sizes
+from edge.weights.budget import other_parts
+from edge.weights.elastic.share import SHARE
+from edge.weights.elastic.weights import ElasticWeights
+from edge.weights.memory import MemoryNeed
 from edge.worker.draft_queries import follow as follow_drafts
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart, only_other

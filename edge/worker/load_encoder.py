@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from edge.elastic.share import SHARE
 from edge.errors import EdgeError, NotEnoughMemory
-from edge.multimodal.encoder import MediaEncoder
-from edge.multimodal.projector import open_projector
+from edge.media.encoder import MediaEncoder
+from edge.media.projector import open_projector
 from edge.parallel.engine_kinds import own_kind
+from edge.weights.elastic.share import SHARE
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart, only_other
 from edge.worker.media_queries import follow

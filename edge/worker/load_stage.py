@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from devices.probe import own_rss
-from edge.elastic.share import SHARE
 from edge.errors import NotEnoughMemory
 from edge.onnx import stage as onnx_stage
+from edge.weights.elastic.share import SHARE
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart
 from edge.worker.messages import boundaries_from

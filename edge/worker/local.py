@@ -12,9 +12,9 @@ from devices.files import usable
 from devices.names import host_name, join_address
 from devices.paths import cache_folder, state_folder
 from devices.probe import default_threads
-from edge.slices.digests import Digests
-from edge.slices.local import CACHE_BYTES
-from edge.slices.store import SliceStore
+from edge.models.digests import Digests
+from edge.models.local_slices import CACHE_BYTES
+from edge.models.slice_store import SliceStore
 from edge.worker.limits import WorkerOptions
 from edge.worker.service import Worker
 from transport import rpc

@@ -7,7 +7,7 @@ A request is a CONTROL frame, and the file in DATA frames (`transport.link.send_
 | 1-3   | 0 |
 | 4-7   | uint32: bytes of the file |
 
-The answer is a CONTROL frame with JSON as `edge.multimodal.child` writes it, and the arrays it tells of in DATA frames.
+The answer is a CONTROL frame with JSON as `edge.media.child` writes it, and the arrays it tells of in DATA frames.
 An error has "ended": true where the process that encodes ended during the file. All little-endian.
 """
 
@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from edge.errors import MediaError
-from edge.multimodal.decoding import MOST_BYTES
-from edge.multimodal.encoder import EncoderEnded, MediaEncoder, RawMedia
-from edge.multimodal.media import MOST_ROWS
+from edge.media.decoding import MOST_BYTES
+from edge.media.encoder import EncoderEnded, MediaEncoder, RawMedia
+from edge.media.media import MOST_ROWS
 from transport.errors import ProtocolError
 from transport.frame import Kind
 from transport.link import IDLE_S, Link, receive_parts, send_parts

@@ -9,9 +9,9 @@ from functools import partial
 
 from devices.probe import own_rss, rss
 from devices.processes.limits import give_back_memory
-from edge.elastic.share import SHARE, MemoryShare, MemoryUse
-from edge.elastic.shares import Member, MemoryShares
 from edge.errors import NotEnoughMemory
+from edge.weights.elastic.share import SHARE, MemoryShare, MemoryUse
+from edge.weights.elastic.shares import Member, MemoryShares
 from quant.text import bytes_text
 from transport import edge_pb2 as pb
 from transport.errors import TransportError

@@ -18,7 +18,7 @@ from devices.files import removed_at_end
 from devices.processes.forking import ForkedProcess, ForkServer
 from devices.processes.interpreter import module_command
 from edge import log
-from edge.elastic.signals import memory_signals_blocked
+from edge.weights.elastic.signals import memory_signals_blocked
 from edge.worker.limits import ResourceLimits
 from transport import edge_pb2 as pb
 from transport.errors import TransportError

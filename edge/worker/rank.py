@@ -26,7 +26,6 @@ import numpy as np
 
 from devices.network import path_hints, usable_elsewhere
 from edge import log
-from edge.elastic.signals import ignore_memory_signals
 from edge.errors import EdgeError
 from edge.net import peers
 from edge.net.dialling import Dialled
@@ -34,6 +33,7 @@ from edge.net.peers import HEARTBEAT_S
 from edge.net.rendezvous import TRANSPORTS, join
 from edge.parallel.engine_kinds import own_kind
 from edge.parallel.topology import world_size
+from edge.weights.elastic.signals import ignore_memory_signals
 from edge.worker.limits import ResourceLimits, compute_on
 from edge.worker.memory import follow_daemon, join_daemon
 from edge.worker.messages import deadlines_of

@@ -17,10 +17,10 @@ from devices.errors import TrustError
 from devices.trust import credentials as trust_files
 from edge import log
 from edge.errors import EdgeError, SliceBusy, SliceError
+from edge.models.digests import Digests
+from edge.models.slice_store import SliceStore
 from edge.net import credentials as trust
 from edge.parallel.engine_kinds import own_kind
-from edge.slices.digests import Digests
-from edge.slices.store import SliceStore
 from edge.worker.limits import WorkerOptions
 from edge.worker.messages import profile_message
 from edge.worker.sessions import Sessions

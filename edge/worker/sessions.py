@@ -20,10 +20,10 @@ from devices.errors import DiscoveryError
 from devices.network import usable_elsewhere
 from devices.processes.forking import ForkServer, available
 from edge import log
-from edge.elastic.shares import Member, Share
-from edge.elastic.signals import memory_signals_blocked
 from edge.errors import EdgeError
-from edge.slices.store import SliceStore
+from edge.models.slice_store import SliceStore
+from edge.weights.elastic.shares import Member, Share
+from edge.weights.elastic.signals import memory_signals_blocked
 from edge.worker.limits import WorkerOptions
 from edge.worker.memory import WorkerMemory
 from edge.worker.messages import deadlines_of

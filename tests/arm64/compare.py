@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 
 HERE = [sys.executable, "-m", "apps.cli"]
 TIMEOUT_S = 600.0  # of any command: emulation takes ten times as long

@@ -7,7 +7,7 @@ import pytest
 
 import edge
 from apps.show.terminal import _use_adapter
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from tests.support.adapters import write_adapter
 from tests.support.helpers import assert_one_line_error, chat_json, edge_here, run_chat
 

@@ -12,9 +12,9 @@ import pytest
 
 from apps.commands import advise
 from devices.catalog import CATALOG
-from edge.advice.advise import FORMAT, TASKS
 from edge.models.catalog import catalog, read_catalog
 from edge.models.synth import synthesize
+from edge.planning.advise import FORMAT, TASKS
 from tests.support.commands import Run, assert_refused, main
 from tests.support.deployments import shared_workers
 from tests.support.workers import Worker

@@ -14,8 +14,8 @@ import pytest
 
 from apps.cli import build_parser
 from apps.commands.bench import run
-from edge.demo import MODEL_PATH
 from edge.llm.options import EngineOptions
+from edge.models.demo import MODEL_PATH
 from tests.conftest import Synthetic
 from tests.support import ROOT
 from tests.support.helpers import assert_one_line_error, edge_here, run_edge

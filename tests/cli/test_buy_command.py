@@ -10,9 +10,9 @@ import pytest
 
 from apps.commands import buy
 from devices.catalog import CATALOG
-from edge.advice import cheapest
-from edge.demo import MODEL_PATH
-from edge.survey.profile import ASSUMED_LINK
+from edge.models.demo import MODEL_PATH
+from edge.planning import cheapest
+from edge.profiling.profile import ASSUMED_LINK
 from tests.support.commands import Run, assert_refused, main
 
 KEYS = {

@@ -12,7 +12,7 @@ import pexpect
 import pytest
 
 from devices.probe import available_memory
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from tests.support import tiny_gguf
 from tests.support.helpers import EDGE, ENDLESS, ROOT, TIMEOUT_S, assert_one_line_error, edge_here, run_chat, run_edge
 

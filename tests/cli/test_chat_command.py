@@ -13,12 +13,12 @@ import pytest
 
 from apps.cli import build_parser
 from apps.engine_options import engine_values
-from edge.bounds.repetition import Repetition
-from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.paging import memory
+from edge.models.demo import MODEL_PATH
+from edge.text.repetition import Repetition
+from edge.weights import memory
 from quant.types import cache_type
 from tests.conftest import Synthetic
 from tests.support.helpers import (

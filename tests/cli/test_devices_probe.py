@@ -13,7 +13,7 @@ from apps import cli
 from devices import machine, machine_disk
 from devices.machine import Machine, Rate
 from devices.profile import DeviceProfile, describe
-from edge.survey.machine import machine_rows
+from edge.profiling.machine import machine_rows
 from quant.text import age_text
 from tests.support.helpers import ROOT, assert_one_line_error, run_edge
 from tests.support.onnx_pipelines import residual

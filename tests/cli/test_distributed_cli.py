@@ -13,9 +13,9 @@ import edge.net.channel
 from apps import distributed, options
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.cluster.fleet import MAX_WORKERS
-from edge.demo import MODEL_PATH
 from edge.deployment.deployed import DeployedModel
 from edge.deployment.kinds import Running
+from edge.models.demo import MODEL_PATH
 from edge.net.rendezvous import TRANSPORTS
 from edge.parallel.prefiller import PrefillPlacement
 from edge.planning.choose import PARALLEL

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import edge.net.channel
-from edge.doctor import examine, machine, workers
-from edge.doctor.findings import OK, Check, Verdict
-from edge.doctor.install import REBUILD
+from edge.profiling.doctor import examine, machine, workers
+from edge.profiling.doctor.findings import OK, Check, Verdict
+from edge.profiling.doctor.install import REBUILD
 from tests.support.commands import main
 from tests.support.deployments import ONE_THREAD, own_folders
 from tests.support.fake_worker import FakeWorker, deaf_port, fake_worker

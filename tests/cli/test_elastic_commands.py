@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.models import shapes, synth
+from edge.models.demo import MODEL_PATH
 from tests.cli.test_serve_command import served
 from tests.cli.test_serve_models_command import configs_of
 from tests.support.helpers import assert_one_line_error, run_edge, start_edge, until

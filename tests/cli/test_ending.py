@@ -19,7 +19,7 @@ import pytest
 
 from apps import cli
 from edge import ending
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from tests.support.helpers import begin
 from tests.support.onnx_files import samples, small_model, vectors  # noqa: F401 (a fixture)
 from tests.support.thorough import each_once, some

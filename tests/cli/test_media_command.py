@@ -15,7 +15,7 @@ from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
-from edge.multimodal.encoder import MediaEncoder
+from edge.media.encoder import MediaEncoder
 from tests.support import projectors
 from tests.support.helpers import assert_one_line_error, chat_json, edge_here
 from tests.support.multimodal import png

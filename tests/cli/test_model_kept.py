@@ -8,9 +8,9 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from apps.cli import main
+from edge.models.slice_store import SliceStore
 from edge.prefixes.group import seal
 from edge.prefixes.store import DEFAULT_BYTES, PrefixStore, default_folder
-from edge.slices.store import SliceStore
 
 DIGEST = "ab" * 32
 

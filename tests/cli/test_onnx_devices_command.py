@@ -15,7 +15,7 @@ from onnx import helper
 import edge as api
 from apps import distributed, options
 from apps.options import worker_addresses
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.onnx.pipeline import MOST_WINDOW
 from partition.plan.plan import LOCAL
 from tests.support.commands import Answer, Run, Two, assert_refused, runs, two_workers

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from devices.paths import cache_folder
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.planning import front, measuring, type_files
 from edge.planning.llm_space import LlmSpace
+from edge.profiling import links
 from edge.quantization.evaluate import evaluate
-from edge.survey import links
 from partition.plan.formats import plan_in
 from partition.predict.objectives import AXES, OBJECTIVES
 from quant.text import number_text

@@ -446,7 +446,7 @@ def test_the_page_repeats_all_that_says_what_is_explored(typed: str) -> None:
 
 def test_the_devices_of_a_lab_are_named_as_a_command_would(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = SimpleNamespace(addresses={"pi": "10.213.0.2:7070"}, shaped=True)
-    monkeypatch.setattr("edge.survey.cluster.lab_status", lambda: lab)
+    monkeypatch.setattr("edge.profiling.cluster.lab_status", lambda: lab)
     args = build_parser("pareto").parse_args(["pareto", "m.gguf"])
     planning.cluster_of(args)
     assert _command(args) == ("edge", "pareto", "m.gguf", "--workers", "10.213.0.2:7070", "--insecure")

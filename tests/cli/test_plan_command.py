@@ -13,7 +13,7 @@ import pytest
 from apps import cli
 from apps.options import MOST_WORKERS
 from devices.paths import state_folder
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.planning.choice import read_plan
 from partition.plan.formats import PLANNED, plan_in
 from partition.plan.plan import Plan

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from tests.support.commands import Run, Two, main, runs, two_workers
 from tests.support.deployments import own_folders
 from tests.support.helpers import assert_one_line_error, edge_here

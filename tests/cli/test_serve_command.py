@@ -27,7 +27,7 @@ from apps.commands.serve import DRAFTS
 from apps.engine_options import ENGINE_OPTIONS, add_engine_arguments
 from devices.processes.forking import ForkedProcess
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits

@@ -11,7 +11,7 @@ import pytest
 
 from apps.cli import main
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from tests.cli.test_serve_command import refused, served
 from tests.support.helpers import until
 
@@ -50,8 +50,8 @@ def configs_of(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> tuple[dic
 
 
 def test_presets_are_models_with_names_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("edge.adapters.adapter.checked_for", lambda path, lora: tuple(lora))
-    monkeypatch.setattr("edge.multimodal.projector.open_projector", lambda path: None)
+    monkeypatch.setattr("edge.weights.adapter.checked_for", lambda path, lora: tuple(lora))
+    monkeypatch.setattr("edge.media.projector.open_projector", lambda path: None)
     for name in ("adapter.gguf", "draft.gguf", "eyes.gguf"):
         (tmp_path / name).touch()
     shutil.copy(MODEL_PATH, tmp_path / "model.gguf")

@@ -85,7 +85,7 @@ def test_without_a_folder_for_temporary_files_a_command_works(tmp_path: Path) ->
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_a_model_whose_name_is_no_text_is_used_in_any_encoding(encoding: str, tmp_path: Path) -> None:
-    from edge.demo import MODEL_PATH
+    from edge.models.demo import MODEL_PATH
 
     name = os.fsencode(tmp_path) + b"/caf\xe9-\xe4\xb8\xad\xff.gguf"
     os.symlink(MODEL_PATH, name)

@@ -45,7 +45,7 @@ script_model.with_context(weights.SMOLLM2.path(), folder / "smollm2.gguf", 65536
 def serving(folder: Path, model: str | None) -> Iterator[tuple[str, str]]:
     """`edge serve` on a free port, with the models of a folder and one more: its address, and that model's name."""
     command = [sys.executable, "-m", "apps.cli", "serve", "--port", "0", "--prefix-cache", "0", "--context", "65536"]
-    first = model or str(ROOT / "edge" / "demo" / "edge-demo-q8_0.gguf")
+    first = model or str(ROOT / "edge" / "models" / "demo" / "edge-demo-q8_0.gguf")
     every = [*command, first, *(str(path) for path in sorted(folder.glob("*.gguf")))]
     server = subprocess.Popen(every, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:

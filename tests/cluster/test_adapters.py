@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.scheduler import Scheduler
+from edge.models.demo import MODEL_PATH
 from edge.parallel.steps import Adapt, Step
 from partition.errors import CannotSlice
 from quant.errors import ModelFileError

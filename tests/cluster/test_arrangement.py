@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.planning.arrange import allreduce_s, can_share, work_of
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL

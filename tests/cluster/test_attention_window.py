@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.chat import Chat
 from edge.llm.continuation import Request
@@ -17,6 +16,7 @@ from edge.llm.requests import windowed
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
+from edge.models.demo import MODEL_PATH
 from tests.conftest import Synthetic
 from tests.support.deployments import EXACT, deployed, pipeline, tensor
 from tests.support.workers import Worker

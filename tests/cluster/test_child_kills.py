@@ -12,9 +12,9 @@ import pytest
 
 from edge.cluster.client import Remote
 from edge.cluster.session import RemoteSession
-from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
-from edge.slices.digests import Digests
+from edge.models.demo import MODEL_PATH
+from edge.models.digests import Digests
 from partition.slices.recipe import whole
 from tests.support.helpers import until
 from tests.support.thorough import some

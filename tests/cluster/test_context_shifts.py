@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Slot
+from edge.models.demo import MODEL_PATH
 from partition.plan.plan import Range
 from tests.conftest import Synthetic
 from tests.support.deployments import EXACT, deployed, deviations, pipeline, stages, tensor

@@ -11,11 +11,11 @@ from edge.cluster import fleet as fleets
 from edge.cluster import preflight
 from edge.cluster.deployment import Deployment
 from edge.cluster.fleet import Fleet
-from edge.demo import MODEL_PATH
 from edge.errors import NotEnoughMemory, SliceError, WorkerError
 from edge.llm.engine import Engine
 from edge.models import shapes, synth
-from edge.slices.digests import Digests
+from edge.models.demo import MODEL_PATH
+from edge.models.digests import Digests
 from quant.gguf.file import GgufFile
 from tests.conftest import FIGURES, SMALL, Synthetic
 from tests.support.deployments import EXACT, ONE_THREAD, OPTIONS, deployed, idle, plan_for, tensor

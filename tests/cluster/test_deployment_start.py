@@ -13,15 +13,15 @@ from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.cluster.model_slices import FileSlice
 from edge.cluster.preflight import check_room
-from edge.demo import MODEL_PATH
 from edge.errors import Interrupted, NoRoom, NotEnoughMemory, WorkerError
 from edge.llama import llama
-from edge.paging.memory import MIB
+from edge.models import local_slices as local
+from edge.models.demo import MODEL_PATH
+from edge.models.local_slices import OwnSlices
+from edge.models.slice_store import SliceStore
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.engine_kinds import EngineKind
-from edge.slices import local
-from edge.slices.local import OwnSlices
-from edge.slices.store import SliceStore
+from edge.weights.memory import MIB
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan, Range

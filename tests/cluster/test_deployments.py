@@ -13,8 +13,8 @@ from devices.paths import authority_folder, credentials_folder
 from devices.trust.authority import Authority
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
-from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
+from edge.models.demo import MODEL_PATH
 from quant.gguf.file import GgufFile
 from tests.conftest import Synthetic
 from tests.support.deployments import (

@@ -10,7 +10,6 @@ import pytest
 
 from edge.cluster.deployment import Deployment
 from edge.cluster.fleet import Fleet
-from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError, Interrupted
 from edge.llm.chat import Chat
 from edge.llm.continuation import Request
@@ -19,6 +18,7 @@ from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
+from edge.models.demo import MODEL_PATH
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import with_room
 from edge.speculate.speculation import Drafts, Speculation

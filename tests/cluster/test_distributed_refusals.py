@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from tests.conftest import Synthetic
 from tests.support.commands import ASKED, Chat, Run, Two, ask, assert_refused, own_folder, run_command, shared_two  # noqa: F401 (fixtures)
 from tests.support.slices import rewritten

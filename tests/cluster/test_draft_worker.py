@@ -14,13 +14,13 @@ import pytest
 
 import edge
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
+from edge.cluster import helper_worker as helper
+from edge.cluster.draft_worker import DraftDevice
 from edge.errors import EngineError
-from edge.helpers import device as helper
-from edge.helpers.drafting import DraftDevice
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.scheduler import Scheduler
+from edge.models.demo import MODEL_PATH
 from edge.speculate.factory import WorkerDraft, drafts, speculation, with_room
 from edge.speculate.small_model import ModelDrafts
 from edge.tasks import SILENT, Steps

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from edge.api.config import EngineConfig, media_encoder
+from edge.cluster import helper_worker as helper
+from edge.cluster.encoder_worker import EncoderDevice, EncoderFiles, LoadedEncoder
 from edge.cluster.fleet import Fleet, device
 from edge.deployment import deploy
 from edge.deployment.replanning import Replanner
 from edge.errors import MediaError, NotEnoughMemory, WorkerError
-from edge.helpers import device as helper
-from edge.helpers.encoding import EncoderDevice, EncoderFiles, LoadedEncoder
-from edge.multimodal.encoder import Media, MediaEncoder
-from edge.multimodal.sample import sample_for
+from edge.media.encoder import Media, MediaEncoder
+from edge.media.sample import sample_for
 from edge.planning import encoder_place
 from edge.planning.choice import PlanChoice
-from edge.survey.encoder_times import EncoderTime, EncoderTimes, encoder_times
+from edge.profiling.encoder_times import EncoderTime, EncoderTimes, encoder_times
 from edge.tasks import SILENT
 from partition.plan.plan import LOCAL
 from tests.support import projectors
@@ -136,7 +136,7 @@ def test_a_process_that_ends_there_leaves_the_picture_as_it_was(
         link = device._loaded.link
         receive = link.receive
         for seed in range(1, 20):  # one that ends before the worker has passed a picture on is started again for it
-            [child] = [child for child in one_worker.children() if runs(child, "edge.multimodal.child")]
+            [child] = [child for child in one_worker.children() if runs(child, "edge.media.child")]
             child.suspend()  # so that it has not answered before it is killed
             with monkeypatch.context() as changed:
                 changed.setattr(link, "receive", lambda *how, child=child: (child.kill(), receive(*how))[1])

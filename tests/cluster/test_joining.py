@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.deployment.deploy import Resilience
 from edge.deployment.deployed import DeployedModel
 from edge.llm.engine import Engine
+from edge.models.demo import MODEL_PATH
 from edge.parallel.replacements import ReplaceableEngine
 from tests.support.deployments import OPTIONS, Heard, greedy_answers, own_folders, supervised
 from tests.support.helpers import TIMEOUT_S, until

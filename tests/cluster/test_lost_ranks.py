@@ -16,8 +16,8 @@ import pytest
 from edge.cluster import client
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
-from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
+from edge.models.demo import MODEL_PATH
 from edge.parallel.engine import DistributedEngine
 from quant.gguf.file import GgufFile
 from tests.support.deployments import (
@@ -184,7 +184,7 @@ def test_a_worker_that_is_lost_while_it_loads(
 OWNER = """
 import sys
 from pathlib import Path
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.cluster.deployment import Deployment
 from edge.llm.options import EngineOptions
 from edge.cluster.fleet import Fleet

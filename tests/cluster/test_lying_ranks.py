@@ -11,8 +11,8 @@ import pytest
 
 from edge.cluster import session
 from edge.cluster.deployment import Deployment
-from edge.demo import MODEL_PATH
 from edge.errors import EdgeError, EngineError
+from edge.models.demo import MODEL_PATH
 from edge.parallel.follower import follow
 from edge.parallel.masks import pack as pack_masks
 from edge.parallel.shard import Shard

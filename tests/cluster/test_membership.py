@@ -13,7 +13,6 @@ import pytest
 from devices.cluster_file import Cluster
 from edge.cluster.deployment import Deployment
 from edge.cluster.fleet import Fleet
-from edge.demo import MODEL_PATH
 from edge.deployment import supervisor, watch
 from edge.deployment.deployed import DeployedModel
 from edge.llm.continuation import Request
@@ -21,9 +20,10 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
+from edge.models.demo import MODEL_PATH
 from edge.parallel import shard
 from edge.parallel.replacements import Replacements
-from edge.survey.straggler_watch import IN_A_ROW, LEAST_STEPS
+from edge.profiling.straggler_watch import IN_A_ROW, LEAST_STEPS
 from quant.gguf.file import GgufFile
 from tests.support.clock import Clock
 from tests.support.deployments import (

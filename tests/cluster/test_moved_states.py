@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import PrefixOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Slot
+from edge.models.demo import MODEL_PATH
 from tests.support.deployments import OPTIONS, deployed, pipeline, stages, tensor
 from tests.support.moved_slots import move
 from tests.support.workers import Worker, worker

@@ -13,10 +13,10 @@ import edge
 from apps.commands import chat
 from apps.show.answer import LoadedChat
 from apps.show.progress import ShownSteps
-from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
-from edge.survey.straggler_watch import LEAST_STEPS
+from edge.models.demo import MODEL_PATH
+from edge.profiling.straggler_watch import LEAST_STEPS
 from tests.support.commands import main
 from tests.support.deployments import OPTIONS, Heard, greedy_answers, own_folders
 from tests.support.helpers import until

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from edge.cluster import preflight
-from edge.demo import MODEL_PATH
 from edge.deployment import watch
 from edge.deployment.deploy import Resilience, deploy
 from edge.errors import NotEnoughMemory, WorkerError
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
+from edge.models.demo import MODEL_PATH
 from edge.parallel.prefiller import PrefillPlacement
 from edge.planning.choice import PlanChoice
-from edge.survey.cluster import Cluster
+from edge.profiling.cluster import Cluster
 from partition.plan.plan import Plan
 from tests.support.deployments import (
     ONE_THREAD,

@@ -11,10 +11,10 @@ from edge.errors import MediaError
 from edge.llm.continuation import Request
 from edge.llm.requests import Event
 from edge.llm.scheduler import Scheduler
+from edge.models.local_slices import OwnSlices
 from edge.planning.arrange import work_of
 from edge.planning.choice import PlanChoice
-from edge.slices.local import OwnSlices
-from edge.survey.cluster import Cluster
+from edge.profiling.cluster import Cluster
 from partition.plan.plan import LOCAL
 from partition.search.planner import Planner
 from quant.gguf.file import GgufFile

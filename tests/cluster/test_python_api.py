@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge.demo import MODEL_PATH
-from edge.elastic.weights import ElasticWeights
+from edge.models.demo import MODEL_PATH
+from edge.weights.elastic.weights import ElasticWeights
 from tests.support import ROOT
 from tests.support.deployments import shared_workers
 from tests.support.onnx_tiny import F32, graph, node

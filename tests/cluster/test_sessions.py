@@ -20,11 +20,11 @@ import pytest
 
 from edge.cluster.client import Remote
 from edge.cluster.session import RemoteSession, answers, connect_all
-from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
+from edge.models.demo import MODEL_PATH
+from edge.models.digests import Digests
 from edge.net.dialling import Dialler
 from edge.net.peers import Listener, Peer
-from edge.slices.digests import Digests
 from edge.worker import process
 from edge.worker.sessions import LINKS_PER_RANK, MAX_SESSIONS
 from partition.slices.recipe import whole

@@ -13,13 +13,13 @@ from devices.lab.config import parse_lab
 from devices.sleeping import VARIABLE
 from edge.cluster.deployment import Deployment
 from edge.cluster.fleet import Fleet
-from edge.demo import MODEL_PATH
 from edge.llm.continuation import Request
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.slices.local import OwnSlices
-from edge.survey.llm_survey import llm_speeds
+from edge.models.demo import MODEL_PATH
+from edge.models.local_slices import OwnSlices
+from edge.profiling.llm_survey import llm_speeds
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, NOTHING, Plan, Stage
 from partition.predict.part_times import profile_json

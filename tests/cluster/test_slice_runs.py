@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from edge.slices import cutting
+from edge.models import slice_cutting as cutting
 from partition.errors import CannotSlice
 from partition.plan.plan import Range, Slice
 from partition.slices.gguf_slice import blank_recipe, check_tensor, limits

@@ -17,12 +17,12 @@ import pytest
 from edge.cluster import client
 from edge.cluster.client import Remote, explained
 from edge.cluster.session import RemoteSession
-from edge.demo import MODEL_PATH
 from edge.errors import SliceError, WorkerError
+from edge.models.demo import MODEL_PATH
+from edge.models.digests import Digests
+from edge.models.slice_cutting import chunks, digest_of
+from edge.models.slice_store import SliceStore
 from edge.net.channel import open_channel
-from edge.slices.cutting import chunks, digest_of
-from edge.slices.digests import Digests
-from edge.slices.store import SliceStore
 from edge.worker.limits import WorkerOptions
 from edge.worker.service import Worker as InsideWorker
 from partition.slices.recipe import Copy, Literal, Recipe, Zeros, whole

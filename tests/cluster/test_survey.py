@@ -15,12 +15,12 @@ from devices.remembered import MAX_AGE_S, Remembered
 from edge.cluster import session as engine_session
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession
-from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
-from edge.survey import links, llm_survey, survey
-from edge.survey.layer_times import LayerTimes, probes
-from edge.survey.profile import shared_hosts
-from edge.survey.survey import host_locks, host_of, own_profile
+from edge.models.demo import MODEL_PATH
+from edge.profiling import links, llm_survey, survey
+from edge.profiling.layer_times import LayerTimes, probes
+from edge.profiling.profile import shared_hosts
+from edge.profiling.survey import host_locks, host_of, own_profile
 from partition.plan.plan import LOCAL
 from partition.predict.hosts import Host
 from partition.predict.speeds import Curve, DeviceSpeed

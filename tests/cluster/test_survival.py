@@ -11,7 +11,6 @@ import pytest
 
 from edge.cluster import connect
 from edge.cluster import fleet as fleets
-from edge.demo import MODEL_PATH
 from edge.deployment.deployed import DeployedModel
 from edge.errors import EdgeError
 from edge.llm.continuation import Request
@@ -19,6 +18,7 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
+from edge.models.demo import MODEL_PATH
 from partition.plan.plan import Plan
 from tests.support.deployments import (
     OPTIONS,

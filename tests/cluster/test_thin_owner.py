@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import edge
-from edge.demo import MODEL_PATH
 from edge.llama.vocabulary import TokenTable
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
+from edge.models.demo import MODEL_PATH
 from partition.plan.plan import LOCAL, Plan
 from tests.conftest import Synthetic
 from tests.support import slices

@@ -18,9 +18,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from edge import log
 from edge.cluster.session import RemoteSession, connect_all
-from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
-from edge.slices.digests import Digests
+from edge.models.demo import MODEL_PATH
+from edge.models.digests import Digests
 from edge.worker.limits import ResourceLimits
 from partition.slices.recipe import whole
 from tests.support.helpers import EDGE, ROOT, assert_one_line_error, run_edge, stand_still, until

@@ -8,9 +8,9 @@ import pytest
 
 from devices.processes.interpreter import module_command
 from edge.cluster.session import RemoteSession
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.quantization.gguf import quantize
-from edge.templates.template import ChatTemplate
+from edge.text.templates.template import ChatTemplate
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 from tests.support.workers import SECRET, served
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_folder_is_hostile() -> None:
-    done = subprocess.run([sys.executable, "-m", "edge.templates.child"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "edge.text.templates.child"], capture_output=True, text=True)
     assert "was imported" in done.stderr
 
 

@@ -221,8 +221,8 @@ class Messages(Kind):
     """Messages between owners and workers: the daemon's calls, an engine process's commands, and their answers."""
 
     def __init__(self, folder: Path) -> None:
-        from edge.slices.digests import Digests
-        from edge.slices.store import SliceStore
+        from edge.models.digests import Digests
+        from edge.models.slice_store import SliceStore
         from edge.worker.limits import WorkerOptions
         from edge.worker.service import Worker
         from tests.support import trust

@@ -10,9 +10,9 @@ import pytest
 from edge.serve.tools.conversation import conversation
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallParser
-from edge.templates.formats import format_of
-from edge.templates.process import TemplateProcess
-from edge.templates.template import ChatTemplate
+from edge.text.templates.formats import format_of
+from edge.text.templates.process import TemplateProcess
+from edge.text.templates.template import ChatTemplate
 from tests.real.templates import templates
 from tests.serve.calls import merged
 

@@ -18,7 +18,7 @@ from devices.remembered import Remembered
 from edge.planning.choice import PlanChoice
 from edge.planning.choose import arrange
 from edge.planning.plan_options import PlanOptions
-from edge.survey.cluster import Cluster
+from edge.profiling.cluster import Cluster
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import plan_threshold

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from edge.bounds.json_arrays import MAX_ITEMS
-from edge.bounds.repetition import LEAST_TOKENS
 from edge.llm.chat import Chat
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
@@ -18,6 +16,8 @@ from edge.llm.generate import Response, generate
 from edge.llm.sampler import SamplingParams
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Speculation
+from edge.text.json_arrays import MAX_ITEMS
+from edge.text.repetition import LEAST_TOKENS
 from tests.conftest import OPTIONS
 from tests.support import ROOT
 from tests.support.drafting import one_slot

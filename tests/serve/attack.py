@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from tests.cli.test_serve_command import served
 from tests.support.forked_modules import runs
 from tests.support.hostile import Constraint, hostile_constraints
@@ -41,7 +41,7 @@ FACTS = {
     "What is the chemical symbol of gold?": "Au",
     "In which country is Tokyo?": "Japan",
 }
-_CHILD = "edge.constraints.child"
+_CHILD = "edge.text.constraints.child"
 
 
 @dataclass

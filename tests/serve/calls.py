@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from edge.serve.tools.parser import CallArguments, CallEnd, CallParser, CallStart, Part
-from edge.templates.formats import CallFormat
+from edge.text.templates.formats import CallFormat
 
 Parsed = list[str | dict[str, Any]]
 """Texts; complete calls as `name` and `arguments`, broken ones as `name` and `partial`."""

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from types import MappingProxyType
 from typing import Any
 
-from edge.elastic.shares import Share
 from edge.errors import EdgeError, NotAllowed, SamplingError, UnknownModel
 from edge.serve.adapters import ServedAdapters
 from edge.serve.model_files import ModelFile
 from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
+from edge.weights.elastic.shares import Share
 
 
 class ScriptedAnswer:

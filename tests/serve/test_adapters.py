@@ -10,13 +10,13 @@ import psutil
 import pytest
 
 import edge
-from edge.adapters.adapter import Scales
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError
+from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router, _needs_room
+from edge.weights.adapter import Scales
 from tests.serve.serving import events_of, serving
 from tests.support.adapters import write_adapter
 

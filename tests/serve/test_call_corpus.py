@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from edge.templates.formats import FORMATS, CallFormat
-from edge.thinking.format import ThinkingFormat
-from edge.thinking.splitter import ThoughtSplitter
+from edge.text.templates.formats import FORMATS, CallFormat
+from edge.text.thinking_format import ThinkingFormat
+from edge.text.thinking_splitter import ThoughtSplitter
 from tests.serve.calls import Parsed, parsed, splits
 from tests.support.thorough import THOROUGH
 

@@ -13,8 +13,8 @@ from edge.serve.http.errors import BadRequest
 from edge.serve.tools.constraint import constraint
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallParser
-from edge.templates.formats import FORMATS, CallFormat
-from edge.templates.writing import written_calls
+from edge.text.templates.formats import FORMATS, CallFormat
+from edge.text.templates.writing import written_calls
 from tests.serve.calls import Parsed, merged
 
 SCHEMA: dict[str, Any] = {

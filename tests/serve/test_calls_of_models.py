@@ -21,7 +21,7 @@ from edge.serve.router import Router
 from edge.serve.served import Generation
 from edge.serve.tools.conversation import conversation
 from edge.serve.tools.functions import Function, FunctionUse
-from edge.templates.formats import FORMATS
+from edge.text.templates.formats import FORMATS
 from tests.serve.conftest import OPTIONS
 from tests.serve.serving import events_of, serving
 from tests.support.deployments import EXACT

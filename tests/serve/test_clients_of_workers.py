@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router

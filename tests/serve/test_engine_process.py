@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError, EngineGone, Overloaded, SamplingError, TemplateError
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
+from edge.models.demo import MODEL_PATH
 from edge.serve import engine_child
 from edge.serve.answer import ProcessAnswer
 from edge.serve.caller import CALLER, Caller
@@ -36,7 +36,7 @@ from edge.serve.process import EngineProcess
 from edge.serve.router import Router
 from edge.serve.served import Generation, Piece
 from edge.serve.suspects import ENDS_IN_A_ROW, Case, Suspects
-from edge.templates.template import CONTINUES, ChatTemplate
+from edge.text.templates.template import CONTINUES, ChatTemplate
 from partition.errors import PlanError
 from quant.errors import ModelFileError
 from tests.conftest import Synthetic

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import SamplingError
 from edge.llm.sampler import MAX_BIAS, SamplingParams
+from edge.models.demo import MODEL_PATH
 from edge.serve import media
 from edge.serve.apis import (
     chat,
@@ -27,7 +27,7 @@ from edge.serve.apis.embeddings import EmbeddingsRequest
 from edge.serve.apis.other_fields import is_neutral
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
-from edge.templates.template import CONTINUES
+from edge.text.templates.template import CONTINUES
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
 
@@ -283,7 +283,7 @@ def test_seeds_have_64_bits_and_one_of_them_is_any() -> None:
 
 def test_a_template_renders_variables() -> None:
     from edge.errors import TemplateError
-    from edge.templates.template import ChatTemplate
+    from edge.text.templates.template import ChatTemplate
 
     template = ChatTemplate("{{ 'on' if enable_thinking else 'off' }} {{ bos_token }}", bos="<s>")
     assert template.render(HI) == "off <s>"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from edge.elastic.share import MemoryShare
 from edge.errors import NotEnoughMemory
 from edge.serve.engine import memory
 from edge.serve.engine_child import exit_code, spawn
+from edge.weights.elastic.share import MemoryShare
 
 CANCEL = {"do": "cancel", "id": 3}
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
 from edge.errors import EngineGone
+from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from edge.serve.process import EngineProcess

@@ -1,6 +1,6 @@
 """Constraints that are made to stop a server do not: chats go on beside them, and nothing of them is left."""
 
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from tests.serve.attack import MOST_THREADS, SUMS, attacked
 from tests.support.hostile import doubling, hostile_constraints
 from tests.support.thorough import some

@@ -16,8 +16,8 @@ import pytest
 
 from devices import probe
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
 from edge.errors import EdgeError, HubError, NotAllowed, UnknownModel
+from edge.models.demo import MODEL_PATH
 from edge.serve.lifetimes import Lifetimes
 from edge.serve.router import Router, _needs_room
 from edge.serve.served import Generation

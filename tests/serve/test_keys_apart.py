@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
 from edge.errors import NotAllowed, Overloaded
+from edge.models.demo import MODEL_PATH
 from edge.serve.adapters import ServedAdapters
 from edge.serve.app import create_app
 from edge.serve.caller import CALLER, Caller

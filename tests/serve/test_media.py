@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from edge.api.config import EngineConfig, MediaUrls
-from edge.demo import MODEL_PATH
 from edge.errors import MediaError
+from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.engine import downloads
 from edge.serve.engine.downloads import Downloads, is_public

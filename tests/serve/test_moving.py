@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineGone
+from edge.models.demo import MODEL_PATH
 from edge.serve.answer import ProcessAnswer
 from edge.serve.client import EngineClient
 from edge.serve.process import RESTARTS_IN_A_ROW, EngineProcess

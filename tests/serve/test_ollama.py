@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.serve.apis.fields import Fields
 from edge.serve.apis.history import PastFunction
 from edge.serve.app import create_app

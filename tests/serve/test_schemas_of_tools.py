@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from edge.constraints.constraint import Constraint
-from edge.constraints.schemas import normal_schema
-from edge.demo import MODEL_PATH
 from edge.errors import SamplingError
 from edge.llama.llama import Model
+from edge.models.demo import MODEL_PATH
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.constraint import constraint
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallParser
 from edge.serve.tools.sizes import MOST_CHARACTERS, MOST_DEPTH, MOST_NAME, MOST_VALUES, JsonSize
+from edge.text.constraints.constraint import Constraint
+from edge.text.constraints.schemas import normal_schema
 from tests.serve.calls import merged
 from tests.serve.test_call_grammars import BY_NAME, accepts, written_calls
 

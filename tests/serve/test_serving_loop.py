@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError, SamplingError
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.scheduler import Scheduler
+from edge.models.demo import MODEL_PATH
 from edge.prefixes import store
 from edge.serve.engine.loop import ServingLoop
 from edge.serve.engine.status import Statistics

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.elastic import shares
 from edge.errors import EngineGone, NotAllowed, NotEnoughMemory
 from edge.models import shapes, synth
 from edge.serve.app import create_app
@@ -21,6 +20,7 @@ from edge.serve.memory import ModelMemory
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from edge.serve.served import Generation
+from edge.weights.elastic import shares
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
 

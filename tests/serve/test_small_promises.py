@@ -10,11 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge.api.config import EngineConfig
 from edge.cluster.deployment import DEFAULT_EXCHANGE
-from edge.demo import MODEL_PATH
 from edge.deployment.deployed import DeployedModel
 from edge.deployment.kinds import Running
 from edge.errors import EngineGone
 from edge.llm.engine import Engine
+from edge.models.demo import MODEL_PATH
 from edge.serve.apis.fields import repeated
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of
 from edge.serve.apis.metrics import metrics
@@ -26,7 +26,7 @@ from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from edge.serve.served import Generation
 from edge.serve.tools.parser import CallParser
-from edge.templates.formats import format_of
+from edge.text.templates.formats import format_of
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits

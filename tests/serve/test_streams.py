@@ -16,8 +16,8 @@ from edge.errors import ContextFull, EdgeError, EngineGone, NotEnoughMemory, Ove
 from edge.serve.app import create_app
 from edge.serve.http import generating
 from edge.serve.options import ServeOptions
-from edge.templates.formats import FORMATS, CallFormat
-from edge.templates.writing import written_calls
+from edge.text.templates.formats import FORMATS, CallFormat
+from edge.text.templates.writing import written_calls
 from tests.serve.scripted import Scripted, ScriptedModels
 from tests.serve.serving import events_of, serving
 from tests.support.helpers import until

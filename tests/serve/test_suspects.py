@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
 from edge.errors import EngineGone, PoisonousRequest
+from edge.models.demo import MODEL_PATH
 from edge.serve.client import EngineClient
 from edge.serve.engine_child import EngineChild
 from edge.serve.http.errors import failure

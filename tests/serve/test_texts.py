@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import ContextFull
 from edge.llama.llama import Model
+from edge.models.demo import MODEL_PATH
 from edge.serve.apis.tokens import MOST_CHARACTERS, MOST_TOKENS
 from edge.serve.engine import child
 from edge.serve.engine.texts import Tokenizer

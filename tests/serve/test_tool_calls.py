@@ -17,11 +17,11 @@ from edge.serve.tools.conversation import conversation
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.parser import CallArguments, CallEnd, CallParser, CallStart
 from edge.serve.tools.values import MAX_DEPTH
-from edge.templates.formats import FORMATS, CallFormat, format_of
-from edge.templates.template import CONTINUES
-from edge.templates.writing import written_calls
-from edge.thinking.format import thinking_format
-from edge.thinking.splitter import ThoughtSplitter
+from edge.text.templates.formats import FORMATS, CallFormat, format_of
+from edge.text.templates.template import CONTINUES
+from edge.text.templates.writing import written_calls
+from edge.text.thinking_format import thinking_format
+from edge.text.thinking_splitter import ThoughtSplitter
 from tests.serve.calls import FUNCTIONS, merged, parsed, splits
 from tests.support.thorough import some
 

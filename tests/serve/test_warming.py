@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
 from edge.errors import Interrupted, SamplingError
 from edge.llama.batch import Batch
 from edge.llm.continuation import Request
@@ -22,6 +21,7 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.scheduler import Scheduler
+from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.engine.loop import ServingLoop

@@ -17,14 +17,14 @@ MOST_OF_A_NAME = 15  # characters; Linux keeps no more
 BRIEF_LINKS = {"_ROUND_TRIPS_S": 0.003, "_MEASURE_S": 0.01}
 # Figures of a device that was busy count as long as any: beside other tests it always is.
 BRIEF_MEASUREMENTS: dict[str, float] = {
-    "edge.survey.survey.OWN_TRIES": 0,
-    "edge.survey.survey.BUSY_AGE_S": math.inf,
-    "edge.survey.layer_times._SAMPLES": 1,
-    "edge.survey.onnx_times._LEAST_S": 0.01,
-    "edge.survey.onnx_times._LONG_S": 0.01,
-    "edge.survey.links._PAIR_S": 0.02,
-    "edge.survey.links._APART_S": 0.0,
-    "edge.survey.links._ROUNDS": 1,
+    "edge.profiling.survey.OWN_TRIES": 0,
+    "edge.profiling.survey.BUSY_AGE_S": math.inf,
+    "edge.profiling.layer_times._SAMPLES": 1,
+    "edge.profiling.onnx_times._LEAST_S": 0.01,
+    "edge.profiling.onnx_times._LONG_S": 0.01,
+    "edge.profiling.links._PAIR_S": 0.02,
+    "edge.profiling.links._APART_S": 0.0,
+    "edge.profiling.links._ROUNDS": 1,
     "edge.planning.measure.ROUNDS": 1,
     "edge.planning.measuring.SCATTER": math.inf,  # none is measured again
     "edge.planning.measuring.OFF": math.inf,

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
 from edge.cluster.fleet import Fleet
-from edge.demo import MODEL_PATH
 from edge.deployment.deploy import DEFAULT_RESILIENCE, Resilience, deploy
 from edge.deployment.deployed import DeployedModel
 from edge.llm.chat import Chat
@@ -23,10 +22,11 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
+from edge.models.demo import MODEL_PATH
 from edge.parallel.engine import DistributedEngine
 from edge.planning.choice import PlanChoice
 from edge.planning.choose import arrange, work_options
-from edge.survey.cluster import Cluster
+from edge.profiling.cluster import Cluster
 from edge.tasks import SILENT, Steps
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from edge.demo import MODEL_PATH
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
@@ -15,6 +14,7 @@ from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
+from edge.models.demo import MODEL_PATH
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
 from edge.speculate.speculation import Drafts, Speculation
 from edge.speculate.windows import Shape, WindowChoice

@@ -356,7 +356,7 @@ class Cluster:
         return_s: float | None = None,
         anyway: bool = False,
     ) -> Iterator[tuple[Fleet | None, list[str]]]:
-        """As `edge.survey.profile.reachable`."""
+        """As `edge.profiling.profile.reachable`."""
         there = [str(worker.address) for worker in result.workers if self.devices[str(worker.address)].answers]
         yield self._fleet(there) if there else None, []
 

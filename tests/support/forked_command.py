@@ -48,13 +48,13 @@ cli.build_parser()  # imports what it needs
 for module in (
     "apps.show.terminal",
     "edge.cluster.deployment",
-    "edge.constraints.child",
+    "edge.text.constraints.child",
     "edge.llm.chat",
     "edge.deployment.deploy",
-    "edge.multimodal.child",
+    "edge.media.child",
     "edge.quantization.gguf_child",
     "edge.serve.engine.child",
-    "edge.templates.child",
+    "edge.text.templates.child",
     "edge.worker.daemon",
     "edge.worker.load",
 ):

@@ -27,10 +27,10 @@ def fork_modules(patch: pytest.MonkeyPatch) -> None:
     """Let what renders templates, follows constraints, encodes pictures or quantizes, and engine processes of servers
     of this process be forked."""
     forked = type("subprocess", (), {**vars(subprocess), "Popen": forked_module})
-    patch.setattr("edge.templates.process.subprocess", forked)
+    patch.setattr("edge.text.templates.process.subprocess", forked)
     patch.setattr("edge.quantization.gguf.subprocess", forked)
-    patch.setattr("edge.constraints.process.subprocess", forked)
-    patch.setattr("edge.multimodal.encoder.subprocess", forked)
+    patch.setattr("edge.text.constraints.process.subprocess", forked)
+    patch.setattr("edge.media.encoder.subprocess", forked)
     patch.setattr("edge.serve.engine_child.spawn", _spawn)
 
 

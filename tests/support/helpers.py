@@ -24,7 +24,7 @@ from pexpect import fdpexpect
 
 from apps import cli
 from devices.processes.forking import ForkedProcess, ForkServer, available
-from edge.doctor.findings import OK, Verdict
+from edge.profiling.doctor.findings import OK, Verdict
 from tests.support import ENGINE, FORKED_COMMAND, ROOT
 from tests.support.foreground import lead_terminal
 from tests.support.namespaces import Host

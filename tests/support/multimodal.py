@@ -15,7 +15,7 @@ from PIL import Image
 from edge.llama import llama
 from edge.llama.library import llama_cpp as L
 from edge.llama.multimodal import NativeProjector
-from edge.multimodal.media import EmbeddingRows
+from edge.media.media import EmbeddingRows
 from quant.types import cache_type
 
 BEFORE, BEHIND = "w1 what is in", "w2 w3 say it"

@@ -13,8 +13,8 @@ from edge.cluster.session import EngineSession
 from edge.deployment import watch
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import StepTime, StepTimes, Summary
-from edge.survey import llm_survey
-from edge.survey.layer_times import LayerTimes
+from edge.profiling import llm_survey
+from edge.profiling.layer_times import LayerTimes
 from partition.predict.speeds import Curve
 from tests.support.deployments import ONE_THREAD
 from tests.support.workers import Worker, worker

@@ -22,7 +22,7 @@ from edge.llama.address_space import PAGE
 from edge.llm.engine import Engine, ModelRunner
 from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
-from edge.paging import budget, reader
+from edge.weights import budget, reader
 from tests.support.helpers import until
 
 # Bytes a second, as `steady_runtime` has them. A disk that keeps up would have weights laid out in files.

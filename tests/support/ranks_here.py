@@ -7,16 +7,16 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from edge.adapters.file import CheckedAdapter
 from edge.cluster.model_slices import ModelSlices
 from edge.llama import llama
 from edge.llm.options import EngineOptions
 from edge.llm.prefixes import name_histories, rank_key, seal
+from edge.models.local_slices import OwnSlices
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
-from edge.slices.local import OwnSlices
+from edge.weights.adapter_file import CheckedAdapter
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.slices.gguf_slice import limits

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from edge.bounds.repetition import Repetition, RepetitionDetector
+from edge.text.repetition import Repetition, RepetitionDetector
 
 
 def first_loop(tokens: Iterable[int]) -> tuple[int, Repetition] | None:

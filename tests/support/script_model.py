@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from quant.gguf.file import GgufFile
 from quant.gguf.writer import NewTensor, encoded, header
 from quant.types import TYPES

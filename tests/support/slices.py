@@ -17,7 +17,7 @@ from edge.llama import llama
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook, NodeHooks
 from edge.models import shapes, synth
-from edge.slices import cutting
+from edge.models import slice_cutting as cutting
 from partition.architectures.table import ARCHITECTURES, RULES
 from partition.plan.plan import NOTHING, Range, Slice
 from partition.slices.gguf_slice import elastic_recipe, limits, slice_recipe

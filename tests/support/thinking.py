@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.demo import MODEL_PATH
 from edge.llm.sampler import TokenSampler
+from edge.models.demo import MODEL_PATH
 from quant.gguf.file import GgufFile
 from quant.gguf.writer import NewTensor, encoded, header
 

@@ -26,10 +26,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from devices.names import join_address
 from edge.cluster.client import Remote
 from edge.cluster.session import EngineSession, RemoteSession
+from edge.models.digests import Digests
+from edge.models.slice_store import SliceStore
 from edge.net.channel import open_channel
 from edge.net.peers import SECRET_BYTES
-from edge.slices.digests import Digests
-from edge.slices.store import SliceStore
 from edge.worker import service as inside
 from edge.worker.limits import WorkerOptions
 from tests.support.forked_server import NAME as FORKED_SERVER

@@ -44,7 +44,7 @@ import psutil
 from benchmarks.harness import EDGE, ROOT
 from benchmarks.lent_device import Worker, end_with_parent
 from benchmarks.servers import HOST, free_port
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.planning.choice import save_plan
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL

@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import psutil
 
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from tests.cli.test_serve_command import served
 from tests.serve.attack import memory_of
 from tests.serve.test_call_grammars import BY_NAME

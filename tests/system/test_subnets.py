@@ -19,7 +19,7 @@ ANSWERS = """
 import json, sys
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
@@ -24,9 +23,10 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.microbenchmark import BestTime
-from edge.paging import gpu_layers
+from edge.models.demo import MODEL_PATH
+from edge.profiling.machine import gpu_backends
 from edge.quantization.gguf import quantize
-from edge.survey.machine import gpu_backends
+from edge.weights import gpu_layers
 from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from quant.gguf.file import GgufFile

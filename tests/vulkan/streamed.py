@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.gpu import load
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
+from edge.weights import gpu_budget as load
 
 PROMPT = list(range(264, 284))
 STEPS = 3

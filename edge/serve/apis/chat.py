@@ -37,8 +37,8 @@ from edge.serve.media import Part, attached, joined
 from edge.serve.tools.conversation import conversation
 from edge.serve.tools.functions import FunctionUse, Message
 from edge.serve.tools.parser import CallArguments, CallEnd
-from edge.templates.template import CONTINUES
-from edge.thinking.format import AUTO
+from edge.text.templates.template import CONTINUES
+from edge.text.thinking_format import AUTO
 
 MAX_EFFORT = 40  # characters
 

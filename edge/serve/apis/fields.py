@@ -15,7 +15,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, P
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
-from edge.adapters.adapter import MAX_SCALE
 from edge.serve.apis.other_fields import (
     LLAMA_IGNORED,
     LLAMA_REFUSED,
@@ -30,8 +29,9 @@ from edge.serve.apis.other_fields import (
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation
 from edge.serve.tools.functions import json_text
-from edge.templates.template import RESERVED
-from edge.thinking.format import AUTO, thinking_format
+from edge.text.templates.template import RESERVED
+from edge.text.thinking_format import AUTO, thinking_format
+from edge.weights.adapter import MAX_SCALE
 
 MAX_SEED = 2**32 - 2  # equals edge.llm.sampler's, whose import would load llama.cpp into this process
 MAX_ANSWERS = 64  # answers of one request

@@ -27,7 +27,7 @@ from edge.serve.apis.tool_fields import ChosenTool, OtherTool, function_use, too
 from edge.serve.media import Attached, Part, attached, joined
 from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import Function, FunctionUse, Message
-from edge.thinking.format import AUTO
+from edge.text.thinking_format import AUTO
 
 
 class ToolUseBlock(Fields):

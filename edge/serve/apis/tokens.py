@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from edge.multimodal.marks import without_marks
+from edge.media.marks import without_marks
 from edge.serve.apis.chat import ChatRequest
 from edge.serve.apis.chat import parse as parse_chat
 from edge.serve.apis.completions import TokenId

@@ -18,13 +18,13 @@ from typing import Any
 from devices.files import remove_temporary
 from devices.processes.limits import give_back_memory
 from edge.api.config import EngineConfig, media_encoder
-from edge.elastic.signals import ignore_memory_signals
 from edge.serve.engine.loop import ServingLoop
 from edge.serve.engine.memory import follow_share
 from edge.serve.engine.threads import POOLED, Threads
 from edge.serve.messages import MOST_LINE_BYTES, error_json
 from edge.speculate.factory import speculation
 from edge.tasks import ShowStep, Steps
+from edge.weights.elastic.signals import ignore_memory_signals
 
 # Size of a large request. Memory used to prepare such a request is returned to the system.
 _LARGE_BYTES = 1 << 20

@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit, urlunsplit
 
 from edge.api.config import MediaUrls
 from edge.errors import MediaError
-from edge.multimodal.decoding import MOST_BYTES
+from edge.media.decoding import MOST_BYTES
 from edge.serve.engine.threads import is_url
 
 TOTAL_S = 20.0  # total time for all files of a request

@@ -9,24 +9,24 @@ from types import MappingProxyType
 from typing import Any
 
 from edge.api.config import EngineConfig
-from edge.constraints.constraint import never_given_up
 from edge.errors import ContextFull, EmptyPrompt, SamplingError
 from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import check_prompt, common_prefix
-from edge.multimodal.encoder import MediaEncoder
-from edge.multimodal.marks import without_marks
-from edge.multimodal.media import EmbeddingRows
-from edge.multimodal.prompt import encoded, tokens_with
+from edge.media.encoder import MediaEncoder
+from edge.media.marks import without_marks
+from edge.media.media import EmbeddingRows
+from edge.media.prompt import encoded, tokens_with
 from edge.serve.engine.downloads import files_of
 from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.engine.infill import InfillPrompts
 from edge.serve.engine.ranking import RankingPrompts
 from edge.serve.engine.texts import Tokenizer
-from edge.templates.process import TemplateProcess
-from edge.templates.template import CONTINUES, ChatTemplate
-from edge.thinking.tracker import Thinking
+from edge.text.constraints.constraint import never_given_up
+from edge.text.templates.process import TemplateProcess
+from edge.text.templates.template import CONTINUES, ChatTemplate
+from edge.text.thinking_tracker import Thinking
 from partition.model.generation import generates
 
 _ANSWER_PART = 4  # share of the context reserved for an infill answer without max_tokens

@@ -10,14 +10,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from edge.api.config import EngineConfig
-from edge.constraints.constraint import never_given_up
 from edge.deployment.deployed import DeployedModel
 from edge.errors import ContextFull, EngineError, SamplingError
 from edge.llama.llama import Model
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, Running
 from edge.llm.scheduler import Scheduler
-from edge.multimodal.encoder import MediaEncoder
+from edge.media.encoder import MediaEncoder
 from edge.serve.engine.arrivals import Arrivals
 from edge.serve.engine.embedder import MOST_TOKENS, Embedder
 from edge.serve.engine.inputs import InputProcessor
@@ -26,6 +25,7 @@ from edge.serve.engine.status import EngineStatus, Statistics
 from edge.serve.messages import error_json, logprob_json
 from edge.serve.warming.allowance import Allowance
 from edge.serve.warming.requests import WarmingRequests
+from edge.text.constraints.constraint import never_given_up
 
 T = TypeVar("T")
 GivenUp = Callable[[], bool]  # returns True if the client has disconnected

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from edge.elastic.share import SHARE
+from edge.weights.elastic.share import SHARE
 
 
 def follow_share(

@@ -27,7 +27,7 @@ from edge.serve.http.security import namespace_of
 from edge.serve.parsing import parsed as in_thread
 from edge.serve.served import Answer, ServedModels
 from edge.serve.warming.turns import Chat, noted
-from edge.templates.template import CONTINUES
+from edge.text.templates.template import CONTINUES
 
 SEND_S = 60.0  # after which a client that reads nothing counts as disconnected
 NEVER_S = float(1 << 30)  # ping interval of a stream without pings

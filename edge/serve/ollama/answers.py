@@ -22,7 +22,7 @@ from edge.serve.served import Generation, Infill
 from edge.serve.tools.conversation import Conversation, conversation
 from edge.serve.tools.functions import FunctionUse, Message, json_text
 from edge.serve.tools.parser import CallArguments, CallEnd
-from edge.thinking.format import AUTO
+from edge.text.thinking_format import AUTO
 
 _clock = time.monotonic_ns
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.serve.model_files import ModelFile
 from edge.serve.served import ServedModels
-from edge.thinking.format import thinking_format
+from edge.text.thinking_format import thinking_format
 from quant.mixes import MIXES
 
 NEVER = "9999-12-31T23:59:59Z"  # expiry time of a model that is never unloaded

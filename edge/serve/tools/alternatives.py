@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from edge.constraints.schemas import AT
+from edge.text.constraints.schemas import AT
 
 COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
 ALL_TYPES = ("string", "number", "boolean", "null", "array", "object")

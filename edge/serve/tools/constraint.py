@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge.constraints.schemas import AT, PLACE, place_below
 from edge.serve.tools.alternatives import NotHeldError, constants, types
 from edge.serve.tools.functions import Function, FunctionUse
 from edge.serve.tools.grammar import ANYTHING, JSON_LIKE, NO_VALUE, Grammar, json_schema, normal, root_of
 from edge.serve.tools.styles import MAX_HEADER
-from edge.templates.formats import JSON, CallFormat
+from edge.text.constraints.schemas import AT, PLACE, place_below
+from edge.text.templates.formats import JSON, CallFormat
 
 
 def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any] | None = None) -> str | None:

@@ -11,8 +11,8 @@ from edge.serve.tools.constraint import constraint
 from edge.serve.tools.functions import FunctionUse, Message, json_text
 from edge.serve.tools.parser import CallParser
 from edge.serve.tools.sizes import JsonSize
-from edge.templates.formats import CallFormat, format_of
-from edge.templates.template import CONTINUES
+from edge.text.templates.formats import CallFormat, format_of
+from edge.text.templates.template import CONTINUES
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edge.bounds.json_arrays import MAX_ITEMS, with_bounds
-from edge.constraints.schemas import AT, LEAVES, PLACE, normal_schema, place_below
 from edge.errors import SamplingError
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.alternatives import ALL_TYPES, Flattener, NotHeldError, constants, text_expressions, types
 from edge.serve.tools.functions import Function
 from edge.serve.tools.values import is_bare_key
-from edge.templates.formats import JSON, Notation
-from edge.templates.writing import written
+from edge.text.constraints.schemas import AT, LEAVES, PLACE, normal_schema, place_below
+from edge.text.json_arrays import MAX_ITEMS, with_bounds
+from edge.text.templates.formats import JSON, Notation
+from edge.text.templates.writing import written
 
 # Fixed separators as in templates, because a small model may write endless optional white space.
 _STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}

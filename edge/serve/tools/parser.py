@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.serve.tools.reader import NoCallError, Reader, Reading
 from edge.serve.tools.styles import read_call
-from edge.templates.formats import CallFormat
+from edge.text.templates.formats import CallFormat
 from quant.text import overlap
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge.constraints.schemas import target
+from edge.text.constraints.schemas import target
 
 Schema = Mapping[str, Any]
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from edge.serve.tools.reader import NoCallError, Reader, Reading
 from edge.serve.tools.schemas import is_text, resolved, types
 from edge.serve.tools.values import Give, another, as_json, bare_key, captured, json_string, members, value
-from edge.templates.formats import JSON, CallFormat
+from edge.text.templates.formats import JSON, CallFormat
 from quant.text import overlap
 
 MAX_HEADER = 300  # characters of the text before arguments, and of a key

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from edge.serve.tools.reader import NoCallError, Reader, Reading
 from edge.serve.tools.schemas import admits
-from edge.templates.formats import JSON, PYTHON, Notation
+from edge.text.templates.formats import JSON, PYTHON, Notation
 
 Give = Callable[[str], None]
 """Receives more JSON text. The reader has then consumed all text that it was made from."""

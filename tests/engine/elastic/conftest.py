@@ -10,13 +10,13 @@ from unittest import mock
 
 import pytest
 
-from edge.demo import MODEL_PATH
-from edge.elastic.load import load_elastic
-from edge.elastic.room import Room
-from edge.elastic.weights import ElasticWeights
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
+from edge.models.demo import MODEL_PATH
 from edge.quantization.gguf import quantize
+from edge.weights.elastic.load import load_elastic
+from edge.weights.elastic.room import Room
+from edge.weights.elastic.weights import ElasticWeights
 from quant.gguf.elastic import plan_elastic, write_elastic
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
@@ -85,10 +85,10 @@ def followed(memory: Memory, grow_wait_s: float = 60.0) -> Iterator[None]:
     wait for, so that it puts no change off."""
     with (
         steady_runtime(),
-        mock.patch("edge.elastic.load.load_elastic", partial(load_elastic, room=memory.room)),
-        mock.patch("edge.elastic.weights.LOOK_S", 1e9),
-        mock.patch("edge.elastic.weights.GROW_WAIT_S", grow_wait_s),
-        mock.patch("edge.elastic.governor.SLACK", 1 << 40),  # sizes of these models are near each other
+        mock.patch("edge.weights.elastic.load.load_elastic", partial(load_elastic, room=memory.room)),
+        mock.patch("edge.weights.elastic.weights.LOOK_S", 1e9),
+        mock.patch("edge.weights.elastic.weights.GROW_WAIT_S", grow_wait_s),
+        mock.patch("edge.weights.elastic.governor.SLACK", 1 << 40),  # sizes of these models are near each other
     ):
         yield
 

@@ -18,19 +18,19 @@ import numpy as np
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.elastic.governor import GROW_AFTER_S, Governor
-from edge.elastic.share import MemoryShare, MemoryUse
-from edge.elastic.sizes import Preference, Sizes
 from edge.errors import EngineError, Interrupted, NotEnoughMemory, WeightsError
 from edge.llama.buffers import Weight
 from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
-from edge.paging.arena import ElasticArena, key_of
-from edge.paging.load import load_stub
-from edge.paging.window import Piece
 from edge.quantization.gguf import quantize
 from edge.serve.engine.loop import ServingLoop
 from edge.speculate.factory import model_with
+from edge.weights.arena import ElasticArena, key_of
+from edge.weights.elastic.governor import GROW_AFTER_S, Governor
+from edge.weights.elastic.share import MemoryShare, MemoryUse
+from edge.weights.elastic.sizes import Preference, Sizes
+from edge.weights.load import load_stub
+from edge.weights.window import Piece
 from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
@@ -348,7 +348,7 @@ def test_reading_ahead_without_addresses_ends_neither_the_watch_nor_a_change(
         memory.is_now(weights, 1 << 30)
         memory.now_s += GROW_AFTER_S / 2
         with monkeypatch.context() as patch:
-            patch.setattr("edge.paging.arena.AddressSpace", Mock(side_effect=OSError(errno.ENOMEM, "no addresses")))
+            patch.setattr("edge.weights.arena.AddressSpace", Mock(side_effect=OSError(errno.ENOMEM, "no addresses")))
             weights.follow()
             assert weights._ahead.n_bytes == 0
             memory.is_now(weights, weights.sizes.least)

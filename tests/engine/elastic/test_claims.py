@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from edge.elastic.governor import GROW_AFTER_S
-from edge.elastic.share import MemoryShare, MemoryUse
-from edge.elastic.shares import Member, MemoryShares
-from edge.elastic.sizes import Preference
-from edge.elastic.weights import ElasticWeights
 from edge.errors import NotEnoughMemory
 from edge.llm.engine import Engine
-from edge.paging.arena import ElasticArena
+from edge.weights.arena import ElasticArena
+from edge.weights.elastic.governor import GROW_AFTER_S
+from edge.weights.elastic.share import MemoryShare, MemoryUse
+from edge.weights.elastic.shares import Member, MemoryShares
+from edge.weights.elastic.sizes import Preference
+from edge.weights.elastic.weights import ElasticWeights
 from tests.engine.elastic.conftest import Elastic, Memory, followed
 from tests.engine.elastic.test_changes import budgets
 from tests.support.paging import MIB, OPTIONS, PROMPT
@@ -80,7 +80,7 @@ def loaded(
 
     options = replace(OPTIONS, least_memory=LEAST, memory=BUDGET, prefer=prefer)
     with pytest.MonkeyPatch.context() as patch, followed(others.memory):
-        patch.setattr("edge.elastic.weights.ElasticArena", Arena)
+        patch.setattr("edge.weights.elastic.weights.ElasticArena", Arena)
         with Engine(elastic.path, options, progress=show) as engine:
             assert isinstance(engine.paging, ElasticWeights)
             yield engine, engine.paging
@@ -208,7 +208,7 @@ def test_what_a_disk_that_is_gone_leaves_is_for_others(model: Elastic, at: dict[
         def fails(*_: object) -> int:
             raise OSError("the disk is gone")
 
-        patch.setattr("edge.paging.direct_file.DirectFile.read", fails)
+        patch.setattr("edge.weights.direct_file.DirectFile.read", fails)
         weights.follow()
         assert not weights._intact
         assert others.members[-1].limit == BUDGET - at[1]

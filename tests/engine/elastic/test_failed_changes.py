@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge.elastic.governor import GROW_AFTER_S
-from edge.elastic.weights import RETRY_S, next_pass, next_size
 from edge.errors import WeightsError
 from edge.llm.engine import Engine
-from edge.paging.arena import ElasticArena, key_of
-from edge.paging.direct_file import DirectFile
-from edge.paging.reader import Job, Reader
-from edge.paging.window import Piece
+from edge.weights.arena import ElasticArena, key_of
+from edge.weights.direct_file import DirectFile
+from edge.weights.elastic.governor import GROW_AFTER_S
+from edge.weights.elastic.weights import RETRY_S, next_pass, next_size
+from edge.weights.reader import Job, Reader
+from edge.weights.window import Piece
 from tests.engine.elastic.conftest import Elastic, Memory, engine_in
 from tests.engine.elastic.test_changes import budgets
 from tests.engine.elastic.test_waits import Gate
@@ -128,7 +128,7 @@ def test_memory_that_reads_of_a_failed_change_still_write_to_is_not_given_back(
         gate.closes_for(weights.sizes.choose(budgets(weights.sizes)[2]).plan.resident)
         with monkeypatch.context() as patch:
             patch.setattr(Reader, "wait", waits)
-            patch.setattr("edge.paging.reader.READ_TIMEOUT_S", 0.0)
+            patch.setattr("edge.weights.reader.READ_TIMEOUT_S", 0.0)
             for _ in range(2):
                 with pytest.raises(WeightsError, match="check the disk"):
                     engine.decode(PROMPT, 0)
@@ -181,7 +181,7 @@ def test_what_is_due_is_all_that_counts_while_no_weights_are_there(
 ) -> None:
     """More is not read beside weights that are gone, and what is said of the next pass is true."""
     memory = Memory(1 << 30)
-    monkeypatch.setattr("edge.elastic.weights._LITTLE", 0)
+    monkeypatch.setattr("edge.weights.elastic.weights._LITTLE", 0)
     with engine_in(memory, elastic("llama").path, grow_wait_s=0.0) as (engine, weights):
         disk = FaultyDisk(monkeypatch)
         memory.is_now(weights, budgets(weights.sizes)[2])

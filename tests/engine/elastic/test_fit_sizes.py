@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.quantization.fit import FitOptions
 from edge.quantization.make import Source, budgets_between, quantize_to_sizes
 from edge.tasks import Steps

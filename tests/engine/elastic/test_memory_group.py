@@ -23,7 +23,7 @@ _CHILD = """
 import json, sys
 from dataclasses import asdict
 from devices.probe import own_rss
-from edge.elastic import governor
+from edge.weights.elastic import governor
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 governor.GROW_AFTER_S = 0.5

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 import edge
-from edge.elastic.sizes import Sizes
-from edge.elastic.weights import ElasticWeights, next_pass
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.vocabulary import TokenTable
 from edge.llm.engine import Engine
@@ -20,10 +18,12 @@ from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Origin, Slot
-from edge.paging.budget import MARGIN_SHARE
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.shard import Shard
 from edge.speculate.factory import Draft, model_with
+from edge.weights.budget import MARGIN_SHARE
+from edge.weights.elastic.sizes import Sizes
+from edge.weights.elastic.weights import ElasticWeights, next_pass
 from edge.worker.limits import ResourceLimits
 from edge.worker.load import WholeModel, load
 from partition.errors import CannotSlice

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.elastic.governor import GROW_AFTER_S
-from edge.elastic.weights import next_size
 from edge.errors import Interrupted, WeightsError
 from edge.llama.address_space import AddressSpace
 from edge.llama.hooks import Hook
 from edge.llm.engine import Engine
-from edge.paging.arena import ElasticArena
-from edge.paging.direct_file import DirectFile
-from edge.paging.window import Piece
+from edge.weights.arena import ElasticArena
+from edge.weights.direct_file import DirectFile
+from edge.weights.elastic.governor import GROW_AFTER_S
+from edge.weights.elastic.weights import next_size
+from edge.weights.window import Piece
 from tests.engine.elastic.conftest import Elastic, ElasticEngine, Memory, engine_in
 from tests.engine.elastic.test_changes import WAIT_S, budgets
 from tests.support.helpers import until
@@ -44,7 +44,7 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    monkeypatch.setattr("edge.elastic.weights._LITTLE", 0)
+    monkeypatch.setattr("edge.weights.elastic.weights._LITTLE", 0)
     return Gate(monkeypatch)
 
 
@@ -189,7 +189,7 @@ def test_a_pass_is_stopped_and_computed_again_where_memory_shrinks(
 ) -> None:
     """In the middle of its graph, while rows before it stay."""
     files, memory, stops = elastic("llama"), Memory(1 << 30), list[bool]()
-    monkeypatch.setattr("edge.elastic.weights.PASS_WAIT_S", 0.0)
+    monkeypatch.setattr("edge.weights.elastic.weights.PASS_WAIT_S", 0.0)
     due = threading.Event()
 
     def shrinks(_: object) -> None:
@@ -200,7 +200,7 @@ def test_a_pass_is_stopped_and_computed_again_where_memory_shrinks(
             stops.append(engine._context.stopping.flag.value == b"x")
 
     hook = Hook(lambda node: node.name == "l_out-1", shrinks)
-    monkeypatch.setattr("edge.elastic.weights._NO_HOOK", hook)
+    monkeypatch.setattr("edge.weights.elastic.weights._NO_HOOK", hook)
     options = replace(OPTIONS, batch=rows)
     with engine_in(memory, files.path, options) as (engine, weights), Engine(files.static[2], options) as other:
         small = budgets(weights.sizes)[2]
@@ -238,14 +238,14 @@ def test_a_pass_goes_on_where_less_memory_changes_nothing(
 ) -> None:
     """Below the least that it can run in, the room changes at every look."""
     memory, stops = Memory(42 * MIB), list[bool]()
-    monkeypatch.setattr("edge.elastic.weights.PASS_WAIT_S", 0.0)
+    monkeypatch.setattr("edge.weights.elastic.weights.PASS_WAIT_S", 0.0)
 
     def shrinks(_: object) -> None:
         memory.free //= 2
         weights.follow()
         stops.append(engine._context.stopping.flag.value == b"x")
 
-    monkeypatch.setattr("edge.elastic.weights._NO_HOOK", Hook(lambda node: node.name == "l_out-1", shrinks))
+    monkeypatch.setattr("edge.weights.elastic.weights._NO_HOOK", Hook(lambda node: node.name == "l_out-1", shrinks))
     with engine_in(memory, elastic("llama").path) as (engine, weights):
         memory.is_now(weights, weights.sizes.least)
         weights.follow()
@@ -258,14 +258,14 @@ def test_a_pass_goes_on_where_less_memory_changes_nothing(
 def test_a_pass_is_stopped_only_once(elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch) -> None:
     """The next attempt is computed to its end, however often memory shrinks."""
     memory, stops = Memory(1 << 30), list[bool]()
-    monkeypatch.setattr("edge.elastic.weights.PASS_WAIT_S", 0.0)
+    monkeypatch.setattr("edge.weights.elastic.weights.PASS_WAIT_S", 0.0)
 
     def shrinks(_: object) -> None:
         memory.free = smaller[min(len(stops), 1)]
         weights.follow()
         stops.append(engine._context.stopping.flag.value == b"x")
 
-    monkeypatch.setattr("edge.elastic.weights._NO_HOOK", Hook(lambda node: node.name == "l_out-1", shrinks))
+    monkeypatch.setattr("edge.weights.elastic.weights._NO_HOOK", Hook(lambda node: node.name == "l_out-1", shrinks))
     with engine_in(memory, elastic("llama").path) as (engine, weights):
         smaller = [budgets(weights.sizes)[2], weights.sizes.least]
         engine.decode(PROMPT, 0)

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError, NotEnoughMemory
-from edge.gpu import load
 from edge.llama import ggml
 from edge.llama.buffers import Device, DeviceBuffer
 from edge.llama.hooks import Hook, NodeHooks
@@ -22,6 +20,8 @@ from edge.llama.llama import Batch, Context
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, reproducible
+from edge.models.demo import MODEL_PATH
+from edge.weights import gpu_budget as load
 from partition.architectures.table import ARCHITECTURES
 from partition.predict.gpu_memory import GpuBudget
 from tests.support.deployments import deployed, pipeline, tensor
@@ -160,7 +160,7 @@ class Driver:
         monkeypatch.setattr(Device, "allocate", allocate_pieces)
         monkeypatch.setattr(Device, "allocate_host", page_locked)
         monkeypatch.setattr(ggml, "gpu_free_bytes", lambda devices: self.FREE - self.held_bytes)
-        monkeypatch.setattr("edge.gpu.load.cpu_device", lambda: None)  # the processor's is a GPU's
+        monkeypatch.setattr("edge.weights.gpu_budget.cpu_device", lambda: None)  # the processor's is a GPU's
 
     def _gives(self, buffer: DeviceBuffer, n_bytes: int) -> DeviceBuffer:
         close = buffer.close
@@ -180,9 +180,9 @@ def test_what_is_measured_is_remembered_by_the_batch_and_the_layers(monkeypatch:
     """A choice among few rows does not hold for a larger batch."""
     Driver(monkeypatch)
     keys: list[str] = []
-    monkeypatch.setattr("edge.gpu.load.processor_rows", lambda batch, a_pass, key: keys.append(key()) or 0)
+    monkeypatch.setattr("edge.weights.gpu_budget.processor_rows", lambda batch, a_pass, key: keys.append(key()) or 0)
     for name, value in (("_PRODUCTS_BYTES", 0), ("MARGIN_BYTES", 1 << 20)):
-        monkeypatch.setattr(f"edge.gpu.load.{name}", value)
+        monkeypatch.setattr(f"edge.weights.gpu_budget.{name}", value)
     for batch in (32, 32, 16):
         with Engine(MODEL_PATH, replace(OPTIONS, batch=batch, gpu_memory=8400 << 10)) as engine:
             assert budget_of(engine).streamed
@@ -196,7 +196,7 @@ def test_a_budget_holds_what_the_driver_really_gives(kib: int, monkeypatch: pyte
         expected = answer(engine)
     driver = Driver(monkeypatch)
     for name, value in (("processor_rows", lambda *_: 0), ("_PRODUCTS_BYTES", 0), ("MARGIN_BYTES", 1 << 20)):
-        monkeypatch.setattr(f"edge.gpu.load.{name}", value)
+        monkeypatch.setattr(f"edge.weights.gpu_budget.{name}", value)
     with Engine(MODEL_PATH, replace(OPTIONS, gpu_memory=kib << 10)) as engine:
         account = budget_of(engine)
         assert driver.most <= sum(account.parts.values()) <= kib << 10

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.adapters.adapter import Adapter, Scales, adapters_from
-from edge.adapters.file import AdapterFile, adapter_sizes
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.deployment.deploy import LlmBuilding
 from edge.errors import EngineError, NotEnoughMemory
@@ -24,14 +22,16 @@ from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
-from edge.paging import memory
-from edge.paging.gpu_layers import layer_sizes
-from edge.paging.memory import MemoryNeed
 from edge.parallel import moving
 from edge.parallel.prefiller import PrefillPlacement
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT
+from edge.weights import memory
+from edge.weights.adapter import Adapter, Scales, adapters_from
+from edge.weights.adapter_file import AdapterFile, adapter_sizes
+from edge.weights.gpu_layers import layer_sizes
+from edge.weights.memory import MemoryNeed
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL

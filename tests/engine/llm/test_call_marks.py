@@ -13,9 +13,9 @@ from edge.llm.scheduler import Scheduler
 from edge.serve.engine.grammars import with_control_tokens
 from edge.serve.tools.constraint import constraint
 from edge.serve.tools.functions import Function, FunctionUse
-from edge.templates.formats import FORMATS
-from edge.thinking.format import thinking_format
-from edge.thinking.tracker import Thinking
+from edge.text.templates.formats import FORMATS
+from edge.text.thinking_format import thinking_format
+from edge.text.thinking_tracker import Thinking
 from tests.support.deployments import EXACT
 from tests.support.thinking import END, TEMPLATE, says, thinker
 

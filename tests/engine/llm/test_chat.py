@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import ChatFileError, ContextFull, EngineError, Interrupted, SamplingError
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.model import Model
 from edge.llm.sampler import SamplingParams
+from edge.models.demo import MODEL_PATH
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.drafting import tokens_of
 from tests.support.thinking import says

@@ -8,18 +8,18 @@ import numpy as np
 import psutil
 import pytest
 
-from edge.constraints.constraint import Constraint
-from edge.constraints.process import process_of
-from edge.demo import MODEL_PATH
 from edge.errors import SamplingError
 from edge.llama.llama import Model
+from edge.models.demo import MODEL_PATH
+from edge.text.constraints.constraint import Constraint
+from edge.text.constraints.process import process_of
 from tests.support.forked_modules import running
 from tests.support.hostile import doubling
 
 # Its parses explode behind the first letters, where an answer is under way.
 _BEFORE = "edge, edge, edge and edge"
 _LATE = doubling(12).replace("root ::= ", f'root ::= "{_BEFORE}" ')
-_CHILD = "edge.constraints.child"
+_CHILD = "edge.text.constraints.child"
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
@@ -17,6 +16,7 @@ from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Slot, dropped_stretch, matches
 from edge.llm.states import BLOCK_TOKENS
+from edge.models.demo import MODEL_PATH
 from partition.plan.plan import Range
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.drafting import one_slot

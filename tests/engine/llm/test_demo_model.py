@@ -3,11 +3,11 @@
 from collections import Counter
 from pathlib import Path
 
-from edge.demo import MODEL_PATH
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
+from edge.models.demo import MODEL_PATH
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 from tests.support import TESTS

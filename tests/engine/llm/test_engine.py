@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError
 from edge.llama import ggml, library
 from edge.llama.hooks import Hook
@@ -16,6 +15,7 @@ from edge.llama.llama import Batch
 from edge.llm.engine import Engine
 from edge.llm.options import DEFAULT_CONTEXT, EngineOptions, worth_threads
 from edge.models import shapes, synth
+from edge.models.demo import MODEL_PATH
 from partition.model.model import ModelShape
 from quant.errors import UnknownTypeError
 from quant.gguf.file import GgufFile

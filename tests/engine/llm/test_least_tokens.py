@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 
-from edge.bounds import repetition
 from edge.errors import SamplingError
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
@@ -15,8 +14,9 @@ from edge.llm.requests import Event
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.speculate.speculation import Speculation
-from edge.thinking.format import thinking_format
-from edge.thinking.tracker import Thinking
+from edge.text import repetition
+from edge.text.thinking_format import thinking_format
+from edge.text.thinking_tracker import Thinking
 from tests.support import ROOT
 from tests.support.deployments import EXACT, pipeline, tensor
 from tests.support.drafting import Known, always

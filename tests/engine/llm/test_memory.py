@@ -11,7 +11,7 @@ from edge.errors import NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
-from edge.paging import memory
+from edge.weights import memory
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 from quant.types import cache_type

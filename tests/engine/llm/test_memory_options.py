@@ -9,9 +9,9 @@ import pytest
 from apps.cli import build_parser
 from apps.engine_options import engine_values
 from apps.errors import UsageError
-from edge.demo import MODEL_PATH
 from edge.llm.options import MAX_IO_CHUNK, MAX_IO_THREADS, EngineOptions
 from edge.models import shapes, synth
+from edge.models.demo import MODEL_PATH
 from tests.support.helpers import assert_one_line_error, edge_here, run_edge
 
 MIB = 1 << 20

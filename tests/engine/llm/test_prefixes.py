@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.demo import MODEL_PATH
 from edge.llama.address_space import AddressSpace
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
@@ -19,6 +18,7 @@ from edge.llm.prefixes import fingerprint
 from edge.llm.sampler import SamplingParams
 from edge.llm.slot import Slot
 from edge.llm.states import BLOCK_TOKENS
+from edge.models.demo import MODEL_PATH
 from edge.prefixes import reading
 from partition.plan.plan import Range
 from quant.gguf.file import GgufFile

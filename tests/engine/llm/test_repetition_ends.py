@@ -5,9 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from edge.bounds import repetition
-from edge.bounds.repetition import Repetition
-from edge.demo import MODEL_PATH
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
@@ -15,7 +12,10 @@ from edge.llm.interface import TextEngine
 from edge.llm.requests import Event
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
+from edge.models.demo import MODEL_PATH
 from edge.speculate.speculation import Speculation
+from edge.text import repetition
+from edge.text.repetition import Repetition
 from tests.support.deployments import EXACT, pipeline, tensor
 from tests.support.drafting import Known, always, one_slot, speculate
 from tests.support.ranks_here import ranks_here

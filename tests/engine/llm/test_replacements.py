@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError, Interrupted
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
@@ -21,6 +20,7 @@ from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
+from edge.models.demo import MODEL_PATH
 from edge.parallel import moving, replacements
 from edge.parallel.replacements import MOST_IN_A_ROW, ReplaceableEngine
 from tests.conftest import Synthetic

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.demo import MODEL_PATH
 from edge.deployment.reproducible import check_reproducible, placed_again, reproducible_plan
 from edge.errors import EngineError
 from edge.llama.llama import Batch
@@ -18,6 +17,7 @@ from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions, reproducible
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Former, Slot
+from edge.models.demo import MODEL_PATH
 from edge.speculate.factory import reproducible_options
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan

@@ -6,16 +6,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
+from edge.models.demo import MODEL_PATH
 from edge.quantization.divergence import Chunks, Summary, log_probabilities
 from edge.quantization.evaluate import common_chunks
+from edge.quantization.route_comparison import RouteComparison, RouteFigures, compare_routes
+from edge.quantization.routes import Predict, after_loss, at_once, drafted, from_prefix_cache, one_by_one, streams
+from edge.quantization.standard_routes import answer_routes, local_route, options_for, setting_routes
 from edge.quantization.text_file import BUNDLED, read_text
-from edge.sameness.evaluate import RouteComparison, RouteFigures, compare_routes
-from edge.sameness.routes import Predict, after_loss, at_once, drafted, from_prefix_cache, one_by_one, streams
-from edge.sameness.standard import answer_routes, local_route, options_for, setting_routes
 
 SIZE = 40
 # In F32: rows of other passes give nearly the same, and a row in the wrong place does not.

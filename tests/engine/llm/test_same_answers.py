@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.scheduler import Scheduler
+from edge.models.demo import MODEL_PATH
 from tests.support.deployments import (
     OPTIONS,
     QUESTIONS,

@@ -5,9 +5,9 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
+from edge.models.demo import MODEL_PATH
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.helpers import chat_json, edge_here, run_edge
 

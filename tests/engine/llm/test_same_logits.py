@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from edge.cluster.deployment import Exchange
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.engine import Engine
+from edge.models.demo import MODEL_PATH
 from tests.conftest import Synthetic
 from tests.support.deployments import (
     EXACT,

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import SamplingError
 from edge.llm.continuation import Continuation, Request
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.sampler import MAX_DRY_BREAKERS, MAX_DRY_LAST_N, PENALTY_LAST_N, SamplingParams, TokenSampler
+from edge.models.demo import MODEL_PATH
 from tests.conftest import OPTIONS
 from tests.support.drafting import one_slot
 from tests.support.llama_cpp_chain import BareLlama

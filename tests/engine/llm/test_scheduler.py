@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError, SamplingError
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
@@ -23,6 +22,7 @@ from edge.llm.sampler import MAX_SEED, PENALTY_LAST_N, SamplingParams, TokenSamp
 from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.llm.slots import Slots
+from edge.models.demo import MODEL_PATH
 from edge.parallel.logits import largest
 from partition.plan.plan import Range
 from tests.conftest import Synthetic

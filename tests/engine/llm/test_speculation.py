@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.chat import Chat
 from edge.llm.continuation import Request
@@ -19,6 +18,7 @@ from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE
 from edge.llm.slot import Slot
+from edge.models.demo import MODEL_PATH
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import drafts, speculation, with_room
 from edge.speculate.ngrams import NgramDrafts

@@ -15,8 +15,8 @@ from edge.llm.generate import Response, generate
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.thinking.format import AUTO, thinking_format
-from edge.thinking.tracker import Thinking, ThoughtTracker
+from edge.text.thinking_format import AUTO, thinking_format
+from edge.text.thinking_tracker import Thinking, ThoughtTracker
 from tests.support.deployments import EXACT, tensor
 from tests.support.drafting import Known, one_slot, speculate
 from tests.support.ranks_here import ranks_here

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.generate import GreedyDrafter, generate
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
+from edge.models.demo import MODEL_PATH
 from edge.parallel.engine import DistributedEngine
 from edge.planning.measure import windows_s
 from edge.speculate.ngrams import NgramDrafts

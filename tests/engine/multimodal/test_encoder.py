@@ -17,10 +17,10 @@ import pytest
 from PIL import Image
 
 from edge.errors import EngineError, MediaError
-from edge.multimodal import decoding
-from edge.multimodal.encoder import MediaEncoder, RawMedia
-from edge.multimodal.media import EmbeddingRows, embeddings_of, rows_from
-from edge.multimodal.prompt import encoded as encoded_files
+from edge.media import decoding
+from edge.media.encoder import MediaEncoder, RawMedia
+from edge.media.media import EmbeddingRows, embeddings_of, rows_from
+from edge.media.prompt import encoded as encoded_files
 from tests.support import projectors
 from tests.support.helpers import TIMEOUT_S, until
 from tests.support.multimodal import encoded, open_projector, pixels, png, wav

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from edge.errors import MediaError
-from edge.multimodal.encoder import MediaEncoder
+from edge.media.encoder import MediaEncoder
 from tests.fuzz.kinds import mutated
 from tests.support import projectors
 from tests.support.multimodal import pixels, wav

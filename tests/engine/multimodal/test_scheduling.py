@@ -18,7 +18,7 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.multimodal.media import EmbeddingRows, embeddings_of, interned
+from edge.media.media import EmbeddingRows, embeddings_of, interned
 from tests.support import projectors
 from tests.support.multimodal import encoded, open_projector, prompt_around
 from tests.support.ranks_here import ranks_here

@@ -15,11 +15,11 @@ from onnx import ModelProto, TensorProto, helper
 from edge.cluster.fleet import Fleet
 from edge.errors import EngineError, WorkerError
 from edge.onnx.model import OnnxSource
-from edge.survey import onnx_survey as survey_module
-from edge.survey import onnx_times
-from edge.survey.onnx_survey import onnx_survey
-from edge.survey.onnx_times import MOST_PARTS, SegmentTimes, times_of
-from edge.survey.survey import Survey
+from edge.profiling import onnx_survey as survey_module
+from edge.profiling import onnx_times
+from edge.profiling.onnx_survey import onnx_survey
+from edge.profiling.onnx_times import MOST_PARTS, SegmentTimes, times_of
+from edge.profiling.survey import Survey
 from partition.errors import PlanError
 from partition.plan.onnx_cuts import choose
 from partition.plan.plan import LOCAL

@@ -16,14 +16,14 @@ from edge.llama.llama import Model
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.states import held_bytes
-from edge.paging import budget, measure
-from edge.paging.direct_file import DirectFile
-from edge.paging.load import load_stub
-from edge.paging.plan import ReadOptions, least_parts, plan
-from edge.paging.reader import Reader
-from edge.paging.roles import Roles, sort_weights
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import with_room
+from edge.weights import budget, measure
+from edge.weights.direct_file import DirectFile
+from edge.weights.load import load_stub
+from edge.weights.plan import ReadOptions, least_parts, plan
+from edge.weights.reader import Reader
+from edge.weights.roles import Roles, sort_weights
 from partition.model.model import ModelShape
 from partition.predict.paging import Speed
 from quant.gguf.file import GgufFile

@@ -13,7 +13,7 @@ from edge.errors import EngineError, Interrupted
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch
 from edge.llm.engine import Engine, ModelRunner
-from edge.paging import token_rows
+from edge.weights import token_rows
 from tests.engine.paging.conftest import MakeModel
 from tests.support import paging
 from tests.support.paging import ALL_FITS, EXPERTS, FIGURES, OPTIONS, PROMPT, answer, paged, resident, resident_answer

@@ -20,13 +20,13 @@ from edge.llama.address_space import PAGE
 from edge.llama.buffers import CallerBuffer
 from edge.llama.hooks import Hook
 from edge.llm.engine import Engine
-from edge.paging import node_hooks
-from edge.paging import reader as reader_module
-from edge.paging.direct_file import DirectFile
-from edge.paging.experts import Experts
-from edge.paging.load import load_stub
-from edge.paging.reader import Reader
-from edge.paging.roles import Roles, sort_weights
+from edge.weights import node_hooks
+from edge.weights import reader as reader_module
+from edge.weights.direct_file import DirectFile
+from edge.weights.experts import Experts
+from edge.weights.load import load_stub
+from edge.weights.reader import Reader
+from edge.weights.roles import Roles, sort_weights
 from quant.gguf.file import GgufFile
 from tests.engine.paging.conftest import MakeModel
 from tests.engine.paging.test_paging_ring import Bytes, bytes_at

@@ -14,8 +14,8 @@ import pytest
 from edge.errors import EngineError, WeightsError
 from edge.llama.address_space import PAGE, AddressSpace
 from edge.llm.engine import Engine
-from edge.paging import reader
-from edge.paging.direct_file import DirectFile
+from edge.weights import reader
+from edge.weights.direct_file import DirectFile
 from tests.support import paging
 from tests.support.helpers import TIMEOUT_S, until
 from tests.support.paging import OPTIONS, answer, descriptors, fails, goes_on, idle, least, paged, reads, weight_threads

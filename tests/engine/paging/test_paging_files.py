@@ -14,7 +14,7 @@ from devices.files import DIRECT
 from edge.errors import WeightsError
 from edge.llama.address_space import PAGE
 from edge.llm.engine import Engine
-from edge.paging.direct_file import DirectFile
+from edge.weights.direct_file import DirectFile
 from tests.engine.paging.conftest import MakeModel
 from tests.support.paging import (
     answer,

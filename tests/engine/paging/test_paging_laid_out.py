@@ -11,7 +11,7 @@ import pytest
 
 from edge.errors import WeightsError
 from edge.llm.engine import Engine
-from edge.paging import repacked_cache
+from edge.weights import repacked_cache
 from tests.engine.paging.conftest import MakeModel
 from tests.support import paging
 from tests.support.paging import answer, halfway, least, resident_answer, weight_threads

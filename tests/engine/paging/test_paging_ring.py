@@ -18,12 +18,12 @@ from edge.errors import EngineError, WeightsError
 from edge.llama import llama
 from edge.llama.address_space import PAGE, AddressSpace
 from edge.llama.buffers import ROW_GROUP, CallerBuffer
-from edge.paging import reader as reader_module
-from edge.paging.direct_file import DirectFile
-from edge.paging.load import load_stub
-from edge.paging.reader import Job, Reader, helped, helper_reader
-from edge.paging.roles import Roles, sort_weights
-from edge.paging.window import Pager, Piece
+from edge.weights import reader as reader_module
+from edge.weights.direct_file import DirectFile
+from edge.weights.load import load_stub
+from edge.weights.reader import Job, Reader, helped, helper_reader
+from edge.weights.roles import Roles, sort_weights
+from edge.weights.window import Pager, Piece
 from quant.gguf.file import GgufFile
 from tests.support import paging
 from tests.support.helpers import TIMEOUT_S, until

@@ -8,7 +8,7 @@ import pytest
 from apps import distributed
 from apps.cli import build_parser
 from edge.api.config import EngineConfig
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 
 SEVERAL = ("--workers", "10.0.0.1:7070,10.0.0.2:7071", "--parallel", "tensor", "--shares", "1,2,3", "--insecure")
 

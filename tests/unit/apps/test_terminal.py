@@ -14,12 +14,12 @@ import pytest
 
 from apps.show import terminal as conversation
 from apps.show.answer import LoadedChat
-from edge.demo import MODEL_PATH
 from edge.llm.chat import Chat
 from edge.llm.engine import load
 from edge.llm.generate import Response
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
+from edge.models.demo import MODEL_PATH
 from tests.support.helpers import ENDLESS, Terminal
 
 STATS = r"TTFT [\d.]+ s  TPOT [\d.]+ ms  [\d.]+ tokens/s  context (\d+)/\d+ \(\d+ %\)"

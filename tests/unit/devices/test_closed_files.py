@@ -7,7 +7,7 @@ import pytest
 
 from devices.busy import OthersLoad
 from devices.network import interface_of, own_networks
-from edge.doctor import machine
+from edge.profiling.doctor import machine
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,12 @@ import pytest
 
 from devices import machine_disk, probe
 from edge.llama.address_space import PAGE
-from edge.paging import measure, reader
-from edge.paging.experts import ExpertCounts
-from edge.paging.reader import Job, ReaderCounts
-from edge.paging.stats import Passes
 from edge.quantization import kernels
 from edge.quantization.kernels import measure_kernels
+from edge.weights import measure, reader
+from edge.weights.experts import ExpertCounts
+from edge.weights.reader import Job, ReaderCounts
+from edge.weights.stats import Passes
 from quant.types import TYPES
 from tests.support.clock import Clock
 from tests.support.helpers import TIMEOUT_S, until

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.parallel.error_feedback import ErrorFeedback, adds_sums
 from quant.gguf.file import GgufFile
 from quant.wire import WIRES

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.slices import cutting
+from edge.models import slice_cutting as cutting
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from partition.plan.plan import NOTHING, Range, Slice

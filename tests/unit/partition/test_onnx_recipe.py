@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, helper, numpy_helper
 
+from edge.models.slice_cutting import chunks
 from edge.onnx.model import OnnxSource
-from edge.slices.cutting import chunks
 from partition.model.onnx_graph import OnnxGraph
 from partition.slices.onnx_recipe import stage_recipe
 from partition.slices.onnx_slice import slice_model

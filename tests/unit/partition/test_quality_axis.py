@@ -15,7 +15,7 @@ from edge.planning.choose import best_of
 from edge.planning.front import Front, pick
 from edge.planning.plan_options import PlanOptions
 from edge.planning.space import PlanSpace
-from edge.survey.profile import ClusterProfile
+from edge.profiling.profile import ClusterProfile
 from partition.errors import PlanError
 from partition.plan.plan import Plan
 from partition.predict.objectives import OBJECTIVES, SEARCHED

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.demo import MODEL_PATH
 from edge.llm.continuation import Request as ArrivingRequest
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
+from edge.models.demo import MODEL_PATH
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from devices.profile import DeviceProfile
 from devices.remembered import MAX_AGE_S, Remembered, key_of
-from edge.survey.links import _as_before
-from edge.survey.llm_survey import _LayerProfiler
-from edge.survey.survey import Devices, own_profile
+from edge.profiling.links import _as_before
+from edge.profiling.llm_survey import _LayerProfiler
+from edge.profiling.survey import Devices, own_profile
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.speeds import (

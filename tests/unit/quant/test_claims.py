@@ -9,7 +9,7 @@ import pytest
 
 from apps import cli
 from devices.files import claim
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from tests.support.helpers import ROOT
 
 HOLD = "import sys, pathlib, devices.files as files; print(files.claim(pathlib.Path(sys.argv[1])), flush=True)"

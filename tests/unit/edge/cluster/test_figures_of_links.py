@@ -10,7 +10,7 @@ from apps.commands import link as link_command
 from devices.remembered import Remembered
 from edge.cluster import diagnose, session
 from edge.cluster.diagnose import LinkReport
-from edge.survey import links
+from edge.profiling import links
 from tests.support import memory_link
 from tests.support.clock import Clock
 from transport import edge_pb2 as pb

@@ -16,8 +16,8 @@ from edge.cluster import fleet as fleets
 from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet, check_versions, device, label
 from edge.cluster.session import RemoteSession
-from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
+from edge.models.demo import MODEL_PATH
 from edge.parallel.engine_kinds import own_kind
 from edge.version import version
 from partition.plan.plan import LOCAL

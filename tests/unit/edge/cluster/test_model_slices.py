@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from edge.adapters.file import CheckedAdapter
 from edge.cluster import preflight
 from edge.cluster.fleet import Fleet
 from edge.cluster.model_slices import ModelSlices, adapter_bytes, send_ahead
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llm.options import EngineOptions
-from edge.slices.local import OwnSlices
+from edge.models.demo import MODEL_PATH
+from edge.models.local_slices import OwnSlices
+from edge.weights.adapter_file import CheckedAdapter
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan

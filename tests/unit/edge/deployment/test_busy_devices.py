@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.deployment.replanning import Replanner
+from edge.models.demo import MODEL_PATH
 from edge.planning.choice import PlanChoice
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.speeds import DeviceSpeed

@@ -7,9 +7,9 @@ import pytest
 
 from edge.cluster import preflight
 from edge.cluster.model_slices import ModelSlices
-from edge.demo import MODEL_PATH
 from edge.deployment.replanning import Replanner
 from edge.llm.options import EngineOptions
+from edge.models.demo import MODEL_PATH
 from edge.planning import arrange
 from edge.planning.arrange import again
 from edge.planning.choice import PlanChoice

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
 from edge.llama.vocabulary import TokenTable
 from edge.llm.engine import Engine
+from edge.models.demo import MODEL_PATH
 from quant.gguf.file import GgufFile
 from tests.conftest import FIGURES, OPTIONS, Synthetic
 from tests.support.slices import rewritten

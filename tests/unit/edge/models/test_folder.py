@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from apps.commands import serve
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.models.file_kinds import kind_by_name, kind_of_file, model_name, models_among, parts
 from edge.models.folder import models_in
 from edge.models.paths import model_path

@@ -14,11 +14,11 @@ import pytest
 import edge
 from apps.cli import main
 from apps.commands import serve
-from edge.demo import MODEL_PATH
 from edge.errors import HubError
 from edge.models import catalog, paths, wheels
 from edge.models.addresses import is_address
 from edge.models.catalog import KnownModel, known_model, known_models, nearest_name
+from edge.models.demo import MODEL_PATH
 from edge.models.wheels import Wheel
 from partition.architectures.table import ARCHITECTURES
 from quant.errors import ModelFileError

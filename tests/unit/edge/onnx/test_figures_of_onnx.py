@@ -10,7 +10,7 @@ from edge.onnx.bench import FlowSpeed, measure
 from edge.onnx.inputs import ReadInputs
 from edge.onnx.pipeline import Result
 from edge.planning.onnx_sweep import CutSpeed
-from edge.survey.onnx_times import times_of
+from edge.profiling.onnx_times import times_of
 from partition.plan.onnx_cuts import Cut
 
 MS = 1e-3

@@ -11,8 +11,8 @@ from apps.show import step_table
 from edge.parallel import shard
 from edge.parallel.shard import Shard
 from edge.parallel.step_times import Figure, StepTime, StepTimes
-from edge.survey.layer_times import DEPTH, LayerTimes, _chunk_rows, device_speed
-from edge.survey.llm_survey import _with_sums
+from edge.profiling.layer_times import DEPTH, LayerTimes, _chunk_rows, device_speed
+from edge.profiling.llm_survey import _with_sums
 from partition.predict.speeds import Curve
 from tests.support.clock import Clock
 

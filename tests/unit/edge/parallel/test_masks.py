@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.constraints.constraint import Mask
 from edge.parallel.masks import Form, pack, unpack
+from edge.text.constraints.constraint import Mask
 from transport.errors import ProtocolError
 
 N_VOCAB = 100

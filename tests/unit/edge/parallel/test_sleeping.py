@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from devices.catalog import CATALOG
 from devices.sleeping import VARIABLE, run_first
-from edge.demo import MODEL_PATH
 from edge.errors import Interrupted, NotEnoughMemory
 from edge.llama.hooks import Hook
 from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
+from edge.models.demo import MODEL_PATH
 from edge.parallel.engine_kinds import open_slice, own_kind
 from edge.parallel.shard import Shard
 from edge.parallel.sleeping import Sleeper, SleepingEngine

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.llama import Model
 from edge.llm.options import EngineOptions
-from edge.paging.memory import MIB
+from edge.models.demo import MODEL_PATH
 from edge.parallel.shard import Shard
 from edge.parallel.thin import PositionStates, ThinEngine
 from edge.parallel.topology import place
+from edge.weights.memory import MIB
 from partition.errors import StateError
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock

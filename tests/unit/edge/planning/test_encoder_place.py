@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 
-from edge.demo import MODEL_PATH
+from edge.models.demo import MODEL_PATH
 from edge.planning.arrange import work_of
 from edge.planning.encoder_place import EncoderPlace, by_preference, place_json, place_text
 from edge.planning.llm_space import LlmSpace
 from edge.planning.spaces import with_encoder
-from edge.survey.encoder_times import EncoderTime, EncoderTimes
-from edge.survey.profile import ClusterProfile
+from edge.profiling.encoder_times import EncoderTime, EncoderTimes
+from edge.profiling.profile import ClusterProfile
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from quant.gguf.file import GgufFile

@@ -11,13 +11,13 @@ from devices import remembered as cache
 from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice, ClusterLink
 from edge.cluster import failures
-from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
+from edge.models.demo import MODEL_PATH
 from edge.pictures.front_points import relative_error, table
 from edge.planning import describe
-from edge.survey.llm_survey import estimated
-from edge.survey.machine import rate_text
-from edge.survey.profile import ASSUMED_LINK, with_links, with_overrides
+from edge.profiling.llm_survey import estimated
+from edge.profiling.machine import rate_text
+from edge.profiling.profile import ASSUMED_LINK, with_links, with_overrides
 from edge.units import parse_bytes
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL

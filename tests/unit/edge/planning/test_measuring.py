@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.remembered import Remembered
-from edge.demo import MODEL_PATH
 from edge.errors import Interrupted
+from edge.models.demo import MODEL_PATH
 from edge.planning.arrange import work_of
 from edge.planning.front import pick
 from edge.planning.llm_space import LlmSpace
 from edge.planning.measuring import INTERRUPTED, VISITS, better, in_doubt, is_off, measure
 from edge.planning.onnx_space import OnnxSpace
 from edge.planning.plan_options import PlanOptions
-from edge.survey.profile import ClusterProfile
+from edge.profiling.profile import ClusterProfile
 from partition.plan.plan import LOCAL
 from partition.predict.pareto import judged
 from partition.predict.speeds import Links

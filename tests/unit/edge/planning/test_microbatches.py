@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from edge.demo import MODEL_PATH
 from edge.llm.scheduler import Scheduler
+from edge.models.demo import MODEL_PATH
 from edge.planning.arrange import work_of
 from edge.planning.choice import PlanChoice
 from edge.planning.llm_space import LlmSpace
-from edge.survey.profile import ClusterProfile
+from edge.profiling.profile import ClusterProfile
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan

@@ -9,8 +9,8 @@ from devices.cluster_file import Cluster
 from edge.planning import drafted
 from edge.planning.arrange import work_of
 from edge.planning.plan_options import PlanOptions
+from edge.profiling.profile import ClusterProfile
 from edge.speculate.mtp import mtp_bytes
-from edge.survey.profile import ClusterProfile
 from edge.tasks import SILENT
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llm.continuation import Request
 from edge.llm.generate import generate
 from edge.llm.interface import VerifyResult
+from edge.models.demo import MODEL_PATH
 from edge.planning import measure
 from edge.speculate.choice import SIZES, RowChoice
 from edge.speculate.speculation import Drafts, Speculation

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge.slices.store import SliceStore
+from edge.models.slice_store import SliceStore
 from edge.worker import sessions as worker_sessions
 from edge.worker.limits import WorkerOptions
 from edge.worker.sessions import Session, Sessions

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.elastic.shares import Member
 from edge.errors import NotEnoughMemory
-from edge.slices.store import SliceStore
+from edge.models.slice_store import SliceStore
+from edge.weights.elastic.shares import Member
 from edge.worker import memory as worker_memory
 from edge.worker.limits import WorkerOptions
 from edge.worker.memory import WorkerMemory

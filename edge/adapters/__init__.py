@@ -1,1 +1,0 @@
-"""LoRA adapters: named, checked, and switched between passes."""

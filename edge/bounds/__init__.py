@@ -1,1 +1,0 @@
-"""Bounds on answers that would never end: repetition loops and open JSON arrays."""

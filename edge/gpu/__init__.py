@@ -1,1 +1,0 @@
-"""A model within a budget of a GPU's memory."""

@@ -1,0 +1,161 @@
+"""A slice that is being written: hashed as it comes, verified, and put in place whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import threading
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from edge.closing import Closing
+from edge.errors import DigestMismatch, SliceError
+from edge.models.slice_cutting import CHUNK_BYTES, Progress
+from edge.models.slice_files import explained, release, size, sync
+
+_QUEUED = 8  # chunks that may wait to be hashed while more are written
+_SYNC_BYTES = 32 << 20  # so much at a time goes to the disk for good while more comes: the end then waits for little
+
+
+class PartialStore(Protocol):
+    """Interface of the slice store that a partial slice is put into."""
+
+    folder: Path
+
+    def locked(self) -> AbstractContextManager[Any]:
+        """Lock the folder: no other process changes it until the end of the block."""
+
+    def touch(self, path: Path) -> None:
+        """A file was used just now."""
+
+
+class Partial(Closing):
+    """A slice that is being written, by one writer at a time; made by `SliceStore.receive`.
+
+    Threads hash, and put on the disk, while the next bytes come. Leaving the `with` without `commit` keeps what came.
+    """
+
+    def __init__(
+        self, store: PartialStore, digest: str, n_bytes: int, path: Path, handle: int, progress: Progress | None
+    ) -> None:
+        self.digest = digest
+        self.n_bytes = n_bytes
+        self.received = 0  # bytes that are there; the next one to write is this
+        self._store = store
+        self._path = path
+        self._handle = handle
+        self._sha = hashlib.sha256()
+        self._queue: queue.Queue[bytes | None] = queue.Queue(_QUEUED)
+        self._sync: queue.Queue[bool] = queue.Queue(1)  # True: what was written so far may go to the disk
+        self._synced = 0  # bytes there were when that was last said
+        self._lost: OSError | None = None  # why the disk did not keep something
+        self._threads: list[threading.Thread] = []
+        self._open = True
+        with explained(store.folder):
+            while chunk := os.read(handle, CHUNK_BYTES):
+                self._sha.update(chunk)
+                self.received += len(chunk)
+                if progress:
+                    progress(self.received, n_bytes)
+
+    def write(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Add bytes. SliceError if that makes too many, NoRoom if the disk is full: what was written stays."""
+        self._check_open()
+        chunk = bytes(chunk)  # no copy where it is bytes; anything else might change before it is hashed
+        if len(chunk) > self.n_bytes - self.received:
+            raise SliceError(
+                f"slice {self.digest[:12]} was announced with {self.n_bytes} bytes, {self.received + len(chunk)} came"
+            )
+        rest = memoryview(chunk)
+        if not self._threads:
+            self._threads = [threading.Thread(target=work, daemon=True) for work in (self._hash, self._put_on_disk)]
+            for thread in self._threads:
+                thread.start()
+        try:
+            self._queue.put(chunk)
+            with explained(self._store.folder, f"{size(self.n_bytes - self.received)} needed for the rest of a slice"):
+                while rest:
+                    rest = rest[os.write(self._handle, rest) :]
+        except BaseException:
+            self.close()  # the hash is ahead of the file
+            raise
+        self.received += len(chunk)
+        if self.received - self._synced >= _SYNC_BYTES:
+            with suppress(queue.Full):  # the disk is behind: it hears of it with the next chunk
+                self._sync.put_nowait(True)
+                self._synced = self.received
+
+    def commit(self) -> Path:
+        """Verify the slice and put it in place, on the disk for good: its path.
+
+        SliceError if bytes are missing, which keeps those that came; DigestMismatch deletes them.
+        """
+        self._check_open()
+        if self.received != self.n_bytes:
+            raise SliceError(
+                f"slice {self.digest[:12]} misses bytes: {self.n_bytes} bytes needed, {self.received} came; send the"
+                " rest"
+            )
+        self._join()
+        have = self._sha.hexdigest()
+        if have != self.digest:
+            self.received = 0  # nothing worth keeping: closing deletes it
+            self.close()
+            raise DigestMismatch(
+                f"a slice is not what was announced: SHA-256 {self.digest} needed, {have} came; it was deleted. Send it"
+                " again, and see that both sides have the same model file"
+            )
+        folder = self._store.folder
+        final = folder / f"{self.digest}.slice"
+        try:
+            with explained(folder):
+                os.fsync(self._handle)
+                if self._lost is not None:
+                    raise self._lost
+                with self._store.locked():
+                    self._path.replace(final)
+                    os.fchmod(self._handle, 0o444)
+                    self._store.touch(final)
+                    self.close()  # and with it the lock: who finds the file may use it at once
+                sync(folder)
+        finally:
+            self.close()
+        return final
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise SliceError(f"slice {self.digest[:12]} is not open for writing any more; begin again with receive")
+
+    def close(self) -> None:
+        """Stop writing; what came stays for the next attempt."""
+        if self._open:
+            self._open = False
+            self._join()
+            with suppress(OSError, SliceError):
+                if self.received:
+                    self._store.touch(self._path)
+                else:
+                    with self._store.locked():
+                        self._path.unlink()
+            release(self._handle)
+
+    def _join(self) -> None:
+        if self._threads:
+            self._queue.put(None)
+            self._sync.put(False)
+            for thread in self._threads:
+                thread.join()
+            self._threads = []
+
+    def _hash(self) -> None:
+        while (chunk := self._queue.get()) is not None:
+            self._sha.update(chunk)
+
+    def _put_on_disk(self) -> None:
+        while self._sync.get():
+            try:
+                os.fsync(self._handle)
+            except OSError as error:  # the system reports it only once, so `commit` would not hear of it
+                self._lost = error

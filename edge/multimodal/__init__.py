@@ -1,1 +1,0 @@
-"""Pictures and sounds of a prompt: checked, decoded and encoded apart, and how a history of tokens holds them."""

@@ -1,0 +1,289 @@
+"""Advice: published models by how long they take for an answer on the devices there are, and how large they are.
+
+Nothing is downloaded. A model's size, its parameters times the bits of each, stands for its quality: among models of
+one year the larger one is usually the better, and fewer bits do damage. That is a rule of thumb, and is called so.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from devices.probe import available_memory
+from edge.llm.options import DEFAULT_CONTEXT
+from edge.models.catalog import KnownModel
+from edge.planning.advised_speeds import CandidateSpeeds, Profile, speeds_of_all
+from edge.planning.arrange import work_of
+from edge.planning.candidates import Candidate, candidates
+from edge.planning.llm_space import LlmSpace
+from edge.planning.plan_options import PlanOptions
+from edge.planning.type_files import TypeFile
+from edge.profiling.cluster import Cluster
+from edge.profiling.llm_survey import llm_speeds
+from edge.tasks import SILENT, Steps
+from partition.errors import CannotSlice, PlanError
+from partition.plan.plan import LOCAL
+from partition.predict.pareto import Point
+from quant.front import non_dominated
+from quant.mixes import mix_by_name
+
+FORMAT = "edge-advice-1"
+ANSWER_TOKENS = 200  # of the answer that is timed
+LINES_S = (10.0, 30.0)  # an answer feels quick below the first, and is waited for below the second
+
+
+@dataclass(frozen=True)
+class Task:
+    """A use of a model, by the lengths of prompts."""
+
+    prompt_tokens: int  # until the first token
+    context: int  # tokens
+
+
+TASKS: Mapping[str, Task] = {
+    "chat": Task(128, 4096),  # a question, with what the conversation has not computed yet
+    "code": Task(1024, 8192),  # a file and what is to be changed
+    "long": Task(6000, 8192),  # a document
+}
+
+
+@dataclass(frozen=True)
+class AdviceOptions:
+    """A question to the advisor. Limits are of this device."""
+
+    task: str = "chat"
+    types: Sequence[str] = ()  # in place of those that models are published in
+    min_tokens_per_s: float = 0.0
+    every: bool = False  # measure each model itself
+    kv_type: str = "f16"
+    threads: int | None = None
+    memory: int | None = None  # bytes
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model in one type on the devices."""
+
+    candidate: Candidate
+    speeds: CandidateSpeeds
+    point: Point | None  # its best plan; None where nothing fits
+    why: str  # in one line: the plan, or what is in the way
+    command: str  # that runs it; "" where nothing fits
+    on_front: bool = False
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens a second of one request."""
+        assert self.point is not None
+        return 1 / self.point.predicted.latency_s
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to the first token of the task's prompt."""
+        assert self.point is not None
+        return float(self.point.predicted.ttft_s or 0.0)
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds to the end of an answer of ANSWER_TOKENS."""
+        assert self.point is not None
+        return self.ttft_s + (ANSWER_TOKENS - 1) * self.point.predicted.latency_s
+
+    @property
+    def placement(self) -> str:
+        """resident, paged, spread, or none."""
+        if self.point is None:
+            return "none"
+        predicted = self.point.predicted
+        if any(stage.paged_bytes for stage in predicted.stages):
+            return "paged"
+        return "spread" if len(predicted.memory_bytes) > 1 else "resident"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/advise.md says."""
+        model, shape = self.candidate.model, self.candidate.shape
+        names = {speed.device: speed.name for speed in self.speeds.profile.speeds}
+        values: dict[str, Any] = {
+            "model": model.name,
+            "type": self.candidate.mix.name,
+            "parameters": shape.n_params,
+            "bits_per_weight": 8 * shape.weight_bytes / shape.n_params,
+            "size_bytes": shape.weight_bytes,
+            "context": shape.context_length,
+            "licence": model.licence,
+            "source": model.source,
+            "scores": [score.to_json() for score in model.scores],
+            "placement": self.placement,
+            "figures": self.speeds.figures,
+            "measured": list(self.speeds.sources),
+            "why": self.why,
+            "on_front": self.on_front,
+            "command": self.command,
+        }
+        figures: dict[str, Any] = dict.fromkeys(("memory_bytes", "tokens_per_s", "ttft_s", "answer_s", "within_s"))
+        if self.point is not None:
+            memory = self.point.predicted.memory_bytes
+            figures = {
+                "memory_bytes": {names[device]: n for device, n in memory.items()},
+                "tokens_per_s": self.tokens_per_s,
+                "ttft_s": self.ttft_s,
+                "answer_s": self.answer_s,
+                "within_s": next((line for line in LINES_S if self.answer_s <= line), None),
+            }
+        return values | figures
+
+
+@dataclass(frozen=True)
+class Advice:
+    """All rows: those that run, the quickest answer first, then those that do not fit."""
+
+    options: AdviceOptions
+    devices: tuple[str, ...]  # names
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/advise.md says."""
+        task = TASKS[self.options.task]
+        return {
+            "format": FORMAT,
+            "task": self.options.task,
+            "prompt_tokens": task.prompt_tokens,
+            "answer_tokens": ANSWER_TOKENS,
+            "context": task.context,
+            "devices": list(self.devices),
+            "rows": [row.to_json() for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+
+def advise(models: Sequence[KnownModel], cluster: Cluster, options: AdviceOptions, steps: Steps = SILENT) -> Advice:
+    """Predict each model in each of its types on the devices of a cluster that is open.
+
+    PlanError where no model is fast enough, or none fits; the errors of `candidates` and of measuring.
+    """
+    if options.task not in TASKS:
+        raise PlanError(f"the task {options.task[:40]!r}; known are {', '.join(TASKS)}")
+    task = TASKS[options.task]
+    least = task.prompt_tokens + ANSWER_TOKENS
+    with candidates(models, options.types, steps) as known:
+        fitting = [candidate for candidate in known if candidate.shape.context_length >= least]
+        if not fitting:
+            raise PlanError(
+                f"no model has a context of {least} tokens, which the task"
+                f" {options.task!r} needs; choose another --task, or other models"
+            )
+        speeds = speeds_of_all(
+            fitting,
+            lambda candidate: _profile(candidate, cluster, options, steps),
+            memory_bytes=_memory_bytes(cluster, options),
+            every=options.every,
+        )
+        rows = [_row(candidate, own, cluster, options) for candidate, own in zip(fitting, speeds, strict=True)]
+    running = sorted((row for row in rows if row.point is not None), key=lambda row: row.answer_s)
+    if not running:
+        raise PlanError(f"no model fits: {min(rows, key=lambda row: row.candidate.shape.weight_bytes).why}")
+    quick = [row for row in running if row.tokens_per_s >= options.min_tokens_per_s]
+    if not quick:
+        best = max(running, key=lambda row: row.tokens_per_s)
+        raise PlanError(
+            f"no model makes {options.min_tokens_per_s:g} tokens a second here; the most is {best.tokens_per_s:.3g}, of"
+            f" {best.candidate.name}: use a lower --min-speed"
+        )
+    front = non_dominated(quick, lambda row: (row.answer_s, -row.candidate.shape.weight_bytes))
+    ordered = [replace(row, on_front=row in front) for row in quick]
+    ordered += [row for row in rows if row.point is None]
+    profile = speeds[0].profile
+    notes = dict.fromkeys(note for of_one in speeds for note in of_one.profile.notes)
+    busy = sorted({speed.name for of_one in speeds for speed in of_one.profile.speeds if speed.busy})
+    if busy:
+        notes[f"measured while busy: {', '.join(busy)}; it may be faster, and is measured again next time"] = None
+    return Advice(options, tuple(speed.name for speed in profile.speeds), tuple(ordered), tuple(notes))
+
+
+def _memory_bytes(cluster: Cluster, options: AdviceOptions) -> int | None:
+    """Bytes that the devices have together; None where all of them are presets."""
+    own = cluster.devices.local
+    if cluster.fleet is None and own is not None and own.preset is not None:
+        return None
+    workers = cluster.fleet.workers if cluster.fleet else ()
+    others = sum(cluster.fleet.memory_of(address) for address in workers) if cluster.fleet else 0
+    return min(available_memory(), options.memory or available_memory()) + others
+
+
+def _profile(candidate: Candidate, cluster: Cluster, options: AdviceOptions, steps: Steps) -> Profile:
+    with steps.step(f"Measuring {candidate.name}", unit="steps") as show:
+        return llm_speeds(
+            cluster.devices,
+            cluster.fleet,
+            cluster.notes,
+            candidate.file,
+            candidate.digest,
+            threads=options.threads,
+            memory=options.memory,
+            fresh=options.fresh,
+            on_step=show,
+        )
+
+
+def _row(candidate: Candidate, speeds: CandidateSpeeds, cluster: Cluster, options: AdviceOptions) -> Row:
+    """Plan one candidate as `edge plan` plans a file."""
+    task = TASKS[options.task]
+    work = work_of(
+        candidate.file,
+        context=min(task.context, candidate.shape.context_length),
+        prompt=task.prompt_tokens,
+        depth=task.prompt_tokens + ANSWER_TOKENS // 2,
+        kv_type=options.kv_type,
+    )
+    path = candidate.file.path
+    space = LlmSpace(
+        path, candidate.file, candidate.digest, work, speeds.profile,
+        PlanOptions(threads=options.threads, memory=options.memory), TypeFile(candidate.mix.name, path), phases=False,
+    )  # fmt: skip
+    try:
+        point, why = space.best("latency", {})
+    except (PlanError, CannotSlice) as error:
+        return Row(candidate, speeds, None, str(error), "")
+    return Row(candidate, speeds, point, why, _command(candidate, point, speeds.profile, work.context, cluster))
+
+
+def _command(candidate: Candidate, point: Point, profile: Profile, context: int, cluster: Cluster) -> str:
+    """Return the command line that fetches and runs a candidate, or that makes it first from a published file; "" for a
+    shape that is published nowhere. Names of presets stand for the addresses of such devices."""
+    source, first = _source(candidate), ""
+    if not source:
+        return ""
+    if candidate.mix.name not in candidate.model.types and candidate.model.types:
+        file_name = f"{candidate.model.name}-{candidate.mix.name}.gguf"
+        first, source = f"edge quantize {_widest(candidate)} {file_name} --type {candidate.mix.name} && ", file_name
+    words = ["edge", "chat", source]
+    if context != DEFAULT_CONTEXT:
+        words += ["--context", str(context)]
+    own = next(speed for speed in profile.speeds if speed.device == LOCAL)
+    if point.predicted.memory_bytes.get(LOCAL, 0) >= own.memory_bytes:  # it is full: the rest is paged
+        words += ["--memory", f"{own.memory_bytes >> 20}MiB"]
+    addresses = [device for device in dict.fromkeys(point.plan.devices) if device != LOCAL]
+    if addresses:
+        words += ["--workers", ",".join(addresses)]
+        words += ["--insecure"] if cluster.insecure else []
+    return first + shlex.join(words)
+
+
+def _source(candidate: Candidate) -> str:
+    """Return the name by which `edge chat` finds the file of this type."""
+    model = candidate.model
+    if not model.source:
+        return ""
+    if candidate.mix.name in model.types[:1] or not model.repo:
+        return model.name
+    return f"{model.repo}:{candidate.mix.name}"
+
+
+def _widest(candidate: Candidate) -> str:
+    """The published file with the most bits, which another type is made from."""
+    best = max(candidate.model.types, key=lambda name: mix_by_name(name).type.bits_per_weight)
+    return f"{candidate.model.repo}:{best}" if candidate.model.repo else candidate.model.name

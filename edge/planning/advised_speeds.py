@@ -1,0 +1,138 @@
+"""Speeds of devices with each candidate: measured with made-up slices for some, interpolated between those for others.
+
+Measuring a model takes some seconds, so of models that differ only in their sizes three are measured: the smallest, one
+in the middle, and the largest that the devices hold. Their kernels and their type are the same, so the time of a layer
+follows its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edge.planning.candidates import Candidate
+from edge.profiling.llm_survey import AMPLE
+from edge.profiling.profile import ClusterProfile
+from partition.predict.speeds import Curve, DeviceSpeed
+
+MEASURED, INTERPOLATED, PRESET = "measured", "interpolated", "preset"
+Profile = ClusterProfile[DeviceSpeed]
+
+
+@dataclass(frozen=True)
+class CandidateSpeeds:
+    """Speeds of all devices with one candidate, and how they are known."""
+
+    profile: Profile
+    figures: str  # MEASURED, INTERPOLATED or PRESET
+    sources: tuple[str, ...] = ()  # the candidates that were measured for it, where it was not
+
+
+def speeds_of_all(
+    all_candidates: Sequence[Candidate],
+    measure: Callable[[Candidate], Profile],
+    *,
+    memory_bytes: int | None,
+    every: bool = False,
+) -> list[CandidateSpeeds]:
+    """Return the speeds of each candidate, in the same order.
+
+    measure: profiles the devices for one. memory_bytes: that all devices have together; None: presets, for which
+    nothing is measured. every: measure each candidate itself.
+    """
+    if memory_bytes is None:
+        return [CandidateSpeeds(measure(candidate), PRESET) for candidate in all_candidates]
+    groups: dict[tuple[object, ...], list[Candidate]] = {}
+    for candidate in all_candidates:
+        groups.setdefault(_kind(candidate), []).append(candidate)
+    speeds: dict[str, CandidateSpeeds] = {}
+    for group in groups.values():
+        group.sort(key=_layer_bytes)
+        chosen = group if every else references(group, memory_bytes)
+        profiles = {candidate.name: measure(candidate) for candidate in chosen}
+        speeds |= {name: CandidateSpeeds(profile, MEASURED) for name, profile in profiles.items()}
+        for candidate in group:
+            if candidate.name not in speeds:
+                speeds[candidate.name] = _interpolated(candidate, [(other, profiles[other.name]) for other in chosen])
+    return [speeds[candidate.name] for candidate in all_candidates]
+
+
+def _kind(candidate: Candidate) -> tuple[object, ...]:
+    """Return the group of a candidate: times of a group's members follow from their sizes."""
+    experts = (
+        (candidate.model.name,) if candidate.shape.n_experts else ()
+    )  # a prompt meets more of them than a token does
+    return candidate.mix.name, *experts
+
+
+def references(group: Sequence[Candidate], memory_bytes: int) -> list[Candidate]:
+    """The candidates of a group, sorted by size, that are measured: three, or all where there are no more."""
+    fit = [i for i, candidate in enumerate(group) if candidate.shape.weight_bytes <= memory_bytes]
+    last = fit[-1] if fit else 0
+    if last + 1 < len(group) and AMPLE * group[last].shape.weight_bytes < memory_bytes:
+        last += 1  # the speed of a disk is measured with a model that may need it
+    middle = (_layer_bytes(group[0]) * _layer_bytes(group[last])) ** 0.5
+    between = min(range(last + 1), key=lambda i: abs(np.log(_layer_bytes(group[i]) / middle)))
+    return [group[i] for i in sorted({0, between, last})]
+
+
+def _layer_bytes(candidate: Candidate) -> float:
+    """Bytes of an average layer that a token reads."""
+    return sum(candidate.limits.layer_bytes) / len(candidate.limits.layer_bytes)
+
+
+def _interpolated(candidate: Candidate, known: Sequence[tuple[Candidate, Profile]]) -> CandidateSpeeds:
+    """The speeds of a candidate from those of others: of each part by the bytes that a token reads of it."""
+    profiles = [profile for _, profile in known]
+    layers = _Line([_layer_bytes(other) for other, _ in known], _layer_bytes(candidate))
+    heads = _Line([other.shape.head_bytes for other, _ in known], candidate.shape.head_bytes)
+    widths = _Line([_query_width(other) for other, _ in known], _query_width(candidate))
+    speeds = []
+    for of_each in zip(*(profile.speeds for profile in profiles), strict=True):
+        disks = [speed.disk_bytes_per_s for speed in of_each if speed.disk_bytes_per_s is not None]
+        speeds.append(
+            replace(
+                of_each[-1],
+                step_s=Curve(((1, float(np.median([speed.step_s.at(1) for speed in of_each]))),)),
+                layer_s=_curve([speed.layer_s for speed in of_each], layers),
+                half_layer_s=_curve([speed.half_layer_s for speed in of_each], layers),
+                head_s=_curve([speed.head_s for speed in of_each], heads),
+                token_s=widths.at([speed.token_s for speed in of_each]),
+                prompt_token_s=widths.at([speed.row_token_s(prompt=True) for speed in of_each]),
+                runtime_bytes=max(speed.runtime_bytes for speed in of_each),
+                disk_bytes_per_s=max(disks, default=None),
+                busy=any(speed.busy for speed in of_each),
+                age_s=max(speed.age_s for speed in of_each),
+                quiet_s=None,
+                key="",
+            )
+        )
+    profile = replace(profiles[-1], speeds=tuple(speeds))
+    return CandidateSpeeds(profile, INTERPOLATED, tuple(other.model.name for other, _ in known))
+
+
+def _query_width(candidate: Candidate) -> float:
+    return float(max(candidate.shape.n_heads) * candidate.shape.head_k)
+
+
+class _Line:
+    """Straight lines through known sizes, read at one size; in proportion below the smallest and above the largest."""
+
+    def __init__(self, sizes: Sequence[float], size: float) -> None:
+        self._sizes, self._size = sizes, size
+
+    def at(self, seconds: Sequence[float]) -> float:
+        """The seconds at the size, from those of the known sizes."""
+        pairs = dict(sorted(zip(self._sizes, seconds, strict=True)))
+        sizes = list(pairs)
+        beyond = min(max(self._size, sizes[0]), sizes[-1])
+        return float(np.interp(beyond, sizes, list(pairs.values()))) * self._size / beyond
+
+
+def _curve(curves: Sequence[Curve], line: _Line) -> Curve:
+    """The curve at the size, of the rows that all of these were timed with: beyond its own, a curve only goes on as a
+    straight line."""
+    rows = set.intersection(*({n for n, _ in curve.points} for curve in curves))
+    return Curve(tuple((n, line.at([curve.at(n) for curve in curves])) for n in sorted(rows)))

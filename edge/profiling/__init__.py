@@ -1,0 +1,1 @@
+"""Measurements and checks of devices and links."""

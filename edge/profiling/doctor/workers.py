@@ -1,0 +1,167 @@
+"""Checks of workers and of the links to and between them, with the diagnosis of `edge link`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from devices.errors import TrustError
+from devices.profile import DeviceProfile
+from edge.cluster.client import Remote
+from edge.cluster.connect import reach
+from edge.cluster.diagnose import LinkReport, measure_link
+from edge.cluster.fleet import check_versions
+from edge.errors import WorkerError
+from edge.net.channel import is_loopback
+from edge.profiling.doctor.findings import LOCAL, NOTE, OK, PROBLEM, Finding, Verdict, finding, run_check
+from edge.profiling.doctor.machine import ENOUGH_MEMORY, LEAST_MEMORY
+from edge.profiling.doctor.trust import clocks_apart
+from edge.tasks import CancelScope
+from quant.text import bytes_text, counted, seconds_text
+from transport.errors import LinkClosed, LinkTimeout, TransportError
+
+WORKER_TIMEOUT_S = 5.0  # for a worker to accept a connection, and again for each of its answers
+LINK_TIMEOUT_S = 60.0  # to start two engine processes, on slow devices too, and to measure between them
+HOT_C = 85.0  # most processors slow down at 85 to 100 degrees Celsius
+LOW_PERCENT = 20.0  # of a battery
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """A worker's own description, and how it was reached."""
+
+    profile: DeviceProfile
+    secure: bool  # encrypted, and both sides are authenticated
+    local: bool  # on this machine
+    sessions: int
+    ahead_s: float | None  # its clock minus this device's; None: it does not say
+
+
+def check_worker(address: str, *, insecure: bool = False) -> tuple[str | None, list[Finding]]:
+    """Return the worker's name, or None if it cannot be used, and the findings about it."""
+    try:
+        with reach(address, insecure=insecure, timeout_s=WORKER_TIMEOUT_S) as worker:
+            facts = read_worker(worker, WORKER_TIMEOUT_S)
+            name = worker.name
+    except (TransportError, TrustError, WorkerError) as error:
+        return None, [finding(address, "reach", unreachable(error))]
+    return name, [finding(name, check, verdict) for check, verdict in worker_verdicts(address, facts).items()]
+
+
+def read_worker(worker: Remote, timeout_s: float, now: Callable[[], float] = time.time) -> WorkerFacts:
+    """Ask a worker for its facts. Its clock is compared with the middle of the question's round trip."""
+    sent_s = now()
+    profile, description = worker.describe(timeout_s)
+    ahead_s = description.clock_s - (sent_s + now()) / 2 if description.clock_s else None
+    return WorkerFacts(profile, worker.secure, is_loopback(worker.host), len(description.sessions), ahead_s)
+
+
+def unreachable(error: Exception) -> Verdict:
+    """Return why a worker cannot be used, with advice."""
+    if isinstance(error, (LinkClosed, LinkTimeout)):
+        advice = "start edge worker there; check its address, and that its firewall lets the port through"
+    else:
+        advice = "do what the message says; edge cluster list on the owner's machine shows who is a member"
+    return Verdict(PROBLEM, str(error), advice)
+
+
+def worker_verdicts(address: str, facts: WorkerFacts) -> Mapping[str, Verdict]:
+    """Return the verdicts on a worker that answers, by check."""
+    profile = facts.profile
+    verdicts = {
+        "reach": Verdict(OK, f"{address} answers"),
+        "versions": _versions(profile),
+        "trust": _trust(facts),
+        "memory": _memory(profile),
+        "sessions": Verdict(OK, "none run"),
+        "heat": _heat(profile.temperature_c),
+        "battery": _battery(profile),
+        "clock": Verdict(OK, "it does not say") if facts.ahead_s is None else clocks_apart(facts.ahead_s),
+    }
+    if facts.sessions:
+        running = f"{counted(facts.sessions, 'session')} run there"
+        verdicts["sessions"] = Verdict(NOTE, running, "what is measured now is of what they leave free")
+    return verdicts
+
+
+def link_findings(workers: Mapping[str, str], *, insecure: bool = False) -> Iterator[Finding]:
+    """Yield a finding for each link, those of this device first. workers: addresses and names of usable workers."""
+    for a, b in combinations((LOCAL, *workers), 2):
+        yield check_link(a, b, f"{workers.get(a, LOCAL)} to {workers[b]}", insecure=insecure)
+
+
+def check_link(a: str, b: str, where: str, *, insecure: bool) -> Finding:
+    """Measure between two addresses; LOCAL is this device. It ends after LINK_TIMEOUT_S, whatever the workers do."""
+    scope = CancelScope()
+
+    def reached(address: str) -> Remote | None:
+        if address == LOCAL:
+            return None
+        return scope.enter(reach(address, insecure=insecure, timeout_s=WORKER_TIMEOUT_S))
+
+    def check() -> Verdict:
+        try:
+            first, second = reached(a), reached(b)
+            assert second is not None
+            return link(measure_link(first, second))
+        except (TransportError, TrustError, WorkerError) as error:
+            return Verdict(PROBLEM, str(error), f"edge link {a} {b} measures it alone; check the way between the two")
+
+    with scope:
+        return run_check(where, "link", check, LINK_TIMEOUT_S)
+
+
+def link(report: LinkReport) -> Verdict:
+    """Return the speed of a link, and hints about problems."""
+    there, back = 1e3 * report.profile.bandwidth_ab_gbps, 1e3 * report.profile.bandwidth_ba_gbps
+    trip = f"{seconds_text(2 * report.profile.latency_median_s)} there and back"
+    seen = f"{trip}, {there:,.0f} Mbit/s there, {back:,.0f} back"
+    return Verdict(NOTE, seen, "; ".join(report.hints)) if report.hints else Verdict(OK, seen)
+
+
+def _versions(profile: DeviceProfile) -> Verdict:
+    try:
+        check_versions(profile.name, profile)
+    except WorkerError as error:
+        return Verdict(PROBLEM, str(error), "pip install --upgrade edge-runtime on the device with the older one")
+    return Verdict(OK, f"edge {profile.runtime}, llama-cpp-python {profile.llama_cpp}, Python {profile.python}")
+
+
+def _trust(facts: WorkerFacts) -> Verdict:
+    if facts.secure:
+        return Verdict(OK, "encrypted, both sides are known")
+    if facts.local:
+        return Verdict(OK, "in the clear, on this machine")
+    return Verdict(
+        NOTE, "in the clear: everybody in the network can read prompts and use it", "edge cluster invite, and --join"
+    )
+
+
+def _memory(profile: DeviceProfile) -> Verdict:
+    limit = profile.memory_limit_bytes
+    available = min(profile.memory_available_bytes, limit if limit is not None else profile.memory_available_bytes)
+    seen = f"{bytes_text(available)} for models, of {bytes_text(profile.memory_total_bytes)}"
+    if available < LEAST_MEMORY:
+        return Verdict(PROBLEM, seen, "close programs there, or raise its --memory")
+    return Verdict(NOTE, seen, "close programs there") if available < ENOUGH_MEMORY else Verdict(OK, seen)
+
+
+def _heat(celsius: float | None) -> Verdict:
+    if celsius is None:
+        return Verdict(OK, "no sensor says")
+    seen = f"{celsius:g} degrees Celsius"
+    hot = Verdict(NOTE, seen, "let air to it: it computes slower while it is hot")
+    return hot if celsius >= HOT_C else Verdict(OK, seen)
+
+
+def _battery(profile: DeviceProfile) -> Verdict:
+    if profile.battery_percent is None:
+        return Verdict(OK, "none")
+    seen = f"{profile.battery_percent:g} %"
+    if profile.plugged is not False:
+        return Verdict(OK, seen)
+    if profile.battery_percent < LOW_PERCENT:
+        return Verdict(PROBLEM, f"{seen}, not plugged in", "plug it in: when it ends, all that runs with it ends")
+    return Verdict(NOTE, f"{seen}, not plugged in", "plug it in: on its battery it may compute slower")

@@ -1,0 +1,108 @@
+"""Devices that join while a model runs on others: found, and profiled when nobody is disturbed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TypeVar
+
+from devices.cluster_file import Cluster
+from edge.cluster.fleet import MAX_WORKERS, Fleet, device
+from edge.errors import EdgeError, Interrupted
+from edge.profiling.llm_survey import llm_survey
+from edge.profiling.profile import reachable
+from edge.profiling.survey import Survey
+from edge.tasks import CancelScope, Progress
+from partition.plan.plan import LOCAL
+from partition.predict.speeds import DeviceSpeed
+from quant.gguf.file import GgufFile
+
+TRIES = 3  # to measure a device: more would only disturb the others
+_POLL_S = 0.05  # between two checks whether the measurement may go on
+
+T = TypeVar("T")
+
+FindWorkers = Callable[[], Sequence[str]]  # returns the addresses of all workers that could take part now
+
+
+@dataclass(frozen=True)
+class JoinedDevice:
+    """A device that joined and was measured."""
+
+    address: str  # in the form of `device`
+    name: str  # for people
+    survey: Survey[DeviceSpeed]  # the previous survey with this device
+
+
+class JoiningDevices:
+    """Looks for devices that are not in the survey yet, and measures them."""
+
+    def __init__(self, find: FindWorkers, file: GgufFile, model_digest: str, transport: str, *, insecure: bool) -> None:
+        """file: the model to measure them for. transport: of links."""
+        self._find, self._file, self._digest = find, file, model_digest
+        self._transport, self._insecure = transport, insecure
+        self._tries: Counter[str] = Counter()  # failed tries by address
+
+    def measured(self, known: Survey[DeviceSpeed], check: Progress) -> JoinedDevice | None:
+        """Measure one device that answers and is not known; return None if there is none that can be measured.
+
+        check: its error ends this within moments, and does not count as a failed try. A device that failed TRIES times
+        is not tried again.
+        """
+        before = [device(speed.device) for speed in known.speeds]
+        for address in dict.fromkeys(map(device, self._find())):
+            check(0, 0)
+            if address in before or self._tries[address] >= TRIES or len(before) > MAX_WORKERS:
+                continue
+            try:
+                joined = self._measured(address, known, check)
+            except Interrupted:
+                raise
+            except EdgeError:
+                joined = None
+            if joined is not None:
+                return joined
+            self._tries[address] += 1
+        return None
+
+    def _measured(self, address: str, known: Survey[DeviceSpeed], check: Progress) -> JoinedDevice | None:
+        addresses = [other for speed in known.speeds if (other := device(speed.device)) != LOCAL]
+        with reachable(Cluster.of_addresses([address]), insecure=self._insecure) as (alone, _):
+            if alone is None:
+                return None
+        check(0, 0)
+        with reachable(Cluster.of_addresses([*addresses, address]), insecure=self._insecure) as (fleet, _):
+            if fleet is None or address not in fleet.workers or _is_known(fleet, address):
+                return None
+            survey = _while_allowed(
+                lambda scope: llm_survey(
+                    fleet, self._file, self._digest,
+                    transport=self._transport, known=known, scope=scope,
+                ),
+                check,
+            )  # fmt: skip
+            return JoinedDevice(address, fleet.workers[address].label, survey)
+
+
+def _is_known(fleet: Fleet, address: str) -> bool:
+    """Return whether a device takes part already, under another address: names of a cluster's members differ."""
+    new = fleet.workers[address]
+    others = (worker for other, worker in fleet.workers.items() if other != address)
+    return new.secure and any(new.name == worker.name for worker in others)
+
+
+def _while_allowed(work: Callable[[CancelScope], T], check: Progress) -> T:
+    """Return the result of `work`. An error of `check` meanwhile is raised at once, and the scope of the work is
+    closed."""
+    pool = ThreadPoolExecutor(1, "joining")
+    try:
+        with CancelScope() as scope:
+            done: Future[T] = pool.submit(work, scope)
+            while not done.done():
+                wait([done], timeout=_POLL_S)
+                check(0, 0)
+        return done.result()
+    finally:
+        pool.shutdown(wait=False)

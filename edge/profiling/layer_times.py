@@ -1,0 +1,251 @@
+"""Times of a model's layers and head on a device: slices with made-up weights, timed and compared.
+
+These slices are timed: n layers, twice as many, n of half width, a few of a long prompt's step, and one with the head.
+
+    step    = 2 x (n layers) - (2n layers), of one row: the time of a step beside its layers
+    layer   = (n layers - step) / n, by rows; half a layer likewise
+    head    = (a layer and the head) - step - layer, by rows
+    layer   = (a few layers - step) / their number, of as many rows as a long prompt has in a step
+
+The last two are of as few layers as a slice can have. A slice with the head is no measure of a prompt: its last layer
+computes the FFN of the rows that give logits alone.
+
+n layers are larger than the processor's caches, because decoding is bound by memory bandwidth; fewer if a budget has no
+room for twice as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from edge.cluster.session import EngineSession
+from edge.errors import WorkerError
+from edge.llm.options import DEFAULT_BATCH, EngineOptions
+from edge.microbenchmark import BestTime
+from edge.models.local_slices import OwnSlices
+from edge.tasks import CancelScope
+from edge.worker.messages import options_message
+from partition.errors import CannotSlice, PlanError
+from partition.plan.plan import NOTHING, Range, Slice
+from partition.plan.tensor import shards
+from partition.predict.speeds import MOST_S, Curve, DeviceSpeed
+from partition.slices.gguf_slice import blank_recipe, check_tensor, limits
+from partition.slices.recipe import Recipe
+from quant.gguf.file import GgufFile
+from transport import edge_pb2 as pb
+
+DECODE_ROWS = (1, 2, 4, 8)  # of the timed steps: kernels are better at some numbers of rows than at others
+FEW_ROWS = (1, 4)  # of slices that are only a part of a step
+PREFILL_ROWS = 64
+DEPTH = 256  # tokens in the cache, where attention is timed
+CHUNK_ROWS = (DEFAULT_BATCH - DEPTH, 128)  # of a long prompt in one step: as many as do not take too long
+_CHUNK_S = 1.0  # that they may take
+_SAMPLES = 5  # of each timed step, at least
+_LEAST_BYTES = 96 << 20  # of layers
+_MOST_STEP = 0.3  # of the fastest time of n layers: a step's own part seems larger only by noise
+_OPTIONS = EngineOptions(context=DEFAULT_BATCH, batch=DEFAULT_BATCH, sequences=max(DECODE_ROWS))
+_ROWS = {
+    "layers": (*DECODE_ROWS, PREFILL_ROWS),
+    "more": (1,),
+    "half": (*FEW_ROWS, PREFILL_ROWS),
+    "head": FEW_ROWS,
+}
+
+
+@dataclass(frozen=True)
+class LayerProbe:
+    """A slice to be timed."""
+
+    recipe: Recipe
+    digest: str
+    path: Path  # of the owner's own copy
+    layers: int
+    rows: tuple[int, ...]
+    depth: int = 0  # above 0: the first of `rows` is also timed with so many tokens in the cache
+    last: bool = False  # whether it has the head
+    other_bytes: int = 0  # of weights of the model that a token reads beside those of the slice
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Times of the slices of one device."""
+
+    n: int  # layers of the smaller slices
+    steps: Mapping[str, Curve]  # by slice: layers, more (2n), half, chunk, head; all but the first and last may miss
+    depth_s: float  # how much longer n layers take for a row with DEPTH tokens in the cache
+    runtime_bytes: int  # of the process, beside weights
+    disk_bytes_per_s: float | None  # None if it was not requested, or cannot be measured
+    busy: bool = False  # something else kept the device busy, so it may be faster
+    few_layers: int = 1  # layers of the slice with the head, and of the one for a long prompt's step
+    chunk_depth_s: float = 0.0  # how much longer the latter takes with DEPTH tokens in the cache
+
+
+def probes(
+    file: GgufFile, model_digest: str, closing: CancelScope, most_bytes: int | None = None
+) -> tuple[dict[str, LayerProbe], int]:
+    """Return the slices to be timed, by name, and n. They stay on this device's disk until `closing` is closed.
+    most_bytes: of the weights of a slice, unless a single layer has more."""
+    can, slices = limits(file), OwnSlices()
+    total = can.sizes.layers
+    ends = [stop for stop in (*can.begins[1:], total) if can.can_be_stage(0, stop)]  # of slices from the first layer on
+    twice = [n for n in ends if 2 * n in ends] or ends[:1]
+    n = next((n for n in twice if sum(can.layer_bytes[:n]) >= _LEAST_BYTES), twice[-1])
+    if most_bytes is not None:
+        fitting = (some for some in twice if some <= n and sum(can.layer_bytes[: 2 * some]) <= most_bytes)
+        n = max(fitting, default=ends[0])
+    heads, ff = Range(0, can.sizes.heads), Range(0, can.sizes.ff)
+    cuts = {"layers": Slice(Range(0, n), heads, ff, NOTHING, first=True)}
+    if 2 * n in ends:
+        cuts["more"] = Slice(Range(0, 2 * n), heads, ff, NOTHING, first=True)
+    cuts["chunk"] = Slice(Range(0, ends[0]), heads, ff, NOTHING, first=True)
+    cuts["head"] = Slice(Range(0, ends[0]), heads, ff, Range(0, can.sizes.vocab), first=True)
+    try:
+        check_tensor(file)
+        half = shards(can, ("a", "b"), (1.0, 1.0))[0]
+        cuts["half"] = Slice(Range(0, n), half.heads, half.ff, NOTHING, first=True)
+    except (CannotSlice, PlanError):
+        pass  # its layers cannot be shared
+    head_bytes = can.vocab_bytes * can.sizes.vocab
+    model_bytes = sum(can.layer_bytes) + head_bytes
+    probes_by_name = {}
+    for name, cut in cuts.items():
+        recipe = blank_recipe(file, model_digest, cut)
+        digest = slices.digest(recipe, file.path, closing.check)
+        path = closing.enter(slices.use(recipe, file.path, digest, closing.check))
+        depth = DEPTH if name in ("layers", "chunk") else 0
+        last = name == "head"
+        own_bytes = sum(can.layer_bytes[: len(cut.layers)]) + last * head_bytes
+        probes_by_name[name] = LayerProbe(
+            recipe, digest, path, len(cut.layers), _ROWS.get(name, ()), depth, last, round(model_bytes - own_bytes)
+        )
+    return probes_by_name, n
+
+
+def timed(
+    session: EngineSession,
+    slices: Mapping[str, LayerProbe],
+    n: int,
+    on_slice: Callable[[], None],
+    *,
+    threads: int | None = None,
+    disk: bool = False,
+    memory: int | None = None,
+) -> LayerTimes:
+    """Load and time the slices one after the other, in a session whose device has them. Slices that were busy are timed
+    once more at the end. threads: None for the device's own. disk: also measure how fast it reads. memory: bytes that
+    its process may use; a worker knows its own limit. Errors of sessions, and WorkerError for answers that are not
+    valid."""
+    figures: dict[str, list[BestTime]] = {}
+    runtime_bytes, disk_bytes_per_s, layer_s = 0, 0.0, 0.0
+    options = replace(_OPTIONS, threads=threads)
+    timed_slices: dict[str, LayerProbe] = {}
+    for name, probe in slices.items():
+        if name == "chunk":
+            probe = replace(probe, rows=_chunk_rows(probe.layers * layer_s))
+            if not probe.rows:
+                on_slice()
+                continue
+        timed_slices[name] = probe
+        wants_disk = disk and name == "layers"
+        figures[name], n_bytes, rate = _timed(session, probe, options, wants_disk, memory)
+        runtime_bytes, disk_bytes_per_s = max(runtime_bytes, n_bytes), max(disk_bytes_per_s, rate)
+        if name == "layers":
+            layer_s = _curve(probe, figures[name]).at(PREFILL_ROWS) / probe.layers
+        on_slice()
+    for name, probe in timed_slices.items():  # a busy device may be quiet by now
+        if any(figure.busy for figure in figures[name]):
+            again, _, _ = _timed(session, probe, options, False, memory)
+            figures[name] = [first.or_better(second) for first, second in zip(figures[name], again, strict=True)]
+    steps = {name: _curve(probe, figures[name]) for name, probe in timed_slices.items()}
+    deep_s = {
+        name: max(0.0, figures[name][-1].seconds - figures[name][0].seconds)
+        for name, probe in timed_slices.items()
+        if probe.depth
+    }
+    return LayerTimes(
+        n=n,
+        steps=steps,
+        depth_s=deep_s.get("layers", 0.0),
+        runtime_bytes=runtime_bytes,
+        disk_bytes_per_s=disk_bytes_per_s or None,
+        busy=any(figure.busy for slice_ in figures.values() for figure in slice_),
+        few_layers=slices["head"].layers,
+        chunk_depth_s=deep_s.get("chunk", 0.0),
+    )
+
+
+def _curve(probe: LayerProbe, figures: Sequence[BestTime]) -> Curve:
+    return Curve(tuple(zip(probe.rows, (figure.seconds for figure in figures), strict=False)))
+
+
+def _chunk_rows(seconds: float) -> tuple[int, ...]:
+    """Return the rows of a long prompt's step that a slice is to be timed with; () if even few take too long. seconds:
+    time that the slice's layers take for PREFILL_ROWS."""
+    fitting = (rows for rows in CHUNK_ROWS if rows / PREFILL_ROWS * seconds <= _CHUNK_S)
+    return tuple(islice(fitting, 1))
+
+
+def _timed(
+    session: EngineSession, probe: LayerProbe, options: EngineOptions, disk: bool, memory: int | None
+) -> tuple[list[BestTime], int, float]:
+    """Time one slice: return its figures, bytes of the process beside weights, and bytes a second of the disk if
+    requested."""
+    # The slice is the last stage, or a stage before it: `place` allows one stage more than there are ranks.
+    stages = [1] * (session.rank + (1 if probe.last else 2))
+    load = pb.Load(slice=probe.digest, path=str(probe.path), stages=stages, options=options_message(options))
+    load.memory_limit_bytes = memory or 0
+    loaded = session.ask(pb.Command(load=load)).loaded
+    command = pb.Time(rows=probe.rows, steps=_SAMPLES, depth=probe.depth, disk=disk, other_bytes=probe.other_bytes)
+    answered = session.ask(pb.Command(time=command)).timed
+    session.unload()
+    seconds, busy = answered.step_s, answered.busy
+    n = len(probe.rows) + bool(probe.depth)
+    if not len(seconds) == len(busy) == n or not all(0 < step_s < MOST_S for step_s in seconds):
+        raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
+    figures = [BestTime(*figure) for figure in zip(seconds, busy, strict=True)]
+    return figures, loaded.memory_bytes - probe.recipe.n_bytes, answered.disk_bytes_per_s
+
+
+def device_speed(times: LayerTimes, device: str, name: str, memory_bytes: int) -> DeviceSpeed:
+    """Return a device's speed from the times of its slices. Differences are never less than 0."""
+    base, n = times.steps["layers"], times.n
+    one_s = base.at(1)
+    more_s = times.steps["more"].at(1) if "more" in times.steps else 2 * one_s
+    fastest_s = min(seconds for _, seconds in base.points)  # one row may have had a bad moment
+    step_s = min(max(0.0, 2 * one_s - more_s), _MOST_STEP * fastest_s)
+
+    def layers(curve: Curve) -> Curve:
+        return Curve(tuple((rows, max(0.0, seconds - step_s) / n) for rows, seconds in curve.points))
+
+    layer, half = layers(base), times.steps.get("half")
+    half_layer = layer.times(0.5) if half is None else layers(half)
+    longest = base.points[-1][0]
+    head = [
+        (rows, max(0.0, took - step_s - times.few_layers * layer.at(rows))) for rows, took in times.steps["head"].points
+    ]
+    token_s = prompt_token_s = times.depth_s / n / DEPTH
+    if "chunk" in times.steps:
+        [(rows, took)] = times.steps["chunk"].points
+        chunk_s = max(0.0, took - step_s) / times.few_layers
+        half_part = half_layer.at(longest) / layer.at(longest) if layer.at(longest) else 0.5
+        layer = Curve((*layer.points, (rows, chunk_s)))
+        half_layer = Curve((*half_layer.points, (rows, half_part * chunk_s)))
+        # Rows that are computed together read keys and values together: each costs less than a row alone.
+        prompt_token_s = min(token_s, times.chunk_depth_s / times.few_layers / rows / DEPTH)
+    return DeviceSpeed(
+        device=device,
+        name=name,
+        step_s=Curve(((1, step_s),)),
+        layer_s=layer,
+        token_s=token_s,
+        prompt_token_s=prompt_token_s,
+        half_layer_s=half_layer,
+        head_s=Curve(tuple(head)),
+        memory_bytes=memory_bytes,
+        runtime_bytes=times.runtime_bytes,
+        disk_bytes_per_s=times.disk_bytes_per_s,
+        busy=times.busy,
+    )

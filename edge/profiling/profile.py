@@ -1,0 +1,132 @@
+"""Profile of a cluster: measured on the devices that answer, estimated for presets, overridden by its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Generic
+
+from devices.cluster_file import Cluster, ClusterDevice
+from devices.errors import TrustError
+from edge.cluster.connect import CONNECT_TIMEOUT_S
+from edge.cluster.fleet import Fleet
+from edge.errors import EdgeError
+from edge.profiling.survey import Speed, Survey
+from partition.plan.plan import LOCAL
+from partition.predict.hosts import crowded
+from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
+from quant.text import listed
+
+ASSUMED_LINK = LinkSpeed(2e-3, 12.5e6, estimate=True)  # a home's Wi-Fi, if nothing else is known
+
+
+@dataclass(frozen=True)
+class ClusterProfile(Generic[Speed]):
+    """Speeds and links that plans are made from."""
+
+    speeds: tuple[Speed, ...]  # this device first
+    links: Links
+    notes: tuple[str, ...]  # for people: devices that did not answer, figures that are estimates
+
+
+@contextmanager
+def reachable(
+    cluster: Cluster,
+    *,
+    insecure: bool,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    return_s: float | None = None,
+    anyway: bool = False,
+) -> Iterator[tuple[Fleet | None, list[str]]]:
+    """Yield the workers of a cluster that answer, connected until the end of the block, and a note for each other one.
+
+    None if there are none. The errors of Fleet if those that answer cannot take part together. timeout_s: for each to
+    answer. return_s: as `Remote.return_s`. anyway: where this device's own files keep it from reaching any
+    (TrustError), none answers.
+    """
+
+    def tried(address: str) -> str | None:
+        """Return why a worker does not answer; None if it does."""
+        try:
+            Fleet([address], insecure=insecure, timeout_s=timeout_s).close()
+        except EdgeError as error:
+            if isinstance(error, TrustError) and not anyway:  # this device's own credentials: no worker can be reached
+                raise
+            return str(error)
+        return None
+
+    addresses = [device.address for device in cluster.workers if device.address is not None]
+    with ThreadPoolExecutor(max(1, len(addresses))) as pool:
+        errors = dict(zip(addresses, pool.map(tried, addresses), strict=True))
+    answering = [address for address, error in errors.items() if error is None]
+    notes = [f"planned without {address}: {error}" for address, error in errors.items() if error is not None]
+    if not answering:
+        yield None, notes
+        return
+    with Fleet(answering, insecure=insecure, timeout_s=timeout_s, return_s=return_s) as fleet:
+        yield fleet, notes
+
+
+def profiled(
+    cluster: Cluster, survey: Survey[Speed], estimate: Callable[[ClusterDevice], Speed], notes: Sequence[str]
+) -> ClusterProfile[Speed]:
+    """Return the profile: measurements with the overrides of the cluster's file, and the presets. estimate: of a
+    preset."""
+    by_address = {device.address: device for device in cluster.devices if device.preset is None}
+    speeds = [with_overrides(speed, by_address.get(speed.device)) for speed in survey.speeds]
+    own = cluster.local
+    if own is not None and own.preset is not None:  # plan as if this device were the preset
+        speeds[:1] = [replace(with_overrides(estimate(own), own), device=LOCAL)]
+    presets: list[ClusterDevice] = [d for d in cluster.devices if d.preset is not None and not d.is_local]
+    speeds += [with_overrides(estimate(preset), preset) for preset in presets]
+    all_notes = [*notes, *(f"{d.name} is a preset ({d.preset}): its figures are estimates" for d in presets)]
+    if survey.estimated:
+        all_notes.append(f"estimated, as made-up input does not run there: up to {', '.join(survey.estimated)}")
+    all_notes += shared_hosts(speeds)
+    links = with_links(cluster, [speed.device for speed in speeds], survey.links)
+    return ClusterProfile(tuple(speeds), links, tuple(all_notes))
+
+
+def shared_hosts(speeds: Sequence[Speed]) -> list[str]:
+    """Return a line for people about each machine that has fewer cores than its devices have threads."""
+    lines = []
+    for host in crowded(speed.host for speed in speeds):
+        names = listed([speed.name for speed in speeds if speed.host and speed.host.id == host])
+        lines.append(f"{names} are one machine with fewer cores than threads: its cores are counted once")
+    return lines
+
+
+def with_overrides(speed: Speed, overrides: ClusterDevice | None) -> Speed:
+    """Return a device's speed with the overrides of the cluster file."""
+    if overrides is None:
+        return speed
+    changed = replace(
+        speed.times(1 / (overrides.speed or 1.0)),
+        name=overrides.name,
+        memory_bytes=min(speed.memory_bytes, overrides.memory_bytes or speed.memory_bytes),
+        watts=overrides.watts or speed.watts,
+    )
+    if isinstance(changed, DeviceSpeed) and overrides.disk_bytes_per_s:
+        return replace(changed, disk_bytes_per_s=overrides.disk_bytes_per_s)
+    return changed
+
+
+def with_links(cluster: Cluster, known: Sequence[str], measured: Links) -> Links:
+    """Return the links between these devices: measured, with the overrides of the cluster file; ASSUMED_LINK if not
+    measured."""
+    names = {device.address or device.name: device.name for device in cluster.devices} | {LOCAL: cluster.local_name}
+    between = {}
+    for a, b in permutations(known, 2):
+        link = measured.between.get((a, b), ASSUMED_LINK)
+        override = cluster.link(names.get(a, a), names.get(b, b))
+        if override is not None:
+            link = LinkSpeed(
+                link.latency_s if override.latency_s is None else override.latency_s,
+                override.bytes_per_s or link.bytes_per_s,
+                True,
+            )
+        between[a, b] = link
+    return Links(between)

@@ -1,0 +1,240 @@
+"""Survey of devices: times of a model's parts on each of them, and speeds of the links between them.
+
+Language models and ONNX models have different parts to time: each has its own `Profiler`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Generic, Protocol, TypeVar
+
+from devices.probe import available_memory, default_threads
+from devices.profile import DeviceProfile
+from devices.remembered import BUSY_AGE_S, Remembered
+from edge.cluster.client import Remote
+from edge.cluster.fleet import Fleet
+from edge.cluster.session import EngineSession, LocalSession, RemoteSession, connect_all
+from edge.net.peers import SECRET_BYTES
+from edge.parallel.engine_kinds import own_kind
+from edge.profiling.links import measure_links
+from edge.tasks import CancelScope, Progress, results, unwaited_pool
+from partition.plan.plan import LOCAL
+from partition.predict.hosts import Host
+from partition.predict.onnx_predict import OnnxDevice
+from partition.predict.speeds import DeviceSpeed, Links
+
+OWN_TRIES = 1  # further measurements of this device, after the workers, while it is busy
+QUIET_AGE_S = 30 * 86400.0  # how long the time of a quiet moment bounds that of a busy device
+
+Speed = TypeVar("Speed", DeviceSpeed, OnnxDevice)
+
+
+@dataclass(frozen=True)
+class Survey(Generic[Speed]):
+    """Measured speeds of devices and links."""
+
+    speeds: tuple[Speed, ...]  # this device first, then in the order of addresses
+    links: Links
+    estimated: tuple[str, ...] = ()  # parts of the model that could not be timed on some device, and are estimates
+
+
+class Devices:
+    """This device, which is rank 0, and the workers, by rank."""
+
+    def __init__(self, fleet: Fleet | None, threads: int | None) -> None:
+        """fleet: connection to the workers; None: there are none. threads: of this device; None: its default."""
+        self.addresses: tuple[str, ...] = (LOCAL,)  # as in a plan
+        self.workers: list[Remote | None] = [None]
+        self.names = ["this device"]  # for people
+        self.memory_bytes = [available_memory()]  # that a model may use there
+        self.local_name, self.credentials = (fleet.local_name, fleet.credentials) if fleet else (LOCAL, None)
+        self.threads = threads or default_threads()
+        self.profiles = [own_profile(self.local_name, self.threads)]
+        if fleet is None:
+            return
+        for address, worker in fleet.workers.items():
+            self.addresses += (address,)
+            self.workers.append(worker)
+            self.names.append(worker.label)
+            self.memory_bytes.append(fleet.memory_of(address))
+            self.profiles.append(fleet.profiles[address])
+
+
+class TimedResult(Protocol):
+    """Times of a model's parts on a device."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds by which two measurements are compared."""
+
+    @property
+    def busy(self) -> bool:
+        """True if something else kept the device busy during the measurement."""
+
+
+T = TypeVar("T", bound=TimedResult)
+
+
+@dataclass(frozen=True)
+class DeviceTiming(Generic[T]):
+    """Times of one device, and how reliable they are."""
+
+    times: T
+    age_s: float = 0.0  # since they were measured
+    quiet_s: float | None = None  # `seconds` of the last remembered quiet moment; None: there is none
+
+
+class Profiler(Protocol[T]):
+    """Interface of a profiler of one kind of model."""
+
+    cache: str  # name of the file that remembers times
+    keys: Sequence[str]  # keys of all that times depend on, by rank
+    steps: int  # number of calls of `time` to its callback
+    streams: bool  # whether links carry streams (`transport.tcp_link.tune`)
+
+    def send(self, worker: Remote, check: Progress) -> None:
+        """Send a worker the files that it needs before its session starts. check: called on the way."""
+
+    def time(self, session: EngineSession, on_step: Callable[[], None]) -> T:
+        """Measure one device."""
+
+    def to_json(self, times: T) -> Any:
+        """Return plain values to be remembered."""
+
+    def read(self, rank: int, values: Any) -> T | None:
+        """Return the times that `to_json` wrote; None for anything else, such as another version's."""
+
+
+def survey(
+    devices: Devices,
+    profiler: Profiler[T],
+    closing: CancelScope,
+    *,
+    transport: str = "auto",
+    fresh: bool = False,
+    known_times: Mapping[str, T] | None = None,
+    on_step: Progress = lambda done, total: None,
+) -> tuple[list[DeviceTiming[T]], Links]:
+    """Measure the links, this device, and then all workers at once, those of one machine one by one. This device is
+    measured again after the workers while it is busy, because all plans are compared with it alone. closing: ends the
+    sessions; threads that still wait for one then get an error.
+
+    A device's times are remembered for a day, those of a busy device for a minute; fresh: measure them anyway. Times of
+    a busy device do not replace those of a quiet moment of the same day. known_times: by address, of devices that are
+    not to be timed. on_step(done, total) is called as links and parts are done. The errors of `profiler` and of
+    sessions.
+    """
+    world_size, secret = len(devices.addresses), secrets.token_bytes(SECRET_BYTES)
+    cache = Remembered(profiler.cache)
+    known_times = known_times or {}
+    known = [
+        DeviceTiming(known_times[address]) if address in known_times else _known(cache, profiler, rank)
+        for rank, address in enumerate(devices.addresses)
+    ]
+    needs_timing = [
+        address not in known_times and (fresh or before is None or (before.times.busy and before.age_s > BUSY_AGE_S))
+        for address, before in zip(devices.addresses, known, strict=True)
+    ]
+    steps = profiler.steps * needs_timing.count(True) + world_size * (world_size - 1) // 2
+    locks = host_locks(devices.profiles)
+    done: list[None] = []
+
+    def step() -> None:
+        closing.check()  # raises if it was cancelled, when nobody shows progress any more
+        done.append(None)
+        on_step(len(done), steps)
+
+    def start(rank: int) -> EngineSession:
+        session: EngineSession
+        worker = devices.workers[rank]
+        if worker is None:
+            name, credentials = devices.local_name, devices.credentials
+            session = LocalSession(name, world_size, secret, credentials, devices.threads, streams=profiler.streams)
+        else:
+            if needs_timing[rank]:
+                profiler.send(worker, closing.check)
+            closing.check()
+            session = RemoteSession(worker, rank, world_size, secret, streams=profiler.streams)
+        closing.then(session.close)
+        return session
+
+    def take(session: EngineSession, on_step: Callable[[], None] = step) -> DeviceTiming[T]:
+        rank = session.rank
+        before = known[rank]
+        if before is not None and not needs_timing[rank]:
+            return before
+        with locks[rank]:
+            times = profiler.time(session, on_step)
+        known[rank] = timing = _better_timing(profiler, rank, times, before)
+        return timing
+
+    with unwaited_pool(world_size, "survey") as pool:
+        sessions = results(pool.submit(start, rank) for rank in range(world_size))
+        states = connect_all(sessions, transport)
+        links = measure_links(sessions, devices.addresses, states, step, fresh=fresh)
+        # This device hands out the work, and a lab emulates devices on a part of it: it is measured alone.
+        own = results([pool.submit(take, sessions[0])])
+        others = results(pool.submit(take, session) for session in sessions[1:])
+        for _ in range(OWN_TRIES if needs_timing[0] and others else 0):
+            if own[0].times.busy:
+                own = results([pool.submit(take, sessions[0], closing.check)])
+        return [*own, *others], links
+
+
+def host_locks(profiles: Sequence[DeviceProfile]) -> list[Lock]:
+    """Return locks to hold while a device is timed, by rank. Devices of one machine share a lock: at once they would
+    compete for its cores."""
+    locks: dict[str, Lock] = {}
+    return [locks.setdefault(profile.host, Lock()) if profile.host else Lock() for profile in profiles]
+
+
+def host_of(profile: DeviceProfile, threads: int | None = None) -> Host | None:
+    """Return the machine that a device is on. threads: that it computes with; None: its default."""
+    if profile.host is None:
+        return None
+    return Host(profile.host, profile.cpu_quota or profile.cores_physical, threads or profile.threads)
+
+
+def better(new: T, old: T | None) -> T:
+    """Return the better of two measurements of a device: the new one, unless it was busy and the old one is faster."""
+    return new if old is None or not new.busy or new.seconds <= old.seconds else old
+
+
+def own_profile(name: str, threads: int) -> DeviceProfile:
+    """Return this device's profile, as a worker would describe it."""
+    return own_kind().describe(name, threads=threads)
+
+
+def _known(cache: Remembered, profiler: Profiler[T], rank: int) -> DeviceTiming[T] | None:
+    """Return the remembered times of a device; None where it has to be measured."""
+    remembered = cache.get(profiler.keys[rank])
+    times = None if remembered is None else profiler.read(rank, remembered[0])
+    if remembered is None or times is None:
+        return None
+    return DeviceTiming(times, remembered[1], times.seconds if not times.busy else _quiet_s(profiler, rank))
+
+
+def _better_timing(profiler: Profiler[T], rank: int, new: T, before: DeviceTiming[T] | None) -> DeviceTiming[T]:
+    """Remember and return the better of two measurements of a device. A busy one does not replace a quiet one that was
+    faster."""
+    if not new.busy:
+        _quiet(profiler).put(profiler.keys[rank], new.seconds)
+    timing = better(new, before.times if before else None)
+    if before is not None and timing is before.times and not timing.busy:
+        return before
+    Remembered(profiler.cache).put(profiler.keys[rank], profiler.to_json(timing))
+    return DeviceTiming(timing, 0.0, _quiet_s(profiler, rank))
+
+
+def _quiet(profiler: Profiler[Any]) -> Remembered:
+    """Return the remembered seconds of devices in their last quiet moments."""
+    return Remembered(f"quiet-{profiler.cache}")
+
+
+def _quiet_s(profiler: Profiler[Any], rank: int) -> float | None:
+    remembered = _quiet(profiler).get(profiler.keys[rank], QUIET_AGE_S)
+    seconds = remembered[0] if remembered else None
+    return seconds if isinstance(seconds, float) and seconds > 0 else None

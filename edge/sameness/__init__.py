@@ -1,1 +1,0 @@
-"""Agreement of routes: how much predictions differ between the ways to compute one model."""

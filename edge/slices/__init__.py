@@ -1,1 +1,0 @@
-"""Slices of model files: cut, written, kept by digest, and never sent twice."""

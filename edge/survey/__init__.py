@@ -1,1 +1,0 @@
-"""Profiling of devices and links: measured for planning, and remembered."""

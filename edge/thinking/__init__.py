@@ -1,1 +1,0 @@
-"""Thoughts of models: their marks, their separation from answers, and their budget."""

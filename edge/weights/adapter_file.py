@@ -1,0 +1,107 @@
+"""Files of LoRA adapters: checked for a model, and used only as long as they are what was checked."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from edge.errors import EngineError
+from edge.llama import llama
+from edge.models.digests import file_state
+from edge.models.local_slices import OwnSlices
+from edge.weights.adapter import Adapter, Scales, adapters_from
+from partition.model.check_adapter import adapter_pairs
+from partition.model.model import ModelShape, block_of
+from quant.gguf.file import GgufFile
+
+
+class AdapterFile:
+    """The file of an adapter, or of a slice of one, as it was when it was checked for its model."""
+
+    def __init__(self, path: Path, model: GgufFile, shape: ModelShape) -> None:
+        """shape: of the model. ModelFileError if it is no adapter of this model."""
+        self.path, self._state = path, _state(path)  # of before it is read
+        self.gguf = GgufFile.open(path)
+        pairs = adapter_pairs(self.gguf, model)
+        n_used = max(1, shape.n_experts_used)
+        self.weights = {name: pair.a.n_bytes + pair.b.n_bytes for name, pair in pairs.items()}  # their bytes, by name
+        self.row_bytes = 4 * max(  # that a row of a decode takes, at most, for its products beside those of the model
+            (
+                (pair.b.shape[0] + model.tensors[name].shape[1]) * (n_used if len(pair.b.shape) > 2 else 1)
+                for name, pair in pairs.items()
+            ),
+            default=0,
+        )
+
+    def check_unchanged(self) -> None:
+        """Raise EngineError if it is not what was checked."""
+        if self._state is None or _state(self.path) != self._state:
+            raise EngineError(f"the adapter {self.path} has changed since it was checked; start again")
+
+    def digest(self) -> str:
+        """Return the SHA-256 of what was checked. EngineError if it has changed, SliceError if it cannot be read."""
+        digest = OwnSlices().model_digest(self.path)
+        self.check_unchanged()
+        return digest
+
+    def load(self, model: llama.Model) -> None:
+        """Load what was checked beside its model. EngineError if it has changed, or llama.cpp refuses it."""
+        self.check_unchanged()
+        model.load_adapter(self.path)
+        self.check_unchanged()
+
+
+@dataclass(frozen=True)
+class CheckedAdapter(Adapter):
+    """An adapter that was checked for its model."""
+
+    file: AdapterFile
+    digest: str  # SHA-256 of the file
+
+    @classmethod
+    def all_from(cls, texts: Sequence[str], model: GgufFile, shape: ModelShape) -> tuple[CheckedAdapter, ...]:
+        """Return the adapters that FILE[:SCALE] name. ModelFileError where one is none of this model, the errors of
+        `adapters_from`, EngineError where a file changes meanwhile."""
+        files = [(adapter, AdapterFile(adapter.path, model, shape)) for adapter in adapters_from(texts)]
+        return tuple(cls(adapter.path, adapter.scale, file, file.digest()) for adapter, file in files)
+
+
+class AdapterSizes(TypedDict):
+    """Sizes of adapters, as `ContextSizes` has them."""
+
+    adapter_bytes: tuple[int, ...]
+    adapter_row_bytes: int
+
+
+def adapter_sizes(files: Sequence[AdapterFile], n_layers: int) -> AdapterSizes:
+    """Return the sizes of adapters of a model with so many layers."""
+    by_layer = [0] * (n_layers + 1)
+    for file in files:
+        for weight, n_bytes in file.weights.items():
+            layer = block_of(weight)
+            by_layer[n_layers if layer is None or layer >= n_layers else layer] += n_bytes
+    return {
+        "adapter_bytes": tuple(by_layer) if files else (),
+        "adapter_row_bytes": max((file.row_bytes for file in files), default=0),
+    }
+
+
+def namespace_with(namespace: str, adapters: Sequence[CheckedAdapter], scales: Scales) -> str:
+    """Return the namespace of keys and values that were computed with adapters: nothing else may share them."""
+    if not scales:
+        return namespace
+    pairs = zip(adapters, scales, strict=True)
+    used = [bytes.fromhex(adapter.digest) + struct.pack("<f", scale) for adapter, scale in pairs if scale]
+    return f"{namespace}\0{hashlib.sha256(b''.join(sorted(used))).hexdigest()}"
+
+
+def _state(path: Path) -> dict[str, int] | None:
+    """Return what changes whenever the file does; None where there is none."""
+    try:
+        return file_state(path.stat())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,306 @@
+"""Division of a memory budget: accounted part by part before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from devices.probe import own_rss
+from devices.processes.limits import give_back_memory
+from edge.errors import NotEnoughMemory
+from edge.llama import llama
+from edge.llama.buffers import Weight
+from edge.llama.llama import ContextSizes
+from edge.weights.direct_file import DirectFile
+from edge.weights.experts import Experts
+from edge.weights.measure import measure_products, measure_reads, read_rate
+from edge.weights.memory import MIB, LoadRequest, MemoryNeed, cache_bytes, context_parts, dry_run
+from edge.weights.plan import PagePlan, ReadOptions, least_parts, plan
+from edge.weights.reader import DEFAULT_CHUNK, DEFAULT_THREADS
+from edge.weights.roles import Roles, sort_weights
+from partition.errors import PlanError
+from partition.model.model import ModelShape
+from partition.predict.hysteresis import LAID_OUT, clearly_faster
+from partition.predict.paging import Speed
+from quant.gguf.file import GgufFile, TensorInfo
+from quant.types import CacheType
+
+_MARGIN = 26 * MIB  # what comes to be needed while it runs: a terminal takes 14, the process of chat templates 11
+MARGIN_SHARE = 128  # and this part of the budget: page tables, ends of pages
+_TOKEN_BYTES = 32  # of a vocabulary's entry: logits, their copy, candidates of the sampler
+_THREADS_BESIDE = 2  # that read while all cores compute; more get in their way
+_BUFFERS_SHARE = 24  # buffers to read with take at most this part of the budget
+_CACHE_SHARE = 8  # a context that is not asked for takes at most this part of the budget
+_LEAST_CONTEXT = 512  # tokens
+_COUNTER_BYTES = 72  # of ggml for every expert of a product, or slot for one: a cache line and a number
+_BATCHES = (128, 256, 512, 1024, 2048)  # rows, to choose from
+_COMPUTE_OVER_READ = 2.0  # a pass over a prompt's rows should compute for so much longer than it reads
+
+
+@dataclass(frozen=True)
+class OtherUses:
+    """Uses of a budget beside the model and its context."""
+
+    results: int = 0  # bytes, of whoever runs the engine
+    prefix_cache: int = 0  # bytes, of blocks on their way to the disk and back
+    more_rows: int = 0  # rows with logits beside one a sequence: their logits are copied when they are collected
+    draft_rows: int = 0  # of these, those that only check drafts
+    draft_model: int = 0  # bytes, of a model that drafts
+
+    def parts(self, n_vocab: int) -> dict[str, int]:
+        """Bytes by part."""
+        named = {
+            "results": self.results,
+            "draft model": self.draft_model,
+            "prefix cache": self.prefix_cache,
+            "logits": 4 * n_vocab * self.more_rows,
+        }
+        return {name: n for name, n in named.items() if n}
+
+    def savings(self, n_vocab: int) -> dict[str, int]:
+        """Bytes by the option that saves them. Rows of drafts take them twice: in llama.cpp's buffer, and as copies."""
+        drafts = self.draft_model + 2 * 4 * n_vocab * self.draft_rows
+        named = {"--prefix-cache 0": self.prefix_cache, "--draft off": drafts}
+        return {option: n for option, n in named.items() if n}
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """Options that a person may set; None: measured."""
+
+    memory: int  # bytes, of the whole process
+    window: int | None = None  # bytes
+    io_threads: int | None = None
+    io_chunk: int | None = None  # bytes
+    verify: bool = False
+    uses: OtherUses = field(default_factory=OtherUses)
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """Division of a budget of memory: resident weights, window, everything else."""
+
+    sizes: ContextSizes
+    parts: dict[str, int]  # bytes by part, without the weights
+    read: ReadOptions
+    plan: PagePlan
+    lay_out: bool  # reading what is streamed from files that have it laid out pays
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A model of which llama.cpp knows the header, and how its weights are to be loaded."""
+
+    request: LoadRequest
+    options: BudgetOptions
+    choose_batch: bool  # the batch of the sizes is only a proposal
+    tokens: bool  # batches bring tokens, not hidden states
+    accounted: Callable[[MemoryNeed, PagePlan], None] | None  # called with the account, before weights are loaded
+    model: llama.Model
+    weights: Mapping[str, Weight]
+    opened: Mapping[Path, DirectFile]
+
+    def roles(self, tensors: Mapping[str, TensorInfo] | None = None) -> Roles:
+        """Return the roles of the weights. tensors: where each lies, and its type; None: as the file's table says."""
+        tensors = tensors or self.request.file.tensors
+        weights = {name: weight.in_type(tensors[name].type.id) for name, weight in self.weights.items()}
+        sources = {name: (self.opened[tensor.path], tensor.offset) for name, tensor in tensors.items()}
+        return sort_weights(weights, sources, repack=self.request.repack is not False, tokens=self.tokens)
+
+    def plan(self, roles: Roles, budget: int) -> BudgetPlan:
+        """Choose which weights stay within a budget of bytes and which are streamed, by measurement if not all can
+        stay. NotEnoughMemory, with the least budget, if even that is impossible."""
+        file, shape, sizes, threads = self.request.file, self.request.shape, self.request.sizes, self.request.threads
+        options, used = replace(self.options, memory=budget), shape.n_experts_used
+        model, choose_batch = self.model, self.choose_batch
+        give_back_memory()  # up to 100 MiB after a model was closed, which would count as used
+        outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
+        if sizes.adapter_bytes:  # they stay in memory
+            outside["adapters"] = sum(sizes.adapter_bytes)
+        at_once = used * sizes.sequences  # experts that a row of each sequence may choose
+        read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
+        smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
+        cache = cache_bytes(shape, sizes.context, sizes.kv)
+        least_cache = cache_bytes(shape, _LEAST_CONTEXT, sizes.kv)
+        savings = options.uses.savings(model.n_vocab)
+        if sizes.context > _LEAST_CONTEXT and (less := cache - least_cache) > 0:
+            savings[f"--context {_LEAST_CONTEXT}"] = less
+        if sum(outside.values()) + cache > budget:  # a context would take it all before it is refused
+            parts = {**outside, **_context_need(model, shape, smallest, roles, dry=file.path)}
+            _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget, savings)
+        for proposed in dict.fromkeys((sizes, smallest)):
+            sizes = proposed
+            parts = {**outside, **_context_need(model, shape, sizes, roles)}
+            whole = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
+            if sum(parts.values()) + sum(whole.parts.values()) <= budget:
+                return BudgetPlan(sizes, parts, read, whole, False)
+        _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget, savings)
+        before = read, sizes, parts
+        read, speed, prefill = measure(roles, read, options, threads)
+        if choose_batch:
+            chosen = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
+            if chosen != sizes:
+                sizes, parts = chosen, {**outside, **_context_need(model, shape, chosen, roles)}
+        if sum(parts.values()) + sum(least_parts(roles, read, sizes.batch, at_once).values()) > budget:
+            read, sizes, parts = before  # what suits the disk would take too much
+        try:
+            share = plan(roles, budget - sum(parts.values()), read, speed, sizes.batch, at_once)
+        except PlanError as error:
+            raise NotEnoughMemory(str(error)) from None
+        rows = rows_of_experts(roles, share, used)
+        if rows < sizes.batch and not choose_batch:
+            raise NotEnoughMemory(
+                f"{sizes.batch} rows of a batch may choose more experts than the {share.expert_room / MIB:,.0f} MiB for"
+                f" experts hold, {rows} may not; use --batch {rows}, or a larger --memory"
+            )
+        sizes = replace(sizes, batch=min(sizes.batch, rows))
+        keeps_up = _disk_keeps_up(roles, share, speed)
+        if keeps_up and options.io_threads is None:
+            read = replace(read, threads=min(read.threads, _THREADS_BESIDE))
+        return BudgetPlan(sizes, parts, read, share, keeps_up or _reads_faster_laid_out(share, read, speed))
+
+
+def context_within(shape: ModelShape, kv: CacheType, most: int, budget: int) -> int:
+    """Tokens of context, at most `most`, that leave a budget for the weights: a power of two below that if need be."""
+    context = most
+    while context > _LEAST_CONTEXT and cache_bytes(shape, context, kv) * _CACHE_SHARE > budget:
+        context = max(_LEAST_CONTEXT, 1 << (context - 1).bit_length() - 1)
+    return context
+
+
+def other_parts(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budget: int) -> dict[str, int]:
+    """Return the bytes of a budget that go to other things than weights, by part, if all of these fit. Uses a dry
+    run."""
+    _, lines = dry_run(file.path, sizes)
+    widest = max((tensor.shape[0] for tensor in file.tensors.values()), default=0)
+    return {"runtime": _runtime(budget, shape.n_vocab * sizes.sequences)} | _context_parts(
+        lines, shape, sizes, widest, shape.n_vocab
+    )
+
+
+def _runtime(budget: int, n_logits: int) -> int:
+    """Bytes of the process itself, now and later. n_logits: of all sequences together."""
+    return own_rss() + _MARGIN + budget // MARGIN_SHARE + _TOKEN_BYTES * n_logits
+
+
+def _context_need(
+    model: llama.Model, shape: ModelShape, sizes: ContextSizes, roles: Roles, dry: Path | None = None
+) -> dict[str, int]:
+    """Bytes by part that a context takes: what llama.cpp says, and what it does not. dry: the model's file, to ask
+    without taking them; that is slower."""
+    if dry is None:
+        with llama.captured_log() as lines:
+            llama.Context(model, sizes).close()
+    else:
+        _, lines = dry_run(dry, sizes)
+    experts = [piece for pieces in roles.experts.values() for piece in pieces]
+    matrices = (*roles.factors, *((roles.head,) if roles.head else ()), *experts)
+    widest = max((piece.weight.shape[2] for piece in matrices), default=0)
+    parts = _context_parts(lines, shape, sizes, widest, model.n_vocab)
+    # A product with paged experts counts the rows of each slot. Kernels of repacked weights note every row once.
+    n_slots = sum(pieces[0].weight.shape[0] for pieces in roles.experts.values())
+    notes = 1 if all(piece.repacked for piece in experts) else shape.n_experts_used
+    parts["compute buffers"] += n_slots * (_COUNTER_BYTES + 8 * sizes.batch * notes)
+    if roles.table is None:  # rows come as hidden states: ours, llama.cpp's copy, and those of the ranks
+        parts["hidden states"] = 3 * 4 * sizes.batch * shape.n_embd
+    return parts
+
+
+def _context_parts(
+    lines: Sequence[str], shape: ModelShape, sizes: ContextSizes, widest: int, n_vocab: int
+) -> dict[str, int]:
+    """Return the memory parts of a context: what llama.cpp reports in `lines`, and what it does not report. widest:
+    columns of the widest weight."""
+    parts = context_parts(lines)
+    rows = sizes.batch
+    # ggml's room for a product's rows in another type, for the choices of experts, and for attention that is not fused.
+    parts["compute buffers"] += rows * sizes.adapter_row_bytes
+    parts["compute buffers"] += MIB + 2 * rows * widest + 8 * rows * shape.n_experts * shape.n_experts_used
+    if not any("FLASH_ATTN_EXT" in line for line in lines):
+        parts["compute buffers"] += 2 * sizes.context * rows * max(shape.n_heads, default=0)
+    # It makes room for the logits of as many rows as there are sequences, and more when more are asked for.
+    parts["output buffer"] += 4 * n_vocab * max(0, sizes.outputs - sizes.sequences)
+    return parts
+
+
+def _check(
+    shape: ModelShape, parts: dict[str, int], least: dict[str, int], budget: int, savings: Mapping[str, int]
+) -> None:
+    """Raise NotEnoughMemory if the least that is needed exceeds the budget. savings: bytes by the option that would
+    save them."""
+    all_parts = {**parts, **least}
+    total = sum(all_parts.values())
+    if total > budget:
+        sizes_text = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in all_parts.items() if n)
+        without_share = total - budget // MARGIN_SHARE  # that part grows with the budget
+        least_mib = -(-without_share * MARGIN_SHARE // ((MARGIN_SHARE - 1) * MIB))
+        error = NotEnoughMemory(
+            f"{shape.name} needs a budget of at least {least_mib:,} MiB ({sizes_text});"
+            f" {budget / MIB:,.0f} MiB were given. {_advice(total - budget, savings)}"
+        )
+        error.least = least_mib * MIB
+        raise error
+
+
+def _advice(lacking: int, savings: Mapping[str, int]) -> str:
+    """Name the first options that together save what is lacking, with the bytes of each; all if these are too few."""
+    chosen, left = [], lacking
+    for option, n in savings.items():
+        if left <= 0:
+            break
+        chosen.append(f"{option} (saves {n / MIB:.1f} MiB)")
+        left -= n
+    larger = "a larger --memory, a smaller --batch or --kv-type"
+    if not chosen:
+        return f"Use {larger}"
+    advice = " and ".join(filter(None, [", ".join(chosen[:-1]), chosen[-1]]))
+    return f"It fits with {advice}; or use {larger}" if left <= 0 else f"{advice} would not be enough: use {larger}"
+
+
+def measure(roles: Roles, read: ReadOptions, options: BudgetOptions, threads: int) -> tuple[ReadOptions, Speed, float]:
+    """(how to read, speeds of decoding, bytes of weights a second that a prompt's row passes)."""
+    if not roles.factors:
+        return read, Speed(1e9, 1e9), 1e9
+    largest = max(roles.factors, key=lambda piece: piece.span)
+    n, chunk, rate = measure_reads(largest, options.io_threads, options.io_chunk, options.memory // _BUFFERS_SHARE)
+    decode, prefill = measure_products(largest, threads)
+    return replace(read, threads=n, chunk=chunk), Speed(rate, decode), prefill
+
+
+def _choose_batch(roles: Roles, sizes: ContextSizes, room: int, read: float, prefill: float) -> ContextSizes:
+    """The least batch whose rows are computed for longer than a pass reads what has no room."""
+    total = sum(piece.n_bytes for piece in roles.factors)
+    if not total:
+        return sizes
+    rows = _COMPUTE_OVER_READ * (max(0, total - room) / read) / (total / prefill)
+    batch = min(next((n for n in _BATCHES if n >= rows), _BATCHES[-1]), sizes.context)
+    return replace(sizes, batch=max(batch, sizes.outputs))
+
+
+def _disk_keeps_up(roles: Roles, share: PagePlan, speed: Speed) -> bool:
+    """Return whether the streamed weights of a token are read in less time than computing with all weights takes. Then
+    laying out what is read takes cores from computing."""
+    total = sum(piece.n_bytes for piece in roles.factors)
+    return 0 < share.streamed_bytes / speed.read < total / speed.compute
+
+
+def _reads_faster_laid_out(share: PagePlan, read: ReadOptions, speed: Speed) -> bool:
+    """Return whether this disk is faster if the data need no laying out after reading."""
+    largest = max((piece for piece in share.streamed if piece.repacked), key=lambda piece: piece.n_bytes, default=None)
+    if largest is None:
+        return False
+    rate = read_rate(replace(largest, is_laid_out=True), read.threads, read.chunk)
+    return clearly_faster(rate, speed.read, by=LAID_OUT)
+
+
+def rows_of_experts(roles: Roles, share: PagePlan, used: int) -> int:
+    """Rows of a batch that find room for all experts they may choose."""
+    most = 1 << 30
+    if not share.expert_room:
+        return most
+    for pieces in roles.experts.values():
+        room = share.expert_room // Experts.expert_bytes(pieces)
+        if room < pieces[0].weight.shape[0]:
+            most = min(most, max(1, room // used))
+    return most

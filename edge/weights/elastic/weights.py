@@ -1,0 +1,334 @@
+"""Weights that change between two passes: other bits, or other parts in memory, as the room changes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from edge.errors import WeightsError
+from edge.llama import llama
+from edge.llama.hooks import Hook, NodeHooks
+from edge.log import info
+from edge.tasks import Repeated
+from edge.weights.arena import ElasticArena
+from edge.weights.budget import Opening
+from edge.weights.elastic.ahead import ReadAhead
+from edge.weights.elastic.governor import SLACK, Governor
+from edge.weights.elastic.room import ROOM, Room
+from edge.weights.elastic.sizes import SizeChoice, Sizes
+from edge.weights.elastic.turn import Turn
+from edge.weights.paged_weights import PagedWeights
+from edge.weights.plan import PagePlan
+from edge.weights.reader import Reader
+from edge.weights.roles import Roles
+from quant.text import bytes_text
+
+_MOST_NEWS = 16
+LOOK_S = 0.1  # between two looks at the memory
+_CHECK_S = 0.02  # likewise, while weights are read
+PASS_WAIT_S = 0.5  # that a pass goes on for when memory shrinks; what is longer is stopped, and computed again
+GROW_WAIT_S = 0.02  # of reading that a pass may wait for on the way up; with more to read it is computed as before
+_LITTLE = 16 << 20  # bytes that are worth no delay on any disk
+RETRY_S = 1.0  # from a change that failed to the next try, unless a pass comes before
+_ATTEMPTS = 3  # to load what others take the memory of meanwhile; the last one loads the least
+
+
+class RoomIsGone(Exception):
+    """Others took, or are to have, the memory that a change was for."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that was made."""
+
+    budget: int  # bytes of the process, since then
+    choice: SizeChoice
+    took_s: float
+
+
+class ElasticWeights(PagedWeights):
+    """Weights of a model that has several sizes. A thread looks at the memory; what has to change, changes between two
+    passes: at the beginning of the next one, or at once while none is computed."""
+
+    def __init__(self, opening: Opening, sizes: Sizes, governor: Governor, room: Room = ROOM) -> None:
+        """Load what the budget gets. WeightsError if it cannot be read; RoomIsGone if even the least has no room."""
+        self.sizes, self._governor, self._room = sizes, governor, room
+        self._turn, self.pass_size = Turn(), 0
+        self._was_stopped = False  # since a pass ended by itself: then the next one is computed to its end
+        self._intact = True  # False: a change failed, and is to be tried again
+        self._changing = False
+        self._retry_s = 0.0  # when a change that failed is tried again
+        self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
+        self._shown = opening.request.progress
+        self._watch: Repeated | None = None
+        self._checked_s = 0.0  # when `_loads` looked last
+        self.choice = sizes.choose(governor.budget)  # changed by who has the turn
+        self._target = self.choice  # for the budget of now; until it is loaded, a change is due
+        self.changes: deque[Change] = deque(maxlen=_MOST_NEWS)  # that `news` has not told yet
+        arena = ElasticArena()
+        reader = Reader(sizes.longest_row, sizes.read.threads, sizes.read.chunk, verify=opening.options.verify)
+        self._ahead, self._arena_lock = ReadAhead(arena, reader), threading.Lock()  # of what is read ahead, or a change
+        self._turn.begin_pass(room.share)  # who loads is about to compute
+        super().__init__(opening, self.choice.roles, self.choice.plan, reader, arena, self._loads)
+        self._shown = None
+        self._turn.end_pass()
+        self._watch = Repeated(self.follow, LOOK_S, "memory")
+
+    def prepare(self) -> int:
+        """Change the weights if that is due; then they stay until the next pass is over, or `reset`. Return the number
+        of their size."""
+        if not self._turn.is_of_a_pass:
+            self._turn.begin_pass(self._room.share)
+            try:
+                self._change()
+            except BaseException:
+                self._turn.end_pass()
+                raise
+        return self.choice.number
+
+    def begin(self, rows: llama.Batch, n: int) -> None:
+        """Change the weights if that is due, then as `PagedWeights`."""
+        self.pass_size = self.prepare()  # that the last pass was computed with
+        try:
+            super().begin(rows, n)
+        except BaseException:
+            self._turn.end_pass()
+            raise
+
+    def end(self) -> None:
+        try:
+            super().end()
+            self._was_stopped = False
+        finally:
+            self._turn.end_pass()
+
+    def reset(self) -> None:
+        super().reset()
+        self._turn.end_pass()
+
+    @property
+    def due(self) -> SizeChoice | None:
+        """Return what is to be loaded; None: what is there stays."""
+        return None if self._intact and self._target is self.choice else self._target
+
+    @property
+    def planned_bytes(self) -> int:
+        """Return the bytes that the process is to hold."""
+        return self.choice.n_bytes + self._ahead.n_bytes
+
+    def hooks(self) -> list[Hook]:
+        """Return the hooks the graphs need now, and one that is always there: later they may need more."""
+        return [_NO_HOOK, *super().hooks()]
+
+    def node_hooks(self, hooks: Sequence[Hook]) -> NodeHooks:
+        node_hooks = NodeHooks((*self.hooks(), *hooks))
+        self._hooks = node_hooks, hooks
+        return node_hooks
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._turn.end_pass()  # the model was freed
+        with self._turn.lock, self._arena_lock:  # a change may be under way, or what is read ahead
+            self._reader.close()
+            if self._ahead.close() and not self._reader.hangs:
+                self._release()
+                self._arena.close()
+
+    def news(self) -> list[str]:
+        lines = []
+        while self.changes:
+            change = self.changes.popleft()
+            lines.append(f"{bytes_text(change.budget)} of memory: {change.choice}; changed in {change.took_s:.1f} s")
+            if change.budget < self.sizes.least:
+                lines.append(f"{bytes_text(self.sizes.least)} is the least that it can run in; free memory, or end it")
+            elif other := self.sizes.other(change.budget):
+                lines.append(f"--prefer {other[0]} would have {other[1]}")
+        return lines
+
+    def look(self) -> None:
+        """See how much memory there is, and note what has to change."""
+        before, planned = self._governor.budget, self.planned_bytes
+        room, stalled_s = self._room.for_process(planned), self._room.stalled_s()
+        if self._changing or planned != self.planned_bytes:
+            return  # that is not there yet, or still there
+        due = self.due
+        promised = due.n_bytes - due.n_bytes // SLACK if due is not None else 0  # and being read
+        self._governor.look(room, max(self.choice.n_bytes, promised), stalled_s, self._room.now())
+        budget = self._governor.bound(self._room.share.limit)  # others are to have the rest, whatever has to change
+        if budget != before:
+            self._target = self.sizes.choose(budget)
+
+    def follow(self) -> None:
+        """Look, and change what is due unless a pass is computed, which has the next one change it. What may be due
+        soon is read ahead."""
+        seen = self._room.share.seen
+        self.look()
+        resident = _resident(self)  # before it is known that nothing changes
+        if self._intact and not self._changing:  # else what a change gives back may still be there
+            self._room.share.report(resident, seen)
+        with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
+            due = self.due
+            shrinks = due is not None and due.n_bytes < self.choice.n_bytes and not due.is_like(self.choice)
+            if due is None or self._room.now() < self._retry_s:
+                pass
+            elif self._turn.lock.acquire(timeout=PASS_WAIT_S if shrinks else 0):
+                try:
+                    if self._watch is None or not self._watch.is_over:
+                        self._change()
+                finally:
+                    self._turn.lock.release()
+            elif shrinks and self.due and self.stop_pass and not (self._changing or self._was_stopped):
+                self._was_stopped = True  # the pass takes long
+                self.stop_pass()
+            _read_ahead(self)
+
+    def _change(self) -> None:
+        """Change to what is due; until that is done, it stays due. It is its turn. WeightsError if it cannot be read:
+        then the weights may not be usable until it can."""
+        if _due_now(self) is None:
+            return
+        began_s, self._changing = self._room.now(), True  # before it is known what is due: `follow` may just look
+        try:
+            due = self._target
+            if self._intact and due.is_like(self.choice):
+                self.choice = due
+                return
+            with self._arena_lock:
+                self._change_to(due)
+        except BaseException:
+            self._retry_s = self._room.now() + RETRY_S
+            raise
+        finally:
+            self._changing = False
+        change = Change(self._governor.budget, self.choice, self._room.now() - began_s)
+        self.changes.append(change)
+        size, streamed = self.choice.size.file_bytes, self.plan.streamed_bytes
+        info("memory", budget=change.budget, size=size, streamed=streamed, took_ms=round(1e3 * change.took_s))
+
+    def _change_to(self, choice: SizeChoice) -> None:
+        super().reset()
+        self._reader.drop(*self._jobs.values())  # of a change that failed: they write where memory is given back now
+        self._ahead.end([*self.choice.plan.resident, *choice.plan.resident])  # where that fails, all stays as it is
+        self.choice, self._intact = choice, False
+        self._use(choice.roles, choice.plan)
+        self._intact, self._retry_s = True, 0.0
+        if self._hooks is not None:
+            node_hooks, others = self._hooks
+            node_hooks.use((*self.hooks(), *others))
+
+    def _use(self, roles: Roles, plan: PagePlan) -> None:
+        """Load the choice, which has this plan; where its room goes meanwhile, what has room then."""
+        assert isinstance(self._arena, ElasticArena)
+        lost = 0  # times that others took the room, who may go on to
+        while True:
+            self._release()
+            self._arena.keep_only(plan.resident)
+            self._arena.make_places(plan.resident, self.sizes.having)
+            try:
+                _check_room(self)
+                super()._use(roles, plan)
+                return
+            except RoomIsGone:
+                room, budget = self._room.for_process(self.choice.n_bytes), self._governor.budget
+                if self._watch is None and room < self.sizes.least:
+                    raise
+                lost += self.choice.n_bytes <= self._room.share.limit
+                if lost < _ATTEMPTS - 1:
+                    self._governor.shrink(min(room, budget))
+                else:
+                    self._governor.bound(self.sizes.least)
+                self.choice = self._target = self.sizes.choose(self._governor.budget)
+                roles, plan = self.choice.roles, self.choice.plan
+            except BaseException:
+                self._release()
+                raise
+
+    def _loads(self, fraction: float) -> None:
+        """Show how far loading is. RoomIsGone, Interrupted."""
+        if self._shown is not None:
+            self._shown(fraction)
+        now = self._room.now()
+        if now - self._checked_s >= _CHECK_S:
+            self._checked_s = now
+            _check_room(self)
+
+
+def _check_room(weights: ElasticWeights) -> None:
+    """Report what is held when all is loaded: whoever divides a budget does not wait for that. RoomIsGone if what is
+    left has no room any more, or others are to have it; Interrupted if the weights are closed."""
+    if weights._watch is not None:
+        weights._watch.check()
+    share, choice = weights._room.share, weights.choice
+    seen, left = share.seen, sum(job.left for job in weights._jobs.values())
+    is_least = choice.n_bytes <= weights.sizes.least
+    if not is_least and (left > max(0, weights._room.free()) or choice.n_bytes > share.limit):
+        raise RoomIsGone
+    weights._governor.bound(share.limit)
+    share.report(_resident(weights), seen)
+
+
+def _resident(weights: ElasticWeights) -> int:
+    """Return the bytes that the process may hold from now on, as it reports them."""
+    return max(weights.planned_bytes, min(weights._governor.budget, weights.sizes.most))
+
+
+def _read_ahead(weights: ElasticWeights) -> None:
+    """Read what a larger budget would have if it stays likely, and give that back where it does not."""
+    if not weights._arena_lock.acquire(blocking=False):
+        return
+    try:
+        if weights._watch is not None and weights._watch.is_over:
+            return
+        budget = weights._governor.coming(weights._room.now())
+        if (budget > weights._governor.budget or weights.due) and weights._intact:
+            weights._ahead.follow(weights.sizes, budget, weights.choice)
+        elif budget < weights._ahead.budget:
+            weights._ahead.end(weights.choice.plan.resident)
+    finally:
+        weights._arena_lock.release()
+
+
+def _due_now(weights: ElasticWeights) -> SizeChoice | None:
+    """Return what is due. More is not yet, while much of it can be read as passes go on, and they can."""
+    due = weights.due
+    if due is None or due.n_bytes <= weights.choice.n_bytes or not weights._intact:
+        return due
+    if not weights._arena_lock.acquire(blocking=False):  # no pass waits for reads that end
+        return None
+    try:
+        with suppress(WeightsError, OSError):  # the change itself tells
+            if not weights._ahead.budget:
+                weights._ahead.follow(weights.sizes, weights._governor.budget, weights.choice)
+    finally:
+        weights._arena_lock.release()
+    return due if weights._ahead.left <= max(_LITTLE, GROW_WAIT_S * weights.sizes.read_rate) else None
+
+
+def next_size(weights: PagedWeights | None) -> int:
+    """Return the number of the size that a pass would be computed with now; 0: the largest, or the only one."""
+    return (_due_now(weights) or weights.choice).number if isinstance(weights, ElasticWeights) else 0
+
+
+@contextmanager
+def next_pass(weights: PagedWeights | None) -> Iterator[int]:
+    """Yield the number of the size that the pass in the block is computed with. WeightsError as of `begin`."""
+    if not isinstance(weights, ElasticWeights):
+        yield 0
+        return
+    try:
+        yield weights.prepare()
+    except BaseException:
+        weights.reset()
+        raise
+
+
+def pass_size(weights: PagedWeights | None) -> int:
+    """Return the same of the last pass."""
+    return weights.pass_size if isinstance(weights, ElasticWeights) else 0
+
+
+_NO_HOOK = Hook(lambda node: False, None)

@@ -1,0 +1,286 @@
+"""A model loaded within a budget of a GPU's memory."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from devices.probe import available_memory
+from edge.errors import EngineError, NotEnoughMemory
+from edge.llama import ggml, llama
+from edge.llama.buffers import CallerBuffer, Device
+from edge.llama.ggml import cpu_device
+from edge.llama.hooks import NodeHooks
+from edge.llama.layer_stream import HostWeight, Layer, LayerStream, copy_layer, place_layer
+from edge.llama.llama import ContextSizes
+from edge.weights import memory
+from edge.weights.gpu_layers import GpuLayers, measured_key
+from edge.weights.mapped import ModelInMemory, check_generates_text
+from edge.weights.memory import MIB, LoadRequest, context_parts
+from edge.weights.processor_rows import processor_rows
+from partition.model.model import ModelShape, block_of
+from partition.predict.gpu_memory import SLOTS, GpuBudget, share_out
+from quant.gguf.file import GgufFile
+from quant.text import bytes_text
+
+_ALIGNED = 64  # bytes; the processor's kernels read so many at once
+BUFFERS, PRODUCTS = "two buffers", "products"
+_NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"  # llama.cpp reads it when a context is made
+_PIECE_BYTES = 2 * MIB  # in which drivers give memory
+MARGIN_BYTES = 16 * MIB  # for passes that take more for their products than the first one
+_TABLE, _HEAD = "token_embd.weight", "output.weight"
+_COMPUTE = re.compile(r"(\S+) compute buffer size\s*=\s*([\d.]+) MiB")
+_PRODUCTS_BYTES = 64 * MIB  # a driver's, beside the rows of a pass
+_ROW_COPIES = 4  # a driver's, in floats, of the widest row of a product
+
+
+def fixed_parts(
+    file: GgufFile, shape: ModelShape, sizes: ContextSizes, lines: Sequence[str], name: str
+) -> dict[str, int]:
+    """Return the bytes by part that a GPU needs beside the layers. lines: llama.cpp's log of a dry run with all layers
+    there. name: of the GPU's buffers in it. The driver's part is an upper bound."""
+    outside = [t.n_bytes for t in file.tensors.values() if block_of(t.name) is None and t.name != _TABLE]
+    if _HEAD not in file.tensors:
+        outside.append(shape.head_bytes)  # a copy of the token table
+    compute = sum(float(m[2]) for line in lines if (m := _COMPUTE.search(line)) and m[1] == name)
+    widest = max(shape.n_embd, *shape.n_ff, shape.n_vocab if sizes.outputs > 1 else 0)
+    return {
+        "head": sum(outside),
+        "KV cache": context_parts(lines)["KV cache"],
+        "compute buffers": round(compute * MIB),
+        PRODUCTS: _PRODUCTS_BYTES + _ROW_COPIES * 4 * sizes.batch * widest,
+    }
+
+
+def too_little(shape: ModelShape, parts: Mapping[str, int], budget: int, free: int | None) -> NotEnoughMemory:
+    """Return the error of a budget, or of free memory, that has no room for `parts`."""
+    need, named = sum(parts.values()), ", ".join(f"{name} {n / MIB:,.0f}" for name, n in parts.items())
+    have = f"the budget has {budget / MIB:,.0f}" + (f" and {free / MIB:,.0f} are free" if free is not None else "")
+    return NotEnoughMemory(
+        f"{shape.name} needs at least {need / MIB:,.0f} MiB of the GPU's memory ({named}), {have};"
+        " use a smaller --context, --batch or --kv-type, or a larger --gpu-memory"
+    )
+
+
+def first_gpu() -> int:
+    """Return ggml's handle of the first GPU. EngineError if there is none."""
+    gpus = ggml.gpu_devices() if llama.has_gpu() else []
+    if not gpus:
+        raise EngineError(
+            "a GPU's memory was to be used, but this build of llama.cpp finds no GPU; leave --gpu-memory out, or"
+            " install llama-cpp-python built for the GPU"
+        )
+    return gpus[0]
+
+
+def load_on_gpu(request: LoadRequest, budget: int, handle: int) -> ModelInMemory:
+    """Load a model so that it never takes more than `budget` bytes of a device's memory.
+
+    handle: ggml's, of the device. NotEnoughMemory with the least budget and what it is made of; the errors of
+    llama.cpp.
+    """
+    file, shape, sizes, threads = request.file, request.shape, request.sizes, request.threads
+    hooks, progress = request.hooks, request.progress
+    llama.initialise()
+    is_gpu = handle != cpu_device()
+    on_gpu = -1 if is_gpu else 0
+    need = memory.check(file.path, shape, sizes)
+    device, free = Device(handle), ggml.gpu_free_bytes([handle]) if is_gpu else None
+    parts = fixed_parts(file, shape, sizes, memory.dry_run(file.path, sizes, on_gpu)[1], device.buffer_name)
+    with ExitStack() as closing:
+        own = CallerBuffer(rb"^blk\.")
+        closing.callback(own.close)
+        buffers = closing.enter_context(ExitStack())  # freed after the model
+        model = llama.Model(file.path, gpu_layers=on_gpu, repack=False, own=own, progress=progress)
+        closing.callback(model.close)
+        check_generates_text(model, file.path)
+        layers = _layers(file, own)
+        layer_bytes = {n: sum(device.span(part.weight) for part in layer) for n, layer in layers.items()}
+        account = _Account(shape, handle, budget, free, parts, layer_bytes)
+        streamed = account.choose()
+        stream = LayerStream(device, account.largest) if streamed else None
+        if stream is not None:
+            buffers.callback(stream.close)
+            closing.callback(stream.finish)
+            stream.stream(layers)  # all of them, until it is known what the driver takes
+            stream.begin(sizes.batch)  # the context reserves for passes with the layers on the device
+        else:
+            _stay_together(layers, account, device, buffers)
+        # Other hooks may wait for ranks, which know nothing of the passes below.
+        first_hooks = stream.hooks() if stream else hooks
+        node_hooks = NodeHooks(first_hooks) if first_hooks else None
+        on_node = node_hooks.callback if node_hooks else None
+        with _graphs_made_anew() if stream else nullcontext():
+            context = llama.Context(model, sizes, threads=threads, on_node=on_node)
+        closing.callback(context.close)
+        if stream is not None and node_hooks is not None:
+
+            def a_pass(n: int, processor_rows: int = 0) -> None:
+                if stream.processor_rows != processor_rows:
+                    stream.processor_rows = processor_rows
+                    node_hooks.use(stream.hooks())
+                if progress is not None:
+                    progress(1.0)  # who waits may give up
+                batch = request.new_batch(n)
+                batch.positions[:] = range(n)
+                batch.outputs[n - 1] = 1
+                stream.begin(n)
+                node_hooks.decode(context, batch, n, 1)
+                context.wait()
+                context.kv_clear()
+
+            for n in (sizes.batch, 1):  # a token has kernels of its own, for which the driver takes memory, too
+                a_pass(n)
+            streamed = _settle(stream, layers, account, device, buffers)
+            if streamed and is_gpu and stream.is_locked:
+                node_hooks.use(stream.hooks())
+                key = partial(measured_key, shape, sizes, threads, [*streamed, sizes.batch])
+                stream.processor_rows = processor_rows(sizes.batch, a_pass, key)
+            node_hooks.use((*stream.hooks(), *hooks))
+        parts["layers"] = sum(n for layer, n in layer_bytes.items() if layer not in streamed)
+        if stream is not None:
+            account.count_products()
+        chosen = GpuBudget(budget, parts, streamed, stream.processor_rows if stream else 0)
+        on_device = GpuLayers(len(layers) - len(streamed) + 1, len(layers) + 1, _why(chosen), chosen)
+        return ModelInMemory(
+            model, context, sizes, node_hooks, need, closing.pop_all(), gpu_layers=on_device, stream=stream
+        )
+
+
+@contextmanager
+def _graphs_made_anew() -> Iterator[None]:
+    """Have contexts that are made in the block make each graph anew. A graph that llama.cpp uses again is computed
+    where its weights were before they moved."""
+    before = os.environ.get(_NO_REUSE)
+    os.environ[_NO_REUSE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_NO_REUSE]
+        if before is not None:
+            os.environ[_NO_REUSE] = before
+
+
+@dataclass
+class _Account:
+    """Use of a device's memory."""
+
+    shape: ModelShape
+    handle: int  # ggml's, of the device
+    budget: int
+    free: int | None  # bytes before anything was loaded; None: the driver does not tell
+    parts: dict[str, int]  # bytes by part
+    layer_bytes: Mapping[int, int]
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest layer."""
+        return max(self.layer_bytes.values())
+
+    def choose(self) -> tuple[int, ...]:
+        """Return the layers to stream. NotEnoughMemory."""
+        chosen = share_out(self.layer_bytes, self._most - sum(self.parts.values()))
+        if chosen is None:
+            raise too_little(self.shape, self.parts | {BUFFERS: SLOTS * self.largest}, self.budget, self.free)
+        return chosen
+
+    def count_products(self, uncounted: int = 0) -> None:
+        """See what the driver has given for products, if it tells. uncounted: bytes that are no part yet."""
+        if (used := self._used()) > 0:
+            others = sum(self.parts.values()) - self.parts[PRODUCTS] + uncounted
+            self.parts[PRODUCTS] = max(0, used - others) + MARGIN_BYTES
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Return whether the driver can give so much more; True if it does not tell."""
+        return self._used() + n_bytes + _PIECE_BYTES + MARGIN_BYTES <= self._most if self.free is not None else True
+
+    @property
+    def _most(self) -> int:
+        return self.budget if self.free is None else min(self.budget, self.free)
+
+    def _used(self) -> int:
+        """Return the bytes that the driver has given since; 0 if it does not tell."""
+        free = None if self.free is None else ggml.gpu_free_bytes([self.handle])
+        return 0 if self.free is None or free is None else self.free - free
+
+
+def _settle(
+    stream: LayerStream, layers: Mapping[int, Layer], account: _Account, device: Device, buffers: ExitStack
+) -> tuple[int, ...]:
+    """Bring layers to where they stay, and stream the others, which are returned. NotEnoughMemory."""
+    account.count_products(SLOTS * account.largest)
+    stream.finish()
+    passing = {n: _page_locked(layers[n], device, buffers) for n in account.choose()}
+    if passing:
+        account.parts[BUFFERS] = SLOTS * account.largest
+        for n in sorted(layers.keys() - passing.keys()):
+            # The driver takes more than is asked for: whole pieces, and tables of the page-locked memory.
+            if account.has_room(account.layer_bytes[n]):
+                _stay(layers[n], device, buffers)
+            else:
+                passing[n] = _page_locked(layers[n], device, buffers)
+    else:
+        stream.close()  # its buffers make room for the last layers
+        _stay_together(layers, account, device, buffers)
+    stream.stream(passing)
+    return tuple(sorted(passing))
+
+
+def _stay_together(layers: Mapping[int, Layer], account: _Account, device: Device, buffers: ExitStack) -> None:
+    """Bring layers to as few buffers of the device as it can have: a driver gives each in whole pieces."""
+    together: list[HostWeight] = []
+    n_bytes = 0
+    for n, layer in layers.items():
+        if together and n_bytes + account.layer_bytes[n] > device.most_bytes:
+            _stay(together, device, buffers)
+            together, n_bytes = [], 0
+        together += layer
+        n_bytes += account.layer_bytes[n]
+    _stay(together, device, buffers)
+
+
+def _stay(layer: Layer, device: Device, buffers: ExitStack) -> None:
+    """Bring a layer, or several, to a buffer of the device."""
+    buffer = device.allocate(sum(device.span(part.weight) for part in layer))
+    buffers.callback(buffer.close)
+    place_layer(layer, device, buffer)
+    copy_layer(layer)
+
+
+def _layers(file: GgufFile, own: CallerBuffer) -> dict[int, Layer]:
+    """Return the weights of each layer, with their bytes as the file has them."""
+    layers: dict[int, list[HostWeight]] = {}
+    for name, weight in own.weights.items():
+        layer = block_of(name)
+        assert layer is not None
+        layers.setdefault(layer, []).append(HostWeight(weight, np.frombuffer(file.data(name), np.uint8)))
+    return dict(layers)
+
+
+def _page_locked(layer: Layer, device: Device, buffers: ExitStack) -> Layer:
+    """Return a layer in memory that the device copies from fastest; as it is, where that has no room."""
+    spans = [-(-len(part.data) // _ALIGNED) * _ALIGNED for part in layer]
+    if sum(spans) > available_memory():
+        return layer
+    buffer = device.allocate_host(sum(spans))
+    buffers.callback(buffer.close)
+    to, at, moved = np.frombuffer(buffer.view(), np.uint8), 0, []
+    for part, span in zip(layer, spans, strict=True):
+        to[at : at + len(part.data)] = part.data
+        moved.append(HostWeight(part.weight, to[at : at + len(part.data)], (buffer, at)))
+        at += span
+    return moved
+
+
+def _why(chosen: GpuBudget) -> str:
+    within = f"within {bytes_text(chosen.budget)}"
+    if not chosen.streamed:
+        return f"all fit {within}"
+    least = f" for more than {chosen.processor_rows} rows at once" if chosen.processor_rows else ""
+    return f"{within}; the others pass through two buffers there{least}"

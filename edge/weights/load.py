@@ -1,0 +1,163 @@
+"""A model loaded within a budget, which is a limit for the whole process.
+
+A model's header without its weights, for llama.cpp to load: the weights come later, from us.
+
+llama.cpp wants files as long as their headers say, and then maps them and touches all of that. So the stub is long, but
+empty behind the header; and once llama.cpp has checked its length, it is cut short: a mapping's pages behind the end of
+its file cannot be touched, and Linux then leaves off at the first.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from devices.files import removed_at_end
+from edge.errors import EngineError, NotEnoughMemory
+from edge.llama import llama
+from edge.llama.buffers import CallerBuffer
+from edge.llama.llama import ContextSizes
+from edge.weights.arena import OneArena
+from edge.weights.budget import BudgetOptions, Opening
+from edge.weights.direct_file import DirectFile
+from edge.weights.mapped import ModelInMemory, check_generates_text
+from edge.weights.memory import MIB, LoadRequest, MemoryNeed
+from edge.weights.paged_weights import PagedWeights
+from edge.weights.plan import PagePlan
+from edge.weights.reader import Reader
+from edge.weights.repacked_cache import laid_out
+from quant.gguf.file import GgufFile
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Loaded weights, with what a context over them needs and takes."""
+
+    weights: PagedWeights
+    memory: MemoryNeed
+    sizes: ContextSizes
+
+
+def load_weights(opening: Opening) -> Loaded:
+    """Load the weights within a budget that stays. NotEnoughMemory, WeightsError."""
+    options, roles = opening.options, opening.roles()
+    shared = opening.plan(roles, options.memory)
+    accounts = MemoryNeed({**shared.parts, **shared.plan.parts}, options.memory, budget=options.memory)
+    if opening.accounted is not None:
+        opening.accounted(accounts, shared.plan)
+    reader = Reader(roles.longest_row, shared.read.threads, shared.read.chunk, verify=options.verify)
+    with ExitStack() as closing:
+        closing.callback(reader.close)
+        arena = OneArena(shared.plan.resident)
+        closing.callback(arena.close)
+        plan = _from_laid_out(shared.plan, reader, shared.lay_out)
+        closing.pop_all()  # the weights close both, however they fail
+        weights = PagedWeights(opening, roles, plan, reader, arena, opening.request.progress)
+        return Loaded(weights, accounts, shared.sizes)
+
+
+def load_within(
+    request: LoadRequest,
+    options: BudgetOptions,
+    *,
+    choose_batch: bool,
+    tokens: bool,
+    accounted: Callable[[MemoryNeed, PagePlan], None] | None,
+    load: Callable[[Opening], Loaded],
+) -> ModelInMemory:
+    """Load a model so that the process never holds more than `options.memory` bytes.
+
+    The other arguments are as `Opening` has them. load: loads the weights. NotEnoughMemory, with the least budget and
+    what it is made of; the errors of `load_stub`; WeightsError.
+    """
+    file, hooks = request.file, request.hooks
+    model, own = load_stub(file)
+    try:
+        with ExitStack() as closing:  # the context, the model, its weights, then their memory and files
+            files, opened = closing.enter_context(ExitStack()), dict[Path, DirectFile]()
+            closing.callback(own.close)
+            after_model = closing.enter_context(ExitStack())
+            closing.callback(model.close)
+            check_generates_text(model, file.path)
+            for adapter in request.adapters:
+                adapter.load(model)
+            for path in file.paths:
+                opened[path] = DirectFile(path, *file.stamp(path))
+                files.callback(opened[path].close)
+            loaded = load(Opening(request, options, choose_batch, tokens, accounted, model, own.weights, opened))
+            weights = loaded.weights
+            after_model.callback(weights.close)  # and its reader
+            node_hooks = weights.node_hooks(hooks)
+            on_node = node_hooks.callback if node_hooks else None
+            context = llama.Context(model, loaded.sizes, threads=request.threads, on_node=on_node)
+            closing.callback(context.close)
+            closing.callback(weights.reset)
+            # A pass that hooks saw, or that changed what recurrent layers or windows hold, is not computed twice.
+            if tokens and not (hooks or model.is_recurrent or model.window):
+                weights.stop_pass = lambda: context.stopping.end_pass()
+            return ModelInMemory(
+                model, context, loaded.sizes, node_hooks, loaded.memory, closing.pop_all(), weights=weights
+            )
+    except OSError as error:  # of a system that gives no addresses, or too few
+        raise NotEnoughMemory(
+            f"{request.shape.name} needs addresses for {file.size_bytes / MIB:,.0f} MiB, and the system gives none:"
+            f" {error.strerror or error}; raise its limit (ulimit -v), or use a 64-bit system"
+        ) from error
+
+
+def _from_laid_out(share: PagePlan, reader: Reader, make: bool) -> PagePlan:
+    """Read what is streamed from files that have it laid out, where there can be some."""
+    moved = dict(zip(share.streamed, laid_out(share.streamed, reader, make=make), strict=True))
+    pieces = tuple(moved.get(piece, piece) for piece in share.head_pieces)
+    return replace(share, streamed=tuple(moved.values()), head_pieces=pieces)
+
+
+_CHECKED = "loaded meta data with"  # what llama.cpp says when it has read and checked all headers
+
+
+def load_stub(file: GgufFile, *, predictors: bool = False) -> tuple[llama.Model, CallerBuffer]:
+    """The model of `file` in llama.cpp, and its weights, of which none has memory yet. predictors: as `llama.Model`
+    takes it. EngineError if llama.cpp refuses it, or the folder for temporary files does."""
+    own = CallerBuffer()
+    with _stub(file) as (path, shorten):
+
+        def listen(line: str) -> None:
+            if _CHECKED in line:
+                shorten()
+
+        try:
+            with llama.forwarded_log(listen):
+                model = llama.Model(path, repack=False, own=own, predictors=predictors)
+                model.path = str(file.path)  # the stub is removed
+                return model, own
+        except EngineError as error:
+            raise EngineError(str(error).replace(str(path), str(file.path))) from None
+
+
+@contextmanager
+def _stub(file: GgufFile) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """(path, function that cuts the files behind their headers)."""
+    with tempfile.TemporaryDirectory(prefix="edge-stub-") as folder, removed_at_end(Path(folder)):
+        headers: dict[Path, int] = {}
+        for path in file.paths:
+            copy, n_bytes = Path(folder, path.name), file.header_bytes(path)
+            try:
+                with open(path, "rb") as whole, open(copy, "wb") as out:
+                    out.write(whole.read(n_bytes))
+                    out.truncate(file.stamp(path)[0])
+            except OSError as error:
+                raise EngineError(
+                    f"a copy of the header of {path.name}, {n_bytes} bytes and the rest empty, cannot be made in"
+                    f" {folder}: {error.strerror}; name another folder with TMPDIR"
+                ) from error
+            headers[copy] = n_bytes
+
+        def shorten() -> None:
+            while headers:
+                os.truncate(*headers.popitem())
+
+        yield Path(folder, file.path.name), shorten

@@ -1,0 +1,88 @@
+"""Roles of a model's weights in paging: a factor of one product, experts, the token table, the head, or small."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edge.llama.buffers import ROW_GROUP, Weight
+from edge.weights.direct_file import DirectFile
+from edge.weights.window import Piece
+from partition.model.model import block_of
+
+HEAD, TABLE = "output.weight", "token_embd.weight"
+
+# Factors of one matrix product each, in the order of use: they can be streamed, and laid out for this CPU. All others
+# (norms, biases, routers, convolutions) are small.
+_FACTORS = (
+    "attn_q", "attn_v", "attn_k", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down",
+    "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
+)  # fmt: skip
+_FACTOR = re.compile(rf"blk\.\d+\.({'|'.join(_FACTORS)})\.weight")
+_EXPERT_KINDS = ("gate_up", "gate", "up", "down")  # in the order of use
+_EXPERTS = re.compile(rf"blk\.\d+\.ffn_({'|'.join(_EXPERT_KINDS)})_exps\.weight")
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The weights of a model, sorted."""
+
+    factors: tuple[Piece, ...]  # in the order of use
+    head: Piece | None  # None where the model has none here
+    tied: bool  # the head is the token table
+    table: Piece | None  # None where tokens never come as such
+    experts: Mapping[int, Sequence[Piece]]  # by layer
+    rest: tuple[Piece, ...]
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Return all that may be in memory as a whole."""
+        head, experts = [self.head] if self.head else [], (p for ps in self.experts.values() for p in ps)
+        return *self.factors, *head, *experts, *self.rest
+
+    @property
+    def longest_row(self) -> int:
+        """Bytes of the longest row of all that is laid out anew."""
+        return max((piece.weight.row_bytes for piece in self.pieces if piece.repacked), default=0)
+
+    def head_pieces(self, most: int) -> tuple[Piece, ...]:
+        """The head cut into pieces of at most `most` bytes, or little more."""
+        assert self.head is not None
+        group = self.head.weight.row_bytes * ROW_GROUP
+        return tuple(self.head.cut(max(1, most // group) * ROW_GROUP))
+
+
+def sort_weights(
+    weights: Mapping[str, Weight], sources: Mapping[str, tuple[DirectFile, int]], *, repack: bool, tokens: bool
+) -> Roles:
+    """The roles of `weights`. sources: file and offset of each. repack: lay factors out for this CPU. tokens: batches
+    bring tokens, not hidden states."""
+
+    def piece(weight: Weight, factor: bool) -> Piece:
+        return Piece(weight, *sources[weight.name], weight.n_bytes, factor and repack and weight.repacks)
+
+    factors: dict[tuple[int, int], Piece] = {}  # by their order of use
+    experts: dict[int, dict[int, Piece]] = {}  # likewise, in each layer
+    rest = []
+    for name, weight in weights.items():
+        block = block_of(name) or 0
+        if match := _FACTOR.fullmatch(name):
+            factors[block, _FACTORS.index(match[1])] = piece(weight, True)
+        elif match := _EXPERTS.fullmatch(name):
+            experts.setdefault(block, {})[_EXPERT_KINDS.index(match[1])] = piece(weight, True)
+        elif name not in (HEAD, TABLE):
+            rest.append(piece(weight, False))
+    tied = HEAD not in weights
+    head = weights.get(TABLE if tied else HEAD)
+    table = weights.get(TABLE)
+    if table is not None and not tied and not tokens:  # a stub, which nobody looks up
+        rest.append(piece(table, False))
+    return Roles(
+        factors=tuple(factors[place] for place in sorted(factors)),
+        head=piece(head, True) if head is not None else None,
+        tied=tied,
+        table=piece(table, False) if table is not None and tokens else None,
+        experts={n: [pieces[place] for place in sorted(pieces)] for n, pieces in experts.items()},
+        rest=tuple(rest),
+    )

@@ -1,0 +1,18 @@
+"""Steps of long prompts are timed on a slice that computes all of their rows, as stages before the last do."""
+
+from __future__ import annotations
+
+from edge.models.demo import MODEL_PATH
+from edge.profiling.layer_times import probes
+from edge.tasks import CancelScope
+from quant.gguf.file import GgufFile
+
+
+def test_a_long_prompt_is_timed_on_a_slice_that_computes_all_rows() -> None:
+    """The last layer of a slice with the head computes the FFN of the rows that give logits alone: one, of a prompt."""
+    with CancelScope() as scope:
+        slices, _ = probes(GgufFile.open(MODEL_PATH), "0" * 64, scope)
+    chunk, head = slices["chunk"], slices["head"]
+    assert (chunk.layers, chunk.last) == (head.layers, False)
+    assert chunk.recipe.n_bytes < head.recipe.n_bytes  # of the same layers without the head
+    assert chunk.depth > 0
