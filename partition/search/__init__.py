@@ -1,1 +1,1 @@
-"""The search for the best plans."""
+"""Search for the best plans."""

@@ -1,4 +1,4 @@
-"""The best solutions that a search has found so far, and whether a partial one can still lead to a better."""
+"""Set of the best solutions found so far, and a test whether a partial solution can still improve it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from numpy.typing import NDArray
 from partition.search.fits import COMPARED, Fits
 
 Array = NDArray[np.float64]
-_MAX_CELLS = 50_000  # of a table, which each new solution makes again
+_MAX_CELLS = 50_000  # table cells; each new solution rebuilds the table
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Solution: groups by their index, in order, and the cuts from 0 to n."""
+    """A complete solution: indices of the groups in order, and cuts from 0 to n."""
 
     groups: tuple[int, ...]
     cuts: tuple[int, ...]
-    measures: tuple[float, ...]  # of the whole: sums, and the largest of those that peak
+    measures: tuple[float, ...]  # measures of the whole solution: sums and peaks
     objectives: tuple[float, ...]
     devices: int
 
 
 def no_worse(costs: Array, others: Array) -> NDArray[np.bool_]:
-    """Return where `costs` [K, ...] are at most `others` [K, ...] in each of the K rows: they dominate them there.
+    """Return where `costs` [K, ...] are at most `others` [K, ...] in all K rows, so that they dominate.
 
     The arrays are broadcast against each other.
     """
@@ -34,14 +34,18 @@ def no_worse(costs: Array, others: Array) -> NDArray[np.bool_]:
 
 
 class Best:
-    """Non-dominated solutions. Of those with equal objectives the one with the fewest devices, then the first found."""
+    """Set of non-dominated solutions. Of equal objectives, the solution with the fewest devices stays, then the
+    first found.
+    """
 
     def __init__(self) -> None:
-        self.solutions: list[Solution] = []  # by the first objective
+        self.solutions: list[Solution] = []  # sorted by the first objective
         self._known: _Known | None = None
 
     def add(self, new: list[Solution]) -> None:
-        """Add solutions that `beats` does not dominate, nor one another, and drop those that they dominate."""
+        """Add new solutions and drop those that they dominate. The new ones must not be dominated, also not by each
+        other.
+        """
         if not new:
             return
         objectives = np.array([solution.objectives for solution in new]).T
@@ -50,7 +54,11 @@ class Best:
         self._known = None
 
     def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which solutions with at least these `objectives` [K, N] and `devices` [N] are dominated: [N]."""
+        """Return which partial solutions are dominated: [N].
+
+        objectives: lower bounds of their objectives, [K, N].
+        devices: lower bounds of their numbers of devices, [N].
+        """
         if not self.solutions:
             return np.zeros(len(devices), bool)
         self._known = self._known or _Known(self.solutions)
@@ -58,7 +66,7 @@ class Best:
 
 
 class _Known:
-    """The solutions that are known, to look up whether one of them is better."""
+    """Index of the known solutions, to look up whether one of them is better."""
 
     def __init__(self, solutions: list[Solution]) -> None:
         self._objectives = np.array([solution.objectives for solution in solutions]).T  # [K, M]
@@ -67,7 +75,7 @@ class _Known:
         self._least = Fits(*self._split(self._objectives), max_cells=_MAX_CELLS)
 
     def _split(self, objectives: Array) -> tuple[Array, Array]:
-        """Return the objective in which known solutions have the most different values, and the others."""
+        """Split off the objective with the most different values. Return (that objective, the others)."""
         return objectives[self._last], np.delete(objectives, self._last, axis=0)
 
     def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -81,7 +89,7 @@ class _Known:
             part = ties[at : at + step]
             new = objectives[:, None, part]
             no_more = no_worse(self._objectives[:, :, None], new)
-            # What is no worse, and in nothing better, is equal.
+            # A solution is equal if it is at most as large everywhere and nowhere smaller.
             better = (self._devices[:, None] <= devices[part]) | (self._objectives[:, :, None] < new).any(axis=0)
             beaten[part] = (no_more & better).any(axis=0)
         return beaten

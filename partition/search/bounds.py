@@ -1,4 +1,4 @@
-"""Lower bounds of the cost of the remaining layers, measure by measure, on the devices that are still free."""
+"""Lower bounds on the cost of the remaining layers on the free devices, for each measure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from numpy.typing import NDArray
 from partition.search.tables import MAX_DEVICES, Tables
 
 Array = NDArray[np.float64]
-MAX_CELLS = 30_000_000  # additions and comparisons that filling in the tables may take: some tenths of a second
-SIZES = 128  # of peaks, evenly spread by their logarithm
+MAX_CELLS = 30_000_000  # limit on table cells to fill, which takes some tenths of a second
+SIZES = 128  # number of peak values, in geometric steps
 
 
 class Bounds:
-    """Lower bounds of every measure on its own, from position i to n, with the devices of a set U free.
+    """Lower bounds of each measure from position i to n, if the devices of a set U are free.
 
-        start[U, g, i] = min over j > i of  stage g on [i, j)  joined with  rest[U - g, j];  leave of g for j = n
-        rest[U, i]     = min over g in U of  the cheapest hop to g at i  joined with  start[U, g, i]
+        start[U, g, i] = min over j > i of stage g on [i, j) joined with rest[U - g, j], or with leave of g for j = n
+        rest[U, i]     = min over g in U of the cheapest hop to g at i joined with start[U, g, i]
 
-    With many devices U counts only the `tracked` ones; the others are taken as free for ever, which is still a bound.
-    Then there is one more for each peak, by what devices can hold without a higher one: blocks have weights w, and
+    With many devices, U contains only the `tracked` ones. The others count as free forever, so the result is still a
+    bound. Then there are two additional bounds. The first one limits each peak by the load that devices can take.
+    Layers have weights w:
 
-        load[d, t] = max over the groups g of device d, and stages [i, j) with a peak of at most t, of
-                     w[i, j) / members of g
-        the peak from i on is above t    where the free devices' load[d, t] together are less than w[i, n)
+        load[d, t] = max over groups g of device d, and stages [i, j) with a peak of at most t, of w[i, j) / members of
+        g
+        The peak from i on exceeds t if the loads [d, t] of the free devices add up to less than w[i, n).
 
-    and one more for all measures: the last stage, with the head, is on some group of free devices.
+    The second one applies to all measures: the last stage, with the head, is on some group of free devices.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -41,7 +42,7 @@ class Bounds:
         free[1:, ~_later(tables)] = False
         used, group = np.nonzero(free)
         after = used | inside[group]
-        self.row = np.full((sets, groups), -1)  # where to find (tracked devices in use, group)
+        self.row = np.full((sets, groups), -1)  # row of (set of used tracked devices, group) in `start`
         self.row[used, group] = np.arange(len(used))
         self.start = np.full((len(stage), len(used), n + 1), np.inf)
         self.rest = np.full((len(stage), sets, n + 1), np.inf)
@@ -62,7 +63,7 @@ class Bounds:
             self.rest[:, owners, i] = np.minimum.reduceat(via, firsts, axis=1)
 
     def least(self, masks: NDArray[np.uint64], i: int) -> Array:
-        """Return a lower bound of each measure from position i on, with the devices of `masks` in use: [D, N]."""
+        """Return a lower bound of each measure from position i on: [D, N]. masks: devices in use, [N]."""
         different, places = np.unique(masks, return_inverse=True)
         result: Array = self.rest[:, self.index(different), i]
         if self._loads is not None:
@@ -73,7 +74,7 @@ class Bounds:
         return result[:, places]
 
     def index(self, masks: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The sets of devices in use, as the numbers of the rows of `rest`."""
+        """Return the row numbers of `rest` for sets of used devices."""
         result = np.zeros(masks.shape, np.int64)
         for bit, device in enumerate(self.tracked):
             result |= ((masks >> np.uint64(device)) & np.uint64(1)).astype(np.int64) << bit
@@ -81,13 +82,13 @@ class Bounds:
 
 
 def _later(tables: Tables) -> NDArray[np.bool_]:
-    """The groups that can come after another."""
+    """Return which groups can come after another group."""
     result: NDArray[np.bool_] = np.any(tables.hop_row[:-1] > 0, axis=0)
     return result
 
 
 def _speeds(tables: Tables) -> dict[int, float]:
-    """The devices that later stages can use, and what they take for one block at the least."""
+    """Return the devices that later stages can use, each with its least cost of one layer."""
     costs = np.diagonal(tables.stage[0], 1, axis1=1, axis2=2).min(axis=1)
     speeds: dict[int, float] = {}
     for g in np.flatnonzero(_later(tables)).tolist():
@@ -97,7 +98,9 @@ def _speeds(tables: Tables) -> dict[int, float]:
 
 
 def _tracked(tables: Tables) -> list[int]:
-    """The devices that the sets count: all of those that later stages can use, or as many of the fastest as can be."""
+    """Return the devices that the sets track: all that later stages can use, or as many of the fastest as the limit
+    allows.
+    """
     speeds, later = _speeds(tables), _later(tables)
     order = sorted(speeds, key=lambda device: (speeds[device], device))
 
@@ -112,13 +115,14 @@ def _tracked(tables: Tables) -> list[int]:
 
 
 class _Loads:
-    """The bound by what devices can hold, for `SIZES` values of t."""
+    """Bound by the load that devices can take, for `SIZES` peak values t."""
 
     def __init__(self, tables: Tables) -> None:
         peaks = tables.stage[tables.adding :]  # [P, G, n+1, n+1]
-        blocks = np.diagonal(peaks, 1, axis1=2, axis2=3).min(axis=1)  # [P, n]: any weights do; these are near the work
+        # [P, n]: any weights are valid; these are close to the real work.
+        blocks = np.diagonal(peaks, 1, axis1=2, axis2=3).min(axis=1)
         done = np.cumsum(np.pad(np.where(np.isfinite(blocks), blocks, 0.0), ((0, 0), (1, 0))), axis=1)
-        self._left = (done[:, -1:] - done) * (1 - 1e-9)  # [P, n+1]: less what sums are off by
+        self._left = (done[:, -1:] - done) * (1 - 1e-9)  # [P, n+1]; reduced by possible rounding errors
         start, stop = np.triu_indices(tables.n + 1, 1)
         self._sizes: list[Array] = []
         self._load = np.zeros((len(peaks), MAX_DEVICES, SIZES))
@@ -133,7 +137,7 @@ class _Loads:
                 self._load[p, devices] = np.maximum(self._load[p, devices], load)
 
     def peaks(self, masks: NDArray[np.uint64], i: int) -> Array:
-        """Return a lower bound of each peak from position i on, with the devices of `masks` in use: [P, N]."""
+        """Return a lower bound of each peak from position i on: [P, N]. masks: devices in use, [N]."""
         free = (masks[:, None] >> np.arange(MAX_DEVICES, dtype=np.uint64)) & np.uint64(1) == 0
         result = np.zeros((len(self._load), len(masks)))
         for p, load in enumerate(self._load):
@@ -143,6 +147,6 @@ class _Loads:
 
 
 def _members(tables: Tables, group: int) -> list[int]:
-    """The devices of a group."""
+    """Return the devices of a group."""
     mask = int(tables.masks[group])
     return [device for device in range(mask.bit_length()) if mask >> device & 1]

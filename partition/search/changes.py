@@ -1,4 +1,4 @@
-"""Sensitivity of a plan: what faster links, one more device, or a smaller type would change."""
+"""Sensitivity of a plan: effects of faster links, one more device, or smaller weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from partition.plan.plan import LOCAL, MAX_WORLD_SIZE
 from partition.predict.speeds import FASTEST_LINK_BYTES_PER_S, DeviceSpeed, Links, LinkSpeed
 from partition.search.planner import Planner
 
-FASTER = 10.0  # links, in both latency and bandwidth
-SMALLER = 0.5  # weights of another type; decoding takes as much less, which is what memory gives
-_ANOTHER = "another"  # device
+FASTER = 10.0  # factor for latency and bandwidth of links
+SMALLER = 0.5  # factor for the bytes of weights, and for decode times, which memory bandwidth limits
+_ANOTHER = "another"  # address of the additional device
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class Change:
     """One change and its effect."""
 
     what: str
-    value: float | None  # the objective then, smaller is better; None: still nothing fits
+    value: float | None  # objective after the change, smaller is better; None: no plan fits
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {"what": self.what, "value": self.value}
 
 
 def changes(planner: Planner, objective: str, caps: Mapping[str, float]) -> list[Change]:
-    """Return the objective after each single change, within caps on objectives. Estimates, by the same formulas."""
+    """Return the estimated objective after each single change. caps: largest allowed costs of objectives."""
     speeds, links = planner.speeds, planner.links
     variants = []
     if len(speeds) > 1:
@@ -45,7 +45,7 @@ def changes(planner: Planner, objective: str, caps: Mapping[str, float]) -> list
 
 
 def faster_links(links: Links) -> Links:
-    """The same, FASTER in latency and bandwidth."""
+    """Return links with latency and bandwidth improved by FASTER."""
     return Links(
         {
             pair: LinkSpeed(way.latency_s / FASTER, min(way.bytes_per_s * FASTER, FASTEST_LINK_BYTES_PER_S), True)
@@ -57,13 +57,17 @@ def faster_links(links: Links) -> Links:
 def _with_another(
     speeds: Sequence[DeviceSpeed], links: Links, like: DeviceSpeed
 ) -> tuple[list[DeviceSpeed], Links | None]:
-    """Add a device, linked to each as `like` is, and to `like` as that is to this one."""
+    """Add a device like `like`. Its links equal those of `like`; its link to `like` equals the one between `like` and
+    the owner.
+
+    The links are None if they are unknown, or if there are too many devices.
+    """
     if like.device == LOCAL or len(speeds) >= MAX_WORLD_SIZE:
-        return list(speeds), None  # how it would be linked is not known; or there are as many as can be
+        return list(speeds), None  # its links are unknown, or there are too many devices
     between = dict(links.between)
     for speed in speeds:
         other = LOCAL if speed.device == like.device else like.device
-        # To this one as `like` is linked to it; and to `like` itself as that is to this one.
+        # See the docstring for the choice of its links.
         is_local = speed.device == LOCAL
         between[speed.device, _ANOTHER] = links.get(LOCAL, like.device) if is_local else links.get(speed.device, other)
         between[_ANOTHER, speed.device] = links.get(like.device, LOCAL) if is_local else links.get(other, speed.device)
@@ -71,7 +75,7 @@ def _with_another(
 
 
 def _smaller(speed: DeviceSpeed) -> DeviceSpeed:
-    """A device that sees weights of a smaller type: they take less time, and there is room for more."""
+    """Return a device's speed for smaller weights: they take less time and less memory."""
     room = max(0, speed.memory_bytes - speed.runtime_bytes)
     curves = {name: getattr(speed, name).times(SMALLER) for name in ("layer_s", "half_layer_s", "head_s")}
     return replace(speed, **curves, memory_bytes=speed.runtime_bytes + round(room / SMALLER))

@@ -1,10 +1,12 @@
-"""Bounds of what a cluster can do, by its devices alone: no plan that uses all of them is better.
+"""Bounds on the performance of a cluster from its devices alone. No plan that uses all of its devices can be better.
 
-In stages of one device each, every device has a layer, as many as it has memory for at the most, and the rest go to the
-quickest. Where devices may share layers, a layer takes one device w, and a group of g devices c + s/(r1 + ... + rg) +
-A(g) at least: r is how many layers a second a device computes of the part that can be shared, s that part of a layer, c
-what each computes of it, A the layer's sums. So a device has a least time for its part of a layer, with the best group
-around it.
+In stages of one device each, every device has a layer. A device takes at most as many layers as fit into its memory,
+and the fastest devices take the others.
+
+If devices may share layers, one device takes w seconds for a layer, and a group of g devices takes at least c + s/(r1 +
+... + rg) + A(g). Here r is a device's rate in layers per second of the shareable part, s is the shareable part of a
+layer, c is the time of the part that each device computes, and A is the time of the layer's all-reduces. So each device
+has a least time per layer, in the best group around it.
 """
 
 from __future__ import annotations
@@ -21,22 +23,25 @@ from partition.predict.speeds import DeviceSpeed, LinkSpeed
 from partition.search.clusters import Members
 
 _LEAST_S = 1e-12
-_ROUNDED = 1e-9  # layers
+_ROUNDED = 1e-9  # layers that rounding may leave
 
 
 class Bound(NamedTuple):
-    """The least seconds that any plan takes, and the most requests that it can do."""
+    """Least seconds of any plan, and the largest capacity."""
 
-    latency_s: float  # a token of one request; inf where the model has no room
+    latency_s: float  # per token of a lone request; inf if the model does not fit
     ttft_s: float
-    capacity_per_s: float  # requests
+    capacity_per_s: float  # requests per second
 
 
 class ClusterBounds:
-    """Bounds for clusters of devices of some kinds. Every two devices have the same link, and no device pages."""
+    """Bounds for clusters of given kinds of devices. All pairs of devices have the same link, and no device pages."""
 
     def __init__(self, work: Work, kinds: Sequence[DeviceSpeed], link: LinkSpeed, *, tokens: int, tensor: bool) -> None:
-        """tokens: of an answer. tensor: whether devices may share layers."""
+        """kinds: speeds of each kind of device.
+        tokens: generated tokens of a request.
+        tensor: True if devices may share layers.
+        """
         limits = work.limits
         self._work, self._kinds, self._tokens = work, kinds, tokens
         self._layers, self._ranks = work.before[-1], limits.most_ranks if tensor else 1
@@ -51,7 +56,8 @@ class ClusterBounds:
         self._least_units = min(units)
         self.needed_bytes = self._shared * work.weights_before[-1] + work.kv_before[-1] + work.shape.head_bytes
         self._room = [max(0, kind.memory_bytes - kind.runtime_bytes) for kind in kinds]
-        self._most_shared = [room / shared_bytes for room in self._room]  # layers that have room
+        # Layers that fit into memory if they are shared.
+        self._most_shared = [room / shared_bytes for room in self._room]
         self._most_alone = [self._most_layers(room) for room in self._room]
         self._whole = [kind.layer_s.at(1) + work.depth * kind.token_s for kind in kinds]
         self._own = [kind.part_s(0.0, 1) for kind in kinds]
@@ -66,7 +72,7 @@ class ClusterBounds:
         ]
 
     def _most_layers(self, room: int) -> float:
-        """The most layers in a row that have room."""
+        """Return the largest run of layers that fits into `room` bytes."""
         work, most, start = self._work, 0.0, 0
         needs = [weights + kv for weights, kv in zip(work.weights_before, work.kv_before, strict=True)]
         for stop in range(1, len(needs)):
@@ -76,22 +82,23 @@ class ClusterBounds:
         return most
 
     def bound(self, members: Members, *, groups: bool) -> Bound:
-        """Return the bound of all plans that use all of these devices. groups: whether they may share layers."""
+        """Return the bound for plans that use all of these devices. groups: True if devices may share layers."""
         latency_s = inf
         if sum(self._room[kind] for kind in members) >= self.needed_bytes:
             latency_s = self._shared_s(members) if groups and self._ranks > 1 else self._stages_s(members)
         layers = self._layers * self._shared
-        ttft_s = layers / sum(self._prompt_rate[kind] for kind in members)  # all compute the prompt at once
+        # All devices compute the prompt at the same time.
+        ttft_s = layers / sum(self._prompt_rate[kind] for kind in members)
         in_turn_s = max(_LEAST_S, (self._tokens - 1) * latency_s)
         busy = sum(self._answer_rate[kind] for kind in members) / layers
         return Bound(latency_s, ttft_s, min(busy, self._work.concurrency / in_turn_s))
 
     def _stages_s(self, members: Members) -> float:
-        """The least seconds of a token through stages of one device each."""
+        """Return the least seconds of a token with one device per stage."""
         n = len(members)
         least = sorted((self._whole[kind], self._most_alone[kind] - self._least_units) for kind in members)
         if least and min(most for _, most in least) < -_LEAST_S:
-            return inf  # a device has no room for a layer
+            return inf  # a device has no room for a single layer
         stages_s = self._least_units * sum(layer_s for layer_s, _ in least)
         stages_s += _filled(least, self._layers - n * self._least_units)
         head_s = min(self._kinds[kind].head_s.at(1) for kind in members)
@@ -99,7 +106,7 @@ class ClusterBounds:
         return step_s + stages_s + (n - 1) * self._hop_s + (self._back_s if n > 1 else 0.0) + head_s
 
     def _shared_s(self, members: Members) -> float:
-        """The least seconds of a token through any stages: those in which all devices share one, or several stages."""
+        """Return the least seconds of a token with any stages: all devices in one group, or several stages."""
         least = sorted((self._layer_s(members, i), self._most_shared[kind]) for i, kind in enumerate(members))
         stages_s = _filled(least, self._layers)
         step_s = min(self._kinds[kind].step_s.at(1) for kind in members)
@@ -110,7 +117,7 @@ class ClusterBounds:
         return step_s + stages_s + head_s
 
     def _layer_s(self, members: Members, i: int) -> float:
-        """The least seconds of a layer that a device has a part in."""
+        """Return the least seconds of a layer in which a device takes part."""
         own = self._rate[members[i]]
         others = sorted((self._rate[kind] for j, kind in enumerate(members) if j != i), reverse=True)
         best = self._whole[members[i]]
@@ -120,25 +127,30 @@ class ClusterBounds:
         return best
 
     def _group_s(self, members: Members, n: int, rate: float) -> float:
-        """The least seconds of a layer of a group of `n` members, of so many layers a second."""
+        """Return the least seconds of a layer in a group of `n` members. rate: layers per second of the group."""
         if n > self._ranks:
             return inf
         return min(self._own[kind] for kind in members) + self._shared / rate + self._sums_s[n]
 
     def _answer_s(self, kind: DeviceSpeed) -> float:
-        """Seconds that a device computes of a whole answer, a layer of its prompt and of each token after the first,
-        with as many requests at once as take the least of each."""
+        """Return the seconds that a device computes for one layer of a request: its prompt, and each token after the
+        first.
+
+        The number of concurrent requests is the one with the least time per token.
+        """
         rows = range(1, self._work.concurrency + 1)
         decode_s = min(self._slope(kind, n) / n for n in rows)
         return self._slope(kind, self._work.prompt) + (self._tokens - 1) * decode_s
 
     def _slope(self, kind: DeviceSpeed, rows: float) -> float:
-        """Seconds of the part of a layer that devices can share."""
+        """Return the seconds of the shareable part of a layer."""
         return max(_LEAST_S, kind.part_line_s(rows)[1])
 
 
 def _filled(least: Sequence[tuple[float, float]], layers: float) -> float:
-    """Seconds of so many layers on the quickest of these: (seconds of a layer, most layers), the quickest first."""
+    """Return the seconds of `layers` layers on the fastest devices. least: (seconds per layer, most layers),
+    fastest first.
+    """
     seconds = 0.0
     for layer_s, most in least:
         n_layers = min(layers, most)

@@ -1,4 +1,4 @@
-"""Clusters that devices of some kinds can form, the cheapest first."""
+"""Enumerate the clusters that devices of given kinds can form, cheapest first."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from math import comb
 from partition.errors import PlanError
 
 MOST_CLUSTERS = 1_000_000
-_DIGITS = 9  # costs are compared to so many decimals: the order in which they are added does not matter
+_DIGITS = 9  # decimals for the comparison of costs, so that the order of addition does not matter
 
-Members = tuple[int, ...]  # the kind of each device, ascending: (0, 0, 2) is two of the first kind and one of the third
+# Kind of each device, ascending: (0, 0, 2) is two devices of the first kind and one of the third.
+Members = tuple[int, ...]
 Cost = tuple[float, ...]
 
 
 def clusters(costs: Sequence[Cost], most: Sequence[int], size: int) -> Iterator[Members]:
-    """Yield every cluster of 1 to `size` devices, in the order of its cost, and of equals those of the first kinds.
+    """Yield every cluster of 1 to `size` devices by ascending cost. Of equal costs, lower kinds come first.
 
-    costs: of a device of each kind, none below 0. A cluster's are their sums, compared in order. most: devices that
-    there are of each kind. PlanError for more than MOST_CLUSTERS clusters.
+    costs: non-negative costs of a device of each kind. The costs of a cluster are sums, compared in order.
+    most: number of available devices of each kind.
+
+    Raises PlanError for more than MOST_CLUSTERS clusters.
     """
     if comb(len(costs) + size, size) > MOST_CLUSTERS:
         raise PlanError(
@@ -33,7 +36,7 @@ def clusters(costs: Sequence[Cost], most: Sequence[int], size: int) -> Iterator[
         yield members
         if len(members) == size:
             continue
-        for kind in range(members[-1], len(costs)):  # so that each cluster is made once
+        for kind in range(members[-1], len(costs)):  # ascending kinds, so that each cluster appears once
             if members.count(kind) < most[kind]:
                 more = tuple(round(a + b, _DIGITS) for a, b in zip(cost, costs[kind], strict=True))
                 heapq.heappush(heap, (more, (*members, kind)))

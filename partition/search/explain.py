@@ -1,4 +1,4 @@
-"""Choice of a plan among those on the front, with its reason in words."""
+"""Choose a plan from the front, and explain the choice."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ _MIB = 1 << 20
 
 
 def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed:
-    """The best plan by one objective; this device alone, where others are not clearly better.
+    """Return the best plan by one objective, or this device alone unless other plans are clearly better.
 
-    What was measured of a busy device does not beat this device: more devices have to be clearly better than this one
-    in its quietest moment, with all that were found, or else with those that were measured undisturbed.
+    Measurements of busy devices do not beat this device. Several devices have to be clearly better than this device in
+    its quietest moment. First all devices are tried, then only those measured undisturbed.
 
-    caps: what other objectives, or this one, may be at most. PlanError, with need and have, where nothing fits.
+    caps: largest allowed costs of objectives.
+
+    Raises PlanError with needed and available memory if no plan fits.
     """
     placed = planner.best(objective, caps or {})
     if placed is None:
@@ -44,8 +46,7 @@ def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = No
 
 
 def outdoes(planner: Planner, several: Placed, own: Placed, objective: str) -> bool:
-    """Return whether several devices are clearly better than the owner's alone, even if that one is as fast as when it
-    is quiet."""
+    """Return True if several devices are clearly better than this device alone in its quietest moment."""
     first, *others = planner.speeds
     by_device = {speed.device: speed for speed in (first.at_best, *others)}
     new, old = (
@@ -56,18 +57,20 @@ def outdoes(planner: Planner, several: Placed, own: Placed, objective: str) -> b
 
 
 def is_busy(speeds: Iterable[DeviceSpeed | OnnxDevice], devices: Sequence[str]) -> bool:
-    """Return whether one of these devices was measured while it was busy."""
+    """Return True if one of these devices was measured while it was busy."""
     return any(speed.busy for speed in speeds if speed.device in devices)
 
 
 def busy_words(speeds: Iterable[DeviceSpeed | OnnxDevice]) -> str:
-    """Describe which devices were measured while busy, as a clause to add to a reason; "" if none was."""
+    """Return a clause naming the devices that were measured while busy; "" if there are none."""
     busy = [speed.name for speed in speeds if speed.busy]
     return f"; measured while busy: {', '.join(busy)}" if busy else ""
 
 
 def alone(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed | None:
-    """The whole model on the owner's device; None if it has no room for it, not even by paging, or is above caps."""
+    """Return the plan with the whole model on this device. None if it does not fit, even with paging, or if it
+    exceeds caps.
+    """
     return planner.only_own().best(objective, caps or {})
 
 
@@ -81,7 +84,7 @@ def _out_of_reach(caps: Mapping[str, float], objective: str, nearest: Placed) ->
 
 
 def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, float] | None = None) -> str:
-    """Explain the choice of this plan, in one line. caps: upper bounds of objectives."""
+    """Return one line with the reason for a plan. caps: largest allowed costs of objectives."""
     own = alone(planner, objective, caps)
     value = OBJECTIVES[objective].describe(placed.objectives[0])
     if placed.plan.world_size == 1:
@@ -97,7 +100,7 @@ def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, 
 
 
 def _where(planner: Planner, plan: Plan) -> str:
-    """Describe which kind of plan it is, and where its layers are."""
+    """Describe the kind of a plan and the devices of its layers."""
     devices = list(dict.fromkeys(shard.device for stage in plan.computing for shard in stage.shards))
     if not plan.thin_owner:
         return f"{kind_of(plan)} on {len(devices)} devices"
@@ -108,7 +111,7 @@ def _where(planner: Planner, plan: Plan) -> str:
 
 
 def _others(planner: Planner, objective: str) -> str:
-    """Explain why the other devices are not used, as a clause; "" if there are none."""
+    """Return a clause with the reason why other devices are not used; "" if there are none."""
     if len(planner.speeds) == 1:
         return ""
     if OBJECTIVES[objective].time and (busy := busy_words(planner.speeds)):
@@ -118,7 +121,9 @@ def _others(planner: Planner, objective: str) -> str:
 
 
 def kind_of(plan: Plan) -> str:
-    """single, tensor, pipeline or hybrid, of the stages that compute. A thin owner and one device are a pipeline."""
+    """Return "single", "tensor", "pipeline" or "hybrid" for the computing stages. A thin owner with one device is a
+    pipeline.
+    """
     widths = [len(stage.shards) for stage in plan.computing]
     if plan.world_size == 1:
         return "single"
@@ -128,7 +133,7 @@ def kind_of(plan: Plan) -> str:
 
 
 def infeasible(planner: Planner) -> str:
-    """Need and have: of the whole model, and of each device."""
+    """Return a sentence with the memory that the model needs and the memory that each device has."""
     work = planner.work
     parts = {"weights": work.weights_before[-1], "KV cache": work.kv_before[-1], "head": work.shape.head_bytes}
     needs = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())

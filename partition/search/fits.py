@@ -1,4 +1,4 @@
-"""The least value among options that fit into a budget: time of what has room in so much memory."""
+"""Lookup of the least value among options that fit into a budget, for example time within memory."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-COMPARED = 2_000_000  # numbers at a time, where solutions are compared one by one
-_MAX_CELLS = 4_000_000  # of a table; where it would have more, options are compared one by one
+COMPARED = 2_000_000  # numbers in memory at a time in pairwise comparisons
+_MAX_CELLS = 4_000_000  # limit on table cells; above it, options are compared one by one
 
 
 class Fits:
-    """Options with a value and needs of each kind.
+    """Options, each with a value and with needs of several kinds.
 
-    least[a, b, ...] = the smallest value of the options whose needs are, kind by kind, among the a, b, ... smallest
+    least[a, b, ...] = the smallest value of options whose needs are among the a smallest of the first kind, the b
+    smallest of the second kind, and so on
     """
 
     def __init__(self, values: Array, needs: Array, max_cells: int = _MAX_CELLS) -> None:
-        """values: of labels, [N]. needs: resources that each takes, [kinds, N]. max_cells: of a table."""
+        """values: value of each option, [N].
+        needs: needs of each option, [kinds, N].
+        max_cells: largest table size.
+        """
         self._values, self._needs = values, needs
         self._edges = [np.unique(row) for row in needs]
         shape = [len(edge) + 1 for edge in self._edges]
         self._least: Array | None = None
-        if not shape:  # nothing is needed
+        if not shape:  # options without needs
             self._least = np.array(values.min(initial=np.inf))
             return
         if math.prod(shape) <= max_cells:
@@ -34,7 +38,7 @@ class Fits:
                 np.minimum.accumulate(self._least, axis=axis, out=self._least)
 
     def least(self, budget: Array) -> Array:
-        """Return the smallest value that fits into each budget [kinds, M]: [M]; inf where nothing does."""
+        """Return the smallest value that fits into each budget: [M], inf if none does. budget: [kinds, M]."""
         if self._least is not None:
             return np.broadcast_to(self._least[self._places(budget)], budget.shape[1:])
         least = np.full(budget.shape[1], np.inf)

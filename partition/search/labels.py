@@ -1,4 +1,6 @@
-"""Label-setting search: partial solutions, position by position, without those that cannot lead to a better one."""
+"""Label-setting search: extend partial solutions position by position, and drop those that cannot improve the
+result.
+"""
 
 from __future__ import annotations
 
@@ -15,48 +17,48 @@ from partition.search.tables import Tables
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.int64]
-MAX_LABELS = 100_000  # kept at a position; while they wait there, at most twice as many and those just made
-_TINY = 1e-12  # the logarithm of 0 is not wanted
-_CELLS = 1_000_000  # candidates looked at together
+MAX_LABELS = 100_000  # labels kept at a position; before pruning, up to twice as many wait there
+_TINY = 1e-12  # avoids the logarithm of 0
+_CELLS = 1_000_000  # candidates evaluated together
 _BITS = np.array([value.bit_count() for value in range(256)])
-_NEIGHBOURS = 24  # labels before it that each is compared with; more find little more
+_NEIGHBOURS = 24  # preceding labels to compare with each label; a larger number finds few more dominated ones
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Partial solutions [0, i): what they cost so far, which devices they use, and which label each continues."""
+    """Partial solutions for [0, i): their measures, used devices and predecessors."""
 
     values: Array  # [D, N]
     masks: NDArray[np.uint64]
-    last: Numbers  # the group of the last stage; -1: nothing has run
-    came_at: Numbers  # the position of the label before
-    came_from: Numbers  # and its place there
+    last: Numbers  # group of the last stage; -1: no stage yet
+    came_at: Numbers  # position of the predecessor
+    came_from: Numbers  # index of the predecessor at this position
 
     def __len__(self) -> int:
         return len(self.last)
 
     def take(self, which: Numbers | NDArray[np.bool_]) -> Labels:
-        """Some of them, or in another order."""
+        """Return a selection of the labels, in the given order."""
         values = self.values[:, which]
         return Labels(values, self.masks[which], self.last[which], self.came_at[which], self.came_from[which])
 
 
 @dataclass(frozen=True)
 class Cases:
-    """A tighter bound of what follows where a device is not used yet: that it will be, or not.
+    """Tighter bound for a device that a label does not use yet: either it stays unused, or it will be used.
 
-    Bounds take each measure on its own. What a device holds is a measure that only its own groups have. A bound on its
-    own has all of the device's speed, and none of its bytes. So there are two cases: without the device, or with some
-    bytes. Where neither is hopeful, nothing is.
+    Bounds treat each measure separately. For the bytes on a device, the plain bound would assume the full speed of the
+    device with none of its bytes. So two cases are distinguished: without the device, or with at least some bytes. If
+    both bounds are dominated, the label is pruned.
     """
 
     measure: int
-    device: np.uint64  # as a bit
-    least: float  # of the measure, where it is not 0
+    device: np.uint64  # bit of the device
+    least: float  # smallest non-zero value of the measure
 
 
 def cases_of(tables: Tables, devices: Sequence[int]) -> list[Cases]:
-    """Return the cases of the last measures, peaks that only groups of these devices have: one for each, by number."""
+    """Return the cases for the last measures, one per device: peaks that only groups with this device have."""
     result = []
     for measure, device in enumerate(devices, len(tables.stage) - len(devices)):
         values = np.where(np.isfinite(tables.stage).all(axis=0), tables.stage[measure], 0.0)
@@ -68,9 +70,9 @@ def cases_of(tables: Tables, devices: Sequence[int]) -> list[Cases]:
 class Search:
     """Label-setting search: one run over all positions.
 
-    A label at position i is extended by every group of free devices to every later position. It is dropped if its
-    measures with the bounds of the rest are no better than a known solution, or if another label with the same last
-    group and no further devices costs no more.
+    A label at position i is extended by every group of free devices to every later position. A label is dropped if its
+    measures plus the bounds of the rest are no better than a known solution. It is also dropped if another label with
+    the same last group and a subset of the devices costs no more.
     """
 
     def __init__(
@@ -82,19 +84,22 @@ class Search:
         cases: Sequence[Cases] = (),
         each: int | None = None,
     ) -> None:
-        """Keep at most `beam` labels for each position, and at most `each` with the same values of all measures that
-        have cases. Solutions are added to `best`."""
+        """Prepare a run that adds solutions to `best`.
+
+        beam: largest number of labels at each position.
+        each: largest number of labels with equal values of all measures in `cases`.
+        """
         self._cases, self._each = cases, each
         self.tables = tables
         self.bounds = bounds
         self.best = best
         self.most = min(beam or MAX_LABELS, MAX_LABELS)
-        self.exact = True  # nothing was left out that could be better
+        self.exact = True  # False once a label was dropped that could have been better
         self.reached: list[list[Labels]] = [[] for _ in range(tables.n)]
         self.labels: list[Labels] = []  # by position
 
     def run(self) -> bool:
-        """Run the search. Return whether it was exact: then `best` has the whole front."""
+        """Run the search. Return True if it was exact; then `best` is the whole front."""
         nothing = np.zeros(1, np.int64)
         first = Labels(np.zeros((len(self.tables.stage), 1)), np.zeros(1, np.uint64), nothing - 1, nothing, nothing)
         self.reached[0].append(first)
@@ -109,7 +114,7 @@ class Search:
         return self.exact
 
     def _arrive(self, labels: Labels, i: int) -> None:
-        """Add labels that end at i."""
+        """Add labels that end at position i."""
         if i == self.tables.n:
             self._complete(labels)
             return
@@ -118,7 +123,7 @@ class Search:
             self.reached[i] = [self._pruned(i)]
 
     def _pruned(self, i: int) -> Labels:
-        """The labels that have arrived at position i and are worth continuing."""
+        """Return the labels at position i that are worth extending."""
         parts, self.reached[i] = self.reached[i], []
         if not parts:
             return self.labels[0].take(np.zeros(0, np.int64))
@@ -132,7 +137,7 @@ class Search:
         return labels
 
     def _in_some_case(self, labels: Labels, _: Array, i: int) -> Numbers:
-        """Return which labels are hopeful in some case of each measure that they have nothing of."""
+        """Return which labels are promising in some case, for each case measure that is still 0."""
         alive = np.ones(len(labels), bool)
         for cases in self._cases:
             undecided = np.flatnonzero(alive & (labels.values[cases.measure] == 0))
@@ -146,11 +151,11 @@ class Search:
         return np.flatnonzero(alive)
 
     def _promising(self, labels: Labels, rest: Array, _: int) -> Numbers:
-        """Return which labels can still lead to better solutions than those known."""
+        """Return which labels can still lead to a solution better than the known ones."""
         return self._hopeful(self.tables.join(labels.values, rest), _count(labels.masks) + 1)
 
     def _hopeful(self, values: Array, devices: Numbers) -> Numbers:
-        """Return which of these measures [D, N], bounds of whole solutions, are not dominated yet."""
+        """Return which bounds of whole solutions are not dominated. values: measures [D, N]."""
         places = np.flatnonzero(np.isfinite(values).all(axis=0))
         objectives = self.tables.objectives(values[:, places])
         beaten = self.best.beats(objectives, devices[places])
@@ -162,7 +167,7 @@ class Search:
         return result
 
     def _continued(self, labels: Labels, i: int) -> Iterator[tuple[Labels, Numbers]]:
-        """The labels that continue those at i, and where each ends."""
+        """Yield the extensions of the labels at position i, with the position where each ends."""
         tables, bounds, n = self.tables, self.bounds, self.tables.n
         each = max(1, _CELLS // (len(tables.masks) * 8))
         for begin in range(0, len(labels), each):
@@ -180,7 +185,12 @@ class Search:
                 yield self._stages(labels, before[which], group[which], values[:, which], i)
 
     def _stages(self, labels: Labels, before: Numbers, group: Numbers, values: Array, i: int) -> tuple[Labels, Numbers]:
-        """The labels `before` after one more stage from i on, on `group`, to every end; `values` include the hop."""
+        """Extend labels by one more stage from position i to every later position.
+
+        before: indices of the labels.
+        group: group of the new stage.
+        values: measures of the labels, including the hop.
+        """
         tables, bounds, n = self.tables, self.bounds, self.tables.n
         masks = labels.masks[before] | tables.masks[group]
         ahead = bounds.rest[:, bounds.index(masks), i + 1 :]
@@ -196,18 +206,19 @@ class Search:
         return Labels(done, masks[pair], group[pair], np.full(len(pair), i), before[pair]), end
 
     def _complete(self, labels: Labels) -> None:
-        """Add whole solutions."""
+        """Add the complete labels to the known solutions."""
         labels = labels.take(self._hopeful(labels.values, _count(labels.masks)))
         objectives = self.tables.objectives(labels.values)
         devices = _count(labels.masks)
         best: list[int] = []
-        for k in np.lexsort([devices, *objectives[::-1]]).tolist():  # whoever beats one comes before it
+        # A dominating label comes before the labels that it dominates.
+        for k in np.lexsort([devices, *objectives[::-1]]).tolist():
             if not no_worse(objectives[:, best], objectives[:, k, None]).any():
                 best.append(k)
         self.best.add([self._solution(labels, objectives[:, k], k) for k in best])
 
     def _solution(self, labels: Labels, objectives: Array, k: int) -> Solution:
-        """Return label `k`, which is whole, as a solution."""
+        """Return the complete label `k` as a solution."""
         groups, cuts = [], [self.tables.n]
         at, place, last = int(labels.came_at[k]), int(labels.came_from[k]), int(labels.last[k])
         while last >= 0:
@@ -224,8 +235,10 @@ class Search:
         )
 
     def _undominated(self, labels: Labels, rest: Array, _: int) -> Numbers:
-        """Return which labels no other one dominates; some dominated ones may stay. rest: a lower bound of the rest."""
-        # A peak below one that comes in any case is as good as that.
+        """Return which labels are not dominated by another one. Some dominated labels may remain. rest: lower
+        bounds of the rest.
+        """
+        # A peak below the bound of the rest does not matter, so it is raised to this bound.
         most = labels.values.copy()
         np.maximum(most[self.tables.adding :], rest[self.tables.adding :], out=most[self.tables.adding :])
         candidates = np.lexsort([_count(labels.masks), *most[::-1], labels.masks, labels.last])
@@ -237,7 +250,7 @@ class Search:
         return result
 
     def _spread(self, labels: Labels, rest: Array, _: int) -> Numbers:
-        """Return the labels that promise most, so many of each combination of values of the measures with cases."""
+        """Return the most promising labels, up to a limit for each combination of values of the case measures."""
         if self._each is None or not len(labels):
             return np.arange(len(labels))
         scale = np.log(self.tables.objectives(self.tables.join(labels.values, rest)) + _TINY)
@@ -251,12 +264,12 @@ class Search:
         return result
 
     def _beam(self, labels: Labels, rest: Array, _: int) -> Numbers:
-        """The labels that promise most, by several weightings of the objectives; all, where there is room."""
+        """Return the most promising labels by several weightings of the objectives, or all labels if there are few."""
         if len(labels) <= self.most:
             return np.arange(len(labels))
         self.exact = False
         scale = np.log(self.tables.objectives(self.tables.join(labels.values, rest)) + _TINY)
-        # Where a peak behind decides, many promise the same: then, what is left for the devices that are left.
+        # If a later peak decides, many labels look equal. Then the bounds of the rest break ties.
         ties = 0.01 * np.log(rest + _TINY).sum(axis=0)
         chosen: set[int] = set()
         weights = _weights(len(scale))
@@ -267,13 +280,13 @@ class Search:
 
 
 def _count(masks: NDArray[np.uint64]) -> Numbers:
-    """The bits of each."""
+    """Return the number of bits of each mask."""
     result: Numbers = _BITS[np.ascontiguousarray(masks).view(np.uint8).reshape(-1, 8)].sum(axis=1)
     return result
 
 
 def _not_after(labels: Labels, most: Array, order: Numbers) -> NDArray[np.bool_]:
-    """Return which labels, in this order, are not dominated by one of the few before them."""
+    """Return which labels, in this order, are not dominated by one of the few labels before them."""
     alive = np.ones(len(order), bool)
     masks, last, values, most = labels.masks[order], labels.last[order], labels.values[:, order], most[:, order]
     for step in range(1, min(_NEIGHBOURS, len(order))):
@@ -283,7 +296,7 @@ def _not_after(labels: Labels, most: Array, order: Numbers) -> NDArray[np.bool_]
 
 
 def _weights(k: int) -> list[Array]:
-    """Weightings of `k` objectives that add up to 1, spread evenly."""
+    """Return evenly spread weightings of `k` objectives, each with sum 1."""
     steps = (1, 8, 4, 3)[min(k, 4) - 1]
     parts = product(range(steps + 1), repeat=k)
     return [np.array(each) / steps for each in parts if sum(each) == steps]

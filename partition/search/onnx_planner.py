@@ -1,8 +1,8 @@
-"""The best pipelines of an ONNX model: exact, over all orders of all devices, subsets of them, and cuts.
+"""Planner of ONNX pipelines: exact search over devices, their order, and the cuts.
 
-`partition.search.search` finds them; here is what stages and hops cost it, by the formulas of
-`partition.predict.onnx_predict`, and what comes of the placements it finds. Inputs come from the owner, and outputs go
-back there.
+`partition.search.search` runs the search. This module computes the costs of stages and hops by the formulas of
+`partition.predict.onnx_predict`, and converts solutions to plans. Inputs come from the owner, and outputs return to the
+owner.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ from partition.search.search import front
 
 Array = NDArray[np.float64]
 
-_SUMS = {"alone": ("latency", "throughput"), "joules": ("energy",)}  # and the objectives that need them
+# Measures that add up, and the objectives that need them.
+_SUMS = {"alone": ("latency", "throughput"), "joules": ("energy",)}
 _PEAKS = {"busy": ("throughput",), "bytes": ("memory",)}
 
 
 @dataclass(frozen=True)
 class OnnxPlaced:
-    """A plan that was found, and what it is predicted to do."""
+    """A plan with its prediction and objectives."""
 
     plan: OnnxPlan
     predicted: Prediction
-    objectives: tuple[float, ...]  # as asked for, each to be small: seconds, seconds an input, bytes, joules
+    # In the requested order, smaller is better: seconds, seconds per input, bytes, joules.
+    objectives: tuple[float, ...]
 
 
 class OnnxPlanner:
-    """Finds plans for one model on some devices."""
+    """Planner for one ONNX model on given devices."""
 
     def __init__(
         self,
@@ -54,8 +56,11 @@ class OnnxPlanner:
         digest: str,
         in_flight: int | None = None,
     ) -> None:
-        """model, digest: as a plan names them. in_flight: inputs at most; None: as many as fill the pipeline.
-        PlanError without devices, for one that is there twice, and for measurements of another number of segments."""
+        """model, digest: name and digest of the model for its plans.
+        in_flight: largest number of inputs in flight; None: enough to fill the pipeline.
+
+        Raises PlanError without devices, for a repeated device, and if a device was measured with other segments.
+        """
         names = [speed.device for speed in speeds]
         if not 1 <= len(names) == len(set(names)) <= MOST_STAGES:
             raise PlanError(f"the devices {', '.join(names)!s:.200}; needed are 1 to {MOST_STAGES}, each once")
@@ -74,22 +79,23 @@ class OnnxPlanner:
     def front(
         self, objectives: Sequence[str] = ("latency", "throughput"), caps: Sequence[float] | None = None
     ) -> tuple[list[OnnxPlaced], bool]:
-        """The non-dominated plans, sorted by the first objective, and whether the search was exhaustive.
+        """Return the non-dominated plans, sorted by the first objective, and True if the search was exact.
 
-        caps: what each objective may be at most. PlanError for an objective that is none.
+        caps: largest allowed cost of each objective.
+
+        Raises PlanError for an unknown objective.
         """
         beam = None if len(self.speeds) <= MOST_EXACT else BEAM
         result = front(self.problem(objectives, caps), beam=beam)
         return [self._placed(solution) for solution in result.solutions], result.exact
 
     def best(self, objective: str, caps: Mapping[str, float]) -> OnnxPlaced | None:
-        """Return the plan that is predicted to be the best by an objective; None if nothing fits, or is within caps on
-        objectives."""
+        """Return the best plan by an objective, or None if no plan fits. caps: largest allowed costs of objectives."""
         names, most = limited_by(objective, caps)
         return next(iter(self.front(names, most)[0]), None)
 
     def only_own(self) -> OnnxPlanner:
-        """Return the planner for the owner's device alone. PlanError if that was not measured."""
+        """Return the planner for the owner's device alone. Raises PlanError if it was not measured."""
         return self.only(LOCAL)
 
     def only(self, device: str) -> OnnxPlanner:
@@ -98,12 +104,15 @@ class OnnxPlanner:
         return OnnxPlanner(self.work, speeds, self.links, self._model, self._digest, self.in_flight)
 
     def singles(self, objectives: Sequence[str] = ("latency", "throughput")) -> list[OnnxPlaced]:
-        """The whole model on each device that has room for it, in the order of the devices."""
+        """Return the plan with the whole model on each device that has room for it, in the order of the devices."""
         return [placed for speed in self.speeds for placed in self.only(speed.device).front(objectives)[0]]
 
     def problem(self, objectives: Sequence[str], caps: Sequence[float] | None = None) -> Problem:
-        """The search's problem. Its measures: sums of seconds and of joules for one input, peaks of seconds that a
-        stage or a link is taken up by one, and of bytes on a device; those that the objectives need."""
+        """Return the search problem.
+
+        Its measures are those that the objectives need. Sums: seconds and joules of one input. Peaks: seconds that one
+        input occupies a stage or link, and bytes on a device.
+        """
         check_objectives(objectives, OF_NETWORKS, " of an ONNX model")
         check_watts(objectives, self.speeds)
         measures = _Measures(objectives, self.in_flight or MOST_IN_FLIGHT, crowded(speed.host for speed in self.speeds))
@@ -115,7 +124,7 @@ class OnnxPlanner:
             groups.append(Group((i,), self._stages(measures, speed), enter[:, 0], leave[:, 0]))
 
         def hop(a: int, b: int) -> Array:
-            if self.speeds[b].device == LOCAL:  # only the first stage can be the owner's
+            if self.speeds[b].device == LOCAL:  # the owner can only have the first stage
                 return np.full((len(measures.names), n + 1), np.inf)
             return self._hop(measures, self.speeds[a].device, self.speeds[b].device, self.work.crossing_bytes)
 
@@ -123,7 +132,7 @@ class OnnxPlanner:
         return Problem(n, len(measures.sums), tuple(groups), hop, measures, most)
 
     def plan(self, solution: Solution) -> OnnxPlan:
-        """The plan of a solution."""
+        """Return the plan of a solution."""
         at, labels = self.work.positions, self.work.labels
         stages = tuple(
             OnnxStage(self.speeds[group].device, Range(at[start], at[stop]), labels[stop])
@@ -140,7 +149,7 @@ class OnnxPlanner:
         return OnnxPlaced(plan, self.predict(plan), solution.objectives)
 
     def _stages(self, measures: _Measures, speed: OnnxDevice) -> Array:
-        """Return the cost of every stage [i, j) on a device: [D, n+1, n+1]; inf if it has no room."""
+        """Return the measures of every stage [i, j) on a device: [D, n+1, n+1]; inf if it does not fit."""
         n = self.work.segments
         before = np.array(speed.before_s)
         seconds = speed.stage_s + (before[None, :] - before[:, None])
@@ -153,7 +162,7 @@ class OnnxPlanner:
         return stages
 
     def _hop(self, measures: _Measures, a: str, b: str, n_bytes: Sequence[int]) -> Array:
-        """Return the cost of sending `n_bytes` from `a` to `b`: [D, N]."""
+        """Return the measures of sending `n_bytes` from `a` to `b`: [D, N]."""
         link = way(self.links, a, b)
         seconds = np.array([hop_s(link, n) for n in n_bytes])
         nothing = np.zeros(len(n_bytes))
@@ -161,10 +170,10 @@ class OnnxPlanner:
 
 
 class _Measures:
-    """Measures that the search adds up and compares, and the objectives computed from them."""
+    """Measures that the search adds and compares, and the objectives computed from them."""
 
     def __init__(self, objectives: Sequence[str], in_flight: int, hosts: Sequence[str]) -> None:
-        """hosts: that stages may crowd. Seconds that they keep all cores of each busy are sums, too."""
+        """hosts: hosts that stages may overload. The seconds in which all cores of a host are busy are sums, too."""
         self._objectives, self._in_flight = tuple(objectives), in_flight
         self._hosts = list(hosts) if "throughput" in objectives and in_flight > 1 else []
         self.sums = [name for name, users in _SUMS.items() if {*users} & {*objectives}] + self._hosts
@@ -172,12 +181,12 @@ class _Measures:
         self.names = [*self.sums, *peaks]
 
     def select(self, hosts: Mapping[str, Array], **values: Array) -> Array:
-        """Select the needed measures: [D, ...]. hosts: seconds that each host is busy."""
+        """Return the needed measures: [D, ...]. hosts: seconds that each host is busy."""
         values = {host: hosts.get(host, np.zeros_like(values["alone"])) for host in self._hosts} | values
         return np.array([values[name] for name in self.names], float)
 
     def __call__(self, values: Array) -> Array:
-        """Measures [D, N] -> objectives [K, N]: seconds, seconds an input, bytes, joules."""
+        """Convert measures [D, N] to objectives [K, N]: seconds, seconds per input, bytes, joules."""
         measures, costs = dict(zip(self.names, values, strict=True)), []
         for name in self._objectives:
             if name == "throughput":
@@ -196,7 +205,7 @@ class _Measures:
 
 
 def _segment_bytes(work: OnnxWork) -> Array:
-    """[n+1, n+1]: `OnnxWork.held_bytes` of every stage [i, j); of j <= i anything."""
+    """Return `OnnxWork.held_bytes` of every stage [i, j): [n+1, n+1]. Cells with j <= i are arbitrary."""
     weights = np.array(work.weights_before, float)
     memory: Array = weights[None, :] - weights[:, None]
     for a, b, n_bytes in work.again:

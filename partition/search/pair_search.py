@@ -1,12 +1,12 @@
-"""Pairs of placements, by numbers alone: one computes prompts, P, the other one generates, D.
+"""Search for pairs of placements: placement P prefills, placement D decodes.
 
-P are searched first, with their bytes on each device whose memory is short. Then the time to the first token is an
-objective of D like others: it grows with D's row, with the way to D, and with D's bytes on these devices, which leave
-fewer P.
+The P are searched first, together with their bytes on each device that is short of memory. The time to first token is
+then an objective of D like others. It grows with D's step time, with D's link from the owner, and with D's bytes on
+those devices, because they leave less room for P.
 
-Where bytes count there are many P, most of which no D needs. So before, D are searched by their own objectives and
-bytes alone. They are pairs already, with P found by a quick run, and no pair of a P is better than the best of them
-that has room beside it.
+If bytes count, there are many P, and most of them suit no D. So the D are first searched by their own objectives and
+bytes alone. Paired with P from a quick run, they give a bound: a P is dropped if no pair with it can beat the pairs
+known so far.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from partition.search.tables import rounded
 
 @dataclass(frozen=True)
 class Pair:
-    """A placement that generates, and the one for prompts that has the soonest first token beside it."""
+    """A decode placement, with the prefill placement that gives the earliest first token next to it."""
 
     decode: Solution
     microbatches: int
     prefill: Solution
-    values: tuple[float, ...]  # by the names that `PairSearch` is given
+    values: tuple[float, ...]  # objectives, in the order of names passed to `PairSearch`
 
 
 @dataclass(frozen=True)
 class _Decodes:
-    """Placements that generate with so many microbatches in flight."""
+    """Decode placements with a given number of microbatches in flight."""
 
     microbatches: int
     prepared: Prepared
-    objectives: Objectives  # of `PairSearch._decode_names`, the way of keys and values, and bytes
+    objectives: Objectives  # returns `PairSearch._decode_names`, the transfer time of the KV cache, and bytes
 
 
 class PairSearch:
-    """Search for pairs where the bytes on some devices count, as if all others had memory for any pair."""
+    """Search for pairs. Memory is checked on given devices only, as if the others had memory for any pair."""
 
     def __init__(
         self,
@@ -57,8 +57,12 @@ class PairSearch:
         names: Sequence[str],
         caps: Sequence[float],
     ) -> None:
-        """rooms: bytes of all devices; devices: numbers of those whose bytes count. names: objectives, of which the
-        last is ttft; memory is that of the placement that generates. caps: what these may be at most."""
+        """planner, for_prompts: planners for decode and for prefill placements.
+        rooms: available bytes of all devices.
+        devices: indices of devices whose bytes count.
+        names: objectives; the last one is ttft. "memory" is that of the decode placement.
+        caps: largest allowed costs.
+        """
         self._names, self._caps = tuple(names), np.array(caps, float)
         self._rooms = np.array([rooms[i] for i in devices], float)
         self._beam = planner.beam(of_memory=False)
@@ -73,7 +77,7 @@ class PairSearch:
         self.exact = True
 
     def run(self) -> list[Pair]:
-        """Return pairs, among them all that none other is better than."""
+        """Return pairs, including all non-dominated ones."""
         table = self._table()
         self.exact &= table.exact
         for decodes in self._decodes:
@@ -88,8 +92,9 @@ class PairSearch:
         return self._pairs
 
     def _table(self) -> PrefillTable:
-        """Return the placements for prompts that may be of use."""
-        if not len(self._rooms) or "memory" in self._names:  # whose least value is of no P in particular
+        """Return the prefill placements that may be useful."""
+        # The prefill placement with the least memory is not determined.
+        if not len(self._rooms) or "memory" in self._names:
             return self._prefills.table(self._beam)
         fronts = []
         for decodes in self._decodes:
@@ -129,17 +134,17 @@ class PairSearch:
         return table
 
     def _split(self, objectives: Array) -> tuple[Array, Array, Array]:
-        """Return (own objectives, way of keys and values, bytes) of placements that generate."""
+        """Split objectives of decode placements into (own objectives, transfer time of the KV cache, bytes)."""
         count = len(self._decode_names)
         return objectives[:count], objectives[count], objectives[count + 1 :]
 
     def _with_ttft(self, own: Array, from_owner_s: Array, n_bytes: Array, table: PrefillTable) -> Array:
-        """Return the objectives of pairs of these placements that generate: [names, N]; inf without room for a P."""
+        """Return the objectives of pairs with these decode placements: [names, N]; inf if no prefill placement fits."""
         ttft_s = own[0] + table.least_s(from_owner_s, self._rooms[:, None] - np.round(n_bytes))
         return np.array([*own[self._own], ttft_s])
 
     def _add(self, decodes: _Decodes, solutions: Sequence[Solution], table: PrefillTable) -> None:
-        """Add pairs of these placements that generate, where no known one is as good."""
+        """Add pairs with these decode placements, unless a known pair is as good."""
         if not solutions:
             return
         measures = np.array([solution.measures for solution in solutions]).T
@@ -153,7 +158,7 @@ class PairSearch:
             self._pairs.append(Pair(solutions[i], decodes.microbatches, best[1], tuple(values[:, i].tolist())))
 
     def _outdone(self) -> Outdone:
-        """Return which objectives no pair is needed for: a known one is as good, or there is none."""
+        """Return a function that marks objectives if a known pair is as good, or if no pair can have them."""
         known = None
         if self._pairs and "memory" not in self._names:
             values = np.array([pair.values for pair in self._pairs]).T

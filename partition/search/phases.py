@@ -1,12 +1,13 @@
-"""Phases: a placement that computes prompts beside the one that generates. The best pairs, exactly.
+"""Prefill-decode disaggregation: the best pairs of a prefill placement and a decode placement, found exactly.
 
-Keys and values go from the placement P of a prompt to the owner, and from there to the placement D that generates:
+The KV cache of a prompt goes from the prefill placement P to the owner, and from there to the decode placement D:
 
-    ttft(P, D) = cost.pair_ttft_s(prompt on P, way of P to the owner, way of the owner to D, a row on D)
+    ttft(P, D) = cost.pair_ttft_s(prompt on P, transfer from P to the owner, transfer from the owner to D, a row on D)
 
-Neither knows of the other but for the memory it leaves. `PairSearch` counts bytes only on some devices, which bounds
-all pairs. These are the ones with no room for a whole model, at first; where best pairs have no room on others, it
-counts their bytes, too. With many such devices some of the pairs without room are given what has room (`gap`).
+The placements depend on each other only through memory. `PairSearch` checks memory on some devices only, so its result
+bounds all pairs. At first these are the devices without room for a whole model. If best pairs exceed the memory of
+other devices, these are added. With many such devices, some pairs without room are replaced by the best placements that
+fit (`gap`).
 """
 
 from __future__ import annotations
@@ -30,29 +31,31 @@ from partition.search.prefills import PrefillSearch, PrefillTable
 from quant.front import non_dominated
 from quant.text import number_text
 
-MANY_SHORT = 3  # devices with too little memory for a pair, with which all pairs are searched; with more, some are
-MOST_REPAIRED = 6  # placements that generate, of pairs without room, that are given what has room beside them
+MANY_SHORT = 3  # largest number of devices short of memory for an exact search; with more, some pairs are repaired
+MOST_REPAIRED = 6  # number of decode placements that get a fitting prefill placement if their pair has no room
 _NO_GAP = 1e-9
 
 
 class Phases:
-    """Pairs of placements for the work of a planner."""
+    """Search for pairs of placements for the work of a planner."""
 
     def __init__(self, planner: Planner, most_bytes: float = math.inf) -> None:
-        """most_bytes: that a pair may hold on any device."""
+        """most_bytes: largest memory of a pair on any device."""
         self._planner = planner
         self._by_device = planner.by_device
         self._rooms = [min(speed.memory_bytes, most_bytes) for speed in planner.speeds]
         self._for_prompts = planner.for_prompts()
         self._whole = [max(both) for both in zip(planner.whole_bytes(), self._for_prompts.whole_bytes(), strict=True)]
-        self._tables: dict[tuple[int, ...], PrefillTable] = {}  # by rooms
-        self._prompts: dict[tuple[Plan, int], tuple[float, float]] = {}  # of placements for prompts and tokens
-        self.exact = True  # all pairs were searched
-        self.gap = 0.0  # first tokens of the pairs may be later than the soonest possible by this part; inf: unknown
+        self._tables: dict[tuple[int, ...], PrefillTable] = {}  # by free memory of the devices
+        # (seconds of the prompt, seconds of the transfer) by prefill placement and tokens.
+        self._prompts: dict[tuple[Plan, int], tuple[float, float]] = {}
+        self.exact = True  # False if some pairs were not searched
+        self.gap = 0.0  # bound on the relative excess of the time to first token over the optimum; inf: unknown
 
     def with_prefill(self, placed: Placed) -> Placed | None:
-        """Return a placement with the best one for prompts beside it; None where there is no room for one, or none is
-        clearly better than `placed` itself."""
+        """Return a placement with the best prefill placement added. None if none fits, or none is clearly better
+        than `placed` alone.
+        """
         planner, predicted = self._planner, self._predicted(placed)
         need = predicted.memory_bytes
         free = [room - need.get(device, 0) for device, room in zip(self._by_device, self._rooms, strict=True)]
@@ -66,10 +69,11 @@ class Phases:
         return self._pair(placed, prefill)
 
     def pairs(self, objectives: Sequence[str], caps: Mapping[str, float] = MappingProxyType({})) -> list[Placed]:
-        """Return the non-dominated pairs by these objectives, ttft among them, within caps on objectives.
+        """Return the non-dominated pairs within caps. The objectives include ttft. The planner must have no drafts.
 
-        The planner is one without drafts. Each placement that generates has the one for prompts with the soonest first
-        token. Where memory is an objective others beside it may be missed, and the gap is unknown."""
+        Each decode placement is paired with the prefill placement that gives the earliest first token. If memory is an
+        objective, other useful pairs may be missed, and the gap is unknown.
+        """
         names = [name for name in dict.fromkeys((*objectives, *caps)) if name not in ("ttft", "memory")]
         names += [*(["memory"] if "memory" in objectives else []), "ttft"]
         most = [math.inf if name == "memory" else caps.get(name, math.inf) for name in names]
@@ -100,10 +104,12 @@ class Phases:
         return non_dominated(placed, lambda placed: placed.objectives)
 
     def _with_room(self, bounds: Sequence[Pair], most_s: float) -> list[Pair]:
-        """Return those of these pairs that have room, and others in place of some that have none. Set `gap` by what
-        all of them promise.
+        """Return the pairs that fit into memory, with replacements for some that do not. Set `gap` from the difference
+        to the bounds.
 
-        Every pair is no better than one of the bounds in all objectives. most_s: of the time to the first token."""
+        bounds: bounds on all possible pairs: each pair is dominated by, or equal to, one of these.
+        most_s: largest allowed time to first token.
+        """
         planner, pairs = self._planner, [bound for bound in bounds if not self._lacking(bound)]
         ordered = sorted((bound for bound in bounds if self._lacking(bound)), key=lambda pair: pair.values)
         count = min(MOST_REPAIRED, len(ordered))
@@ -128,19 +134,19 @@ class Phases:
         return pairs
 
     def _lacking(self, pair: Pair) -> list[int]:
-        """Return the devices, by number, that have no room for both placements."""
+        """Return the indices of devices without room for both placements."""
         both = zip(self._planner.bytes_held(pair.decode), self._for_prompts.bytes_held(pair.prefill), strict=True)
         needs = [round(decode) + prefill for decode, prefill in both]
         return [i for i, (need, room) in enumerate(zip(needs, self._rooms, strict=True)) if need > room]
 
     def _on(self, rooms: Sequence[float]) -> Planner:
-        """Return the planner for prompts on so much memory of each device, where it does not page."""
+        """Return the prefill planner for this much memory on each device, without paging."""
         return self._for_prompts.with_memory(
             {i: max(0, int(room)) for i, room in enumerate(rooms) if room < self._whole[i]}
         )
 
     def _table(self, free: Sequence[float]) -> PrefillTable:
-        """Return the placements for prompts on so much memory of each device."""
+        """Return the prefill placements for this much free memory on each device."""
         planner = self._planner
         rooms = tuple(max(0, int(min(room, self._whole[i]))) for i, room in enumerate(free))
         if rooms not in self._tables:
@@ -149,8 +155,9 @@ class Phases:
         return self._tables[rooms]
 
     def _pair(self, placed: Placed, prefill: Plan) -> Placed:
-        """Return a pair, with the number of new prompt tokens from which its placement for prompts is used: the fewest
-        for which the first token is sooner than with one placement."""
+        """Return the pair with `prefill_from`, the fewest new prompt tokens that make its first token earlier than
+        without it.
+        """
         plan, planner, row_s = replace(placed.plan, prefill=prefill), self._planner, self._predicted(placed).plain_s
 
         def pays(tokens: int) -> bool:
@@ -163,7 +170,7 @@ class Phases:
             alone_s, back_s = prompt_and_moved_s(placed.plan, work, self._by_device, planner.links, to_owner=False)
             return float(cost.pair_ttft_s(prompt_s, there_s, back_s, row_s, tokens, len(prefill.computing))) < alone_s
 
-        low, high = 0, planner.work.prompt  # where it does not pay and where it does, if it does anywhere
+        low, high = 0, planner.work.prompt  # bisect between 0 and the whole prompt
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if pays(middle) else (middle, high)
@@ -174,16 +181,17 @@ class Phases:
 
 
 def paired(planner: Planner, plain: Placed | None, objective: str, caps: Mapping[str, float]) -> Placed | None:
-    """Return the pair to take instead of the best plan with one placement, `plain`; None where none is clearly better.
+    """Return the pair that is clearly better than `plain`, the best plan with one placement, or None.
 
-    Where the time to the first token is neither objective nor limited, the placement of `plain` generates; where it is,
-    the planner has to be without drafts. plain: None where there is none within the caps.
+    If the time to first token is neither the objective nor limited, the decode placement is that of `plain`. Otherwise
+    the planner must have no drafts. plain is None if no plan is within the caps.
     """
     if objective == "memory" or len(planner.speeds) == 1:
         return None
     if "ttft" not in (objective, *caps):
         return None if plain is None else Phases(planner, caps.get("memory", math.inf)).with_prefill(plain)
-    if planner.work.draft is not None:  # whose row on the placement that generates is not that of a pair's first token
+    # With drafts, the step time of the decode placement is not that of a pair's first token.
+    if planner.work.draft is not None:
         return None
     phases = Phases(planner, caps.get("memory", math.inf))
     pairs = phases.pairs(tuple(dict.fromkeys((objective, "ttft"))), caps)
@@ -196,12 +204,12 @@ def paired(planner: Planner, plain: Placed | None, objective: str, caps: Mapping
 
 
 def _outdoes(planner: Planner, prefill: Plan, new: float, old: float) -> bool:
-    """Return whether a pair with this placement for prompts is clearly better than one placement."""
+    """Return True if a pair with this prefill placement is clearly better than one placement."""
     return clearly_better(new, old, by=plan_threshold(is_busy(planner.speeds, prefill.devices), PREFILL))
 
 
 def prefill_reason(planner: Planner, pair: Placed) -> str:
-    """Explain the placement for prompts of a pair, as a clause."""
+    """Return a clause that explains the prefill placement of a pair."""
     both, alone = (planner.predict(plan, pair.microbatches) for plan in (pair.plan, pair.plan.placements[0]))
     assert pair.plan.prefill is not None
     devices = dict.fromkeys(shard.device for stage in pair.plan.prefill.computing for shard in stage.shards)

@@ -1,8 +1,8 @@
-"""The best plans of a language model: exact, over all orders of all devices, groups that share layers, and cuts.
+"""Planner of language models: exact search over devices, their order, groups that share layers, and cuts.
 
-`partition.search.search` finds them; here is what stages cost it, by the formulas of `partition.predict.cost`, and what
-comes of the placements it finds. Device 0 is the owner: it has the tokens, so it is in the first stage, or alone in one
-without layers before it (a thin owner).
+`partition.search.search` runs the search. This module computes the costs of stages by the formulas of
+`partition.predict.cost`, and converts solutions to plans. Device 0 is the owner. It holds the tokens, so it is part of
+the first stage, or forms a stage without layers before it (a thin owner).
 """
 
 from __future__ import annotations
@@ -35,33 +35,38 @@ from partition.search.stage_group import StageGroup
 from quant.front import non_dominated
 
 Array = NDArray[np.float64]
-MOST_EXACT = 8  # devices of which all groups are tried; of more, pairs and those that are linked best
-_MOST_GROUPS = 96  # then
-_GROUP_OF = 4  # devices at most, then
-_FEW = 4  # devices, for which any search is quick
-BEAM = 250  # partial solutions at each place, where devices are too many for an exact search
-_WIDE_BEAM = 1000  # where they are not, but memory is one objective of three
+# Largest number of devices for which all groups are tried; with more, only groups with the fastest links.
+MOST_EXACT = 8
+_MOST_GROUPS = 96  # groups of each size with more than MOST_EXACT devices
+_GROUP_OF = 4  # largest group with more than MOST_EXACT devices
+_FEW = 4  # largest number of devices for which any search is fast
+BEAM = 250  # beam width with more than MOST_EXACT devices
+_WIDE_BEAM = 1000  # beam width with fewer devices, if memory is one of three objectives
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A plan that was found, and how it is to run."""
+    """A plan with its number of microbatches and its objectives."""
 
     plan: Plan
     microbatches: int
-    objectives: tuple[float, ...]  # as asked for, each to be small: seconds, seconds a token, bytes, joules
+    # In the requested order, smaller is better: seconds, seconds per token, bytes, joules.
+    objectives: tuple[float, ...]
 
 
 def with_microbatches(plan: Plan, microbatches: int, concurrency: int) -> Plan:
-    """Return the plan with its number of microbatches. A plan of one stage has none, nor one whose number the scheduler
-    chooses anyway for `concurrency` requests."""
+    """Return the plan with its number of microbatches.
+
+    The number is left out for a plan with one stage, and if the scheduler would choose it anyway for `concurrency`
+    requests.
+    """
     n_stages = len(plan.computing)
     is_usual = n_stages == 1 or microbatches == cost.groups(concurrency, n_stages)
     return replace(plan, microbatches=None if is_usual else microbatches)
 
 
 class Planner:
-    """Finds plans for one model, with one type of weights, on some devices."""
+    """Planner for one model with one quantization type, on given devices."""
 
     def __init__(
         self,
@@ -75,16 +80,23 @@ class Planner:
         pipeline: bool = True,
         thin: bool = True,
     ) -> None:
-        """speeds: the owner's device first. tensor, pipeline: whether layers may be shared, and put one after another.
-        thin: whether the owner may be without layers. PlanError without devices."""
+        """speeds: speeds of the devices, the owner's device first.
+        model, digest: name and digest of the model for its plans.
+        tensor: True if devices may share layers.
+        pipeline: True if there may be several stages.
+        thin: True if the owner may have no layers.
+
+        Raises PlanError without the owner's device.
+        """
         if not speeds or speeds[0].device != LOCAL:
             raise PlanError("the first device is to be the owner's own")
         self.work, self.speeds, self.links = work, tuple(speeds), links
         self._model, self._digest, self._tensor, self._pipeline = clean_name(model), digest, tensor, pipeline
         self._thin = thin
-        self._for_prompts = False  # as of `StageGroup`
-        self._hops: dict[tuple[Hashable, int, int], Array] = {}  # by measures and groups
-        self._smaller: dict[tuple[tuple[int, ...], tuple[int | None, ...]], StageGroup] = {}  # by members and memory
+        self._for_prompts = False  # passed on to each `StageGroup`
+        self._hops: dict[tuple[Hashable, int, int], Array] = {}  # cache by measures and groups
+        # Cache by members and memory.
+        self._smaller: dict[tuple[tuple[int, ...], tuple[int | None, ...]], StageGroup] = {}
         self._groups = [StageGroup(work, self.speeds, links, members) for members in self._members(tensor)]
 
     def front(
@@ -93,10 +105,11 @@ class Planner:
         microbatches: Sequence[int] | None = None,
         caps: Sequence[float] | None = None,
     ) -> tuple[list[Placed], bool]:
-        """The non-dominated plans, sorted by the first objective, and whether the search was exhaustive.
+        """Return the non-dominated plans, sorted by the first objective, and True if the search was exact.
 
-        microbatches: how many may be in flight where several stages compute, as `cost.groups` makes them; None: 1, 2, 4
-        ... up to the number of requests. caps: what these objectives may be at most.
+        microbatches: numbers of microbatches in flight to try, as `cost.groups` makes them; None: 1, 2, 4 ... up to the
+            number of requests.
+        caps: largest allowed cost of each objective.
         """
         plans: list[Placed] = []
         exact = True
@@ -109,14 +122,13 @@ class Planner:
         return non_dominated(plans, lambda placed: placed.objectives), exact
 
     def best(self, objective: str, caps: Mapping[str, float]) -> Placed | None:
-        """Return the plan that is predicted to be the best by an objective; None if nothing fits, or is within caps on
-        objectives."""
+        """Return the best plan by an objective, or None if no plan fits. caps: largest allowed costs of objectives."""
         names, most = limited_by(objective, caps)
         return next(iter(self.front(names, caps=most)[0]), None)
 
     @property
     def by_device(self) -> dict[str, DeviceSpeed]:
-        """The speeds, by device."""
+        """Speeds by device."""
         return {speed.device: speed for speed in self.speeds}
 
     def predict(self, plan: Plan, microbatches: int | None = None) -> Prediction:
@@ -124,13 +136,12 @@ class Planner:
         return predict(plan, self.work, self.by_device, self.links, microbatches)
 
     def like(self, speeds: Sequence[DeviceSpeed], links: Links) -> Planner:
-        """Return a planner for the same model and work with other devices or links."""
+        """Return a planner for the same model and work, with other devices or links."""
         kinds = {"tensor": self._tensor, "pipeline": self._pipeline, "thin": self._thin}
         return Planner(self.work, speeds, links, self._model, self._digest, **kinds)
 
     def for_prompts(self) -> Planner:
-        """Return the same planner for placements that compute prompts alone: ranks share layers by how fast they are
-        in steps of a prompt's rows, and never by memory."""
+        """Return a planner for prefill placements. Ranks share layers by their prefill speed, and never by memory."""
         other = copy(self)
         other._smaller, other._for_prompts = {}, True
         other._groups = [
@@ -142,9 +153,10 @@ class Planner:
         return other
 
     def with_memory(self, n_bytes: Mapping[int, int]) -> Planner:
-        """Return the same planner where these devices, by number, have so many bytes for a model, and do not page.
+        """Return a planner in which these devices have other amounts of memory and do not page.
 
-        What no memory changes is shared: groups of other devices, what their stages cost, hops.
+        n_bytes: bytes by the index of a device. Groups of other devices, their costs and hops are shared with this
+            planner.
         """
         other = copy(self)
         other.speeds = tuple(
@@ -164,7 +176,7 @@ class Planner:
         return other
 
     def whole_bytes(self) -> list[int]:
-        """Return the most bytes that any plan for which no memory is short needs on each device."""
+        """Return the largest bytes that any plan needs on each device if no memory is short."""
         most = [0] * len(self.speeds)
         for group in self._groups:
             for i, need in zip(group.members, group.whole_bytes(), strict=True):
@@ -172,24 +184,26 @@ class Planner:
         return most
 
     def only_own(self) -> Planner:
-        """The same, with the owner's device alone."""
+        """Return the planner for the owner's device alone."""
         return self.like(self.speeds[:1], self.links)
 
     def shares(self) -> list[float]:
-        """Part of every layer that each device computes, by measured speed, if all devices share every layer."""
+        """Return the share of every layer on each device, by measured speed, if all devices share all layers."""
         return StageGroup(self.work, self.speeds, self.links, tuple(range(len(self.speeds)))).parts
 
     @property
     def microbatches(self) -> list[int]:
-        """1, 2, 4 ... and as many as there are requests, where so many groups of one size make up all of them."""
+        """Numbers of groups to try: 1, 2, 4 ... and the number of requests, if groups of equal size contain all
+        requests.
+        """
         most = self.work.concurrency
         return sorted({cost.groups(most, n) for n in (*(1 << i for i in range(most.bit_length())), most)})
 
     def problem(self, objectives: Sequence[str], microbatches: int) -> Problem:
-        """The search's problem.
+        """Return the search problem. Its measures are those that the objectives need.
 
-        Its measures: sums of seconds alone, of a pass, of a prompt, of joules, and of seconds that a crowded host is
-        busy; peaks of seconds busy, of a prompt's, and of bytes; those that objectives need.
+        Sums: seconds of a lone token, of a pass, and of a prompt; joules; busy seconds of overloaded hosts. Peaks: busy
+            seconds of a microbatch and of a prompt; bytes.
         """
         hosts = crowded(speed.host for speed in self.speeds) if self._pipeline else []
         stages = self._pipeline and len(self.speeds) > 1
@@ -202,8 +216,11 @@ class Planner:
         return Problem(n, len(measures.sums), tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
 
     def half_problem(self, objectives: Sequence[str], microbatches: int, devices: Sequence[int]) -> Problem:
-        """The problem of one of two placements, with more objectives: the way of the prompt's keys and values to the
-        owner, or from it, and the bytes on each of these devices, by number."""
+        """Return the problem for one placement of a pair, with additional objectives.
+
+        These are the transfer time of the prompt's KV cache to or from the owner, and the bytes on each of `devices`
+        (indices).
+        """
         peaks = [
             np.stack([group.moved_s(LOCAL, to_owner=self._for_prompts), *map(group.bytes_of, devices)])
             for group in self._groups
@@ -223,7 +240,7 @@ class Planner:
         return n_bytes
 
     def plan(self, solution: Solution) -> Plan:
-        """The plan of a solution."""
+        """Return the plan of a solution."""
         stages = []
         if 0 not in self._groups[solution.groups[0]].members:
             [own] = shards(self.work.limits, (LOCAL,), (1.0,), last=False)
@@ -240,7 +257,7 @@ class Planner:
         *,
         several_stages: bool,
     ) -> Front:
-        """several_stages: whether several may compute; without, none of them outdoes those where one does."""
+        """several_stages: False if plans with one computing stage suffice, because more stages cannot be better."""
         problem = self.problem(objectives, microbatches)
         if not several_stages:
             problem = one_stage(problem)
@@ -249,8 +266,9 @@ class Planner:
         return front(replace(problem, caps=most), beam=beam)
 
     def beam(self, of_memory: bool) -> int | None:
-        """Return how many partial solutions a search keeps at each place; None: all. of_memory: whether it compares
-        memory beside two other objectives."""
+        """Return the beam width of a search, or None for an exact search. of_memory: memory is compared with two
+        other objectives.
+        """
         if len(self.speeds) > MOST_EXACT:
             return BEAM
         return _WIDE_BEAM if of_memory and len(self.speeds) > _FEW else None
@@ -265,11 +283,11 @@ class Planner:
         else:
             several = self._near(min(_GROUP_OF, most))
         if not self._pipeline:
-            return [group for group in (*singles, *several) if 0 in group]  # one stage, of which the owner is part
+            return [group for group in (*singles, *several) if 0 in group]  # a single stage that includes the owner
         return [*singles, *several]
 
     def _near(self, most: int) -> list[tuple[int, ...]]:
-        """Groups of devices that sum the fastest, where there are too many to try them all."""
+        """Return the groups of devices with the fastest all-reduce, if there are too many groups to try all."""
         candidates: list[tuple[float, tuple[int, ...]]] = []
         grown: list[tuple[int, ...]] = [(i,) for i in range(len(self.speeds))]
         for _ in range(most - 1):
@@ -292,7 +310,7 @@ class Planner:
 
     def _hop_costs(self, measures: Measures, a: int, b: int) -> Array:
         n = self.work.limits.sizes.layers
-        if 0 in self._groups[b].members:  # the owner is in the first stage
+        if 0 in self._groups[b].members:  # the owner can only be in the first stage
             return np.full((len(measures.names), n + 1), np.inf)
         before, after = self._groups[a].devices, self._groups[b].devices
 

@@ -1,4 +1,4 @@
-"""Search problem: groups of devices, the cost of each stage on them, and the objectives."""
+"""Search problem: groups of devices, costs of stages on them, and objectives."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.speeds import DeviceSpeed
 
 Array = NDArray[np.float64]
-Objectives = Callable[[Array], Array]  # measures [D, N], all finite -> [K, N]
-# Objectives [K, N] -> [N]: which solutions with such are of no interest, nor any with larger ones.
+Objectives = Callable[[Array], Array]  # maps finite measures [D, N] to objectives [K, N]
+# Maps objectives [K, N] to [N]: True if solutions with these or larger objectives are not wanted.
 Outdone = Callable[[Array], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Devices that can hold a stage together, and what it costs them. Costs are 0 or more; inf: impossible."""
+    """Devices that can hold a stage together, with their costs. Costs are at least 0; inf means impossible."""
 
-    members: tuple[int, ...]  # numbers of devices, from 0
-    stage: Array  # [D, n+1, n+1]: of stage [i, j), by measure: those that add up, then those whose largest counts
-    enter: Array  # [D]: from the source to here as the first stage
-    leave: Array  # [D]: from here as the last stage to where the result is wanted
+    members: tuple[int, ...]  # device indices, from 0
+    stage: Array  # [D, n+1, n+1]: measures of stage [i, j): first sums, then peaks
+    enter: Array  # [D]: measures from the source to this group as the first stage
+    leave: Array  # [D]: measures from this group as the last stage to the destination
 
 
 @dataclass(frozen=True)
 class Problem:
     """Candidate groups, their costs, and the objectives."""
 
-    n: int  # layers or blocks
-    adding: int  # measures that add up, S of D
+    n: int  # number of layers or segments
+    adding: int  # number of measures that are sums; the others are peaks
     groups: tuple[Group, ...]
-    hop: Callable[[int, int], Array]  # the groups a and b -> [D, n+1] of handing over from a to b, for every cut
-    objectives: Objectives  # 0 or more and to be small. They grow with each argument or stay.
-    caps: Array | None = None  # [K]: solutions above any of these are of no interest
+    # Maps groups a and b to the measures of the hop from a to b at every cut, [D, n+1].
+    hop: Callable[[int, int], Array]
+    objectives: Objectives  # at least 0, smaller is better; they never decrease if a measure grows
+    caps: Array | None = None  # [K]: largest allowed costs
 
 
 def with_peaks(problem: Problem, peaks: Sequence[Array], enter: Sequence[Array]) -> Problem:
-    """The same problem with more measures that peak over stages, each of them an objective, behind the others.
+    """Return the problem with additional peaks; each peak is also an additional objective.
 
-    peaks: of each group, [E, n+1, n+1]; enter: [E], where it is the first. Finite.
+    peaks: finite measures of each group, [E, n+1, n+1].
+    enter: finite measures of each group as the first one, [E].
     """
     count, n = peaks[0].shape[0], problem.n
     groups = [
@@ -69,12 +71,12 @@ def with_peaks(problem: Problem, peaks: Sequence[Array], enter: Sequence[Array])
 
 
 def one_stage(problem: Problem) -> Problem:
-    """The same problem, of which only solutions with one group are possible."""
+    """Return the problem restricted to solutions with one group."""
     return replace(problem, hop=lambda a, b: np.full_like(problem.hop(a, b), np.inf))
 
 
 def several_stages(problem: Problem) -> Problem:
-    """The same problem, of which only solutions with several groups are possible."""
+    """Return the problem restricted to solutions with several groups."""
     groups = []
     for group in problem.groups:
         stage = group.stage.copy()
@@ -84,7 +86,7 @@ def several_stages(problem: Problem) -> Problem:
 
 
 def check_watts(objectives: Iterable[str], speeds: Sequence[DeviceSpeed | OnnxDevice]) -> None:
-    """PlanError where an objective needs the power of a device that is not known."""
+    """Raise PlanError if an objective needs the power of a device whose power is unknown."""
     needing = [name for name in objectives if OBJECTIVES[name].power]
     lacking = [speed.name for speed in speeds if speed.watts is None]
     if needing and lacking:

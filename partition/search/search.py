@@ -1,12 +1,12 @@
-"""The best ways to run layers or blocks in a row on devices: every non-dominated one, for any costs.
+"""Search for all non-dominated ways to run a sequence of layers on devices, for arbitrary costs.
 
-The problem is abstract, numbers only. A solution is a sequence of groups of devices, no device twice, and the cuts
-0 = c0 < c1 < ... < ck = n between their stages:
+The problem consists of numbers only. A solution is a sequence of disjoint groups of devices, and the cuts 0 = c0 < c1 <
+... < ck = n between their stages:
 
-    sums  = enter of the first group + its stages' sums + hops between them + leave of the last
-    peaks = the largest of the same, measure by measure
+    sums  = enter of the first group + sums of its stages + hops between them + leave of the last group
+    peaks = the maximum of the same, for each measure
 
-and `objectives` of both are what is to be small.
+The search minimizes `objectives`, which are functions of both.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from partition.search.labels import Search, cases_of
 from partition.search.problem import Array, Objectives, Outdone, Problem
 from partition.search.tables import Tables
 
-QUICK_BEAM = 48  # labels kept at each position by the run that finds solutions to measure others by
-QUICK_EACH = 4  # of each case of measures that have cases, by another one
-QUICK_EACH_BEAM = 1000  # and at most
+QUICK_BEAM = 48  # beam width of the first run, whose solutions prune later runs
+QUICK_EACH = 4  # labels per case in the second run, if there are cases
+QUICK_EACH_BEAM = 1000  # beam width of the second run
 
 
 @dataclass(frozen=True)
 class Front:
-    """The non-dominated solutions, by the first objective. Not `exact`: labels were left out, and there may be better.
+    """Non-dominated solutions, sorted by the first objective. If not `exact`, labels were dropped, and better solutions
+    may exist.
 
-    Empty: nothing is possible or, where it is not exact, nothing was found.
+    An empty front means that nothing is possible, or, if not exact, that nothing was found.
     """
 
     solutions: tuple[Solution, ...]
@@ -37,11 +38,13 @@ class Front:
 
 
 class Prepared:
-    """A problem with what its searches have in common: they may differ in objectives, caps and `outdone`."""
+    """A problem with tables that several searches share. The searches may differ in objectives, caps and `outdone`."""
 
     def __init__(self, problem: Problem, devices: Sequence[int] = ()) -> None:
-        """devices: numbers of those whose bytes are the last peaks, which are bounded case by case, as `cases_of`.
-        PlanError for a device with a number above 63."""
+        """devices: indices of devices whose bytes are the last peaks; they are bounded by cases, see `cases_of`.
+
+        Raises PlanError for a device index above 63.
+        """
         self._problem = problem
         self._tables = Tables(problem) if problem.groups else None
         self._bounds = None if self._tables is None else Bounds(self._tables)
@@ -57,15 +60,20 @@ class Prepared:
         best: Best | None = None,
         only_quick: bool = False,
     ) -> Front:
-        """Return the front as `front` does, by other objectives, with other caps and `outdone`. None: the problem's
-        objectives; no caps; none is outdone. best: solutions that are known, to which all are added. only_quick: do
-        only the runs that find such."""
+        """Return the front as the function `front` does.
+
+        objectives: objectives to use; None: those of the problem.
+        caps: largest allowed costs; None: no limits.
+        outdone: marks unwanted objectives; None: all are wanted.
+        best: known solutions; new ones are added to them.
+        only_quick: only do the quick runs.
+        """
         if self._tables is None or self._bounds is None:
             return Front((), True)
         tables, bounds, best = self._tables, self._bounds, best or Best()
         tables.objectives_of = objectives or self._problem.objectives
         tables.caps, tables.outdone = caps, outdone
-        # Solutions found quickly make the bounds of the last run worth having.
+        # Quickly found solutions make the last run prune well.
         quick: list[tuple[int, int | None]] = []
         if not best.solutions:
             quick = [(QUICK_BEAM, None), *([(QUICK_EACH_BEAM, QUICK_EACH)] if self._cases else [])]
@@ -79,12 +87,13 @@ class Prepared:
 
 
 def front(problem: Problem, *, beam: int | None = None) -> Front:
-    """Return all non-dominated solutions; of those with equal objectives, the one with the fewest devices.
-    Deterministic.
+    """Return all non-dominated solutions. Of equal objectives, the solution with the fewest devices counts. The result
+    is deterministic.
 
-    `beam`: how many partial solutions are kept for each position; None: all that can lead to a better one, which makes
-    the front exact. Memory is bounded: at most `labels.MAX_LABELS` are kept in any case, and a problem that needs more
-    is answered as with a beam of that width. Objectives are compared, and given, to 12 digits. PlanError for a device
-    with a number above 63.
+    beam: partial solutions kept for each position; None: all that can lead to a better solution, which makes the front
+        exact. Memory is limited: at most `labels.MAX_LABELS` are kept in any case, and a larger problem is solved with
+        this beam width.
+
+    Objectives are rounded to 12 digits. Raises PlanError for a device index above 63.
     """
     return Prepared(problem).front(caps=problem.caps, beam=beam)

@@ -1,4 +1,4 @@
-"""Devices that hold a stage together: their shares, and what every stage would cost them."""
+"""Groups of devices that hold a stage together: their shares, and the costs of every possible stage."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from partition.predict.speeds import DeviceSpeed, Links, together
 from partition.search.problem import Group
 
 Array = NDArray[np.float64]
-ThinCosts = Callable[[Measures], Array]  # -> [D]
-_LENGTHS = 4  # stage lengths with shares of their own, where memory does not allow those by speed
+ThinCosts = Callable[[Measures], Array]  # returns measures [D]
+_LENGTHS = 4  # number of stage lengths with shares of their own, if memory does not allow shares by speed
 _BUDGET_STEP = 64 << 20  # bytes
-_TIGHT = 0.98  # of the memory that shares are made for: heads and columns go out in whole units
+_TIGHT = 0.98  # usable part of the memory, because heads and columns are dealt in whole units
 
 
 class StageGroup:
-    """A group of devices, the one that takes what comes from others first."""
+    """A group of devices. The first member receives the input from other stages."""
 
     def __init__(
         self,
@@ -37,11 +37,14 @@ class StageGroup:
         *,
         for_prompts: bool = False,
     ) -> None:
-        """speeds: of all devices; members: their numbers. for_prompts: shares are those for a prompt's steps, whatever
-        memory there is, so that more memory never makes a stage slower. PlanError if the model has too little to
-        share."""
+        """speeds: speeds of all devices.
+        members: indices of the group's devices.
+        for_prompts: share by prefill speed regardless of memory, so that more memory never makes a stage slower.
+
+        Raises PlanError if the model has too few units to share.
+        """
         self.work, self.links, self.members = work, links, members
-        # Rows of the steps that shares are made for, and seconds of a layer's attention to the tokens behind them.
+        # Rows of the steps that shares are made for, and earlier tokens that these rows attend to.
         self._rows, behind = (cost.chunk_rows(work.prompt), work.prompt / 2) if for_prompts else (1, 0.0)
         self.speeds = together([speeds[i] for i in members])
         self._attention_s = [self._rows * behind * speed.row_token_s(prompt=for_prompts) for speed in self.speeds]
@@ -54,15 +57,15 @@ class StageGroup:
         self._lengths = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
         never = np.isin(self._lengths, work.limits.no_stage_of)
         self._is_stage = (self._k > 0) & edges[:, None] & edges[None, :] & ~never
-        self._by_measures: dict[Hashable, Array] = {}  # what every stage costs
+        self._by_measures: dict[Hashable, Array] = {}  # measures of every stage
         self._choices = [self._cost([1.0] * len(members))]
-        self._choice = np.zeros((n + 1, n + 1), np.int64)  # which of them a stage takes
+        self._choice = np.zeros((n + 1, n + 1), np.int64)  # index in `_choices` for each stage
         short = self._is_stage & (self._most_paged(self._choices[0]) > 0)
         if len(members) > 1 and not for_prompts and bool(short.any()):
             self._share_by_memory(short)
 
     def shards(self, start: int, stop: int) -> tuple[Shard, ...]:
-        """Return the shards of the stage [start, stop). A rank that has to page gets a budget."""
+        """Return the shards of the stage [start, stop). A rank that has to page gets a memory budget."""
         chosen = self._choices[self._choice[start, stop]]
         last = stop == self.work.limits.sizes.layers
         at = (start, stop)
@@ -78,8 +81,11 @@ class StageGroup:
         )
 
     def costs(self, measures: Measures, owner: str, thin: ThinCosts | None = None) -> Group:
-        """Return the costs for the search. A group without the owner can be first behind a thin owner; every group can
-        be last. thin: `thin_costs` of the owner; None: it has to have layers."""
+        """Return the costs for the search. Every group can be last. A group without the owner can be first behind a
+        thin owner.
+
+        thin: returns the costs of the thin owner; None: the owner must have layers.
+        """
         if measures.key not in self._by_measures:
             self._by_measures[measures.key] = self._stage_costs(measures, owner)
         stage = self._by_measures[measures.key]
@@ -96,19 +102,19 @@ class StageGroup:
         return Group(self.members, stage, enter, leave)
 
     def _stage_costs(self, measures: Measures, owner: str) -> Array:
-        """Return the measures of every stage [i, j); inf where it is impossible."""
+        """Return the measures of every stage [i, j); inf if it is impossible."""
         memory = self._chosen(lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last)))
         drafting_s = self.work.drafting_s(self.devices, owner)
         hosts, watts = used(speed.host for speed in self.speeds), self._choices[0].watts
         stage = measures.for_stages(self._seconds, self._prompt_s, watts, memory, hosts, drafting_s)
         possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))
-        if measures.microbatches > 1:  # a single stage that computes has one step at a time, also behind a thin owner
+        if measures.microbatches > 1:  # a single computing stage runs one step at a time, also behind a thin owner
             possible[0, -1] = False
         stage[:, ~possible] = np.inf
         return stage
 
     def thin_costs(self, measures: Measures) -> Array:
-        """Return the costs of a stage without layers, on this group's one device, the owner's."""
+        """Return the measures of a stage without layers on the owner's device."""
         [speed], group = self.speeds, self._choices[0]
         room = 0.0 if speed.runtime_bytes <= speed.memory_bytes else np.inf
         stage = measures.for_stages(
@@ -125,25 +131,27 @@ class StageGroup:
         return costs
 
     def moved_s(self, owner: str, *, to_owner: bool) -> Array:
-        """Return seconds in which the prompt's keys and values of every stage go to the owner, or come from it."""
+        """Return the seconds to transfer the prompt's KV cache of every stage to the owner, or from it."""
         kv = _spans(self.work.prompt_kv_before)
         ways = [self.links.get(*((device, owner) if to_owner else (owner, device))) for device in self.devices]
         return self._chosen(lambda group: np.asarray(group.moved_s(kv, ways), float))
 
     def bytes_of(self, member: int) -> Array:
-        """Return the bytes that a member, by its number, holds of every stage; 0 for a device that is no member."""
+        """Return the bytes that a member holds of every stage; 0 if the device is not a member. member: index of
+        the device.
+        """
         if member not in self.members:
             return np.zeros_like(self._k)
         rank = self.members.index(member)
         return self._chosen(lambda group: group.bytes_held(self._weights, self._kv, self._is_last)[rank])
 
     def whole_bytes(self) -> list[float]:
-        """Return the bytes that each member needs where these devices share all layers and no memory is short."""
+        """Return the bytes that each member needs if these devices share all layers, and no memory is short."""
         needs = self._choices[0].bytes_needed(self._weights[0, -1], self._kv[0, -1], True)
         return [float(need) for need in needs]
 
     def _seconds(self, rows: float) -> Array:
-        """Return seconds of a decoding step of every stage [i, j): [n+1, n+1]."""
+        """Return the seconds of a decode step of every stage [i, j): [n+1, n+1]."""
 
         def evaluate(group: GroupCost) -> Array:
             seconds: Array = np.maximum(group.seconds(self._k, rows, self._is_last), self._disk_s(group))
@@ -152,8 +160,9 @@ class StageGroup:
         return self._chosen(evaluate)
 
     def _prompt_s(self) -> Array:
-        """Return seconds of the whole prompt in every stage [i, j): [n+1, n+1]. The one that has all layers is alone,
-        and has longer chunks."""
+        """Return the seconds of the whole prompt in every stage [i, j): [n+1, n+1]. The stage with all layers has
+        longer chunks.
+        """
 
         def evaluate(group: GroupCost) -> Array:
             disk_s, prompt = self._disk_s(group), self.work.prompt
@@ -165,26 +174,26 @@ class StageGroup:
         return self._chosen(evaluate)
 
     def _disk_s(self, group: GroupCost) -> Array:
-        """Return seconds in which the slowest disk reads what is paged, of every stage."""
+        """Return the seconds in which the slowest disk reads the paged weights, for every stage."""
         seconds: Array = group.disk_s(group.paged(self._k, self._weights, self._kv, self._is_last))
         return seconds
 
     def _chosen(self, evaluate: Callable[[GroupCost], Array]) -> Array:
-        """Call `evaluate` for every stage with the shares chosen for it."""
+        """Evaluate every stage with its chosen shares."""
         values = evaluate(self._choices[0])
         for i, group in enumerate(self._choices[1:], 1):
             values = np.where(self._choice == i, evaluate(group), values)
         return values
 
     def _most_paged(self, group: GroupCost) -> Array:
-        """Bytes that the rank which pages the most reads again in every pass."""
+        """Return the bytes that the rank with the most paging reads again in every pass."""
         paged: Array = np.maximum.reduce(group.paged(self._k, self._weights, self._kv, self._is_last))
         return paged
 
     def _share_by_memory(self, short: NDArray[np.bool_]) -> None:
-        """Compute other shares for stages whose memory does not allow sharing by speed.
+        """Compute other shares for stages whose memory does not allow shares by speed.
 
-        This is done for a few lengths; a stage uses the shares of the next length up, which it has memory for, too.
+        This is done for a few lengths. A stage uses the shares of the next larger length, which also fit.
         """
         lengths = self._lengths
         for last in (False, True):
@@ -201,24 +210,24 @@ class StageGroup:
                 before = length
 
     def _room(self, n_bytes: float) -> list[float]:
-        """The part of a stage of so many bytes that each rank has memory for."""
+        """Return the fraction of a stage of `n_bytes` that fits into each rank's memory."""
         return [max(0.0, _TIGHT * (speed.memory_bytes - speed.runtime_bytes)) / n_bytes for speed in self.speeds]
 
     def _cost(self, most: Sequence[float]) -> GroupCost:
-        """Return the cost with shares by speed, each at most so much of the stage."""
+        """Return the cost with shares by speed. most: largest share of each rank."""
         limits = self.work.limits
         parts = self._parts(most)
         return GroupCost(self.work, self.speeds, shards(limits, self.devices, parts), self.links)
 
     @property
     def parts(self) -> list[float]:
-        """Part of a layer that each member computes if memory is no limit."""
+        """Share of a layer on each member if memory is not limited."""
         return self._parts([1.0] * len(self.members))
 
     def _parts(self, most: Sequence[float]) -> list[float]:
         if len(self.members) == 1:
             return [1.0]
-        # What a rank has to do beside layers is spread over them: the owner has more.
+        # A rank's work outside of layers is spread over its layers, so the owner gets a smaller share.
         layers, rows = self.work.limits.sizes.layers, self._rows
         lines = [speed.part_line_s(rows) for speed in self.speeds]
         own = [
@@ -235,7 +244,7 @@ def _budget(n_bytes: int) -> int:
 
 
 def _spans(before: Sequence[float]) -> Array:
-    """[n+1, n+1]: of [i, j), from running sums; 0 if j <= i."""
+    """Return the sum of every span [i, j) from running sums: [n+1, n+1]; 0 if j <= i."""
     sums = np.asarray(before, float)
     spans: Array = np.maximum(0.0, sums[None, :] - sums[:, None])
     return spans

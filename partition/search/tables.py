@@ -1,4 +1,4 @@
-"""The costs of a search in one array for each kind, without the groups that can be of no use."""
+"""Costs of a search in arrays, without groups that another group can replace."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from partition.search.problem import Group, Outdone, Problem
 
 Array = NDArray[np.float64]
-MAX_DEVICES = 64  # a set of devices is the bits of one number
+MAX_DEVICES = 64  # a set of devices is a 64-bit mask
 
 
 class Tables:
-    """Costs by the index of a kept group. Measures are in one axis: those that add up, then those that peak."""
+    """Costs by the index of a kept group. One axis contains the measures: first sums, then peaks."""
 
     def __init__(self, problem: Problem) -> None:
         groups = problem.groups
@@ -31,7 +31,7 @@ class Tables:
         costs = [_Costs(group) for group in groups]
         if any(group.mask >> MAX_DEVICES for group in costs):
             raise PlanError(f"the devices of a search are numbered below {MAX_DEVICES}; leave some out")
-        # Devices that are in every group that can be first are in no later one.
+        # A device in every possible first group cannot be in a later group.
         first = [group.mask for group in costs if np.isfinite(group.enter).all()]
         always = reduce(and_, first, -1)
         hops = {
@@ -46,7 +46,7 @@ class Tables:
         self.sizes = np.array([group.mask.bit_count() for group in used], np.int64)
         self.stage = np.array([group.stage for group in used]).swapaxes(0, 1)  # [D, G, n+1, n+1]
         self.leave = np.array([group.leave for group in used]).T  # [D, G]
-        # Where to find the hop from a group to a group, 0: none is possible. The last is the source, as a group.
+        # Row of the hop from group to group in `hop`; 0: impossible. The last row index is the source.
         self.hop_row = np.zeros((len(used) + 1, len(used)), np.int64)
         rows = [np.full((len(self.stage), self.n + 1), np.inf)]
         for b, old_b in enumerate(self.useful):
@@ -60,18 +60,19 @@ class Tables:
         self.hop = np.array(rows).swapaxes(0, 1)  # [D, rows, n+1]
 
     def join(self, a: Array, b: Array) -> Array:
-        """Join measures [D, ...] of two parts: sums are added, of peaks the larger is taken."""
+        """Join the measures [D, ...] of two parts of a solution: sums are added, and of peaks the larger one counts."""
         k = self.adding
         return np.concatenate([a[:k] + b[:k], np.maximum(a[k:], b[k:])])
 
     def objectives(self, values: Array) -> Array:
-        """Return objectives [K, N] of finite measures [D, N], rounded to 12 digits so that rounding errors compare as
-        equal."""
+        """Convert finite measures [D, N] to objectives [K, N], rounded to 12 digits so that rounding errors do not
+        matter.
+        """
         return rounded(self.objectives_of(values))
 
 
 def rounded(values: Array) -> Array:
-    """Round to 12 significant digits. Monotonic; inf stays inf."""
+    """Round to 12 significant digits. The function is monotonic; inf stays inf."""
     with np.errstate(divide="ignore"):
         digits = np.clip(np.floor(np.log10(np.abs(values))), -280.0, 280.0)
     scale = 10.0 ** (11 - digits)
@@ -80,15 +81,15 @@ def rounded(values: Array) -> Array:
 
 
 class _Costs:
-    """A group's costs, and its members as bits."""
+    """A group's costs, and its members as a bit mask."""
 
     def __init__(self, group: Group) -> None:
         self.mask = sum(1 << member for member in group.members)
         self.stage, self.enter, self.leave = group.stage, group.enter, group.leave
-        self.sample = self.stage[:, ::7, -1].ravel()  # of many comparisons it settles most
+        self.sample = self.stage[:, ::7, -1].ravel()  # this sample decides most comparisons
 
     def no_worse(self, other: _Costs) -> bool:
-        """Return whether it has no members but some of the other's, and takes no more for any stage."""
+        """Return True if the group's members are a subset of the other's, and no cost is higher."""
         return self.mask & other.mask == self.mask and all(
             bool((a <= b).all())
             for a, b in (
@@ -101,7 +102,9 @@ class _Costs:
 
 
 def _useful(costs: list[_Costs], hops: dict[tuple[int, int], Array]) -> list[int]:
-    """The groups without those that another, of some of their members, can replace in any solution at no cost."""
+    """Return the indices of the groups that no group with a subset of their members can replace at the same or
+    lower cost.
+    """
     useful: list[int] = []
 
     def replaces(a: int, b: int) -> bool:
