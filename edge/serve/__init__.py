@@ -1,1 +1,1 @@
-"""Models behind HTTP: the APIs of OpenAI, Anthropic and Ollama, over engines in processes of their own."""
+"""The HTTP server: the APIs of OpenAI, Anthropic, llama.cpp and Ollama, with engines in separate processes."""

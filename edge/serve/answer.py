@@ -44,7 +44,7 @@ class ProcessAnswer:
 class Answers(dict[int, ProcessAnswer]):
     """Unfinished answers by number, of all engine processes of a model."""
 
-    n_other = 0  # requests to the process that are not answers, except those for its state
+    n_other = 0  # pending requests other than generations and status requests
 
     def __init__(self, name: str) -> None:
         """name: name of the model."""

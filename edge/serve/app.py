@@ -47,12 +47,12 @@ def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
             Exception: _failed,
         },
     )
-    app.router.redirect_slashes = False  # each path has one form already
+    app.router.redirect_slashes = False  # each path has only one form
     return app
 
 
 def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
-    """Return a handler for the path of each file of the page. The index is also at the root."""
+    """Return handlers of the page's files by path. The index is also at the root."""
 
     def sender(file: Path) -> Callable[[Request], Awaitable[Response]]:
         async def send(_request: Request) -> Response:
@@ -68,7 +68,7 @@ def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
     index = handlers["/index.html"]
 
     async def root(request: Request) -> Response:
-        """Send browsers the index, and programs the text by which they recognize an Ollama server."""
+        """Send the index to browsers. Other programs get the text by which they recognize an Ollama server."""
         is_program = request.headers.get("accept") == "*/*"
         return PlainTextResponse("Ollama is running") if is_program else await index(request)
 

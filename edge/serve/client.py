@@ -37,8 +37,10 @@ class EngineClient:
         return await self.process.generate(generation)
 
     def _check_queue(self) -> None:
-        """Raise Overloaded if the queue is full. If there are several keys, each key leaves half of the free places to
-        the others."""
+        """Raise Overloaded if the queue is full.
+
+        If there are several keys, each may fill at most half of the remaining queue.
+        """
         sequences, answers, caller = self.process.about.get("sequences", 1), self.process.answers, CALLER.get()
         left = sequences + self._queue - len(answers)
         own = answers.n_of(caller.client) - sequences

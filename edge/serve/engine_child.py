@@ -203,7 +203,7 @@ async def exit_code(process: asyncio.subprocess.Process) -> int:
 
 
 def how_ended(name: str, code: int) -> str:
-    """Return a message that tells how the engine process of a model ended."""
+    """Return a message about how the engine process of a model ended."""
     if code >= 0:
         return f"the engine process of {name} ended with exit code {code}"
     hint = " (out of memory is the usual cause)" if -code == signal.SIGKILL else ""

@@ -11,7 +11,7 @@ from devices.errors import TrustError
 from edge.net.channel import is_loopback
 
 MAX_BODY_BYTES = 32 << 20  # a prompt of a million tokens has 4 MB
-MAX_BODIES_BYTES = 64 << 20  # all requests together; parsing a request takes several times as much
+MAX_BODIES_BYTES = 64 << 20  # total of all requests; parsing a request takes several times its size
 PING_S = 10.0  # proxies close connections that are silent for half a minute
 
 
@@ -21,24 +21,24 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    api_keys: tuple[str, ...] = ()  # a request needs one of them or of admin_keys; none at all: it needs none
-    insecure: bool = False  # whether other machines are answered without a key
-    allow_origins: tuple[
-        str, ...
-    ] = ()  # origins of other pages that may send requests, "https://example.org"; "*": all
-    allow_hosts: tuple[str, ...] = ()  # additional names of this server
+    # Accepted API keys, in addition to admin_keys; if both are empty, requests need no key.
+    api_keys: tuple[str, ...] = ()
+    insecure: bool = False  # allow requests from other machines without a key
+    # Other origins whose pages may send requests, such as "https://example.org"; "*": all.
+    allow_origins: tuple[str, ...] = ()
+    allow_hosts: tuple[str, ...] = ()  # additional host names of this server
     max_body_bytes: int = MAX_BODY_BYTES
     max_bodies_bytes: int = MAX_BODIES_BYTES
-    ping_s: float = PING_S  # between two pings in a silent stream
-    tls_cert: Path | None = None  # PEM of the server's certificate chain
-    tls_key: Path | None = None  # PEM of its key, not encrypted; both or none
-    front: Path | None = None  # JSON of `edge pareto --json`
+    ping_s: float = PING_S  # interval of pings in a silent stream
+    tls_cert: Path | None = None  # PEM file of the certificate chain
+    tls_key: Path | None = None  # PEM file of its unencrypted key; set both or none
+    front: Path | None = None  # JSON file of `edge pareto --json`
     idle_unload_s: float = math.inf  # idle seconds after which a model is unloaded
-    pinned: tuple[str, ...] = ()  # models that are loaded at the start, and stay
-    memory: int | None = None  # bytes that all models share; None: each has what its options say
-    shared_prefixes: bool = False  # share the prefix cache between keys: timing may show one the prompts of another
-    admin_keys: tuple[str, ...] = ()  # may change what concerns all keys; none: an only key may
-    devices: tuple[str, ...] = ()  # addresses that plans in requests may have, in addition to those of `front`
+    pinned: tuple[str, ...] = ()  # models that are loaded at the start and never unloaded
+    memory: int | None = None  # memory budget of all models in bytes; None: each as configured
+    shared_prefixes: bool = False  # share the prefix cache between keys, although timing may reveal other keys' prompts
+    admin_keys: tuple[str, ...] = ()  # keys that may change settings of all keys; if empty, a single key may
+    devices: tuple[str, ...] = ()  # addresses allowed in requested plans, in addition to the plans in `front`
 
     @property
     def keys(self) -> tuple[str, ...]:

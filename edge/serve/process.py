@@ -1,8 +1,8 @@
-"""Life of a model's engine process: it is started, watched, moved to other devices, and started again when it ends.
+"""The engine process of a model: its start, health watch, restarts, and switches to other devices.
 
-Requests that were running when a process ended are sent to the next one, each with the tokens it had: the client sees a
-pause. Those that the process handled when it ended may be the cause (`edge.serve.suspects`). Moving the model to other
-devices works in the same way, and counts as no end. One process is started at a time, under a lock.
+If a process crashes, its running requests are sent to the next process with the tokens generated so far. The client
+only sees a pause. Requests that the process handled may have caused the crash (see `edge.serve.suspects`). Switching
+to other devices works in the same way, but does not count as a crash. A lock allows only one start at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Moved(Exception):
 
 
 class EngineProcess:
-    """The engine process of a model, and those that replace it; for one event loop."""
+    """The engine process of a model, and the processes that replace it. Use it in one event loop."""
 
     def __init__(
         self,
@@ -43,28 +43,28 @@ class EngineProcess:
         deadlines: Deadlines = DEADLINES,
         share: NewShare | None = None,
     ) -> None:
-        """say: gets lines for people. share: of each of its processes, as `EngineChild` has it."""
+        """say: called with lines for users. share: creates the memory share of each process, see `EngineChild`."""
         self.name, self.config, self.restarts, self._say = name, config, 0, say
         self.about: Mapping[str, Any] = {}  # the key `model` of its status when the model was last loaded
-        self.failed: Exception | None = None  # why it takes no more requests
+        self.failed: Exception | None = None  # reason why no more requests are accepted
         self.answers = Answers(name)
         self._share = share
         self._numbers = itertools.count(1)
         self._starting = asyncio.Lock()  # held while the process is replaced
-        self._child: EngineChild | None = None  # the one in use
-        self._tasks: set[asyncio.Task[None]] = set()  # references, so that they are not collected
+        self._child: EngineChild | None = None  # current process
+        self._tasks: set[asyncio.Task[None]] = set()  # references that protect the tasks from garbage collection
         self._watch = Watch(deadlines)
         self._ready, self._closing = asyncio.Event(), asyncio.Event()
         self._ended_in_a_row = 0
 
     @property
     def health(self) -> dict[str, Any]:
-        """Health, as an item of `ServedModels.health`."""
+        """An item of `ServedModels.health`."""
         return self._watch.to_json(self.failed)
 
     @property
     def is_ready(self) -> bool:
-        """True if the model is loaded, or cannot be."""
+        """True if the model is loaded, or if loading has failed for good."""
         return self._ready.is_set()
 
     @property
@@ -73,22 +73,25 @@ class EngineProcess:
         return bool(self.answers) or self.answers.n_other > 0 or self._starting.locked()
 
     async def start(self) -> None:
-        """Load the model. The errors of loading it; EngineGone if the process ended."""
+        """Load the model. Raises the errors of loading, and EngineGone if the process ended."""
         async with self._starting:
             await self._load(self.config)
 
     async def close(self, why: str = "the server is ending") -> None:
-        """End the process. Its requests end with EngineGone. why: the message of that error."""
+        """End the process. Its requests end with EngineGone. why: message of that error."""
         self._closing.set()
         reason = EngineGone(why)
         try:
             await self._end_child(reason)
-        finally:  # Also if the wait is cancelled, no request may wait for ever.
+        finally:  # even if the wait is cancelled, no request may wait forever
             self._give_up(reason)
-        await asyncio.gather(*self._tasks)  # everything they wait for has failed
+        await asyncio.gather(*self._tasks)  # the tasks end soon, because everything that they wait for has failed
 
     async def use(self, config: EngineConfig) -> None:
-        """Run the model, and its requests, as configured now. After an error it runs as before, or not at all."""
+        """Switch the model and its running requests to another configuration.
+
+        If that fails, the model returns to its previous configuration, or fails for good.
+        """
         running: list[ProcessAnswer] = []
         try:
             async with self._starting:
@@ -113,14 +116,14 @@ class EngineProcess:
     # --- requests ---
 
     async def generate(self, generation: Generation) -> ProcessAnswer:
-        """Begin an answer; raise the errors of the request."""
+        """Begin an answer. Raises the errors of the request."""
         answer = ProcessAnswer(next(self._numbers), generation, self._cancel)
         self.answers[answer.number] = answer
         await self._begin(answer)
         return answer
 
     async def _begin(self, answer: ProcessAnswer) -> None:
-        """Send a request for an answer, from where it is; raise its errors."""
+        """Send the request of an answer, which continues after its present tokens. Raises the errors of the request."""
         try:
             values = generation_json(answer.generation, answer.tokens)
             await self.ask("generate", values, answer.number, answer.case)
@@ -129,16 +132,19 @@ class EngineProcess:
             self.answers.suspects.abandon(answer.number, answer.case)
             self._cancel(answer.number)
             raise
-        if answer.cancelled:  # while it was requested again
+        if answer.cancelled:  # the client cancelled while the request was being sent
             self._cancel(answer.number)
 
     async def ask(
         self, what: str, arguments: Mapping[str, Any], number: int | None = None, case: Case | None = None
     ) -> Any:
-        """Return the process's answer to a request; if the process ends or the model is moved meanwhile, the next
-        process's. PoisonousRequest for a request that ends the processes.
+        """Return the answer of the engine process to a request.
 
-        case: of a request whose answer is only its beginning, from its acceptance on; None: this answer is all.
+        If the process ends or the model is switched, the request goes to the next process.
+
+        case: case of a generation, for which this answer only means its acceptance; None: the answer completes the
+        request.
+        Raises the errors of the request, and PoisonousRequest if it crashes the processes.
         """
         number = next(self._numbers) if number is None else number
         own, suspects = Case(what, lambda: arguments) if case is None else case, self.answers.suspects
@@ -151,7 +157,7 @@ class EngineProcess:
                 await self.until_ready()
                 if self._child is None or (counts and suspects.waits(own)):  # a process has just ended
                     continue
-                if counts:  # until it is answered, also if its client leaves: the process handles it nevertheless
+                if counts:  # handled until it is answered, even if its client disconnects
                     suspects.handled[number], own.ended_by = own, None
                 try:
                     answer = await self._child.ask(number, what, arguments)
@@ -172,7 +178,7 @@ class EngineProcess:
                 suspects.abandon(number, own)
 
     async def until_ready(self) -> None:
-        """Wait until the model is loaded. Raises why it cannot be."""
+        """Wait until the model is loaded. Raises the error of a failed load."""
         if self.failed is None:
             try:
                 await asyncio.wait_for(self._ready.wait(), LOAD_S)
@@ -191,11 +197,11 @@ class EngineProcess:
         elif "ready" in message:
             self.about, self.failed = message["ready"]["model"], None
             self._ready.set()
-        elif self.answers.receive(message):  # a token
+        elif self.answers.receive(message):  # the message has a token
             self._ended_in_a_row = 0
 
     async def _go_on(self, answers: Sequence[ProcessAnswer]) -> None:
-        """Send these requests again; if that fails, their answers do."""
+        """Send these requests again. If that fails, their answers end with the error."""
 
         async def go_on(answer: ProcessAnswer) -> None:
             try:
@@ -203,14 +209,14 @@ class EngineProcess:
             except (EdgeError, OSError) as error:
                 answer.pieces.put_nowait(error)
 
-        await asyncio.gather(*map(go_on, answers))  # each waits for its own turn
+        await asyncio.gather(*map(go_on, answers))  # each request waits for its own turn
 
     # --- the process ---
 
     async def _load(self, config: EngineConfig, *, resumes: bool = False) -> None:
-        """Start a process, and wait until it has loaded the model. If the process reports an error, raise it.
+        """Start a process, and wait until it has loaded the model. Raises the error that the process reports.
 
-        resumes: as of `EngineConfig.deployed`.
+        resumes: see `EngineConfig.deployed`.
         """
         gone = EngineGone("the server is ending")
         if self._closing.is_set():
@@ -218,7 +224,7 @@ class EngineProcess:
         child = EngineChild(self.name, self._receive, self._ended, self._share)
         await child.start(config, resumes=resumes)
         self._child = child
-        if self._closing.is_set():  # closed meanwhile, when there was no process to end
+        if self._closing.is_set():  # `close` was called when there was no process to end
             await self._end_child(gone)
         try:
             await asyncio.wait_for(child.loaded, LOAD_S)
@@ -229,8 +235,10 @@ class EngineProcess:
         self._watch.begin(partial(self.ask, "heartbeat", {}), child.kill)
 
     def _ended(self, reason: Exception) -> None:
-        """Handle a process that ended by itself: if it had loaded the model, start another, and send it the requests
-        that are not complete."""
+        """Handle a crashed process.
+
+        If it had loaded the model, start another one and send it the unfinished requests.
+        """
         self._watch.leave(RESTARTING)
         child, self._child = self._child, None
         if child is None or not child.loaded.done():
@@ -240,16 +248,17 @@ class EngineProcess:
         running = self.answers.take_accepted()
         self._ended_in_a_row, self.restarts = self._ended_in_a_row + 1, self.restarts + 1
         if cause is not None:
-            self._ended_in_a_row = max(0, self._ended_in_a_row - ENDS_IN_A_ROW)  # the model is not at fault
+            # The request caused the crash, not the model.
+            self._ended_in_a_row = max(0, self._ended_in_a_row - ENDS_IN_A_ROW)
             self._say(f"{reason}, again during one request, which fails and is refused")
         task = asyncio.create_task(self._restart(reason, running, child.to_resume()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _restart(self, reason: Exception, running: Sequence[ProcessAnswer], config: EngineConfig) -> None:
-        """Start the next process on the devices that answer; give up if several tries fail."""
+        """Start the next process on the devices that answer. Give up after several failed attempts."""
         async with self._starting:
-            if self._child is None and not self._closing.is_set():  # else it was moved meanwhile
+            if self._child is None and not self._closing.is_set():  # otherwise the model was switched meanwhile
                 if self._ended_in_a_row > RESTARTS_IN_A_ROW:
                     self._give_up(EngineGone(f"{reason}, {self._ended_in_a_row} times in a row"))
                 else:
@@ -267,7 +276,7 @@ class EngineProcess:
         await self._go_on(running)
 
     async def _end_child(self, reason: Exception) -> None:
-        """End the process in use, and wait for it. Requests that it has not answered fail with this reason."""
+        """End the current process and wait for that. Unanswered requests fail with this reason."""
         self._ready.clear()
         self._watch.leave(None)
         child, self._child = self._child, None
@@ -276,8 +285,8 @@ class EngineProcess:
             await child.end(reason)
 
     def _give_up(self, reason: Exception) -> None:
-        """Fail all requests, now and later."""
+        """Fail all present and future requests."""
         self.failed = reason
-        self._ready.set()  # tasks that wait for it get the reason
+        self._ready.set()  # wakes waiting tasks, which then raise the reason
         for answer in self.answers.take_accepted():
             self.answers.end(answer, reason)

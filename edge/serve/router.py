@@ -1,4 +1,4 @@
-"""Router: the models of a server by name, loaded on request, unloaded when idle or when another needs the memory."""
+"""Router: finds the models of a server by name, loads them on request, and unloads idle ones."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from edge.serve.model_files import ModelFile, model_file
 from edge.serve.model_names import is_empty, matching
 from partition.plan.plan import LOCAL, Plan
 
-_BESIDE_WEIGHTS = 1.2  # memory of a model, in sizes of its file, its projector and its adapters
+_BESIDE_WEIGHTS = 1.2  # memory that a model needs, as a multiple of the size of its files
 _MOST_NAMED = 20  # models listed in an error message
 
 _Loads = dict[str, asyncio.Task[EngineClient]]  # by the name of the model
 
 
 class Router:
-    """Implements `edge.serve.served.ServedModels`, which documents the methods; for one event loop."""
+    """Implements `edge.serve.served.ServedModels`, which documents the methods. Use it in one event loop."""
 
     def __init__(
         self,
@@ -44,10 +44,15 @@ class Router:
         fetch: Callable[[str, Progress], EngineConfig] | None = None,
         memory: int | None = None,
     ) -> None:
-        """configs: of each model, by name, the default one first. queue: requests that may wait for each. say: gets
-        lines for people. lifetimes: of idle models; None: they stay until another needs their memory. fetch: fetches a
-        model by its name and returns its configuration; None: it is not allowed. memory: bytes that the models share;
-        None: each has what its configuration says. EngineError for adapters that cannot be named."""
+        """configs: configuration of each model by name, the default model first.
+        queue: maximum waiting requests for each model.
+        say: called with lines for users.
+        lifetimes: idle times of models; None: models stay until another model needs their memory.
+        fetch: fetches a model by its name and returns its configuration; None: fetching is not allowed.
+        memory: memory budget of all models in bytes; None: each has its configured memory.
+
+        Raises EngineError for adapters with invalid names.
+        """
         self._configs = dict(configs)
         names = list(configs)
         self._adapters = {
@@ -59,15 +64,17 @@ class Router:
         self._lifetimes = lifetimes or Lifetimes()
         several = len(configs) > 1 or fetch is not None
         self.memory = ModelMemory(memory, self._unload_longest_idle, several=several)
-        self._loading = asyncio.Lock()  # one model at a time: each must know how much memory is free
-        self._awaited: Counter[str] = Counter()  # requests that wait until each is loaded
+        # Held while a model is loaded, because each load must see the memory that is free.
+        self._loading = asyncio.Lock()
+        self._awaited: Counter[str] = Counter()  # requests that wait for each model to load
         self._loads: _Loads = {}
-        self._moves: set[asyncio.Task[None]] = set()  # to other plans; references, so that they are not collected
+        # Switches to other plans; references that protect the tasks from garbage collection.
+        self._moves: set[asyncio.Task[None]] = set()
         self._fetches = Fetches(fetch)
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the models, the default one first."""
+        """Names of the models, the default model first."""
         return list(self._configs)
 
     def resolve(self, name: str | None) -> str:
@@ -93,7 +100,7 @@ class Router:
         caller.hold(self._lifetimes.holders, name)
         self._lifetimes.add_user(name, caller.owner)
         model = self._running(name)
-        if model is not None:  # without waiting for models that are being loaded
+        if model is not None:  # returned without waiting for other models that are being loaded
             return model
         self._awaited[name] += 1
         _cancel_abandoned(self._loads, self._awaited)
@@ -147,10 +154,14 @@ class Router:
         return [model.process.health for model in self._models.values()]
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any], devices: Collection[str] = ()) -> None:
-        """See ServedModels.use_plan. A move that has begun continues if its client disconnects."""
+        """Switch a model to another plan, see ServedModels.
+
+        A switch that has begun continues if its client disconnects.
+        """
         name = self._known(name)
         known = {_address(device) for device in (LOCAL, *devices)}
-        if foreign := [d for d in Plan.from_json(dict(plan)).all_devices if _address(d) not in known]:  # PlanError
+        # Plan.from_json raises PlanError.
+        if foreign := [d for d in Plan.from_json(dict(plan)).all_devices if _address(d) not in known]:
             raise NotAllowed(
                 f"the plan has the device {foreign[0]}, and only workers of this server are asked: those of --workers,"
                 " of --plan and of the plans in --front; start the server with it"
@@ -167,7 +178,7 @@ class Router:
         self._configs[name] = config
         try:
             model = await self.model(name)
-            await model.process.use(self.memory.config(config))  # if it was loaded before
+            await model.process.use(self.memory.config(config))  # has an effect only if the model was already loaded
         except BaseException:
             loaded = self._models.get(name)
             self._configs[name] = before if loaded is None else loaded.process.config
@@ -192,7 +203,7 @@ class Router:
             return can
 
     async def unload_idle(self) -> None:
-        """Unload the models that were idle for long enough."""
+        """Unload the models whose idle time is over."""
         async with self._loading:
             for name, model in list(self._models.items()):
                 if _is_used(model, self._lifetimes):
@@ -210,7 +221,7 @@ class Router:
         ]
 
     async def fetch(self, name: str, progress: Progress) -> None:
-        """See ServedModels.fetch. A fetch that has begun continues if its client disconnects."""
+        """Fetch a model, see ServedModels. A fetch that has begun continues if its client disconnects."""
         if name in self._configs:
             return
         check_administrator("have models fetched")
@@ -239,7 +250,7 @@ class Router:
         return model
 
     def _known(self, name: str | None) -> str:
-        """Return the model that a name in a request stands for, which may be that of an adapter. UnknownModel."""
+        """Return the model that a name in a request stands for. name: a model or an adapter. Raises UnknownModel."""
         served = self.resolve(name)
         return next((model for model, adapters in self._adapters.items() if served in adapters.names), served)
 
@@ -253,26 +264,26 @@ class Router:
         return bool(idle)
 
     async def _unload(self, name: str, why: str = "the model was just unloaded; ask again to load it") -> None:
-        """Unload a model, unless that has begun. why: the error message for requests that had found it loaded."""
+        """Unload a model, unless that has begun. why: message for requests that had found it loaded."""
         if (model := self._models.pop(name, None)) is not None:
             self._lifetimes.forget_users(name)
             await model.process.close(why)
 
 
 def devices_of(configs: Mapping[str, EngineConfig]) -> tuple[str, ...]:
-    """Return the addresses of the devices that models are configured with: their workers, and those in their plans."""
+    """Return the addresses of the workers and plans in these configurations."""
     plans = [Plan.from_json(dict(config.plan)) for config in configs.values() if config.plan is not None]
     workers = [worker for config in configs.values() for worker in config.workers]
     return (*workers, *(device for plan in plans for device in plan.all_devices))
 
 
 def _is_used(model: EngineClient, lifetimes: Lifetimes) -> bool:
-    """Return whether a request uses the model: it waits for an answer, or will soon ask for an answer."""
+    """Return True if a request uses the model: it waits for an answer, or is about to start one."""
     return model.process.busy or lifetimes.holders[model.name] > 0
 
 
 def _address(device: str) -> tuple[str, int]:
-    """Return a device's host and port, however its address is written."""
+    """Return the host and port of a device's address in any notation."""
     try:
         return parse_address(device)
     except ValueError:
@@ -287,7 +298,7 @@ def _cancel_abandoned(loads: _Loads, awaited: Counter[str]) -> None:
 
 
 def _forget(loads: _Loads, name: str, loading: asyncio.Task[EngineClient]) -> None:
-    """Forget a load that is done."""
+    """Remove a load that is done."""
     if loads.get(name) is loading:
         del loads[name]
     if not loading.cancelled():
@@ -295,8 +306,10 @@ def _forget(loads: _Loads, name: str, loading: asyncio.Task[EngineClient]) -> No
 
 
 def _needs_room(config: EngineConfig, adapters: ServedAdapters, memory: ModelMemory) -> bool:
-    """Return whether a model needs the memory of others before it is loaded; where memory is divided it asks itself.
-    OSError without its file."""
+    """Return True if other models may have to be unloaded before a model is loaded.
+
+    With a shared memory budget, the process of the model claims memory itself. Raises OSError if a file is missing.
+    """
     files = [Path(path) for path in (config.path, config.mmproj) if path is not None]
     n_bytes = sum(path.stat().st_size for path in files) + adapters.file_bytes
     fits = n_bytes * _BESIDE_WEIGHTS <= available_memory()

@@ -51,9 +51,10 @@ class Generation:
     place: int = 0  # index among several answers to one prompt
     namespace: str = ""  # namespace of the prefix cache; its users could infer each other's prompts from timing
     adapters: Sequence[float] | None = None  # scale of each adapter; None: the model has none
-    logprobs: int | None = None  # alternatives with each token; 0: its own probability alone; None: no probabilities
-    media: Mapping[str, str] = field(default_factory=dict)  # base64 or URL of pictures and sounds, by marks in messages
-    stand_ins: Mapping[str, str] = field(default_factory=dict)  # by mark, the text in place of one that cannot be taken
+    logprobs: int | None = None  # alternatives for each token; 0: only its own log-probability; None: none
+    # Base64 or URL of pictures and sounds, by mark in the messages.
+    media: Mapping[str, str] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)  # replacement text for unsupported media, by mark
 
 
 @dataclass(frozen=True)
@@ -153,14 +154,18 @@ class ServedModel(Protocol):
         """Return the key `model` of the status without asking the engine."""
 
     async def status(self) -> dict[str, Any]:
-        """Return its description and current state: keys `model` (name, path, architecture, context, trained_context,
-        sequences, vocabulary, parameters, size_bytes, chat_template; embeds, takes_media, reranks: whether), `slots`
-        (id, is_processing, prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers,
-        heads, memory_bytes, link), `plan`, `why`, `restarts`, `counters` (prompt_tokens, cached_tokens,
-        generated_tokens, steps, preemptions, background_preemptions), `warming` (computed_tokens,
-        used_tokens, seconds), `speculation` (None, or draft, drafted, accepted, passes, rows_per_pass, gain), and
-        `latency` (None, or target_itl_ms, target_ttft_ms, gaps, gaps_within, first_tokens, first_tokens_within).
-        EngineGone while its model is being loaded."""
+        """Return the description and the current state of the model.
+
+        Keys: `model` (name, path, architecture, context, trained_context, sequences, vocabulary, parameters,
+        size_bytes, chat_template, and the booleans embeds, takes_media, reranks), `slots` (id, is_processing,
+        prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers, heads, memory_bytes,
+        link), `plan`, `why`, `restarts`, `counters` (prompt_tokens, cached_tokens, generated_tokens, steps,
+        preemptions, background_preemptions), `warming` (computed_tokens, used_tokens, seconds), `speculation` (None, or
+        draft, drafted, accepted, passes, rows_per_pass, gain), and `latency` (None, or target_itl_ms, target_ttft_ms,
+        gaps, gaps_within, first_tokens, first_tokens_within).
+
+        Raises EngineGone while the model is being loaded.
+        """
 
 
 class ServedMemory(Protocol):
@@ -178,7 +183,7 @@ class ServedMemory(Protocol):
         """Return the shares of the loaded models by name, or {} without a budget."""
 
     async def ask(self, n_bytes: int | None) -> None:
-        """Reduce the total memory of the models to n_bytes, or to the minimum of those in use if that is more.
+        """Reduce the total memory of the models to n_bytes. Models in use keep at least their minimum.
 
         Idle models are unloaded if necessary. n_bytes: None: the whole budget. Raises NotAllowed without a budget.
         """

@@ -15,10 +15,10 @@ from typing import Any
 
 from edge.errors import PoisonousRequest
 
-ENDS_IN_A_ROW = 2  # ends of processes that handled a request, after which it fails
-REFUSED_S = 600.0  # for which the same request is refused then
-_MOST_KNOWN = 1000  # requests; the oldest are forgotten
-# Of a request, what two that are the same may differ in.
+ENDS_IN_A_ROW = 2  # crashes while handling a request after which the request fails
+REFUSED_S = 600.0  # seconds for which an equal request is refused afterwards
+_MOST_KNOWN = 1000  # remembered requests; the oldest are forgotten
+# Arguments that equal requests may differ in.
 _OWN = ("generated", "namespace", "number", "place")
 
 

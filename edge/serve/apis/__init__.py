@@ -1,1 +1,1 @@
-"""The HTTP APIs: one file each."""
+"""The HTTP APIs, one file for each."""

@@ -23,7 +23,7 @@ class Arrivals:
         self._engine, self._wake = engine, wake
         self._cancelled: dict[int, threading.Event] = {}
         self._lock = threading.Lock()  # guards the next two attributes
-        self._may_interrupt = self._interrupted = False  # about the current step
+        self._may_interrupt = self._interrupted = False  # state of the current step
 
     def expect(self, number: int) -> None:
         """Register a request, and stop the current step if `interruptible` allows it."""
@@ -44,22 +44,26 @@ class Arrivals:
         return cancelled is not None and cancelled.is_set()
 
     def prepared(self, number: int) -> bool:
-        """Forget a request, which begins now or was refused. Return whether it was cancelled."""
+        """Remove a request that now begins or was refused. Return True if it was cancelled."""
         cancelled = self._cancelled.pop(number)
         self._wake()
         return cancelled.is_set()
 
     def waits_for(self, scheduler: Scheduler) -> bool:
-        """Return whether the next step should wait, because it would compute only background requests while other
-        requests are being prepared."""
+        """Return True if the next step should wait.
+
+        This is the case if it would compute only background requests while other requests are being prepared.
+        """
         # A scheduler without requests still has events to send.
         requests = (*scheduler.running, *scheduler.waiting)
         return bool(self._cancelled) and bool(requests) and only_background(requests)
 
     @contextmanager
     def interruptible(self, scheduler: Scheduler, *, is_alone: bool) -> Iterator[None]:
-        """Let `expect` stop the step in this block if all its rows are prompts of background requests. The scheduler
-        repeats a stopped step later. is_alone: the model runs on this device alone."""
+        """Let `expect` stop the step in this block if all its rows are prompts of background requests.
+
+        The scheduler repeats a stopped step later. is_alone: the model runs on this device alone.
+        """
         engine, requests = self._engine, (*scheduler.running, *scheduler.waiting)
         # Several ranks cannot stop a step together. Recurrent layers and drafters cannot undo a part of a step.
         is_simple = is_alone and engine.rollback is None and engine.paging is None

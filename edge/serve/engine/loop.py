@@ -205,8 +205,10 @@ class ServingLoop:
         self._jobs.put(None)
 
     def expect(self, number: int) -> None:
-        """Register a request that will be prepared. From now on it can be cancelled, and prefix warming waits for
-        it."""
+        """Register a request that will be prepared.
+
+        It can be cancelled from now on, and prefix warming waits for it.
+        """
         self._arrivals.expect(number)
 
     def cancel(self, number: int) -> None:

@@ -1,1 +1,1 @@
-"""HTTP: access, bodies, errors, streams."""
+"""HTTP layer: access control, request bodies, errors and streams."""

@@ -45,7 +45,7 @@ def to_json(value: Any) -> str:
 
 
 async def _read_body(request: Request) -> bytes:
-    """Return the whole body, decompressed. HTTPException if it does not arrive or cannot be decompressed."""
+    """Return the whole body, decompressed. Raises HTTPException if it does not arrive or is invalid."""
     try:
         with anyio.fail_after(BODY_S):
             body = await request.body()
@@ -102,8 +102,11 @@ def utf8(body: bytes) -> bytes:
 
 
 async def read(request: Request, model: type[R]) -> R:
-    """Return the validated body. ValidationError for errors in it, BadRequest for too many values, HTTPException if it
-    does not arrive. Large ones are looked at in a thread, one at a time, so that other requests go on."""
+    """Return the validated body.
+
+    Large bodies are validated in a thread, one at a time, so that other requests are not delayed. Raises
+    ValidationError for invalid values, BadRequest for too many values, and HTTPException if the body does not arrive.
+    """
     body = utf8(await _read_body(request))
     if len(body) <= SHORT_BYTES:
         return model.model_validate_json(body)
@@ -239,8 +242,7 @@ class IncomingBody:
         """Return the next part.
 
         A known length is reserved at the start, because requests that hold a part while waiting for more could
-        deadlock.
-        Raises HTTPException if the body is too large or gets no reservation.
+        deadlock. Raises HTTPException if the body is too large or gets no reservation.
         """
         await self._take(self._declared)
         message = await self._next()
@@ -252,7 +254,7 @@ class IncomingBody:
     async def expand(self, n_bytes: int) -> None:
         """Reserve bytes for the decompressed body in addition.
 
-        Raises HTTPException if it is too large or has no room.
+        Raises HTTPException if it is too large or gets no reservation.
         """
         if n_bytes > self.most:
             raise self._too_large()

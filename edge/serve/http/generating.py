@@ -29,7 +29,7 @@ from edge.serve.served import Answer, ServedModels
 from edge.serve.warming.turns import Chat, noted
 from edge.text.templates.template import CONTINUES
 
-SEND_S = 60.0  # after which a client that reads nothing counts as disconnected
+SEND_S = 60.0  # time after which a client that reads nothing counts as disconnected
 NEVER_S = float(1 << 30)  # ping interval of a stream without pings
 STATUS_S = 2.0  # later errors of a stream's request become its last event
 
@@ -84,7 +84,7 @@ async def _whole(api: Api[R], request: R, begun: _Accepted) -> Event | Sequence[
 
 
 async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) -> _Accepted:
-    """Accept a request. Its errors are raised here, before anything is sent of its answers."""
+    """Accept a request. Its errors are raised here, before any part of an answer is sent."""
     at = time.time()
     request.model = models.resolve(request.model)
     model = await models.model(request.model)
@@ -93,7 +93,7 @@ async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) 
     parsed = await in_thread(api.parse, request, str(about["chat_template"] or ""))
     scales = request_scales(request, models)
     generations = [replace(generation, namespace=namespace, adapters=scales) for generation in parsed.generations]
-    if generations[0].max_tokens == 0:  # an engine computes one token at least
+    if generations[0].max_tokens == 0:  # an engine generates at least one token
         generations = [replace(generation, max_tokens=1) for generation in generations]
     talk = parsed.conversation
     continues = talk is not None and CONTINUES in talk.messages[-1]

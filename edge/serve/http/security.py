@@ -31,9 +31,9 @@ ALLOWED_METHODS = "GET, POST, DELETE"
 _OF_APPS = re.compile(
     r"(app|capacitor|file|ionic|tauri|vscode-file|vscode-webview)://[a-z0-9.-]*|https?://tauri.localhost"
 )
-_ELSEWHERE = ("cross-site", "same-site")  # a browser's marks of requests from other pages than the server's own
+_ELSEWHERE = ("cross-site", "same-site")  # values by which browsers mark requests from other sites
 _NAMESPACE = "edge.namespace"  # key in the scope of a request
-PREFLIGHT_S = 600  # time for which a browser caches the answer to a preflight request
+PREFLIGHT_S = 600  # seconds that a browser caches the answer to a preflight request
 
 
 class Security:
@@ -138,7 +138,7 @@ class Security:
             return False
 
     def _is_link(self, path: str, headers: Headers, method: str) -> bool:
-        """Return whether a browser follows a link to the page of this server."""
+        """Return True if a browser follows a link to the page of this server."""
         followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
         return method == "GET" and path in self._open_paths and followed
 

@@ -1,1 +1,1 @@
-"""Ollama's API: chats, texts, embeddings, and the models that there are."""
+"""Ollama's API: chats, texts, embeddings and model lists."""

@@ -1,1 +1,1 @@
-"""Prefix warming: beginnings of the next prompts are computed while nobody asks."""
+"""Prefix warming: likely prompt prefixes are computed while the server is idle."""
