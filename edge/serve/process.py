@@ -250,7 +250,7 @@ class EngineProcess:
         if cause is not None:
             # The request caused the crash, not the model.
             self._ended_in_a_row = max(0, self._ended_in_a_row - ENDS_IN_A_ROW)
-            self._say(f"{reason}, again during one request, which fails and is refused")
+            self._say(f"{reason}, again during the same request, which now fails")
         task = asyncio.create_task(self._restart(reason, running, child.to_resume()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -262,17 +262,17 @@ class EngineProcess:
                 if self._ended_in_a_row > RESTARTS_IN_A_ROW:
                     self._give_up(EngineGone(f"{reason}, {self._ended_in_a_row} times in a row"))
                 else:
-                    self._say(f"{reason}; it is started again")
+                    self._say(f"{reason}; starting it again")
                     for tries_left in reversed(range(RESTARTS_IN_A_ROW)):
                         try:
                             await self._load(config, resumes=True)
                             break
                         except (EdgeError, OSError) as error:
                             if not tries_left or self._closing.is_set():
-                                self._say(f"{error}; it is not started again")
+                                self._say(f"{error}; giving up")
                                 self._give_up(error)
                                 break
-                            self._say(f"{error}; it is tried again")  # a device may have disappeared during the load
+                            self._say(f"{error}; trying again")  # a device may have disappeared during the load
         await self._go_on(running)
 
     async def _end_child(self, reason: Exception) -> None:

@@ -209,7 +209,7 @@ class Router:
                 if _is_used(model, self._lifetimes):
                     self._lifetimes.use(name)
                 elif self.expires_s(name) <= 0:
-                    self._say(f"{name}: let go, nobody uses it")
+                    self._say(f"{name}: unloaded because it is idle")
                     await self._unload(name)
 
     def _idle(self) -> list[str]:
@@ -259,7 +259,7 @@ class Router:
         idle = [name for name in self._idle() if name != needs]
         if idle:
             longest = max(idle, key=self._lifetimes.idle_s)
-            self._say(f"{longest}: let go, {needs or 'somebody else'} needs the memory")
+            self._say(f"{longest}: unloaded because {needs or 'another program'} needs the memory")
             await self._unload(longest)
         return bool(idle)
 

@@ -160,7 +160,7 @@ def test_an_idle_model_is_unloaded_by_a_running_server() -> None:
         assert server.answer() == "3 plus 4 is 7."
         until(lambda: not server.get("/api/ps")["models"], "the end of the idle model")
         server.errors.seek(0)
-        assert f"{MODEL_PATH.stem}: let go, nobody uses it" in server.errors.read()
+        assert f"{MODEL_PATH.stem}: unloaded because it is idle" in server.errors.read()
 
 
 def test_five_hundred_models_in_one_folder(tmp_path: Path) -> None:

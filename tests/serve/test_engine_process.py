@@ -465,7 +465,7 @@ def test_models_are_let_go_where_another_needs_the_memory(tmp_path: Path, monkey
             await router.close()
         return said
 
-    assert any("second: let go, third needs the memory" in line for line in asyncio.run(run()))
+    assert any("second: unloaded because third needs the memory" in line for line in asyncio.run(run()))
 
 
 def test_a_model_that_is_loaded_answers_while_another_is_loading(monkeypatch: pytest.MonkeyPatch) -> None:

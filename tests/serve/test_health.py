@@ -68,7 +68,7 @@ def test_a_process_that_says_nothing_is_told_ended_and_its_answers_go_on() -> No
             await process.close()
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
-    assert any("said nothing for 2 s, and was killed; it is started again" in line for line in said)
+    assert any("said nothing for 2 s, and was killed; starting it again" in line for line in said)
     assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_STOPPED]
 
 

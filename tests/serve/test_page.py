@@ -125,7 +125,7 @@ def test_an_answer_comes_as_markdown_with_its_figures(page: Page, models: Script
     figures = page.value("document.querySelector('.figures').textContent")
     assert f"{len(models.scripted.says)} tokens" in figures
     assert "tokens/s" in figures
-    assert "prompt 7 tokens, 3 of them kept" in figures
+    assert "prompt 7 tokens, 3 of them cached" in figures
     assert models.scripted.requests[-1].sampling["temperature"] == 0.7
 
 

@@ -98,7 +98,7 @@ def test_two_models_share_the_memory_and_give_it_back_when_asked(config: EngineC
         assert await tokens(first) == alone
 
     said = run(config, BOTH, test)
-    assert "b: let go, somebody else needs the memory" in said
+    assert "b: unloaded because another program needs the memory" in said
 
 
 def test_an_idle_model_leaves_where_both_have_no_room_and_one_in_use_stays(config: EngineConfig) -> None:
@@ -114,7 +114,7 @@ def test_an_idle_model_leaves_where_both_have_no_room_and_one_in_use_stays(confi
         assert await tokens(second) == alone
 
     said = run(config, ONE, test)
-    assert "a: let go, b needs the memory" in said
+    assert "a: unloaded because b needs the memory" in said
 
 
 def test_memory_moves_to_the_model_that_is_used(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:

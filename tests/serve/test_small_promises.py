@@ -72,7 +72,7 @@ def test_the_model_that_was_not_used_for_longest_is_unloaded_first(monkeypatch: 
             await router.model("third")
         finally:
             await router.close()
-        return [line for line in said if "let go" in line]
+        return [line for line in said if "unloaded because" in line]
 
     assert [line.partition(":")[0] for line in asyncio.run(run())] == ["second", "first"]
 

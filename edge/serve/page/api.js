@@ -1,11 +1,11 @@
-// Requests to the server that this page came from, and the key they need.
+// Requests to the server of this page, with the API key.
 
 import {$} from "./dom.js";
 
 const KEY = "edge.key";
-const PATIENCE_MS = 15000;  // for answers that are not generated text
+const PATIENCE_MS = 15000;  // timeout of requests that generate no text
 
-/** What the server refused, in its words. `status` is HTTP's; 0 where the server could not be reached. */
+/** An error with the server's message. `status`: HTTP status, or 0 if the server could not be reached. */
 export class ApiError extends Error {
   constructor(message, status) {
     super(message);
@@ -13,17 +13,17 @@ export class ApiError extends Error {
   }
 }
 
-/** The JSON that a path answers. ApiError otherwise. */
+/** Return the JSON from a path. Throws ApiError. */
 export async function get(path) { return (await request(path, {signal: AbortSignal.timeout(PATIENCE_MS)})).json(); }
 
-/** The JSON that a path answers to a value; `patience_ms` is how long it may take. */
+/** Post a value to a path and return the JSON of the response. `patience_ms`: timeout. Throws ApiError. */
 export async function post(path, value, patience_ms = PATIENCE_MS) {
   const response = await request(path, {...asJson(value), signal: AbortSignal.timeout(patience_ms)});
   const text = await response.text();
   return text ? JSON.parse(text) : {};
 }
 
-/** The events of a streamed answer, as objects. It ends where the stream says so; `signal` aborts it. */
+/** Yield the events of a streamed answer as objects, until its end event. `signal` aborts it. Throws ApiError. */
 export async function* stream(path, value, signal) {
   const response = await request(path, {...asJson(value), signal});
   if (!(response.headers.get("content-type") || "").startsWith("text/event-stream")) {
@@ -55,11 +55,11 @@ async function* serverSentEvents(body) {
           data.push(line.slice(5).replace(/^ /, ""));
         } else if (line.startsWith("event:")) {
           name = line.slice(6).trim();
-        }  // a comment, which keeps the connection open, or a field that this page does not use
+        }  // ignore comments, which keep the connection open, and unused fields
       }
     }
   } finally {
-    reader.cancel().catch(() => {});  // the server sees that nobody reads
+    reader.cancel().catch(() => {});  // closes the connection, so that the server stops
   }
 }
 
@@ -83,7 +83,7 @@ async function request(path, options) {
     if (response.status === 401) {
       if (sessionStorage.getItem(KEY) === key) await askForKey(key !== null);
       if (sessionStorage.getItem(KEY) !== key) {
-        // A deadline that ran while a person typed is over; what they asked for begins anew.
+        // The timeout expired while the user typed the key, so the request gets a new timeout.
         if (options.signal?.aborted && options.signal.reason.name === "TimeoutError") {
           options = {...options, signal: AbortSignal.timeout(PATIENCE_MS)};
         }
@@ -92,25 +92,25 @@ async function request(path, options) {
     }
     const text = await response.text();
     let reason = "";
-    try { reason = said(JSON.parse(text)); } catch { /* no JSON: another program answered */ }
+    try { reason = said(JSON.parse(text)); } catch { /* not JSON: another program answered */ }
     throw new ApiError(reason || `The server answered ${response.status} ${response.statusText}`.trim() + ".",
       response.status);
   }
 }
 
-// What an error of the API says.
+// Return the message of an API error, or "".
 function said(value) {
   const error = value && (value.error ?? value);
   const text = typeof error === "string" ? error : error && (error.message ?? error.detail);
   return typeof text === "string" ? text : "";
 }
 
-let asking = null;  // one dialog, however many requests need a key
+let asking = null;  // promise of the open dialog, which all requests share
 
 function askForKey(refused) {
   asking ??= new Promise(resolve => {
     const dialog = $("key-dialog");
-    $("key-why").textContent = refused ? "The server did not take this key." : "This server asks for a key.";
+    $("key-why").textContent = refused ? "The server refused this key." : "This server needs an API key.";
     $("key").value = "";
     const take = () => {
       const key = $("key").value.trim();

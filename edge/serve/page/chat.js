@@ -1,4 +1,4 @@
-// The conversation: asking, the answer as it comes, stopping, asking again.
+// The conversation: questions, streamed answers, stopping, editing and retrying.
 
 import {stream} from "./api.js";
 import * as chats from "./chats.js";
@@ -7,14 +7,14 @@ import * as files from "./files.js";
 import {answerItem, copyAnswer, questionItem, setButtons, showAnswer} from "./messages.js";
 import {asked, system} from "./settings.js";
 
-const NEAR_PX = 60;  // of the end: who is nearer than this follows the answer
+const NEAR_PX = 60;  // within this distance from the end, the view follows the answer
 
 let chat = chats.current();
-let answering = null;  // the AbortController of the answer that is coming
-let editing = false;   // the last question is in the composer, to be asked in other words
-let following = true;  // the end of the conversation stays in sight
+let answering = null;  // AbortController of the current answer
+let editing = false;   // the last question is being edited in the composer
+let following = true;  // the view follows the end of the conversation
 
-/** Show the chat of this tab and listen to people. */
+/** Show the chat of this tab and install the event handlers. */
 export function start() {
   $("composer").addEventListener("submit", event => { event.preventDefault(); send(); });
   $("question").addEventListener("keydown", event => {
@@ -35,7 +35,7 @@ export function start() {
   open(chat);
 }
 
-/** Show another chat. An answer that is coming is stopped. */
+/** Show another chat and stop the current answer. */
 export function open(other) {
   stop();
   chat = other;
@@ -47,10 +47,10 @@ export function open(other) {
   toQuestion();
 }
 
-/** Whether a chat is the one that is shown. */
+/** Return true if a chat is shown. */
 export function isOpen(other) { return other.id === chat.id; }
 
-/** What Escape means now: stop the answer, or leave the question as it was. False: nothing. */
+/** Handle Escape: stop the answer or cancel editing. Return false if there was nothing to do. */
 export function escape() {
   if (answering) stop();
   else if (editing) leaveEditing();
@@ -66,7 +66,7 @@ function draw() {
   follow();
 }
 
-// The buttons of the messages. Only the last question and answer can be changed, and not while the answer comes.
+// Update the buttons of the messages. Only the last question and answer can be changed, after the answer has ended.
 function offer() {
   chat.messages.forEach((message, i) => {
     const buttons = [];
@@ -132,7 +132,7 @@ function stop() {
 }
 
 async function answer() {
-  const here = chat;  // what is shown may change while the answer comes
+  const here = chat;  // another chat may be opened during the answer
   const message = {role: "assistant", content: "", figures: {}};
   const request = {...asked(), messages: history(here), stream: true, stream_options: {include_usage: true}};
   here.messages.push(message);
@@ -159,11 +159,11 @@ async function answer() {
   showAnswer(item, message, false);
   offer();
   follow();
-  if (!room) complain("This browser has no room to keep this chat. Delete chats in the settings.");
+  if (!room) complain("This chat cannot be saved: the browser's storage is full. Delete chats in the settings.");
   announce(message.error || `${message.note || "Answer"}: ${message.content}`);
 }
 
-// What has come of an answer, and how fast.
+// Collects a streamed answer and measures its speed.
 class Taking {
   constructor(message, show) {
     this.message = message;
@@ -187,8 +187,8 @@ class Taking {
       this.count(this.pieces);
       this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.show(); });
     }
-    if (choice?.ended_by === "repetition") this.message.note = "ended: it repeats itself";
-    else if (choice?.finish_reason === "length") this.message.note = "ended at the limit of tokens";
+    if (choice?.ended_by === "repetition") this.message.note = "stopped because it repeats itself";
+    else if (choice?.finish_reason === "length") this.message.note = "stopped at the token limit";
     if (event.usage) {
       this.count(event.usage.completion_tokens);
       figures.prompt = event.usage.prompt_tokens;
@@ -196,7 +196,7 @@ class Taking {
     }
   }
 
-  // The rate is that of the tokens after the first: before it the prompt was read.
+  // The rate excludes the first token, whose time includes the prefill.
   count(tokens) {
     const figures = this.message.figures, elapsed = (this.last - this.first) / 1e3;
     figures.tokens = tokens;
@@ -206,7 +206,7 @@ class Taking {
   end() { cancelAnimationFrame(this.frame); }
 }
 
-// What the model gets: questions that were never answered are left out, for roles have to alternate.
+// Return the messages for the model. Unanswered questions are left out, because roles must alternate.
 function history(of) {
   const answered = (message, i) => {
     const other = message.role === "user" ? of.messages[i + 1] : message;

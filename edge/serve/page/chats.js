@@ -1,15 +1,15 @@
-// The chats that this browser keeps. Each has an entry of its own, so that two tabs do not undo each other's.
+// Chats stored in this browser. Each has its own entry, so that tabs do not overwrite each other's chats.
 
 const PREFIX = "edge.chat.", SETTINGS = "edge.settings", CURRENT = "edge.current";
-const forgotten = new Set();  // an answer that is still coming must not bring its chat back
-const MOST = 50;  // chats; the oldest goes first
+const forgotten = new Set();  // ids of deleted chats, which a running answer must not save again
+const MOST = 50;  // maximum number of chats; the oldest is deleted first
 
-/** What a chat is before anything is asked. A message: {role, content, files, figures, note, error}. */
+/** Return an empty chat. Its messages are {role, content, files, figures, note, error}. */
 export function fresh() {
   return {id: crypto.getRandomValues(new Uint32Array(2)).join("-"), at: Date.now(), messages: []};
 }
 
-/** All chats, the latest first. What cannot be read is left out. */
+/** Return all readable chats, the latest first. */
 export function all() {
   const found = [];
   for (let i = 0; i < localStorage.length; i++) {
@@ -20,7 +20,7 @@ export function all() {
   return found.sort((a, b) => b.at - a.at);
 }
 
-/** The chat that this tab shows, or else the latest. */
+/** Return the chat of this tab, or else the latest. */
 export function current() {
   const found = all(), id = sessionStorage.getItem(CURRENT);
   return found.find(chat => chat.id === id) || (id === null && found[0]) || fresh();
@@ -28,7 +28,7 @@ export function current() {
 
 export function choose(chat) { sessionStorage.setItem(CURRENT, chat.id); }
 
-/** Keep a chat. False where the browser has no room for it. */
+/** Save a chat. Return false if the storage is full. */
 export function keep(chat) {
   if (forgotten.has(chat.id)) return true;
   chat.at = Date.now();
@@ -41,7 +41,7 @@ export function keep(chat) {
   return true;
 }
 
-// Pictures and sounds would soon take all the room there is.
+// Pictures and sounds are not saved, because they would soon fill the storage.
 function withoutMedia(key, value) { return key === "part" ? undefined : value; }
 
 export function forget(chat) {
@@ -49,20 +49,20 @@ export function forget(chat) {
   localStorage.removeItem(PREFIX + chat.id);
 }
 
-/** What it is called in a list: how it begins. */
+/** Return the title of a chat in the list: the beginning of its first question. */
 export function title(chat) {
   const first = chat.messages.find(message => message.role === "user");
   const text = first ? first.content.trim() || (first.files || []).map(file => file.name).join(", ") : "";
   return text.split("\n")[0].slice(0, 80) || "Without a question";
 }
 
-/** The settings as they were last, with what is asked for where nothing was set. */
+/** Return the saved settings, with defaults for unset ones. */
 export function settings() {
   return {model: "", system: "", temperature: 0.7, max_tokens: null, thought: null, ...read(SETTINGS)};
 }
 
 export function keepSettings(value) {
-  try { localStorage.setItem(SETTINGS, JSON.stringify(value)); } catch { /* they hold for this visit */ }
+  try { localStorage.setItem(SETTINGS, JSON.stringify(value)); } catch { /* the settings apply to this visit only */ }
 }
 
 function read(name) {

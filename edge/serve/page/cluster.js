@@ -1,4 +1,4 @@
-// What the devices hold and do now, asked for each second while it is seen.
+// State of the models and devices, refreshed every second while it is visible.
 
 import {get} from "./api.js";
 import {$, bytes, count, digits, draw, make, plural} from "./dom.js";
@@ -7,11 +7,11 @@ import {LineChart} from "./line_chart.js";
 
 const EVERY_MS = 1000;
 
-let timer = null;      // of the next question; null while nobody looks
+let timer = null;      // timer of the next request; null while the view is hidden
 let looking = false;
-const shown = new Map();  // model's name -> its ModelView
+const shown = new Map();  // ModelView by model name
 
-/** Ask from now on. */
+/** Start to refresh the view. */
 export function look() {
   if (looking) return;
   looking = true;
@@ -19,7 +19,7 @@ export function look() {
   poll();
 }
 
-/** Ask no more. */
+/** Stop refreshing the view. */
 export function lookAway() {
   looking = false;
   clearTimeout(timer);
@@ -34,8 +34,8 @@ async function poll() {
     show(models);
     front.setModels(models);
   } catch (error) {
-    $("polling").textContent = `${error.message} What is below is what was last known.`;
-    if (error.status === 401) return lookAway();  // no key was given: seeing this again asks again
+    $("polling").textContent = `${error.message} The view below shows the last known state.`;
+    if (error.status === 401) return lookAway();  // the user entered no key; opening the view asks again
   }
   if (looking) timer = setTimeout(poll, EVERY_MS);
 }
@@ -64,7 +64,7 @@ class ModelView {
     this.chart = new LineChart("tokens/s");
     this.devices = make("ul", {class: "devices", "aria-label": "Devices"});
     this.slots = make("tbody");
-    this.idle = make("p", {class: "quiet"}, "No answer is in the making.");
+    this.idle = make("p", {class: "quiet"}, "No answers are being generated.");
     this.counters = make("dl", {class: "counters"});
     this.why = make("p", {class: "why"});
     this.plan = make("pre", {tabindex: 0});
@@ -82,7 +82,7 @@ class ModelView {
 
   show(status) {
     const {model, slots = [], waiting, tokens_per_s, devices = [], plan, why, counters = {}, restarts, latency} = status;
-    this.wrong.textContent = status.error || "";  // its engine has gone
+    this.wrong.textContent = status.error || "";  // its engine process has ended
     const busy = slots.filter(slot => slot.is_processing).length;
     this.title.textContent = model.name;
     this.about.textContent = [
@@ -99,7 +99,7 @@ class ModelView {
     ]);
     this.chart.add(tokens_per_s);
     this.showDevices(devices);
-    this.why.textContent = plan && why ? `Placed so: ${why}` : "";
+    this.why.textContent = plan && why ? `Placement: ${why}` : "";
     this.planned.hidden = !plan;
     const text = plan ? JSON.stringify(plan, null, 1) : "";
     if (this.plan.textContent !== text) this.plan.textContent = text;
@@ -113,7 +113,7 @@ class ModelView {
     setList(this.counters, figures.map(([name, value]) => [WORDS[name] || name, count(value)]));
   }
 
-  // Only what changed is made anew, so that a text which a person selects stays selected.
+  // Only changed parts are created again, so that selected text stays selected.
   showDevices(devices) {
     const shown = JSON.stringify(devices);
     if (shown === this.shown) return;
@@ -125,7 +125,7 @@ class ModelView {
   }
 }
 
-/** The figure that says which part was within a target; none where there is no target, or nothing to tell of. */
+/** Return the figure for the share within a latency target, or [] without a target or without values. */
 function within(words, part, all) {
   return part == null || !all ? [] : [[words, `${digits(100 * part / all)} %`]];
 }
@@ -154,7 +154,7 @@ function deviceItem(device, layers, allLayers, allHeads) {
     ].filter(Boolean)));
 }
 
-// Where its layers are among all layers.
+// Draw the layers of a device among all layers.
 function heldBar(layers, all) {
   const [x, width] = [100 * layers.start / all, 100 * (layers.stop - layers.start) / all];
   return draw("svg", {viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true", class: "held"},
@@ -171,7 +171,7 @@ function linkText(link) {
   ].filter(value => value !== null).join(", ");
 }
 
-// A range of layers or heads: "0-15" has both ends, [0, 16] and {start, stop} are without the last, 16 says how many.
+// Parse a range of layers or heads: "0-15" is inclusive, [0, 16] and {start, stop} exclude the end, 16 is a count.
 function span(value) {
   let found = null;
   if (typeof value === "number") found = [0, value];
@@ -195,7 +195,7 @@ function parameters(value) {
   return `${digits(value / size)} ${unit}`.trim();
 }
 
-// Names and figures: texts are changed in place, where the names are as they were.
+// Show names and figures. If the names are unchanged, only the texts are replaced.
 function setList(list, pairs) {
   const names = [...list.querySelectorAll("dt")].map(one => one.textContent);
   if (names.join("\n") !== pairs.map(pair => pair[0]).join("\n")) {

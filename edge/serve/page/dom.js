@@ -1,15 +1,15 @@
-// Elements and figures. Text is always written as text, never as HTML.
+// Helpers for elements and numbers. Text is inserted as text, never as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 export const $ = id => document.getElementById(id);
 
-/** An element. Children may be in lists; those that are null are left out; what is no node becomes text. */
+/** Create an element. Children may be nested in lists. Null children are skipped, and values become text nodes. */
 export function make(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** An element of SVG. */
+/** Create an SVG element. */
 export function draw(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
@@ -24,31 +24,31 @@ function fill(element, attributes, children) {
   return element;
 }
 
-/** A button that calls `act`. */
+/** Create a button that calls `act`. */
 export function button(text, style, act) {
   const element = make("button", {type: "button", class: style}, text);
   element.addEventListener("click", act);
   return element;
 }
 
-/** A number with three digits that count, or "-" for none. */
+/** Format a number with three significant digits; "-" if it is not a number. */
 export function digits(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "-";
   return Math.abs(value) < 999.5 ? String(Number(value.toPrecision(3))) : value.toFixed(0);
 }
 
-/** A whole number with thin spaces between thousands, or "-" for none. */
+/** Format an integer with thin spaces between thousands; "-" if it is not a number. */
 export function count(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "-";
   return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 }
 
-/** Put the cursor where questions are written. Not where that would cover half the screen with a keyboard. */
+/** Focus the question field, except on touch screens, where a keyboard would cover half of the screen. */
 export function toQuestion() {
   if (matchMedia("(pointer: fine)").matches) $("question").focus();
 }
 
-/** How many bytes, in KiB, MiB, GiB or TiB. */
+/** Format a number of bytes in B, KiB, MiB, GiB or TiB. */
 export function bytes(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "-";
   if (Math.abs(value) < 1024) return `${value} B`;
@@ -58,7 +58,7 @@ export function bytes(value) {
   return `${number} ${["KiB", "MiB", "GiB", "TiB"][unit]}`;
 }
 
-/** A time in seconds, as people say it. */
+/** Format a time in seconds. */
 export function seconds(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "-";
   if (value < 1) return `${digits(1e3 * value)} ms`;
@@ -66,19 +66,19 @@ export function seconds(value) {
   return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
 }
 
-/** "1 token", "2 tokens". */
+/** Format a number with a noun: "1 token", "2 tokens". */
 export function plural(number, word) { return `${count(number)} ${word}${number === 1 ? "" : "s"}`; }
 
-/** Tell people who hear the page. */
+/** Announce a text to screen readers. */
 export function announce(text) { $("announce").textContent = text; }
 
-/** Put a text on the clipboard; false where the browser does not let us. */
+/** Copy a text to the clipboard. Return false if the browser does not allow it. */
 export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    // Over plain HTTP from another machine there is no clipboard object, but the old way works.
+    // Over plain HTTP from another machine there is no clipboard object, so use the older method.
     const area = make("textarea", {class: "unseen", readonly: ""});
     area.value = text;
     document.body.append(area);
@@ -89,7 +89,7 @@ export async function copy(text) {
   }
 }
 
-/** A button that copies what `text()` gives, and says that it did. */
+/** Create a button that copies the result of `text()` and shows whether that worked. */
 export function copyButton(text, style) {
   const element = button("Copy", style, async () => {
     element.textContent = await copy(text()) ? "Copied" : "Not copied";

@@ -1,11 +1,11 @@
-// Files that go with a question, texts, pictures and sounds: chosen, dropped or pasted, shown as a list.
+// Files of a question: texts, pictures and sounds that are chosen, dropped or pasted.
 
 import {$, button, bytes, make, toQuestion} from "./dom.js";
 
-const MOST_BYTES = 2 * 1024 * 1024;  // of a text; a context of a million tokens has about twice that
-const MOST_MEDIA_BYTES = 16 * 1024 * 1024;  // of a picture or sound; requests have up to 32 MiB
+const MOST_BYTES = 2 * 1024 * 1024;  // limit of a text file; a context of a million tokens has about twice that
+const MOST_MEDIA_BYTES = 16 * 1024 * 1024;  // limit of a picture or sound; requests have up to 32 MiB
 
-let files = [];  // {name, text} or {name, size, part} of the question that is being written
+let files = [];  // {name, text} or {name, size, part}, for the question in the composer
 
 export function chosen() { return files; }
 
@@ -16,7 +16,7 @@ export function setFiles(value) {
     removeButton(file, i))));
 }
 
-/** Bytes of a file. */
+/** Return the size of a file in bytes. */
 export function sizeOf(file) { return file.size ?? new Blob([file.text]).size; }
 
 function removeButton(file, i) {
@@ -28,7 +28,7 @@ function removeButton(file, i) {
   return element;
 }
 
-/** Let people choose files and drop them anywhere on the conversation; `complain` is called with what cannot be taken. */
+/** Accept chosen and dropped files. `complain` is called with an error message for unusable files. */
 export function listen(complain) {
   $("choose-files").addEventListener("click", () => $("file-input").click());
   $("file-input").addEventListener("change", () => {
@@ -38,7 +38,7 @@ export function listen(complain) {
   const holdsFiles = event => [...event.dataTransfer.types].includes("Files");
   addEventListener("dragover", event => {
     if (!holdsFiles(event)) return;
-    event.preventDefault();  // else the browser opens the file in place of the page
+    event.preventDefault();  // otherwise the browser would open the file instead of the page
     $("drop").hidden = $("chat").hidden;
   });
   addEventListener("dragleave", event => { if (!event.relatedTarget) $("drop").hidden = true; });
@@ -72,23 +72,23 @@ async function add(found, complain) {
 
 async function textOf(file) {
   if (file.size > MOST_BYTES) {
-    throw new Error(`${file.name} has ${bytes(file.size)}; the most is ${bytes(MOST_BYTES)}.`);
+    throw new Error(`${file.name} has ${bytes(file.size)}; at most ${bytes(MOST_BYTES)} are allowed.`);
   }
   let text;
   try {
     text = new TextDecoder("utf-8", {fatal: true}).decode(await file.arrayBuffer());
   } catch (error) {
-    if (error.name === "TypeError") throw new Error(`${file.name} is no text in UTF-8.`);
+    if (error.name === "TypeError") throw new Error(`${file.name} is not UTF-8 text.`);
     throw new Error(`${file.name} cannot be read.`);
   }
-  if (text.includes("\0")) throw new Error(`${file.name} is no text.`);
+  if (text.includes("\0")) throw new Error(`${file.name} is not a text file.`);
   return text;
 }
 
-// A picture or sound as a part of a message.
+// Convert a picture or sound to a message part.
 async function mediaOf(file) {
   if (file.size > MOST_MEDIA_BYTES) {
-    throw new Error(`${file.name} has ${bytes(file.size)}; the most is ${bytes(MOST_MEDIA_BYTES)}.`);
+    throw new Error(`${file.name} has ${bytes(file.size)}; at most ${bytes(MOST_MEDIA_BYTES)} are allowed.`);
   }
   const url = await new Promise((done, failed) => {
     const reader = new FileReader();
@@ -102,8 +102,8 @@ async function mediaOf(file) {
   return {name: file.name, size: file.size, part};
 }
 
-/** A question as the model gets it: pictures and sounds as parts, each text between fences that it does not have, then
- * the question. */
+/** Return a question for the model: pictures and sounds as parts, texts between fences that do not occur in them,
+ * and then the question. */
 export function withFiles(message) {
   const media = (message.files || []).filter(file => file.part).map(file => file.part);
   const text = textWithFiles(message);
@@ -112,7 +112,7 @@ export function withFiles(message) {
 
 function textWithFiles(message) {
   const parts = (message.files || []).filter(file => !file.part).map(({name, text}) => {
-    if (text === undefined) return `(${name} is no longer here)`;
+    if (text === undefined) return `(${name} is no longer available)`;
     let fence = "```";
     while (text.includes(fence)) fence += "`";
     return `File ${name}:\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}`;

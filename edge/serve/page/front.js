@@ -1,20 +1,20 @@
-// The plans of the Pareto front: latency against throughput, one to be chosen, and the switch to it.
+// The plans of the Pareto front, plotted as latency against throughput, and the switch to a plan.
 
 import {get, post} from "./api.js";
 import {scale} from "./axes.js";
 import {$, button, bytes, digits, draw, make} from "./dom.js";
 
-const PATIENCE_MS = 600000;  // for a switch: devices may have to read their parts first
-const LOG_FROM = 20;  // an axis whose values span more is logarithmic
+const PATIENCE_MS = 600000;  // timeout of a switch; devices may have to load their slices first
+const LOG_FROM = 20;  // an axis is logarithmic if its values span more than this factor
 
-let points = [];      // by latency
-let picked = null;    // the point that is looked at
-let models = [];      // the status of each that is loaded
-let ofModel = null;   // the model that the front is of, where it says so
-let state = "";       // what the server said to a switch
+let points = [];      // plans sorted by latency
+let picked = null;    // the selected plan
+let models = [];      // status of the loaded models
+let ofModel = null;   // model of the front, if it names one
+let state = "";       // message about the last switch
 let switching = false;
 
-/** The plans, from the server; nothing is shown where it has none. */
+/** Load the plans from the server. The section is hidden if there are none. */
 export async function load() {
   try {
     const front = await get("v1/front");
@@ -36,18 +36,18 @@ export async function load() {
   describe();
 }
 
-// A plan with its figures; in what `edge pareto --json` wrote they are those measured, or else predicted.
+// Return a plan with its figures: for output of `edge pareto --json`, the measured ones, or else the predicted ones.
 function pointOf(point) {
   return {...point, ...point.predicted, ...point.measured};
 }
 
-/** The status of the models that are loaded: it says which plan is in use. */
+/** Set the status of the loaded models, which includes the current plan. */
 export function setModels(value) {
   models = value;
   if (mark()) { plot(); describe(); }
 }
 
-// Mark the plan in use, where it is one of these; true where that changed something.
+// Mark the plan in use if it is in the list. Return true if the mark changed.
 function mark() {
   const plan = served()?.plan;
   const found = plan === undefined ? null : points.find(point => isSame(point.plan, plan));
@@ -56,10 +56,10 @@ function mark() {
   return true;
 }
 
-// The model that the plans are for: that of their file, or else the first.
+// Return the model of the plans: the one named in their file, or else the first.
 function served() { return models.find(status => status.model.name === ofModel) ?? models[0]; }
 
-// Whether two plans are the same; the order of keys says nothing.
+// Return true if two plans are equal, regardless of the order of keys.
 function isSame(a, b) {
   const sorted = (_, value) => value && typeof value === "object" && !Array.isArray(value)
     ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => one < other ? -1 : 1)) : value;
@@ -101,7 +101,7 @@ function describe() {
         ["throughput", `${digits(picked.throughput_per_s)} tokens/s`],
         ["memory", bytes(memory)]].map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text)))),
     picked.chosen ? make("p", {class: "quiet"}, "This plan is in use.")
-      : picked.plan ? use : make("p", {class: "quiet"}, "This is the server's own device alone, without a plan."),
+      : picked.plan ? use : make("p", {class: "quiet"}, "This plan uses only the server's own device."),
     make("p", {id: "switched"}, state),
   );
 }
@@ -109,12 +109,12 @@ function describe() {
 async function change() {
   const wanted = picked;
   switching = true;
-  state = "Answers that are under way go on with the new plan.";
+  state = "Running answers continue with the new plan.";
   describe();
   try {
     const model = served()?.model.name ?? null;
     const answer = await post("v1/plan", {model, plan: wanted.plan}, PATIENCE_MS);
-    state = typeof answer.message === "string" ? answer.message : `The model runs as ${wanted.label || "this plan"} says.`;
+    state = typeof answer.message === "string" ? answer.message : `The model runs ${wanted.label || "this plan"} now.`;
     for (const point of points) point.chosen = point === wanted;
   } catch (error) {
     state = error.message;

@@ -1,11 +1,11 @@
-// A line of the last minutes, drawn on a canvas.
+// Line chart of recent values, drawn on a canvas.
 
 import {digits, make} from "./dom.js";
 
-const KEPT = 120;  // values; one comes each second
+const KEPT = 120;  // number of values; one is added each second
 const HEIGHT = 72;
 
-/** A chart of one value over time. `unit` is the unit of its labels. */
+/** Chart of one value over time. `unit`: unit of its labels. */
 export class LineChart {
   constructor(unit) {
     this.unit = unit;
@@ -16,12 +16,12 @@ export class LineChart {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  /** The next value; what is no number counts as 0. */
+  /** Add the next value. Anything but a number counts as 0. */
   add(value) {
     this.values.push(Number.isFinite(value) ? value : 0);
     if (this.values.length > KEPT) this.values.shift();
     const highest = digits(Math.max(...this.values));
-    this.canvas.setAttribute("aria-label", `${this.unit} over the last two minutes; the most was ${highest}`);
+    this.canvas.setAttribute("aria-label", `${this.unit} over the last two minutes; the maximum was ${highest}`);
     this.draw();
   }
 

@@ -1,4 +1,4 @@
-// The page begins here: its two views, and what belongs to both.
+// Entry point of the page: its two views and their common parts.
 
 import {get} from "./api.js";
 import * as chat from "./chat.js";
@@ -17,7 +17,7 @@ function view() {
   watch();
 }
 
-// The cluster is asked only while somebody looks.
+// The cluster view is refreshed only while it is visible.
 function watch() {
   if (!$("cluster").hidden && document.visibilityState === "visible") cluster.look();
   else cluster.lookAway();

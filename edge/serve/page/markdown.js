@@ -1,16 +1,16 @@
-// Markdown as elements: marked parses it, and DOMPurify removes every tag, attribute and address that is not listed here.
+// Markdown rendering: marked parses it, and DOMPurify removes tags, attributes and addresses that are not listed here.
 
 import {Marked} from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
 import {copyButton, make} from "./dom.js";
 
-// The time that marked takes grows with the square of these two.
-const LONGEST = 5000;  // characters of a paragraph; a longer one has no marks
-const TOO_DEEP = /^[ \t]*(?:>[ \t]*|(?:[-*+]|\d{1,9}[.)])[ \t]+){50}/gm;  // quotes and lists inside each other
+// The parsing time of marked is quadratic in these two, so they are limited.
+const LONGEST = 5000;  // characters of a paragraph; a longer one is shown as plain text
+const TOO_DEEP = /^[ \t]*(?:>[ \t]*|(?:[-*+]|\d{1,9}[.)])[ \t]+){50}/gm;  // nesting of quotes and lists
 
 const marked = new Marked({
   tokenizer: {
-    // Without tokens of these two kinds HTML in an answer stays text.
+    // Disabling these two token types makes HTML in an answer appear as text.
     html() {},
     tag() {},
     paragraph(source) {
@@ -19,12 +19,12 @@ const marked = new Marked({
     },
   },
   renderer: {
-    // The page's own headings have the first two levels.
+    // The first two heading levels are reserved for the page.
     heading({tokens, depth}) {
       const tag = `h${Math.min(6, depth + 2)}`;
       return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
     },
-    // A link with another address than one of the web stays text.
+    // Links with other addresses than http(s) are shown as text.
     link(token) { return /^https?:\/\//i.test(token.href) ? false : this.text({text: token.raw}); },
     // A picture becomes a link, because the page loads nothing from other servers.
     image(token) { return this.link(token); },
@@ -43,8 +43,8 @@ const ALLOWED = {
   RETURN_DOM_FRAGMENT: true,
 };
 
-/** Show a text in an element. Blocks that did not change keep their elements, so a growing text can be shown often,
- * and a person's selection stays. */
+/** Render a text in an element. Unchanged blocks keep their elements, so that frequent updates of a growing text are
+ * cheap, and selected text stays selected. */
 export function show(element, text) {
   const blocks = htmlBlocks(text);
   const shown = element.shownBlocks || [];
@@ -58,9 +58,9 @@ export function show(element, text) {
   element.shownBlocks = blocks;
 }
 
-// The HTML of each block of a text, not yet safe.
+// Return the HTML of each block of a text, before sanitization.
 function htmlBlocks(text) {
-  const shallow = text.replace(TOO_DEEP, "\u200b$&");  // behind a space without width there are only paragraphs
+  const shallow = text.replace(TOO_DEEP, "\u200b$&");  // the zero-width space turns deeply nested lines into paragraphs
   return marked.lexer(shallow).map(token => marked.parser([token])).filter(html => html);
 }
 

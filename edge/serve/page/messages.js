@@ -1,10 +1,10 @@
-// How the messages of a chat look.
+// Elements for the messages of a chat.
 
 import {bytes, copyButton, digits, make, plural, seconds} from "./dom.js";
 import {sizeOf} from "./files.js";
 import {show} from "./markdown.js";
 
-/** The item of a question. */
+/** Create the list item of a question. */
 export function questionItem(message) {
   const files = (message.files || []).map(file => make("details", {class: "file"},
     make("summary", {}, file.name, " ", make("span", {class: "quiet"}, bytes(sizeOf(file)))),
@@ -13,7 +13,7 @@ export function questionItem(message) {
     message.content ? make("p", {}, message.content) : null, make("div", {class: "foot"}));
 }
 
-/** The item of an answer, as far as there is one. */
+/** Create the list item of an answer, which may be incomplete. */
 export function answerItem(message) {
   const item = make("li", {class: "answer"}, make("h3", {class: "unseen"}, "Answer"),
     make("details", {class: "thoughts", hidden: ""}, make("summary", {}, "Thoughts"), make("div", {class: "text"})),
@@ -23,7 +23,7 @@ export function answerItem(message) {
   return item;
 }
 
-/** Show an answer as it is now; `waits` while its first token has not come. */
+/** Show the current state of an answer. `waits`: no token has arrived yet. */
 export function showAnswer(item, message, waits) {
   const {thoughts, content: text} = message;
   const [thinking, answer, wrong] = [item.children[1], item.children[2], item.children[3]];
@@ -36,7 +36,7 @@ export function showAnswer(item, message, waits) {
   item.querySelector(".figures").textContent = figures(message, waits);
 }
 
-/** The buttons under a message: in the place of those it had. */
+/** Replace the buttons under a message. */
 export function setButtons(item, ...buttons) {
   item.querySelectorAll(".foot button").forEach(one => one.remove());
   item.querySelector(".foot").append(...buttons);
@@ -50,8 +50,8 @@ function figures(message, waits) {
   return [
     tokens !== undefined ? plural(tokens, "token") : null,
     rate ? `${digits(rate)} tokens/s` : null,
-    first_s !== undefined ? `first after ${seconds(first_s)}` : null,
-    prompt !== undefined ? `prompt ${plural(prompt, "token")}${cached ? `, ${cached} of them kept` : ""}` : null,
+    first_s !== undefined ? `first token after ${seconds(first_s)}` : null,
+    prompt !== undefined ? `prompt ${plural(prompt, "token")}${cached ? `, ${cached} of them cached` : ""}` : null,
     message.note,
   ].filter(Boolean).join(" \u00b7 ");
 }

@@ -1,11 +1,11 @@
-// The panel beside the conversation: how to answer, and the chats that are kept.
+// The settings panel: options of answers, and the stored chats.
 
 import * as chats from "./chats.js";
 import {$, button, make} from "./dom.js";
 
 const settings = chats.settings();
 
-/** What every request says of how to answer. */
+/** Return the request fields of the current settings. */
 export function asked() {
   const {model, temperature, max_tokens, thought} = settings;
   return {
@@ -16,10 +16,10 @@ export function asked() {
   };
 }
 
-/** The system prompt; "" where there is none. */
+/** Return the system prompt, or "". */
 export function system() { return settings.system.trim(); }
 
-/** Listen to people. `chat`: what opens chats, and knows which is open. */
+/** Install the event handlers. `chat`: module that opens chats. */
 export function start(chat) {
   $("open-settings").addEventListener("click", () => { location.hash = "#chat"; toggle($("settings").hidden); });
   $("close-settings").addEventListener("click", close);
@@ -33,7 +33,7 @@ export function start(chat) {
   listenToNumber("max-tokens", "max_tokens");
   listenToNumber("thought", "thought");
   $("clear").addEventListener("click", () => {
-    if (!confirm("Delete all chats that this browser keeps?")) return;
+    if (!confirm("Delete all chats stored in this browser?")) return;
     chats.all().forEach(chats.forget);
     chat.open(chats.fresh());
     list(chat);
@@ -41,7 +41,7 @@ export function start(chat) {
   $("open-settings").addEventListener("click", () => list(chat));
 }
 
-/** The models to choose from, by name; the first where the chosen one is not among them. */
+/** Set the names of the models. The first is selected if the current model is not among them. */
 export function setModels(names) {
   if (!names.includes(settings.model)) settings.model = names[0] || "";
   $("model").replaceChildren(...names.map(name => make("option", {value: name}, name)));
@@ -49,7 +49,7 @@ export function setModels(names) {
   showModel();
 }
 
-/** Close the panel; false where it was not open. */
+/** Close the panel. Return false if it was not open. */
 export function close() {
   if ($("settings").hidden) return false;
   toggle(false);
