@@ -62,9 +62,9 @@ def plan(
     cluster.check_open()
     path = model_path(model)
     if is_onnx(path) and (parallel is not None or shares is not None):
-        raise PlanError(f"parallel and shares are of language models, and {path.name} is a network: leave them out")
+        raise PlanError(f"parallel and shares are for language models only, and {path.name} is a network")
     if types and (parallel is not None or shares is not None):
-        raise PlanError("types are chosen between by an objective: leave parallel and shares out")
+        raise PlanError("types need an objective: leave out parallel and shares")
     if cluster.fleet is not None and (parallel is not None or shares is not None):
         return arrange(path, cluster, options, parallel or "auto", shares, steps)
     most = (limits or {}).get("divergence")

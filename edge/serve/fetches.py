@@ -43,7 +43,7 @@ class Fetches(Generic[T]):
         many fetches are running, HubError if a fetch stalls, and the errors of `fetch`.
         """
         if self._fetch is None:
-            raise NotAllowed("this server fetches no models; start it with --allow-pull, or fetch it: edge model pull")
+            raise NotAllowed("this server does not fetch models; start it with --allow-pull, or run edge model pull")
         if name not in self._tasks:
             if self._threads >= MOST:
                 raise Overloaded(f"{self._threads} models are being fetched, which is the maximum; try again later")

@@ -163,8 +163,8 @@ class Router:
         # Plan.from_json raises PlanError.
         if foreign := [d for d in Plan.from_json(dict(plan)).all_devices if _address(d) not in known]:
             raise NotAllowed(
-                f"the plan has the device {foreign[0]}, and only workers of this server are asked: those of --workers,"
-                " of --plan and of the plans in --front; start the server with it"
+                f"the plan has the device {foreign[0]}, but this server only uses the workers of --workers, of --plan"
+                " and of the plans in --front; start the server with it"
             )
         config = replace(self._configs[name], plan=dict(plan), plan_name="the plan", workers=())
         move = asyncio.create_task(self._use(name, config))

@@ -134,7 +134,7 @@ def test_texts_that_mean_the_like_are_embedded_alike() -> None:
 WRONG = (
     (Generation(prompt="word " * 600), ContextFull, "the prompt has .* tokens, and 512 is all"),
     (Generation(prompt=""), ContextFull, "the prompt is empty"),
-    (Generation(prompt=[1, 5000]), SamplingError, "5000 is no token"),
+    (Generation(prompt=[1, 5000]), SamplingError, "5000 is not a token"),
     (Generation(prompt="x", sampling={"temperature": -1.0}), SamplingError, "temperature"),
     (Generation(prompt="x", sampling={"json_schema": '{"not": {}}'}), SamplingError, "not"),
     (Generation(prompt="x", max_tokens=0), SamplingError, "max_tokens is 0"),
@@ -326,7 +326,7 @@ def test_texts_of_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "".join(pieces) == "Hello, helloHello, hello"
         monkeypatch.setattr("edge.serve.engine.inputs._MOST_PIECES", 23)
         assert inputs.pieces(tokens) == pieces[: len(tokens)]
-        with pytest.raises(SamplingError, match="24 bytes of text, 23 are the most"):
+        with pytest.raises(SamplingError, match="24 bytes of text, at most 23 are allowed"):
             inputs.pieces([*tokens, *tokens])
         inputs.close()
 

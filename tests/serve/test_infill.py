@@ -98,7 +98,7 @@ def test_what_is_nearest_to_the_gap_stays(tmp_path: Path) -> None:
         assert tokens[-3:] == [SUF, *text("z"), MID]
         assert len(tokens) > 90
         assert layout.tokens(gap("", suffix), 100)[3:-1] == text(suffix)[:92]
-        with pytest.raises(ContextFull, match="leaves 0 tokens for the text around a gap"):
+        with pytest.raises(ContextFull, match="leaves 0 tokens around the gap"):
             layout.tokens(gap(), 4)
 
 
@@ -244,7 +244,7 @@ def test_a_suffix_whole_and_streamed_by_the_official_client(url: str) -> None:
         ("/infill", {**ASK, "prompt": [1, 2]}, "prompt: "),
         ("/infill", {**ASK, "suffix": "x"}, "use input_suffix"),
         ("/infill", {**ASK, "allowed_token_ids": [1]}, "allowed_token_ids is not supported"),
-        ("/v1/completions", {"prompt": [999], "suffix": "x"}, "999 is no token"),
+        ("/v1/completions", {"prompt": [999], "suffix": "x"}, "999 is not a token"),
         ("/v1/completions", {"prompt": "a", "suffix": 1}, "suffix: "),
     ],
 )

@@ -171,7 +171,7 @@ def test_plan_with_a_foreign_device_is_refused_before_anything_is_dialled() -> N
 
     async def run() -> None:
         router = Router({"demo": EngineConfig(str(MODEL_PATH))})
-        with pytest.raises(NotAllowed, match=r"10\.1\.2\.3:22, and only workers of this server are asked"):
+        with pytest.raises(NotAllowed, match=r"10\.1\.2\.3:22, but this server only uses the workers"):
             await router.use_plan(None, foreign)
         assert await router.loaded() == []
         assert "10.1.2.3:22" in devices_of({"demo": EngineConfig(str(MODEL_PATH), plan=foreign)})

@@ -118,7 +118,7 @@ def test_a_reranker_embeds_too(url: str) -> None:
         ({"query": ""}, "query: "),
         ({"query": None}, "query: "),
         ({"top_n": 0}, "top_n: "),
-        ({"documents": ["one", "one " * 130]}, "documents.1, with the query: 134 tokens, and 128 are the most"),
+        ({"documents": ["one", "one " * 130]}, "documents.1, with the query: 134 tokens, at most 128 are allowed"),
         ({"documents": ["one", "x" * 1_000_000]}, "documents.1, with the query: the text is too long"),
         ({"query": "one " * 130}, "documents.0, with the query: "),
     ],

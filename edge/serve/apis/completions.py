@@ -86,7 +86,7 @@ def of_prompts(generation: Generation, request: CompletionRequest, n: int) -> Pa
     """Return n generations for each prompt of a request. Raises BadRequest for too many."""
     prompts, suffix = prompts_of(request.prompt, "prompt"), request.suffix
     if len(prompts) * n > MAX_ANSWERS:
-        raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
+        raise BadRequest(f"{len(prompts)} prompts with {n} answers each: at most {MAX_ANSWERS} are allowed", "prompt")
     by_prompt = [
         replace(generation, infill=Infill(prompt, suffix)) if suffix else replace(generation, prompt=prompt)
         for prompt in prompts

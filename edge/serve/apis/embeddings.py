@@ -32,7 +32,7 @@ async def embeddings(request: EmbeddingsRequest, model: ServedModel) -> dict[str
     """
     texts = prompts_of(request.input, "input")
     if len(texts) > MAX_BATCH:
-        raise BadRequest(f"{len(texts)} texts are given, {MAX_BATCH} are the most", "input")
+        raise BadRequest(f"{len(texts)} texts, at most {MAX_BATCH} are allowed", "input")
     if not (await model.about())["embeds"]:
         raise BadRequest(f"{model.name} makes no embeddings", "model")
     vectors, tokens = await model.embed(texts)

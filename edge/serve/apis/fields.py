@@ -79,7 +79,7 @@ def at_most(n: int) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > n:
-            raise PydanticCustomError("too_long", "{n} entries are the most", {"n": n})
+            raise PydanticCustomError("too_long", "at most {n} entries are allowed", {"n": n})
         return value
 
     return BeforeValidator(check)
@@ -274,7 +274,7 @@ class SamplingFields(GeneratingRequest):
         """Return the stop strings. Raises BadRequest if there are too many."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MAX_STOPS:
-            raise BadRequest(f"{len(stops)} stop strings are given, {MAX_STOPS} are the most", "stop")
+            raise BadRequest(f"{len(stops)} stop strings, at most {MAX_STOPS} are allowed", "stop")
         return stops
 
 

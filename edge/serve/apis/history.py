@@ -31,7 +31,7 @@ def _role(name: str) -> str:
     if (role := _SAME_ROLES.get(role, role)) not in ROLES:
         known = ", ".join((*ROLES, *_SAME_ROLES))
         raise PydanticCustomError(
-            "role", "the role {role} is none of {known}; name one of these", {"role": repr(name[:80]), "known": known}
+            "role", "the role must be one of {known}, got {role}", {"role": repr(name[:80]), "known": known}
         )
     return role
 

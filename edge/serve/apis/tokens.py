@@ -86,7 +86,7 @@ async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, 
 def _short(prompt: str) -> str:
     """Return the prompt. Raises BadRequest if it is too long to return or count."""
     if len(prompt) > MOST_CHARACTERS:
-        raise BadRequest(f"the prompt has {len(prompt)} characters, {MOST_CHARACTERS} are the most", "messages")
+        raise BadRequest(f"the prompt has {len(prompt)} characters, at most {MOST_CHARACTERS} are allowed", "messages")
     return prompt
 
 

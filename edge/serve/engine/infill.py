@@ -56,7 +56,7 @@ class InfillPrompts:
         bos = self._model.added("bos")
         room -= len(bos) + len(MARKS)
         if room < 1:
-            raise ContextFull(f"the context leaves {max(room, 0)} tokens for the text around a gap; serve with more")
+            raise ContextFull(f"the context leaves {max(room, 0)} tokens around the gap; serve with a larger --context")
         step = max(1, room // _STEPS)
         before = [*self._end(infill["prefix"], room), *self._end(infill["line"], room)]
         after = self._plain(infill["suffix"][: room * _BYTES])

@@ -214,7 +214,7 @@ class InputProcessor:
         by_id = {token: model.piece(token, special=True).decode("latin-1") for token in set(ids)}
         pieces = [by_id[token] for token in ids]
         if (n_bytes := sum(map(len, pieces))) > _MOST_PIECES:
-            raise SamplingError(f"these tokens have {n_bytes} bytes of text, {_MOST_PIECES} are the most; send fewer")
+            raise SamplingError(f"these tokens have {n_bytes} bytes of text, at most {_MOST_PIECES} are allowed")
         return pieces
 
     def render(

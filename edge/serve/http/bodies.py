@@ -50,7 +50,7 @@ async def _read_body(request: Request) -> bytes:
         with anyio.fail_after(BODY_S):
             body = await request.body()
     except TimeoutError:
-        raise HTTPException(408, f"the request did not come within {BODY_S:.0f} s", {"Connection": "close"}) from None
+        raise HTTPException(408, f"the request did not arrive within {BODY_S:.0f} s", {"Connection": "close"}) from None
     coding = request.headers.get("content-encoding", "").strip().lower()
     if coding in ("", "identity"):
         return body
@@ -134,10 +134,10 @@ def check_values(body: bytes) -> None:
     structure = unescaped.translate(None, _NOT_STRUCTURE)
     n_strings = structure.count(b'"') // 2
     if n_strings > MOST_STRINGS:
-        raise BadRequest(f"the request has {n_strings} strings, {MOST_STRINGS} are the most; send fewer messages")
+        raise BadRequest(f"the request has {n_strings} strings, at most {MOST_STRINGS} are allowed; send fewer")
     outside = b"".join(structure.split(b'"')[::2])
     if len(outside) > MOST_ITEMS:
-        raise BadRequest(f"the request has {len(outside)} items, {MOST_ITEMS} are the most; send fewer")
+        raise BadRequest(f"the request has {len(outside)} items, at most {MOST_ITEMS} are allowed; send fewer")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

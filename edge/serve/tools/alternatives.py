@@ -52,7 +52,7 @@ class Flattener:
             self._known[reference] = None
             self._known[reference] = self.flat(self._definitions[reference.removeprefix("#/$defs/")])
         if (ways := self._known[reference]) is None:
-            raise NotHeldError("a reference in the schema leads to itself alone: this cannot be enforced")
+            raise NotHeldError("a reference in the schema leads only to itself: this cannot be enforced")
         return ways
 
     def _both(self, ways: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def constants(way: Mapping[str, Any]) -> list[Any] | None:
     if values is None:
         return None
     if more := way.keys() - {"type", "const", "enum", "format", AT}:
-        raise NotHeldError(f"{min(more)} beside enum or const cannot be enforced")
+        raise NotHeldError(f"{min(more)} together with enum or const cannot be enforced")
     allowed = types(way)
     listed = set(map(_key, way["enum"])) if "const" in way and "enum" in way else None
     return [value for value in values if _is_of(value, allowed) and (listed is None or _key(value) in listed)]
@@ -149,7 +149,7 @@ def _merged(way: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any] 
         elif key in _SMALLER or key.startswith("max"):
             both[key] = min(mine, its)
         else:
-            raise NotHeldError(f"{key} beside and in an anyOf, allOf or reference cannot be enforced together")
+            raise NotHeldError(f"{key} outside and inside of an anyOf, allOf or reference cannot be enforced")
     return both
 
 
@@ -158,7 +158,7 @@ def _check_closed(way: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     if way.get("additionalProperties", True) in (True, {}) and "patternProperties" not in way:
         return
     if other.get("properties", {}).keys() - way.get("properties", {}).keys():
-        raise NotHeldError("properties beside additionalProperties of another anyOf or allOf cannot be enforced")
+        raise NotHeldError("properties with additionalProperties in another anyOf or allOf cannot be enforced")
 
 
 def _are_disjoint(way: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -42,7 +42,7 @@ class FunctionUse:
         object's."""
         names = [function.name for function in self.functions]
         if len(names) > MAX_FUNCTIONS:
-            raise BadRequest(f"{len(names)} tools are given, {MAX_FUNCTIONS} are the most", "tools")
+            raise BadRequest(f"{len(names)} tools, at most {MAX_FUNCTIONS} are allowed", "tools")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise BadRequest(f"two tools are named {twice!r}", "tools")
         if self.name is not None and self.name not in names:

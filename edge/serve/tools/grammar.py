@@ -309,13 +309,13 @@ def root_of(way: Mapping[str, Any]) -> dict[str, Any]:
     properties = way.get("properties", {})
     more = way.get("additionalProperties", not properties)
     if way.get("additionalProperties") is False and (missing := sorted(required - properties.keys())):
-        raise NotHeldError(f"the required property {missing[0]!r:.80} is no property: it cannot be enforced")
+        raise NotHeldError(f"the required property {missing[0]!r:.80} is not defined: it cannot be enforced")
     further = {key: True if more is False else more for key in way.get("required", ()) if key not in properties}
     properties = {**properties, **further}
     if "patternProperties" in way:
         raise NotHeldError("the keyword patternProperties cannot be enforced")
     if way.get("minProperties", 0) > len(required):
-        raise NotHeldError("the keyword minProperties cannot be enforced beside fewer required properties")
+        raise NotHeldError("the keyword minProperties cannot be enforced with fewer required properties")
     if way.get("maxProperties", len(properties)) < len(properties) or ("maxProperties" in way and more is not False):
         raise NotHeldError("the keyword maxProperties cannot be enforced")
     return {"properties": properties, "required": required, "additionalProperties": more}

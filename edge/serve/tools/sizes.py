@@ -41,7 +41,8 @@ class JsonSize:
                         if len(text) > MOST_NAME:
                             kind = "reference" if text is own else "name"
                             raise self._error(
-                                whose, f"has a {kind} of {len(text)} characters; {MOST_NAME} are the most: {text!r:.40}"
+                                whose,
+                                f"has a {kind} of {len(text)} characters, at most {MOST_NAME} allowed: {text!r:.40}",
                             )
                     self._n_characters += len(name)
                     waiting.append((own, depth + 1))

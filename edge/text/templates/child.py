@@ -117,7 +117,7 @@ class _Renderer:
             ):
                 length += len(piece)
                 if length > MAX_CHARACTERS:
-                    raise TemplateError(f"chat template: it wrote more than {MAX_CHARACTERS} characters")
+                    raise TemplateError(f"chat template wrote more than {MAX_CHARACTERS} characters")
                 pieces.append(piece)
         except (TemplateError, RecursionError, MemoryError):
             raise
@@ -133,7 +133,7 @@ class _Renderer:
                 raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
             # Python failed to compile the code that Jinja generated.
             except (SyntaxError, RecursionError, MemoryError) as error:
-                raise TemplateError("chat template: it is nested too deeply, or too large") from error
+                raise TemplateError("chat template is nested too deeply, or too large") from error
         return self._template
 
 
