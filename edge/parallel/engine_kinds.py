@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from devices.profile import DeviceProfile, describe
 from devices.sleeping import VARIABLE, run_first
 from edge.errors import EdgeError, EngineError
-from edge.net import rendezvous
 from edge.parallel.topology import Topology
 from edge.version import version
 from partition.plan.plan import Slice
@@ -65,7 +64,9 @@ class EngineKind:
 
     def polling_s(self, threads: int) -> float:
         """Return how many seconds a wait for a link may poll. threads: number of threads that compute."""
-        return rendezvous.polling_s(threads)
+        from edge.net.rendezvous import polling_s  # links load numpy, which the server does not need
+
+        return polling_s(threads)
 
     def recipe(self, file: GgufFile, model_digest: str, cut: Slice, *, elastic: bool = False) -> Recipe:
         """Return the recipe of a rank's slice. elastic: of all sizes that the file holds. CannotSlice if the model
