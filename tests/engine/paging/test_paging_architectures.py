@@ -20,8 +20,9 @@ def test_paged_weights_compute_the_bits_of_resident_ones(arch: str, tmp_path: Pa
     model = synthetic(tmp_path / f"{arch}.gguf", arch, "f16", layers=6, embd=256, ff=256, vocab=320)
     with paging.paged(model, paging.halfway(model), repack=False) as engine:
         assert paging.streams(engine) or arch in NOT_PAGED
-        result = paging.answer(engine, PROMPT, 4)
+        result, batch = paging.answer(engine, PROMPT, 4), engine.batch
     with paging.resident(model, repack=False) as engine:
-        expected = paging.answer(engine, PROMPT, 4)
+        # Some processors compute other last bits for a row alone than for a row in a batch.
+        expected = paging.answer(engine, PROMPT, 4, chunk=min(batch, 16))
     assert np.isfinite(expected).all()
     np.testing.assert_array_equal(result, expected)
