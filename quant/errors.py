@@ -4,7 +4,7 @@ from edge.errors import EdgeError
 
 
 class QuantError(EdgeError):
-    """Base of what this package raises for bad input; the message says what was found and what is needed."""
+    """Base of the errors that this package raises for bad input. The message names the found and the needed value."""
 
 
 class ModelFileError(QuantError):
@@ -16,8 +16,8 @@ class UnknownTypeError(QuantError):
 
 
 class DoesNotFit(QuantError):
-    """Even the smallest types exceed the budget. `least`: bytes that they take."""
+    """Even the smallest types exceed the budget. `least` is the number of bytes that they take."""
 
     def __init__(self, least: int) -> None:
-        super().__init__(f"even the smallest types take {least} bytes; allow so much, or more and smaller types")
+        super().__init__(f"even the smallest types take {least} bytes; allow as much, or use more and smaller types")
         self.least = least

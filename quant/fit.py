@@ -1,9 +1,9 @@
-"""A type for each tensor, so that a file keeps to a budget and the damage is least: a pure function of a table.
+"""Choice of a type for each tensor, so that a file fits a budget with the least damage. It is a pure function.
 
-Damage is the mean KL divergence, in nats a token, of what the model predicts after a change from what it did before.
-Errors of different tensors are nearly independent, and the divergence is quadratic in small ones: so damages add up.
-What is left is the multiple-choice knapsack problem: one type for each tensor, the sum of bytes within the budget, the
-sum of damages least. HiGHS solves it to a gap that is stated.
+Damage is the mean KL divergence, in nats per token, between the model's predictions before and after a change. Errors
+of different tensors are nearly independent, and small divergences are quadratic in them, so damages add up. This leaves
+the multiple-choice knapsack problem: one type for each tensor, the sum of bytes within the budget, the least sum of
+damages. HiGHS solves it to a stated gap.
 """
 
 import math
@@ -14,13 +14,13 @@ from quant.errors import DoesNotFit
 from quant.front import non_dominated
 from quant.types import TensorType
 
-LEAST_FILL = 0.995  # the least part of the budget that a file should use
+LEAST_FILL = 0.995  # smallest share of the budget that a file should use
 _GAP = 1e-4  # relative optimality gap that the solver must prove
-_LARGE = 1e3  # the sum of damages, for the solver
-_MOST_S = 60.0  # for proving it; what is found by then is used, with its gap
-# The solver keeps constraints to 1e-6 of their unit. A large unit makes that nothing, but some large sums then have no
-# solution for it; with a small one, as much of the budget is left out.
-_SCALES = ((1e5, 0.0), (1.0, 2e-6))  # (unit, part left out)
+_LARGE = 1e3  # sum of damages after scaling for the solver
+_MOST_S = 60.0  # time limit for the proof; then the best solution so far is used, with its gap
+# The solver keeps constraints to 1e-6 of their unit. A large unit makes this error negligible, but then the solver
+# finds no solution for some large sums. With a small unit the budget must be reduced by the possible error.
+_SCALES = ((1e5, 0.0), (1.0, 2e-6))  # (unit, share of the budget left out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Choice:
 
     type: TensorType
     n_bytes: int  # in the file, with padding
-    damage: float  # nats a token
+    damage: float  # nats per token
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,23 @@ class Fit:
     """A choice for each tensor."""
 
     choices: Mapping[str, Choice]
-    gap: float  # the damage is at most this part above the least possible
+    gap: float  # relative distance of the damage from a proven lower bound
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all."""
+        """Bytes of all tensors."""
         return sum(choice.n_bytes for choice in self.choices.values())
 
     @property
     def damage(self) -> float:
-        """Expected, nats a token."""
+        """Expected damage in nats per token."""
         return sum(choice.damage for choice in self.choices.values())
 
 
 def fit(table: Mapping[str, Sequence[Choice]], budget: int, reserved: int = 0) -> Fit:
-    """The choices with the least damage whose bytes, and `reserved` more, are at most `budget`.
+    """Return the choices with the least damage whose bytes, plus `reserved`, are at most `budget`.
 
-    They fill LEAST_FILL of it where choices do that at all. DoesNotFit if nothing is small enough.
+    They fill at least LEAST_FILL of the budget if any choices do. Raises DoesNotFit if nothing is small enough.
     """
     useful = {name: undominated(choices) for name, choices in table.items()}
     least = sum(choices[0].n_bytes for choices in useful.values())
@@ -67,12 +67,12 @@ def fit(table: Mapping[str, Sequence[Choice]], budget: int, reserved: int = 0) -
 
 
 def undominated(choices: Sequence[Choice]) -> list[Choice]:
-    """Return the choices that no other one beats in both bytes and damage, the smallest first."""
+    """Return the choices that no other choice beats in both bytes and damage, the smallest first."""
     return non_dominated(choices, lambda choice: (choice.n_bytes, choice.damage))
 
 
 def _solve(table: Mapping[str, Sequence[Choice]], most: int, least: int) -> Fit | None:
-    """The best choices with bytes from `least` to `most`; None if there are none."""
+    """Return the best choices with bytes from `least` to `most`, or None if there are none."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_matrix
@@ -103,7 +103,7 @@ def _solve(table: Mapping[str, Sequence[Choice]], most: int, least: int) -> Fit 
     for unit, margin in _SCALES:
         best = solved(unit, margin, damages.max())
         if best and best.gap > _GAP and best.damage > 0:
-            # The solver also stops at a gap of 1e-6 by itself: the sum should be large beside that.
+            # The solver also stops at an absolute gap of 1e-6, so the sum of damages should be much larger.
             again = solved(unit, margin, best.damage / _LARGE)
             best = again if again and again.damage <= best.damage else best
         if best:

@@ -1,6 +1,6 @@
-"""Tensor-type mixes of llama.cpp's quantizer, such as q4_k_m.
+"""Mixes of tensor types of llama.cpp's quantizer, such as q4_k_m.
 
-A mix has a main type, and llama.cpp's own rules give the head and other sensitive tensors a wider one. Ids are those of
+A mix has a main type; llama.cpp's rules give wider types to the head and other sensitive tensors. Ids are those of
 `general.file_type` in GGUF files.
 """
 
@@ -11,9 +11,9 @@ from types import MappingProxyType
 from quant.errors import UnknownTypeError
 from quant.types import TYPES, TensorType
 
-# Without an importance matrix llama.cpp refuses to give these to a matrix of a layer: it would be garbage.
+# llama.cpp refuses to quantize a layer's matrix to these without an importance matrix: the result would be garbage.
 NEED_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
-_MIXES_THAT_NEED_IT = ("q2_k_s", "iq3_xs")  # though their main type does not
+_MIXES_THAT_NEED_IT = ("q2_k_s", "iq3_xs")  # although their main type does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Mix:
     """Mix of tensor types for a whole model, with its name."""
 
     id: int
-    name: str  # lower case, as people write it: "q4_k_m"
-    type: TensorType  # of most tensors
+    name: str  # in lower case, such as "q4_k_m"
+    type: TensorType  # type of most tensors
 
     @property
     def needs_importance(self) -> bool:
@@ -30,7 +30,7 @@ class Mix:
         return self.type.name in NEED_IMPORTANCE or self.name in _MIXES_THAT_NEED_IT
 
 
-# Id, name and main type, about in order of size.
+# Id, name and main type, roughly by size.
 _TABLE = (
     (24, "iq1_s", "iq1_s"),
     (40, "q1_0", "q1_0"),
@@ -74,7 +74,7 @@ _SHORT = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
 
 def mix_by_name(name: str) -> Mix:
-    """The mix called `name`, in any case; UnknownTypeError with the known names otherwise."""
+    """Return the mix called `name`, in any case. Raises UnknownTypeError, which lists the known names."""
     lower = name.lower()
     mix = MIXES.get(_SHORT.get(lower, lower))
     if mix is None:
@@ -83,13 +83,13 @@ def mix_by_name(name: str) -> Mix:
 
 
 def is_type_file(name: str) -> bool:
-    """Return whether a type of a whole model is named by a GGUF file that has it, such as one fitted to a size."""
+    """Return whether `name` is a GGUF file instead of a type: the file's types are then used, such as fitted ones."""
     return name.lower().endswith(".gguf")
 
 
 def weight_type(name: str) -> TensorType:
-    """The type called `name`, in any case, if weights can be quantized to it; UnknownTypeError with those that are."""
+    """Return the type called `name`, in any case. Raises UnknownTypeError if weights cannot be quantized to it."""
     kind = WEIGHT_TYPES.get(name.lower())
     if kind is None:
-        raise UnknownTypeError(f"{name!r} is no type for weights; known: {', '.join(WEIGHT_TYPES)}")
+        raise UnknownTypeError(f"{name!r} is not a type for weights; known: {', '.join(WEIGHT_TYPES)}")
     return kind

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_NEGLIGIBLE = 1e-5  # an error of the weights, such as F16 has, that needs no measuring
-# Weights that lie on the grid of a type come back from it with about 4e-8, which is the rounding of F16. Others have
-# 3e-5 with the widest type there is, q8_0.
+_NEGLIGIBLE = 1e-5  # error of the weights, such as that of F16, that needs no measurement
+# Weights that a type represents exactly come back with an error of about 4e-8, the rounding of F16. Other weights have
+# an error of 3e-5 with the widest type, q8_0.
 EXACT = 1e-6
 
 
@@ -15,18 +15,18 @@ EXACT = 1e-6
 class Sensitivity:
     """Damages and errors by tensor and type."""
 
-    damages: Mapping[str, Mapping[str, float]]  # measured: mean KL divergence, nats a token
-    errors: Mapping[str, Mapping[str, float]]  # of the weights: squared, over their squares, weighed by importance
-    spent_s: float  # on measuring, or that there was for it
+    damages: Mapping[str, Mapping[str, float]]  # measured mean KL divergence, nats per token
+    errors: Mapping[str, Mapping[str, float]]  # squared error over squared weights, weighed by importance
+    spent_s: float  # time spent on measuring, or the time allowed for it
     left_s: float = 0.0  # time budget left, if less was enough for the requested size
-    # Of all tensors at once, in some choices: the sum of their damages, and what was measured.
+    # (sum of damages, measured damage) of some choices for all tensors together.
     wholes: Sequence[tuple[float, float]] = ()
 
     def damage(self, tensor: str, kind: str) -> float:
-        """Return damage in nats a token: measured, or extrapolated from a measured type.
+        """Return the damage in nats per token, measured or extrapolated from a measured type.
 
-        A divergence is quadratic in small changes, so it grows as the squared error does:
-        damage(type) = damage(measured) * error(type) / error(measured), from the type whose error is nearest.
+        A divergence is quadratic in small changes, so it grows like the squared error:
+        damage(type) = damage(measured) * error(type) / error(measured), from the type with the nearest error.
         """
         measured, errors = self.damages[tensor], self.errors[tensor]
         if kind in measured:
@@ -37,16 +37,16 @@ class Sensitivity:
             assert error <= _NEGLIGIBLE, f"{tensor} was not measured"
             return 0.0
         if error <= EXACT:
-            return 0.0  # the values are as they were
+            return 0.0  # the type represents the values exactly
         nearest = min(measured_types, key=lambda name: abs(math.log(errors[name] / error)))
         return measured[nearest] * error / errors[nearest]
 
     def together(self, damage: float) -> float:
-        """Nats a token of a whole file, whose tensors' damages have this sum.
+        """Return the damage of a whole file in nats per token. damage: the sum of the damages of its tensors.
 
-        A sum is too small where damages are large, because errors of one tensor change what the next one does with its
-        own. By how much depends on the model, so it is measured of some choices for all tensors at once, and the factor
-        is interpolated between these, over the logarithm of the sum. Beyond them it is that of the nearest.
+        The sum is too small for large damages, because errors of one tensor amplify those of the next. The factor
+        depends on the model, so it is measured for some choices for all tensors together. Between these it is
+        interpolated over the logarithm of the sum. Beyond them the nearest factor applies.
         """
         import numpy as np
 
@@ -69,7 +69,7 @@ class Sensitivity:
 
     @classmethod
     def from_json(cls, values: Any) -> "Sensitivity":
-        """Read what `to_json` wrote; ValueError for anything else."""
+        """Read an object that `to_json` wrote. Raises ValueError for anything else."""
         try:
             damages, errors = (
                 {str(tensor): {str(kind): _figure(x) for kind, x in row.items()} for tensor, row in values[key].items()}
@@ -88,5 +88,5 @@ class Sensitivity:
 def _figure(value: Any) -> float:
     number = float(value)
     if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{value!r} is no damage")
+        raise ValueError(f"{value!r} is not a damage")
     return number

@@ -1,7 +1,7 @@
-"""The tensor types of ggml: names, ids, and how many bytes they take.
+"""The tensor types of ggml: their names, ids and sizes.
 
 A type stores values in blocks: `block` values along a row share `block_bytes` bytes (values and their scales). The
-numbers are llama.cpp's own; the tests compare every row with the library and with the `gguf` package.
+numbers are llama.cpp's; tests compare every row with the library and with the `gguf` package.
 """
 
 from collections.abc import Mapping
@@ -15,24 +15,26 @@ from quant.errors import UnknownTypeError
 class TensorType:
     """Storage type of a tensor's numbers."""
 
-    id: int  # in a GGUF file
-    name: str  # lower case, as people write it: "q4_0"
+    id: int  # id in GGUF files
+    name: str  # in lower case, such as "q4_0"
     block: int  # values in a block
     block_bytes: int  # bytes of a block
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits for one value, scales included."""
+        """Bits of one value, including scales."""
         return 8 * self.block_bytes / self.block
 
     @property
     def scales(self) -> tuple[int, int]:
-        """(first byte, number) of the 16-bit floats in a block that its numbers are multiplied by, or that are added;
-        (0, 0) for types without any, and for those that spread them over a block."""
+        """(first byte, number) of the 16-bit floats in a block that scale or shift its values.
+
+        (0, 0) for types without such floats, and for types that spread them over a block.
+        """
         return _SCALES.get(self.name, (0, 0))
 
     def n_bytes(self, n_values: int) -> int:
-        """Bytes of `n_values` values; ValueError if they do not fill whole blocks."""
+        """Return the bytes of `n_values` values. Raises ValueError if they do not fill whole blocks."""
         blocks, rest = divmod(n_values, self.block)
         if rest:
             raise ValueError(f"{self.name} stores whole blocks of {self.block} values, got {n_values} values")
@@ -88,7 +90,7 @@ _SCALES = {
 TYPES: Mapping[str, TensorType] = MappingProxyType({row[1]: TensorType(*row) for row in _TABLE})
 _BY_ID: Mapping[int, TensorType] = MappingProxyType({t.id: t for t in TYPES.values()})
 
-# What llama.cpp accepts for the KV cache (`--cache-type-k`, `--cache-type-v`), widest first.
+# Types that llama.cpp supports for the KV cache (`--cache-type-k`, `--cache-type-v`), the widest first.
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
@@ -101,12 +103,12 @@ class CacheType:
 
     @property
     def name(self) -> str:
-        """As people write it: "q8_0", or "q8_0/q4_0" where values have another type than keys."""
+        """Name as used in options: "q8_0", or "q8_0/q4_0" if values have another type than keys."""
         return self.keys.name if self.keys == self.values else f"{self.keys.name}/{self.values.name}"
 
 
 def cache_type(name: str) -> CacheType:
-    """The types that a name of `CacheType.name` stands for; UnknownTypeError with the known ones otherwise."""
+    """Return the types that a `CacheType.name` stands for. Raises UnknownTypeError, which lists the known ones."""
     keys, _, values = name.lower().partition("/")
     if not {keys, values or keys} <= set(KV_TYPES) or name.endswith("/"):
         raise UnknownTypeError(
@@ -116,7 +118,7 @@ def cache_type(name: str) -> CacheType:
 
 
 def type_by_name(name: str) -> TensorType:
-    """The type called `name`, in any case; UnknownTypeError with the known names otherwise."""
+    """Return the type called `name`, in any case. Raises UnknownTypeError, which lists the known names."""
     tensor_type = TYPES.get(name.lower())
     if tensor_type is None:
         raise UnknownTypeError(f"unknown tensor type {name!r}; known: {', '.join(TYPES)}")
@@ -124,7 +126,7 @@ def type_by_name(name: str) -> TensorType:
 
 
 def type_by_id(type_id: int) -> TensorType:
-    """The type with this id in GGUF files; UnknownTypeError with the known ones otherwise."""
+    """Return the type with this id in GGUF files. Raises UnknownTypeError, which lists the known ones."""
     tensor_type = _BY_ID.get(type_id)
     if tensor_type is None:
         known = ", ".join(f"{t.id} {t.name}" for t in TYPES.values())

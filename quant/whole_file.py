@@ -24,9 +24,9 @@ def check_room(path: Path, need: int) -> None:
 
 @contextmanager
 def whole_file(path: Path, n_bytes: int) -> Iterator[IO[bytes]]:
-    """A file of about `n_bytes` to write to. It is called `path` once the block has ended; nothing stays if that fails.
+    """Yield a file to write about `n_bytes` to. It gets the name `path` after the block, or is removed after an error.
 
-    OSError if it cannot be written, ENOSPC where the disk has not so much room.
+    Raises OSError if it cannot be written, with ENOSPC if the disk has too little room.
     """
     check_room(path, n_bytes)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")

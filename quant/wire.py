@@ -13,12 +13,12 @@ _F16_MAX = 65504.0
 
 
 class F16:
-    """Half the bytes; relative error 2^-11. Values beyond +-65504 become that."""
+    """Float16: half the bytes, relative error 2^-11. Larger values become +-65504."""
 
     name = "f16"
 
     def n_bytes(self, n: int) -> int:
-        """Bytes of `n` floats."""
+        """Return the bytes of `n` floats."""
         return 2 * n
 
     def encode(self, x: Floats, out: Bytes) -> None:
@@ -26,23 +26,23 @@ class F16:
         np.copyto(out.view(np.float16), x.clip(-_F16_MAX, _F16_MAX), casting="same_kind")
 
     def decode(self, data: Bytes, out: Floats) -> None:
-        """Read it back."""
+        """Decode `data` [n_bytes(n)] into `out` [n]."""
         np.copyto(out, data.view(np.float16))
 
 
 class Q8:
-    """A bit more than a quarter of the bytes: blocks of 32 integers of 8 bits with a scale, the largest one of 16 bits.
+    """8-bit integers, a bit more than a quarter of the bytes. A block of 32 has a scale and a largest value of 16 bits.
 
-    Trained models have sums in which one value is many times larger than those around it. It would spoil the scale of
-    its block, which is that of the second largest here: an error is at most 1/253 of that, or 1/65,000 of the largest.
-    A block with a value that is not finite decodes to NaN. Values beyond +-3e38 become that; values below 6e-39 may
-    become 0.
+    Trained models have sums in which one value is many times larger than its neighbours. It would spoil the scale of
+    its block, so the scale here is that of the second largest value. An error is at most 1/253 of that value, or
+    1/65,000 of the largest. A block with a value that is not finite decodes to NaN. Larger values become +-3e38; values
+    below 6e-39 may become 0.
     """
 
     name = "q8"
 
     def n_bytes(self, n: int) -> int:
-        """Bytes of `n` floats."""
+        """Return the bytes of `n` floats."""
         whole, rest = divmod(n, BLOCK)
         return whole * _Q8_BLOCK.itemsize + (_Q8_HEAD + rest if rest else 0)
 
@@ -58,7 +58,7 @@ class Q8:
         out[:] = blocks.view(np.uint8)[: out.size]
 
     def decode(self, data: Bytes, out: Floats) -> None:
-        """Read it back."""
+        """Decode `data` [n_bytes(n)] into `out` [n]."""
         if out.size % BLOCK == 0:
             _decode_blocks(data.view(_Q8_BLOCK), out)
             return
@@ -69,22 +69,22 @@ class Q8:
         out[:] = padded[: out.size]
 
 
-# The scale is a bfloat16. `values` are the low bytes of the integers; only the one at `index` has a high byte, too.
+# The scale is a bfloat16. `values` are the low bytes of the integers; the integer at `index` also has a high byte.
 _Q8_BLOCK = np.dtype([("scale", "<u2"), ("index", np.uint8), ("high", np.int8), ("values", np.int8, BLOCK)])
 _Q8_HEAD = _Q8_BLOCK.itemsize - BLOCK
-_Q8_MOST = np.float32(3e38)  # what it is rounded to is a float32, too
-_LEAST_SCALE = np.float32(2**-126)  # the inverse of less may be no float32
+_Q8_MOST = np.float32(3e38)  # its rounded value is a float32, too
+_LEAST_SCALE = np.float32(2**-126)  # the inverse of a smaller scale may not be a float32
 _NAN_SCALE = 0x7FC0
-_INT8_MOST, _INT16_MOST = np.float32(127), np.float32(127 * 256 + 127)  # of a signed low and a signed high byte
+_INT8_MOST, _INT16_MOST = np.float32(127), np.float32(127 * 256 + 127)  # largest signed low byte, and low + high byte
 
 
 def _encode_blocks(x: Floats, blocks: NDArray[np.void]) -> None:
-    """Encode whole blocks. Largest values are taken by argmax, which is much faster along an axis than max."""
+    """Encode whole blocks. Maxima are found with argmax, which is much faster along an axis than max."""
     starts = np.arange(0, x.size, BLOCK)
     sizes = np.abs(x)
     index = sizes.reshape(-1, BLOCK).argmax(axis=1)
     at = starts + index
-    largest = sizes[at]  # NaN where there is one
+    largest = sizes[at]  # NaN if the block contains one
     if not (largest <= _Q8_MOST).all():
         finite = np.isfinite(largest)
         _encode_blocks(np.where(np.repeat(finite, BLOCK), x.clip(-_Q8_MOST, _Q8_MOST), 0), blocks)
@@ -107,7 +107,7 @@ def _encode_blocks(x: Floats, blocks: NDArray[np.void]) -> None:
 def _decode_blocks(blocks: NDArray[np.void], out: Floats) -> None:
     rows = out.reshape(-1, BLOCK)
     rows[:] = blocks["values"]
-    # An index from a peer may be anything, as scales may.
+    # A peer can send any index and any scale.
     at = np.arange(0, out.size, BLOCK)
     at += blocks["index"] & (BLOCK - 1)
     out[at] += blocks["high"] * np.float32(256)
@@ -118,7 +118,7 @@ def _decode_blocks(blocks: NDArray[np.void], out: Floats) -> None:
 
 
 WIRES: dict[str, F16 | Q8 | None] = {"f32": None, "f16": F16(), "q8": Q8()}
-"""By name; None: float32 as it is."""
+"""Wire types by name; None sends float32 unchanged."""
 WIRE_IDS = {"f32": 0, "f16": 1, "q8": 3}
-"""As one byte says them. An id stays with its type, whatever comes and goes: devices of two versions must agree. 2 was
-q8 with a float32 scale and integers of 8 bits, in versions 1 to 3 of the protocol."""
+"""Ids of wire types, in one byte. An id is never reused, because devices of two versions must agree. Id 2 was q8 with a
+float32 scale and 8-bit integers, in versions 1 to 3 of the protocol."""

@@ -1,4 +1,4 @@
-"""Reads tokenizer.json: byte-level BPE as it is, and BPE made from a sentencepiece model back into scores."""
+"""Reads tokenizer.json: byte-level BPE, and the BPE form of a sentencepiece model, whose scores are restored."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _END = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
-# How words are cut out, as tokenizer.json says it, and what llama.cpp calls that.
+# Regular expressions of tokenizer.json that split text into words, and llama.cpp's name for each.
 _PRE = {
     (_CONTRACTIONS + _BEFORE + r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END,): "llama-bpe",
     (_CONTRACTIONS + _BEFORE + r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _END,): "qwen2",
@@ -24,12 +24,12 @@ _PRE = {
 
 
 def is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
-    """Return whether this tokenizer.json works on bytes, not on characters as sentencepiece does."""
+    """Return whether this tokenizer.json works on bytes, and not on characters as sentencepiece does."""
     return any(step.get("type") == "ByteLevel" for step in _steps(tokenizer.get("pre_tokenizer")))
 
 
 def byte_level(tokenizer: Mapping[str, Any], added: Mapping[int, AddedToken], n_vocab: int) -> Vocabulary:
-    """The vocabulary of a byte-level BPE, filled up to `n_vocab`. ModelFileError if llama.cpp has no such."""
+    """Return the vocabulary of a byte-level BPE, padded to `n_vocab`. Raises ModelFileError if llama.cpp lacks it."""
     model = _model(tokenizer)
     tokens, types = _tokens(model, added, n_vocab)
     merges = [" ".join(pair) for pair in _merges(model)]
@@ -39,19 +39,19 @@ def byte_level(tokenizer: Mapping[str, Any], added: Mapping[int, AddedToken], n_
 
 
 def scored(tokenizer: Mapping[str, Any], added: Mapping[int, AddedToken], n_vocab: int) -> Vocabulary:
-    """The vocabulary of a BPE that was made from a sentencepiece model, filled up to `n_vocab`.
+    """Return the vocabulary of a BPE that was made from a sentencepiece model, padded to `n_vocab`.
 
-    The merges were made from the scores, best first, so a token's score is the place of the first merge that makes it.
-    ModelFileError if llama.cpp has no such tokenizer.
+    The merges were made from the scores, best first. So the score of a token is the rank of the first merge that makes
+    it.
+
+    Raises ModelFileError if llama.cpp has no such tokenizer.
     """
     model = _model(tokenizer)
     if model.get("byte_fallback") is not True:
-        raise ModelFileError(
-            f"{_NAME}: it is neither byte-level BPE nor BPE with byte_fallback; llama.cpp has no other"
-        )
+        raise ModelFileError(f"{_NAME}: it is neither byte-level BPE nor BPE with byte_fallback, which llama.cpp needs")
     for step in _steps(tokenizer.get("pre_tokenizer")):
         if step.get("type") != "Metaspace" and step.get("pattern") != {"String": " "}:
-            raise ModelFileError(f"{_NAME}: its pre_tokenizer {step!r:.120} is not one of sentencepiece models")
+            raise ModelFileError(f"{_NAME}: its pre_tokenizer {step!r:.120} is not that of a sentencepiece model")
     tokens, types = _tokens(model, added, n_vocab)
     best: dict[str, int] = {}
     for rank, (left, right) in enumerate(_merges(model)):
@@ -68,7 +68,7 @@ def scored(tokenizer: Mapping[str, Any], added: Mapping[int, AddedToken], n_voca
 
 
 def space_prefix(tokenizer: Mapping[str, Any]) -> bool:
-    """Return whether a space is put in front of a text."""
+    """Return whether the tokenizer puts a space in front of a text."""
     for step in _steps(tokenizer.get("normalizer")):
         if step.get("type") == "Prepend" and step.get("prepend") == SPACE:
             return True
@@ -82,12 +82,12 @@ def _model(tokenizer: Mapping[str, Any]) -> Mapping[str, Any]:
     model = tokenizer.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
         kind = model.get("type") if isinstance(model, dict) else None
-        raise ModelFileError(f"{_NAME}: its model is {kind!r:.40}, needed is BPE with a vocab; llama.cpp has no other")
+        raise ModelFileError(f"{_NAME}: its model is {kind!r:.40}, but llama.cpp needs BPE with a vocab")
     return model
 
 
 def _tokens(model: Mapping[str, Any], added: Mapping[int, AddedToken], n_vocab: int) -> tuple[list[str], list[int]]:
-    """(texts, types) of the trained tokens by id; ids between them that nothing has are unused."""
+    """Return (texts, types) of the trained tokens by id. Ids without a token are of type UNUSED."""
     ids: dict[int, str] = {}
     for text, number in model["vocab"].items():
         if type(number) is not int or not 0 <= number < 1 << 24 or number in ids:
@@ -100,7 +100,7 @@ def _tokens(model: Mapping[str, Any], added: Mapping[int, AddedToken], n_vocab: 
 
 
 def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The pairs to merge, first ones first. Older files write a pair as one string."""
+    """Yield the pairs to merge, in order. Older files write a pair as one string."""
     merges = model.get("merges")
     if not isinstance(merges, list) or not merges:
         raise ModelFileError(f"{_NAME}: it has no merges; download it again")
@@ -127,14 +127,14 @@ def _pre(tokenizer: Mapping[str, Any]) -> str:
     name = _PRE.get(tuple(patterns))
     if name is None:
         raise ModelFileError(
-            f"{_NAME}: its pre_tokenizer is not known ({' then '.join(patterns):.200}); known are those of "
+            f"{_NAME}: its pre_tokenizer is not known ({' then '.join(patterns):.200}); known ones are those of "
             f"{', '.join(_PRE.values())}"
         )
     return name
 
 
 def _steps(value: Any) -> list[dict[str, Any]]:
-    """The steps of a normalizer or pre_tokenizer, without sequences around them."""
+    """Return the steps of a normalizer or pre_tokenizer, without the sequences that contain them."""
     steps, left = [], [value]
     while left:
         step = left.pop()

@@ -1,6 +1,6 @@
 """Converts a Hugging Face folder of safetensors to one GGUF file.
 
-Weights pass through a buffer of a few MiB; memory does not grow with the model, only with its vocabulary.
+Weights pass through a buffer of a few MiB, so memory grows only with the vocabulary.
 """
 
 import math
@@ -21,22 +21,24 @@ from quant.gguf.writer import ALIGNMENT, NewTensor, header
 from quant.types import TYPES
 from quant.whole_file import whole_file
 
-Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
+Progress = Callable[[int, int], None]  # called with bytes written so far and bytes in total
 
 CONVERTED_TYPES = ("f32", "f16", "bf16")
 
 
 def convert(folder: Path, out: Path, progress: Progress | None = None, type_name: str | None = None) -> int:
-    """Write the model of a Hugging Face folder as GGUF to `out`; its bytes.
+    """Write the model of a Hugging Face folder to `out` as GGUF; return its number of bytes.
 
-    type_name: f32, f16 or bf16 for all matrices; None keeps each as it is stored. Vectors (norms, biases) and routers
-    are F32 always. The file appears under its name only when it is whole.
+    The file appears under its name only when it is complete.
 
-    ModelFileError for a folder that cannot be converted, UnknownTypeError for another type, OSError when the file
+    type_name: f32, f16 or bf16 for all matrices; None keeps each stored type. Vectors (norms, biases) and routers are
+        always F32.
+
+    Raises ModelFileError if the folder cannot be converted, UnknownTypeError for another type, and OSError if the file
     cannot be written or the disk has no room.
     """
     if type_name is not None and type_name not in CONVERTED_TYPES:
-        raise UnknownTypeError(f"a checkpoint is converted to {', '.join(CONVERTED_TYPES)}, not to {type_name!r}")
+        raise UnknownTypeError(f"a checkpoint can be converted to {', '.join(CONVERTED_TYPES)}, not to {type_name!r}")
     with Checkpoint.open(folder) as checkpoint:
         _check_out(out, checkpoint)
         model = read_model(checkpoint.json("config.json"))
@@ -66,7 +68,7 @@ def convert(folder: Path, out: Path, progress: Progress | None = None, type_name
 
 
 def _most(plan: list[tuple[Target, str]]) -> str:
-    """The type of most values in matrices."""
+    """Return the type of most values in matrices."""
     values: Counter[str] = Counter()
     for target, kind in plan:
         if not target.keeps_f32:
@@ -75,14 +77,14 @@ def _most(plan: list[tuple[Target, str]]) -> str:
 
 
 def _name(folder: Path) -> str:
-    """Return the name of the model: its folder's, or the repository's in the hub's cache."""
+    """Return the name of the model: that of its folder or, in the hub's cache, of its repository."""
     path = folder.resolve()
     name = path.parent.parent.name.split("--")[-1] if path.parent.name == "snapshots" else path.name
     return name.encode(errors="replace").decode()
 
 
 def _check_out(out: Path, checkpoint: Checkpoint) -> None:
-    """Raise ModelFileError if `out` is a folder, or belongs to what is read."""
+    """Raise ModelFileError if `out` is a folder, or a file of the checkpoint."""
     if out.is_dir():
         raise ModelFileError(f"{out}: this is a folder; give the name of the file to write")
     inside = out.resolve().parent == checkpoint.folder.resolve() and out.suffix != ".gguf"

@@ -1,7 +1,7 @@
 """Model families that can be converted: their keys in config.json, and the values that llama.cpp assumes.
 
-A checkpoint whose configuration asks for something that llama.cpp does not compute is refused: converted, it would run
-and say something else.
+A checkpoint is refused if its configuration needs something that llama.cpp does not compute. Otherwise the converted
+model would run and give wrong answers.
 """
 
 from collections.abc import Mapping
@@ -12,31 +12,31 @@ from typing import Any
 from quant.checkpoint.config import Config
 from quant.errors import ModelFileError
 
-MAX_LAYERS = 512  # of llama.cpp
+MAX_LAYERS = 512  # llama.cpp's limit
 _MAX_EXPERTS = 512
 _MAX_WIDTH = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A kind of model, by its name in `architectures` of config.json."""
+    """A family of models, by its name in `architectures` of config.json."""
 
-    arch: str  # what llama.cpp calls it
+    arch: str  # llama.cpp's name
     activations: frozenset[str]
-    defaults: Mapping[str, Any]  # of the Hugging Face configuration class, where config.json leaves a value out
-    interleaved: bool = False  # llama.cpp rotates pairs of neighbours, the checkpoint halves of a head
-    norm_offset: float = 0.0  # what the checkpoint leaves out of its norms
-    post_norms: bool = False  # norms behind attention and feed-forward network, too
-    head_norms: bool = False  # norms of the query and key of each head
+    defaults: Mapping[str, Any]  # values of the Hugging Face configuration class for keys that config.json lacks
+    interleaved: bool = False  # llama.cpp rotates pairs of neighbours, the checkpoint the two halves of a head
+    norm_offset: float = 0.0  # constant that the checkpoint subtracts from its norms
+    post_norms: bool = False  # also has norms after attention and after the feed-forward network
+    head_norms: bool = False  # has norms of the query and key of each head
     qkv_bias: bool = False
     square_q: bool = False  # the query matrix must be square
     experts: bool = False
-    head: bool = True  # may have an output matrix of its own
-    wrapped: bool = False  # the text part of a larger model, in `text_config`
+    head: bool = True  # may have its own output matrix
+    wrapped: bool = False  # is the text part of a larger model, in `text_config`
 
 
 _SILU = frozenset({"silu", "swish"})
-_GELU = frozenset({"gelu_pytorch_tanh", "gelu"})  # Gemma's first files say "gelu" and mean the other
+_GELU = frozenset({"gelu_pytorch_tanh", "gelu"})  # Gemma's first files say "gelu" but mean gelu_pytorch_tanh
 _LLAMA = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
 _MISTRAL = _LLAMA | {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}
 _QWEN = _LLAMA | {"max_position_embeddings": 32768, "num_key_value_heads": 32}
@@ -76,28 +76,28 @@ class Model:
     embd: int  # width of a hidden state
     ff: int  # width of the feed-forward network
     heads: int
-    kv: int  # key-value heads
+    kv: int  # number of key-value heads
     head_size: int
     vocab: int
-    tied: bool  # the token table is the output matrix, too
-    experts: int  # 0: none
+    tied: bool  # the token embeddings are also the output matrix
+    experts: int  # 0 if there are none
     expert_ff: int
     experts_used: int
 
     @property
     def arch(self) -> str:
-        """Name of the architecture in llama.cpp."""
+        """llama.cpp's name of the architecture."""
         return self.family.arch
 
 
 def read_model(values: Mapping[str, Any]) -> Model:
-    """The model a config.json describes. ModelFileError for one that cannot be converted, and says why."""
+    """Return the model that a config.json describes. Raises ModelFileError if it cannot be converted."""
     root = Config(values, {})
     names = root.items("architectures")
     family = FAMILIES.get(names[0]) if names and isinstance(names[0], str) else None
     if family is None:
         have = f"{names[0]!r:.80}" if names else "no architecture"
-        raise root.error(f"{have} cannot be converted; these can: {', '.join(FAMILIES)}")
+        raise root.error(f"{have} cannot be converted; supported are {', '.join(FAMILIES)}")
     config = root.layered("text_config" if family.wrapped else "", family.defaults)
     for owner in (root, config):
         if "quantization_config" in owner or "compression_config" in owner:
@@ -108,7 +108,7 @@ def read_model(values: Mapping[str, Any]) -> Model:
     has_size = "head_dim" in config and not config.is_null("head_dim")
     if not has_size and embd % heads:
         raise config.error(f"hidden_size {embd} does not divide into {heads} heads")
-    counted = "num_local_experts" if "num_local_experts" in config else "num_experts"  # newer and older files
+    counted = "num_local_experts" if "num_local_experts" in config else "num_experts"  # key in newer and older files
     model = Model(
         family=family,
         config=config,
@@ -129,25 +129,29 @@ def read_model(values: Mapping[str, Any]) -> Model:
 
 
 def _check(model: Model) -> None:
-    """Raise ModelFileError for settings that llama.cpp would compute differently, or stop at."""
+    """Raise ModelFileError for settings that llama.cpp would compute differently, or would abort at."""
     config, family = model.config, model.family
     wide = model.heads * model.head_size
     if model.heads % model.kv:
         raise config.error(f"{model.heads} heads do not divide into {model.kv} key-value heads")
     if model.head_size % 2:
-        raise config.error(f"heads of {model.head_size} values; they must be even to be rotated")
+        raise config.error(f"heads have {model.head_size} values, but rotation needs an even number")
     if family.square_q and wide != model.embd:
         raise config.error(f"{family.arch} needs heads x head_dim = hidden_size, got {wide} and {model.embd}")
     if not family.head and not model.tied:
-        raise config.error(f"{family.arch} has no output matrix of its own in llama.cpp, tie_word_embeddings is false")
+        raise config.error(f"tie_word_embeddings is false, but {family.arch} has no output matrix in llama.cpp")
     for key in ("hidden_act", "hidden_activation"):
         if key in config and config.text(key) not in family.activations:
             have = config.text(key)
-            raise config.error(f"{key} is {have!r:.40}, {family.arch} computes {', '.join(sorted(family.activations))}")
+            raise config.error(
+                f"{key} is {have!r:.40}, but {family.arch} needs {', '.join(sorted(family.activations))}"
+            )
     if config.number("partial_rotary_factor", 1.0) != 1.0:
-        raise config.error("partial_rotary_factor is not 1; llama.cpp rotates whole heads here")
+        raise config.error("partial_rotary_factor is not 1, but llama.cpp rotates whole heads here")
     if config.flag("use_bidirectional_attention"):
-        raise config.error("use_bidirectional_attention is true; only models that look back can be converted")
+        raise config.error(
+            "use_bidirectional_attention is true, but only models with causal attention can be converted"
+        )
     if family.experts:
         _check_experts(model)
     if family.post_norms:
@@ -157,19 +161,19 @@ def _check(model: Model) -> None:
 def _check_experts(model: Model) -> None:
     config = model.config
     if model.experts_used > model.experts:
-        raise config.error(f"num_experts_per_tok is {model.experts_used} of {model.experts} experts")
+        raise config.error(f"num_experts_per_tok is {model.experts_used}, but there are only {model.experts} experts")
     if config.count("decoder_sparse_step") != 1 or config.items("mlp_only_layers"):
-        raise config.error("some layers have no experts (decoder_sparse_step, mlp_only_layers); llama.cpp has no such")
+        raise config.error("some layers have no experts (decoder_sparse_step, mlp_only_layers); llama.cpp needs all")
     if not config.flag("norm_topk_prob"):
-        raise config.error("norm_topk_prob is false; llama.cpp always makes the weights of the chosen experts add to 1")
+        raise config.error("norm_topk_prob is false, but llama.cpp always normalizes the weights of the chosen experts")
 
 
 def _check_scale(model: Model) -> None:
-    """The factor of Q K: llama.cpp knows one for each size of the family."""
+    """Raise ModelFileError unless the scale of attention is the one that llama.cpp uses for this size of the family."""
     config = model.config
-    largest = {"gemma2": 46, "gemma3": 62}[model.arch]  # layers of the 27B, which is an exception
+    largest = {"gemma2": 46, "gemma3": 62}[model.arch]  # number of layers of the 27B, which is an exception
     need = model.embd // model.heads if model.layers == largest else model.head_size
     if (have := config.number("query_pre_attn_scalar")) != need:
-        raise config.error(f"query_pre_attn_scalar is {have:g}, llama.cpp computes with {need}")
+        raise config.error(f"query_pre_attn_scalar is {have:g}, but llama.cpp computes with {need}")
     if model.arch == "gemma3" and "attn_logit_softcapping" in config:
-        raise ModelFileError("config.json: attn_logit_softcapping is given, Gemma 3 has none in llama.cpp")
+        raise ModelFileError("config.json: attn_logit_softcapping is set, but llama.cpp has none for Gemma 3")

@@ -1,4 +1,4 @@
-"""Rotary position embedding: what config.json says about it, as the metadata and the table of factors of a GGUF."""
+"""Rotary position embedding: its settings in config.json as the metadata and the table of factors of a GGUF."""
 
 import math
 
@@ -7,13 +7,13 @@ from quant.checkpoint.families import Model
 from quant.gguf.writer import encoded
 
 _DEFAULT_BASE = 10_000.0
-_DEFAULT_LOCAL_BASE = 10_000.0  # of llama.cpp for layers with a window, too
+_DEFAULT_LOCAL_BASE = 10_000.0  # llama.cpp's default for layers with a window
 
 
 def rope_pairs(model: Model) -> dict[str, bytes]:
-    """The key-value pairs about rotation, without the architecture in front of the keys.
+    """Return the key-value pairs about rotation, without the architecture's name in the keys.
 
-    ModelFileError for a way of stretching the context that llama.cpp does not have.
+    Raises ModelFileError for a kind of context extension that llama.cpp lacks.
     """
     rope = _global(model)
     pairs = {
@@ -29,17 +29,16 @@ def rope_pairs(model: Model) -> dict[str, bytes]:
     elif kind == "yarn":
         pairs |= _yarn_pairs(model, rope)
     elif kind == "llama3" and model.arch != "llama":
-        raise rope.error(f"rope_type is llama3, which llama.cpp has only for Llama, not for {model.arch}")
+        raise rope.error(f"rope_type is llama3, which llama.cpp supports only for Llama, not for {model.arch}")
     elif kind not in ("default", "llama3"):
-        raise rope.error(f"rope_type is {kind!r:.40}, known are default, linear, yarn, llama3")
+        raise rope.error(f"rope_type is {kind!r:.40}, but supported are default, linear, yarn, llama3")
     return pairs
 
 
 def rope_factors(model: Model) -> list[float]:
-    """Return the divisors of the frequencies [head_size / 2] with which Llama 3 stretches its context; empty for other
-    kinds.
+    """Return the divisors of the frequencies [head_size / 2] that extend the context of Llama 3, or [] for other kinds.
 
-    High frequencies stay, low ones are divided by the factor; between two bounds one goes over into the other. Formula:
+    High frequencies stay, low ones are divided by the factor, and those between two bounds are interpolated. Formula:
     https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py (apply_scaling).
     """
     rope = _global(model)
@@ -49,13 +48,12 @@ def rope_factors(model: Model) -> list[float]:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     context = rope.count("original_max_position_embeddings")
     if high <= low:
-        raise rope.error(f"high_freq_factor is {high:g}, needed is more than low_freq_factor, {low:g}")
+        raise rope.error(f"high_freq_factor is {high:g}, but must be more than low_freq_factor, {low:g}")
     base = _base(model)
     factors = []
     for i in range(0, model.head_size, 2):
-        turns = context / (
-            2 * math.pi * base ** (i / model.head_size)
-        )  # in the context the model was first trained for
+        # Turns of this frequency in the context with which the model was first trained.
+        turns = context / (2 * math.pi * base ** (i / model.head_size))
         share = min(1.0, max(0.0, (turns - low) / (high - low)))
         factors.append(1 / (share + (1 - share) / factor))
     return factors
@@ -64,9 +62,9 @@ def rope_factors(model: Model) -> list[float]:
 def _yarn_pairs(model: Model, rope: Config) -> dict[str, bytes]:
     for key in ("attention_factor", "mscale", "mscale_all_dim"):
         if key in rope:
-            raise rope.error(f"{key} is given; llama.cpp computes this factor of YaRN itself")
+            raise rope.error(f"{key} is set, but llama.cpp computes this factor of YaRN itself")
     if not rope.flag("truncate", True):
-        raise rope.error("truncate is false; llama.cpp rounds the bounds of YaRN")
+        raise rope.error("truncate is false, but llama.cpp rounds the bounds of YaRN")
     context = rope.count("original_max_position_embeddings", model.config.count("max_position_embeddings"))
     return {
         "rope.scaling.type": encoded("str", "yarn"),
@@ -78,13 +76,12 @@ def _yarn_pairs(model: Model, rope: Config) -> dict[str, bytes]:
 
 
 def _section(model: Model) -> Config:
-    """`rope_parameters` of today's files, `rope_scaling` of the older ones."""
+    """Return `rope_parameters` of newer files, or `rope_scaling` of older ones."""
     return model.config.section("rope_parameters" if "rope_parameters" in model.config else "rope_scaling")
 
 
 def _global(model: Model) -> Config:
-    """Return the rotation settings of layers without a window. Newer files of models with both kinds have one for
-    each."""
+    """Return the rotation settings of layers without a window. Newer files have separate settings for both kinds."""
     section = _section(model)
     return section.section("full_attention") if "full_attention" in section else section
 
@@ -98,8 +95,8 @@ def _base(model: Model) -> float:
 
 
 def _local_base(model: Model) -> float:
-    """Return the base of layers with a window, which are never stretched."""
+    """Return the base of layers with a window. Their context is never extended."""
     local = _section(model).section("sliding_attention")
     if _kind(local) != "default":
-        raise local.error(f"rope_type is {_kind(local)!r:.40}; layers with a window are not stretched in llama.cpp")
+        raise local.error(f"rope_type is {_kind(local)!r:.40}, but llama.cpp does not extend layers with a window")
     return local.number("rope_theta", model.config.number("rope_local_base_freq", _DEFAULT_LOCAL_BASE))

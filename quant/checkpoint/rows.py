@@ -1,4 +1,4 @@
-"""Reads the rows of a tensor of a checkpoint in chunks, in the order and type a GGUF wants. Loads numpy when used."""
+"""Reads the rows of a checkpoint's tensor in chunks, in the order and type that a GGUF needs. Loads numpy when used."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 def chunks(checkpoint: Checkpoint, target: Target, type_name: str) -> Iterator[bytes]:
-    """The bytes of `target` as `type_name` (f32, f16, bf16), about a MiB at a time.
+    """Yield the bytes of `target` as `type_name` (f32, f16, bf16), about 1 MiB at a time.
 
-    ModelFileError for a value that f16 cannot hold, and for a file that has become shorter.
+    Raises ModelFileError for a value that f16 cannot represent, or if the file became shorter.
     """
     for source in target.sources:
         stored = STORED_TYPES[source.tensor.dtype]
@@ -45,7 +45,7 @@ def chunks(checkpoint: Checkpoint, target: Target, type_name: str) -> Iterator[b
 
 
 def _read(checkpoint: Checkpoint, target: Target, source: Rows) -> Iterator[tuple[bytes, int]]:
-    """(bytes, rows) in order; whole heads where rows are interleaved."""
+    """Yield (bytes, number of rows) in order. If rows are interleaved, a chunk contains whole heads."""
     row_bytes = target.row * TYPES[STORED_TYPES[source.tensor.dtype]].block_bytes
     unit = target.interleave or 1
     step = max(1, _CHUNK_BYTES // (row_bytes * unit)) * unit
@@ -55,7 +55,7 @@ def _read(checkpoint: Checkpoint, target: Target, source: Rows) -> Iterator[tupl
 
 
 def _interleaved(rows: NDArray[Any], head: int) -> NDArray[Any]:
-    """Rows [n, ...] in which those of the two halves of each head take turns."""
+    """Return rows [n, ...] in which the two halves of each head are interleaved."""
     halves = rows.reshape(-1, 2, head // 2, *rows.shape[1:])
     turned: NDArray[Any] = halves.swapaxes(1, 2).reshape(rows.shape)
     return turned
@@ -70,7 +70,7 @@ def _bytes_of(raw: bytes, rows: int) -> NDArray[np.uint8]:
 def _floats(raw: bytes, stored: str) -> Floats:
     import numpy as np
 
-    if stored == "bf16":  # the upper half of a float
+    if stored == "bf16":  # the upper half of a float32
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(raw, "<f4" if stored == "f32" else "<f2").astype(np.float32)
 
@@ -83,7 +83,7 @@ def _stored_as(type_name: str, values: Floats, source: Rows) -> bytes:
     if type_name == "bf16":
         bits = np.ascontiguousarray(values).view(np.uint32)
         rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16  # to nearest, ties to even
-        quiet = (bits >> 16) | 64  # a NaN must stay one
+        quiet = (bits >> 16) | 64  # keeps a NaN a NaN
         return np.where((bits & 0x7FFFFFFF) > 0x7F800000, quiet, rounded).astype("<u2").tobytes()
     with np.errstate(over="ignore"):
         halves = values.astype("<f2")

@@ -1,7 +1,7 @@
-"""Tensor mapping from a checkpoint to a GGUF file, with the changes to their rows.
+"""Mapping of a checkpoint's tensors to those of a GGUF file, with the changes to their rows.
 
-A tensor is seen as rows: [rows, row] of a matrix, one value a row of a vector. So a stack of experts, a query matrix
-and a norm go the same way.
+Every tensor is treated as rows: a matrix has [rows, row], a vector has one value in each row. So a stack of experts, a
+query matrix and a norm need no special cases.
 """
 
 import math
@@ -13,7 +13,7 @@ from quant.checkpoint.families import Model
 from quant.errors import ModelFileError
 
 STORED_TYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-# Tables that are computed anew, and what belongs to pictures.
+# Tensors without a place in the GGUF: tables that are computed anyway, and parts for pictures.
 _DROPPED_ENDS = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
 _DROPPED_PARTS = ("vision_tower.", "multi_modal_projector.")
 _PREFIXES = {"language_model.": "", "model.language_model.": "model."}
@@ -30,38 +30,38 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tensor of the GGUF to be, and where it comes from."""
+    """A tensor of the new GGUF, and its sources."""
 
     name: str
-    shape: tuple[int, ...]  # slowest first
+    shape: tuple[int, ...]  # slowest dimension first
     sources: tuple[Rows, ...]
-    stored: str  # type of the sources; f32 where they differ
-    keeps_f32: bool  # whatever type is asked for
-    interleave: int = 0  # rows of a head, whose halves are interleaved; 0: rows stay in order
+    stored: str  # type of the sources; f32 if they differ
+    keeps_f32: bool  # it is always stored as f32
+    interleave: int = 0  # number of rows of a head whose halves are interleaved; 0 keeps the order of rows
     offset: float = 0.0  # added to every value
 
     @property
     def row(self) -> int:
-        """Values in a row."""
+        """Number of values in a row."""
         return self.shape[-1] if len(self.shape) > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Required:
-    """A tensor that the configuration calls for."""
+    """A tensor that the configuration requires."""
 
     name: str
-    sources: tuple[tuple[str, int], ...]  # names in the checkpoint, and the row to begin with
-    shape: tuple[int, ...]  # slowest first
+    sources: tuple[tuple[str, int], ...]  # (name in the checkpoint, first row)
+    shape: tuple[int, ...]  # slowest dimension first
     interleave: int = 0
     offset: float = 0.0
 
 
 def targets(model: Model, stored: Mapping[str, StoredTensor]) -> list[Target]:
-    """The tensors of the GGUF, in order.
+    """Return the tensors of the GGUF, in order.
 
-    ModelFileError for one that is missing, has another shape than config.json calls for or a type that is not
-    converted, and for one in the checkpoint that has no place.
+    Raises ModelFileError if a tensor is missing, has another shape than config.json requires or a type that is not
+    supported, or if a tensor of the checkpoint has no place in the GGUF.
     """
     have = {_plain_name(name): tensor for name, tensor in stored.items()} if model.family.wrapped else dict(stored)
     mapped = [_target(required, have) for required in _required_tensors(model, have)]
@@ -70,20 +70,20 @@ def targets(model: Model, stored: Mapping[str, StoredTensor]) -> list[Target]:
         if tensor.name not in used and not _is_dropped(model, name):
             raise ModelFileError(
                 f"{tensor.path.name}: tensor {tensor.name!r:.200} has no place in {model.arch}; "
-                "the model is not what its config.json says, or is a variant that cannot be converted"
+                "the model does not match its config.json, or is a variant that cannot be converted"
             )
     return mapped
 
 
 def _plain_name(name: str) -> str:
-    """Return the name of a tensor of the text part as a text-only checkpoint has it."""
+    """Return the name that a tensor of the text part has in a text-only checkpoint."""
     prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
     return _PREFIXES.get(prefix, "") + name[len(prefix) :]
 
 
 def _is_dropped(model: Model, name: str) -> bool:
     if name == "lm_head.weight":
-        return model.tied  # the same once more
+        return model.tied  # then it is a copy of the token embeddings
     return name.endswith(_DROPPED_ENDS) or (model.family.wrapped and any(part in name for part in _DROPPED_PARTS))
 
 
@@ -104,7 +104,7 @@ def _required_tensors(model: Model, have: Mapping[str, StoredTensor]) -> Iterato
 
 
 def _layer(model: Model) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
-    """(name, name in the checkpoint, shape, rows of a head to interleave) of a layer's tensors, without experts."""
+    """Yield (name, name in the checkpoint, shape, rows of a head to interleave) of a layer's tensors except experts."""
     family, config, embd, ff = model.family, model.config, model.embd, model.ff
     q, kv = model.heads * model.head_size, model.kv * model.head_size
     turned = model.head_size if family.interleaved else 0
@@ -138,7 +138,7 @@ def _layer(model: Model) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
 
 
 def _experts(model: Model, layer: int, have: Mapping[str, StoredTensor]) -> Iterator[_Required]:
-    """The three stacks of experts of a layer. A checkpoint has a matrix for each, or stacks of its own."""
+    """Yield the three stacks of experts of a layer. A checkpoint has a matrix for each expert, or stacks of its own."""
     n, ff, embd, base = model.experts, model.expert_ff, model.embd, f"model.layers.{layer}.mlp.experts"
     stacked = f"{base}.gate_up_proj" in have
     for part, shape, first, step in (
@@ -155,21 +155,21 @@ def _experts(model: Model, layer: int, have: Mapping[str, StoredTensor]) -> Iter
 def _target(required: _Required, have: Mapping[str, StoredTensor]) -> Target:
     """Find and check the source tensors of a required tensor."""
     count = len(required.sources)
-    rows = math.prod(required.shape[:-1] or required.shape) // count  # of each source
+    rows = math.prod(required.shape[:-1] or required.shape) // count  # in each source
     sources = []
     for name, first in required.sources:
         tensor = have.get(name)
         if tensor is None:
-            raise ModelFileError(f"tensor {name!r} is missing, config.json calls for it; download the model again")
+            raise ModelFileError(f"tensor {name!r} is missing, but config.json requires it; download the model again")
         need = _source_shape(required, name)
         if tensor.shape != need:
             raise ModelFileError(
-                f"{tensor.path.name}: tensor {tensor.name!r} has the shape {list(tensor.shape)}, config.json calls for "
-                f"{list(need)}; the two do not belong together"
+                f"{tensor.path.name}: tensor {tensor.name!r} has the shape {list(tensor.shape)}, but config.json needs "
+                f"{list(need)}; the two files do not belong together"
             )
         if tensor.dtype not in STORED_TYPES:
             raise ModelFileError(
-                f"{tensor.path.name}: tensor {tensor.name!r} is stored as {tensor.dtype:.20}; needed is BF16, F16 or "
+                f"{tensor.path.name}: tensor {tensor.name!r} is stored as {tensor.dtype:.20}, but must be BF16, F16 or "
                 "F32: get the original checkpoint"
             )
         sources.append(Rows(tensor, first, rows))
@@ -179,14 +179,14 @@ def _target(required: _Required, have: Mapping[str, StoredTensor]) -> Target:
         shape=required.shape,
         sources=tuple(sources),
         stored=kinds.pop() if len(kinds) == 1 else "f32",
-        keeps_f32=len(required.shape) == 1 or required.name.endswith("ffn_gate_inp.weight"),  # as llama.cpp wants them
+        keeps_f32=len(required.shape) == 1 or required.name.endswith("ffn_gate_inp.weight"),  # as llama.cpp needs it
         interleave=required.interleave,
         offset=required.offset,
     )
 
 
 def _source_shape(required: _Required, name: str) -> tuple[int, ...]:
-    """The shape a tensor of the checkpoint must have."""
+    """Return the shape that a tensor of the checkpoint must have."""
     if name.endswith(".gate_up_proj"):
         n, ff, embd = required.shape
         return (n, 2 * ff, embd)

@@ -1,7 +1,7 @@
 """The vocabulary of a checkpoint as the metadata of a GGUF.
 
-llama.cpp has two tokenizers that these families use: "llama" merges the pair with the best score (sentencepiece),
-"gpt2" follows a list of merges inside words that a regular expression cuts out (byte-level BPE).
+These families use two of llama.cpp's tokenizers. "llama" merges the pair with the best score (sentencepiece). "gpt2"
+follows a list of merges inside words that a regular expression cuts out (byte-level BPE).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from quant.gguf.writer import encoded
 from quant.text import with_article
 
 _TOKENIZER, _CONFIG, _SENTENCEPIECE = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
-_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # to what GGUF calls them
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # GGUF's name, by Hugging Face's name
 _ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
-_BPE = 2  # of the trainer's model types: pairs are merged by score, as llama.cpp does
+_BPE = 2  # model type of the trainer: pairs are merged by score, as llama.cpp does
 _TYPES = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
 
 
 def vocabulary_pairs(model: Model, checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Return all `tokenizer.` pairs: as many tokens as the table of the model has rows.
+    """Return all `tokenizer.` pairs, with as many tokens as the model's token embeddings have rows.
 
-    ModelFileError if no tokenizer is there, or where llama.cpp has none that gives the same tokens.
+    Raises ModelFileError if there is no tokenizer, or if none of llama.cpp's gives the same tokens.
     """
     tokenizer, settings = checkpoint.json(_TOKENIZER), checkpoint.json(_CONFIG)
     added = _added(tokenizer, settings, checkpoint.json("added_tokens.json"))
@@ -66,7 +66,7 @@ def vocabulary_pairs(model: Model, checkpoint: Checkpoint) -> dict[str, bytes]:
 def _added(
     tokenizer: Mapping[str, Any], settings: Mapping[str, Any], older: Mapping[str, Any]
 ) -> dict[int, AddedToken]:
-    """Collect the tokens added to the trained ones, by id: tokenizer_config.json wins, then tokenizer.json."""
+    """Return tokens added to the trained ones, by id: tokenizer_config.json wins, then tokenizer.json."""
     tokens: dict[int, AddedToken] = {}
     for entry in _list(tokenizer.get("added_tokens"), _TOKENIZER):
         token = AddedToken.read(entry, _TOKENIZER)
@@ -82,7 +82,7 @@ def _added(
 
 
 def _set_prefix(vocabulary: Vocabulary, tokenizer: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Set whether a space is put in front of a text. tokenizer.json wins where both are there, as in the library."""
+    """Set whether a text gets a space in front. If both files exist, tokenizer.json wins, as in the library."""
     if tokenizer:
         vocabulary.space_prefix = space_prefix(tokenizer)
     elif isinstance(add_prefix := settings.get("add_prefix_space"), bool):
@@ -96,7 +96,7 @@ def _specials(
     older: Mapping[str, Any],
     model: Model,
 ) -> dict[str, int]:
-    """The ids of the tokens with a meaning: by their text in the tokenizer's files, else by number in config.json."""
+    """Return the ids of special tokens, by their text in the tokenizer's files, else by number in config.json."""
     ids = {text: i for i, text in enumerate(vocabulary.tokens)}
     ids |= {token.content: i for i, token in added.items() if i < len(vocabulary.tokens)}
     specials: dict[str, int] = {}
@@ -121,8 +121,10 @@ def _specials(
 def _around_pairs(
     tokenizer: Mapping[str, Any], settings: Mapping[str, Any], specials: Mapping[str, int], sentencepiece: bool
 ) -> dict[str, bytes]:
-    """Set whether a text gets a beginning and an end token. llama.cpp ends the process where it must add one it
-    lacks."""
+    """Return the pairs that state whether a text gets a beginning and an end token.
+
+    Raises ModelFileError if a token to add is unknown, because llama.cpp would abort.
+    """
     single = _template(tokenizer.get("post_processor"))
     sequence = next((i for i, part in enumerate(single) if part == ""), 0)
     adds = {"bos": sequence > 0, "eos": sequence < len(single) - 1}
@@ -134,14 +136,14 @@ def _around_pairs(
         add = setting if isinstance(setting, bool) else add
         if add and name not in specials:
             raise ModelFileError(
-                f"{_CONFIG}: every text gets {with_article(name)} token, but none of the files says which it is"
+                f"{_CONFIG}: every text gets {with_article(name)} token, but no file states which token it is"
             )
         pairs[f"tokenizer.ggml.add_{name}_token"] = encoded("bool", add)
     return pairs
 
 
 def _template(processor: Any) -> list[str]:
-    """Return the parts put around a text: "special" for each special token, "" for the text. Empty if not specified."""
+    """Return the parts around a text: "special" for a special token, "" for the text. Empty if not specified."""
     if not isinstance(processor, dict):
         return []
     for inner in _list(processor.get("processors"), _TOKENIZER) or [processor]:
@@ -152,7 +154,7 @@ def _template(processor: Any) -> list[str]:
 
 
 def _template_pairs(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str, bytes]:
-    """The chat template, from wherever it is; none for a base model."""
+    """Return the pair of the chat template, from any of its places, or {} for a base model."""
     raw = checkpoint.content("chat_template.jinja")
     template: Any = None
     if raw is not None:
@@ -161,7 +163,7 @@ def _template_pairs(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict
         except UnicodeDecodeError as exc:
             raise ModelFileError(f"chat_template.jinja: this is not text in UTF-8: {exc}; download it again") from exc
     template = template or checkpoint.json("chat_template.json").get("chat_template") or settings.get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates with names
         named = [entry for entry in template if isinstance(entry, dict)]
         template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     return {"tokenizer.chat_template": encoded("str", string(template, "the chat template"))} if template else {}
@@ -169,25 +171,25 @@ def _template_pairs(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict
 
 def _list(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list | None):
-        raise ModelFileError(f"{name}: needed is a list, this is {value!r:.60}; download it again")
+        raise ModelFileError(f"{name}: it needs a list, but has {value!r:.60}; download it again")
     return value or []
 
 
 def _id(value: Any, name: str) -> int:
     if type(value) is not int or not 0 <= value < 2**31:
-        raise ModelFileError(f"{name}: {value!r:.60} is no token id; download it again")
+        raise ModelFileError(f"{name}: {value!r:.60} is not a token id; download it again")
     return value
 
 
 def read_sentencepiece(raw: bytes) -> Vocabulary:
-    """The pieces of a model, not yet filled up to the size of a table.
+    """Return the pieces of a sentencepiece model, not yet padded to the model's size.
 
-    ModelFileError for a file that is none, was trained in another way, or where the package is not installed.
+    Raises ModelFileError if the file is damaged or was trained in another way, or if the package is not installed.
     """
     proto = _parsed(raw)
     if proto.trainer_spec.model_type != _BPE:
         raise ModelFileError(
-            f"tokenizer.model: it is of type {proto.trainer_spec.model_type}; llama.cpp's tokenizer needs BPE, type 2"
+            f"tokenizer.model: its type is {proto.trainer_spec.model_type}, but llama.cpp's tokenizer needs BPE, type 2"
         )
     tokens, types, scores = [], [], []
     for piece in proto.pieces:
@@ -195,7 +197,7 @@ def read_sentencepiece(raw: bytes) -> Vocabulary:
         if not math.isfinite(piece.score):
             raise ModelFileError(f"tokenizer.model: piece {piece.piece!r:.60} has the score {piece.score}")
         text = string(piece.piece, "tokenizer.model")
-        # Looked for in text whose spaces are still spaces.
+        # llama.cpp looks for user-defined tokens in text that still has ordinary spaces.
         tokens.append(text.replace(SPACE, " ") if kind == USER_DEFINED else text)
         types.append(kind)
         scores.append(piece.score)
@@ -213,7 +215,7 @@ def _parsed(raw: bytes) -> Any:
     try:
         proto = sentencepiece_model_pb2.ModelProto.FromString(raw)
     except DecodeError as exc:
-        raise ModelFileError(f"tokenizer.model: this is no sentencepiece model: {exc}; download it again") from exc
+        raise ModelFileError(f"tokenizer.model: this is not a sentencepiece model: {exc}; download it again") from exc
     if not proto.pieces:
         raise ModelFileError("tokenizer.model: it has no pieces; download it again")
     return proto

@@ -1,1 +1,1 @@
-"""The GGUF container: read, checked and written."""
+"""The GGUF container: reading, checking and writing it."""

@@ -1,14 +1,15 @@
-"""Elastic files: one GGUF that holds each tensor in every type that one of several sizes of the model has for it.
+"""Elastic files: one GGUF that contains several sizes of a model, each tensor once in every type that a size needs.
 
-For other readers the file is the largest size: its tensors are the table of the GGUF. Those of the smaller sizes that
-have other types lie behind its last tensor, each once, padded like all. Pairs say where, the largest size first:
+For other readers the file is the largest size, whose tensors are in the GGUF's table. Tensors that smaller sizes have
+in other types come after the last one, each once, with the usual padding. Key-value pairs describe them, the largest
+size first:
 
     elastic.version     u32       1
-    elastic.file_bytes  arr[u64]  bytes of the file that holds this size alone
-    elastic.divergence  arr[f32]  of that file from the model it was made of, nats a token
+    elastic.file_bytes  arr[u64]  bytes of a file that contains this size alone
+    elastic.divergence  arr[f32]  divergence of that file from the original model, nats per token
     elastic.tensors     arr[str]  names of the tensors that have several types
-    elastic.types       arr[u32]  ids: of all these tensors at the first size, then at the second, ...
-    elastic.offsets     arr[u64]  likewise, bytes from the first tensor on
+    elastic.types       arr[u32]  type ids: of all these tensors at the first size, then at the second, ...
+    elastic.offsets     arr[u64]  in the same order, bytes from the first tensor on
 """
 
 import math
@@ -31,31 +32,35 @@ _ARRAYS = {"file_bytes": "u64", "divergence": "f32", "tensors": "str", "types": 
 
 @dataclass(frozen=True)
 class ElasticSize:
-    """One size of a model, as a file of its own would have it."""
+    """One size of a model, as if it were a file of its own."""
 
-    file_bytes: int  # of that file
-    divergence: float  # of its predictions from the original's, nats a token; 0 where nothing is known
+    file_bytes: int  # bytes of a file of this size alone
+    divergence: float  # divergence from the original's predictions in nats per token; 0 if unknown
     tensors: Mapping[str, TensorInfo]
 
 
 def is_elastic(file: GgufFile) -> bool:
-    """Return whether a file says that it holds several sizes."""
+    """Return whether a file contains several sizes, according to its metadata."""
     return f"{PREFIX}version" in file.metadata
 
 
 def elastic_sizes(file: GgufFile) -> tuple[ElasticSize, ...]:
-    """Return the sizes in a file, the largest first; one for a file that is not elastic. ModelFileError, one line, for
-    whatever is wrong with them."""
+    """Return the sizes in a file, the largest first. A file that is not elastic has one.
+
+    Raises ModelFileError with one line if the sizes are not valid.
+    """
     if not is_elastic(file):
         return (ElasticSize(file.size_bytes, 0.0, file.tensors),)
     values = {name: _array(file, name, kind) for name, kind in _ARRAYS.items()}
     if (version := file.metadata[f"{PREFIX}version"]) != _VERSION:
-        raise _error(file, f"version is {version!r:.80}, {_VERSION} is read; update edge")
+        raise _error(file, f"their version is {version!r:.80}, but {_VERSION} is needed; update edge")
     if len(file.paths) > 1:
-        raise _error(file, "sizes cannot lie in a model of several parts")
+        raise _error(file, "a model in several files cannot contain sizes")
     names, sizes = values["tensors"], len(values["file_bytes"])
     if not 0 < sizes <= MOST_SIZES or len(values["divergence"]) != sizes:
-        raise _error(file, f"{sizes} sizes and {len(values['divergence'])} divergences; 1 to {MOST_SIZES} of each")
+        raise _error(
+            file, f"{sizes} sizes and {len(values['divergence'])} divergences; needs 1 to {MOST_SIZES} of each"
+        )
     for name in ("types", "offsets"):
         if len(values[name]) != sizes * len(names):
             raise _error(file, f"{name} has {len(values[name])} items for {sizes} sizes of {len(names)} tensors")
@@ -74,24 +79,26 @@ def elastic_sizes(file: GgufFile) -> tuple[ElasticSize, ...]:
                 raise _error(file, f"the largest size has another {name} than the file's own table")
         divergence = values["divergence"][k]
         if not 0 <= divergence < math.inf:
-            raise _error(file, f"a divergence is {divergence}, needed is a number from 0 on")
+            raise _error(file, f"a divergence is {divergence}, but must be 0 or more")
         result.append(ElasticSize(values["file_bytes"][k], divergence, tensors))
     return tuple(result)
 
 
 @dataclass(frozen=True)
 class ElasticPlan:
-    """An elastic file before it is written: all that its size depends on."""
+    """Layout of an elastic file before it is written."""
 
     head: bytes
-    files: Sequence[GgufFile]  # that hold one size each
-    places: Mapping[tuple[str, int], tuple[GgufFile, int]]  # by tensor and type id: the file it is in, offset
+    files: Sequence[GgufFile]  # files that contain one size each
+    places: Mapping[tuple[str, int], tuple[GgufFile, int]]  # (source file, offset) by tensor name and type id
     n_bytes: int
 
 
 def plan_elastic(files: Sequence[GgufFile], divergences: Sequence[float]) -> ElasticPlan:
-    """Plan the file that holds these sizes of one model, each a file of its own, the largest first. ValueError where
-    they are no sizes of one model, or are split or elastic themselves."""
+    """Plan an elastic file from files that contain one size of a model each, the largest first.
+
+    Raises ValueError if the files are not sizes of one model, or are split or elastic themselves.
+    """
     first = files[0]
     shapes = {name: tensor.shape for name, tensor in first.tensors.items()}
     for file in files:
@@ -123,8 +130,11 @@ def elastic_pairs(
     file_bytes: Sequence[int],
     divergences: Sequence[float],
 ) -> dict[str, bytes]:
-    """Return the pairs that describe sizes. sizes: the type id of each tensor, by name, the largest size first.
-    positions: of each tensor in each type, bytes from the first tensor on."""
+    """Return the pairs that describe sizes.
+
+    sizes: type id by tensor name, the largest size first.
+    positions: bytes from the first tensor on, by tensor name and type id.
+    """
     names = [name for name in sizes[0] if len({types[name] for types in sizes}) > 1]
     return {
         f"{PREFIX}version": encoded("u32", _VERSION),
@@ -137,13 +147,15 @@ def elastic_pairs(
 
 
 def write_elastic(plan: ElasticPlan, out: Path) -> None:
-    """Write the file, whole or not at all. OSError if there is no room; ModelFileError if a tensor is not the same in
-    all the files that have it in one type."""
+    """Write the file, completely or not at all.
+
+    Raises OSError if there is no room, and ModelFileError if files differ in a tensor of the same type.
+    """
     for file in plan.files:
         for name, tensor in file.tensors.items():
             other, _ = plan.places[name, tensor.type.id]
             if other is not file and not _same(file.data(name), other.data(name)):
-                raise ModelFileError(f"{file.path.name} and {other.path.name} have other values of {name}")
+                raise ModelFileError(f"{file.path.name} and {other.path.name} have different values of {name}")
     with whole_file(out, plan.n_bytes) as target:
         target.write(plan.head)
         for (name, _), (file, _) in plan.places.items():
@@ -160,7 +172,7 @@ def _same(a: memoryview, b: memoryview) -> bool:
 def _array(file: GgufFile, name: str, kind: str) -> GgufArray:
     value = file.metadata.get(PREFIX + name)
     if not isinstance(value, GgufArray) or value.item_type != kind:
-        raise _error(file, f"{name} is no list of {kind}")
+        raise _error(file, f"{name} is not a list of {kind}")
     return value
 
 
@@ -172,7 +184,9 @@ def _placed(file: GgufFile, name: str, type_id: int, offset: int, end: int) -> T
     except UnknownTypeError as error:
         raise _error(file, f"{name} has an {error}") from None
     if own.shape[0] % kind.block:
-        raise _error(file, f"{name} has rows of {own.shape[0]} values, {kind.name} needs a multiple of {kind.block}")
+        raise _error(
+            file, f"{name} has rows of {own.shape[0]} values, but {kind.name} needs a multiple of {kind.block}"
+        )
     n_bytes = kind.n_bytes(math.prod(own.shape))
     if offset % ALIGNMENT or offset + n_bytes > end:
         raise _error(file, f"{name} as {kind.name} would be bytes {offset} to {offset + n_bytes} of {end}")

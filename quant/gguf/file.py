@@ -1,7 +1,7 @@
-"""A GGUF model file, opened and checked, so that native code never sees a broken one.
+"""A GGUF model file, opened and checked, so that native code never reads a damaged one.
 
-A model may be split over several files (`name-00001-of-00003.gguf`); all are found, checked and seen as one. What the
-metadata mean is judged elsewhere.
+A model may be split over several files (`name-00001-of-00003.gguf`). All are found, checked and presented as one. Other
+modules interpret the metadata.
 """
 
 import os
@@ -21,7 +21,7 @@ _SPLIT_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9
 
 
 class GgufFile:
-    """A model file, read-only: its metadata and where its tensors lie. Weights are mapped, not read."""
+    """A model file, read-only: its metadata and the location of its tensors. Weights are mapped, not read."""
 
     def __init__(self, parts: list[Part]) -> None:
         first = parts[0]
@@ -35,28 +35,28 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "GgufFile":
-        """Read and check the header of `path`, and of the other parts where the model is split.
+        """Read and check the header of `path` and, if the model is split, of its other parts.
 
-        Raises ModelFileError, one line, for everything that is wrong with the container.
+        Raises ModelFileError with one line if the container is not valid.
         """
         first = read_part(Path(path))
         return cls([first, *_other_parts(first)])
 
     def with_tensors(self, tensors: Mapping[str, TensorInfo]) -> "GgufFile":
-        """Return the same file with another table: where each tensor lies, and its type."""
+        """Return the same file with another table of tensors: their locations and types."""
         other = copy(self)
         other.tensors = dict(tensors)
         return other
 
     @property
     def architecture(self) -> str:
-        """The model family ("llama", "qwen3"), "" if the file does not say."""
+        """The model family, such as "llama" or "qwen3"; "" if the file does not state it."""
         value = self.metadata.get("general.architecture")
         return value if isinstance(value, str) else ""
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Return all files of the model, in order."""
+        """All files of the model, in order."""
         return tuple(self._parts)
 
     def value_type(self, key: str) -> str:
@@ -64,30 +64,30 @@ class GgufFile:
         return self._parts[self.path].pairs[key].type
 
     def raw_value(self, key: str) -> bytes:
-        """The value of `key` as stored, type id included: what a writer copies behind the key."""
+        """Return the value of `key` as stored, with its type id, for copying into another file."""
         part = self._parts[self.path]
         pair = part.pairs[key]
         return part.data[pair.start : pair.end]
 
     def stamp(self, path: Path) -> tuple[int, int]:
-        """(bytes, time of the last change in ns) that one of `paths` had when its header was read."""
+        """Return (bytes, time of the last change in ns) of one of `paths` at the time when its header was read."""
         part = self._parts[path]
         return len(part.data), part.changed_ns
 
     def header_bytes(self, path: Path) -> int:
-        """Bytes of one of `paths` before its first tensor."""
+        """Return the number of bytes of one of `paths` before its first tensor."""
         part = self._parts[path]
         return min((t.offset for t in part.tensors.values()), default=len(part.data))
 
     def data(self, name: str) -> memoryview:
-        """The bytes of a tensor, mapped from its file (nothing is read until they are touched)."""
+        """Return the bytes of a tensor, mapped from its file. Nothing is read until they are used."""
         tensor = self.tensors[name]
         view = memoryview(self._parts[tensor.path].data)
         return view[tensor.offset : tensor.offset + tensor.n_bytes]
 
 
 def _other_parts(first: Part) -> list[Part]:
-    """Parts 2 to n of a split model, each checked and in order; nothing for a model in one file."""
+    """Return parts 2 to n of a split model, checked and in order, or [] for a model in one file."""
     name = first.path.name
     count = _split_number(first, "split.count", 0)
     if count < 2:
@@ -121,16 +121,18 @@ def _other_parts(first: Part) -> list[Part]:
     if total is None or total.type != "i32" or total.value != len(seen):
         stated = "nothing" if total is None else f"{total.type} {total.value!r}"
         raise ModelFileError(
-            f"{name}: the parts hold {len(seen)} tensors, split.tensors.count says {stated} (needs i32)"
+            f"{name}: the parts contain {len(seen)} tensors, but split.tensors.count has {stated} (needs i32)"
         )
     return parts
 
 
 def _split_number(part: Part, key: str, default: int) -> int:
-    """A u16 of the split; llama.cpp aborts where it has another type."""
+    """Return a u16 of the split. llama.cpp aborts if it has another type."""
     pair = part.pairs.get(key)
     if pair is None:
         return default
     if pair.type != "u16" or not isinstance(pair.value, int):
-        raise ModelFileError(f"{part.path.name}: {key} is stored as {pair.type}, needed is u16; split the model again")
+        raise ModelFileError(
+            f"{part.path.name}: {key} is stored as {pair.type}, but must be u16; split the model again"
+        )
     return pair.value

@@ -1,8 +1,8 @@
-"""Reads numbers, strings and key-value pairs at the head of a GGUF file, never past its end.
+"""Reads numbers, strings and key-value pairs in the header of a GGUF file, never beyond its end.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Everything is little-endian. A string is a u64 length
 and that many bytes; an array is a u32 item type, a u64 count and the items. Every length and count is checked against
-the bytes that are left before anything is read or allocated, so a damaged number costs neither memory nor time.
+the remaining bytes before anything is read or allocated. So a damaged number costs neither memory nor time.
 """
 
 import mmap
@@ -16,7 +16,7 @@ U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
 
 STRING, ARRAY = 8, 9  # value type ids
-# Value type id: name and struct code of the numbers.
+# Name and struct code of numbers, by value type id.
 NUMBERS = {
     0: ("u8", "B"),
     1: ("i8", "b"),
@@ -30,16 +30,16 @@ NUMBERS = {
     11: ("i64", "q"),
     12: ("f64", "d"),
 }
-_MAX_KEY_BYTES = 65535  # the format's own limit
+_MAX_KEY_BYTES = 65535  # the format's limit
 
 
 class GgufArray(Sequence[Any]):
-    """An array of metadata, decoded when first looked into; its length and `item_type` ("str", "f32") cost nothing."""
+    """An array of metadata, decoded at the first access. Its length and `item_type` ("str", "f32") need no decoding."""
 
     def __init__(self, data: mmap.mmap, item_type: str, code: str, count: int, start: int) -> None:
         self.item_type = item_type
         self._data = data
-        self._code = code  # struct code, "" for strings
+        self._code = code  # struct code of numbers, "" for strings
         self._count = count
         self._start = start
         self._items: tuple[Any, ...] | None = None
@@ -64,7 +64,7 @@ class GgufArray(Sequence[Any]):
         if self._items is None:
             if self._code:
                 self._items = self._numbers()
-            else:  # tokens may be pieces of a UTF-8 sequence
+            else:  # a token may be part of a UTF-8 sequence
                 self._items = tuple(item.decode("utf-8", "replace") for item in self.raw_strings())
         return self._items
 
@@ -72,7 +72,7 @@ class GgufArray(Sequence[Any]):
         return struct.unpack_from(f"<{self._count}{self._code}", self._data, self._start)
 
     def raw_strings(self) -> list[bytes]:
-        """The items of an array of strings as they are stored."""
+        """Return the items of an array of strings as stored."""
         items, position, data, length_at = [], self._start, self._data, U64.unpack_from
         for _ in range(self._count):
             begin = position + U64.size
@@ -90,12 +90,12 @@ class Pair(NamedTuple):
     key: str
     value: Value
     type: str  # "u32", "str", "arr[str]"
-    start: int  # of the value's type id, in bytes from the start of the file
-    end: int  # one past the value
+    start: int  # position of the value's type id, in bytes from the start of the file
+    end: int  # position after the value
 
 
 class HeaderReader:
-    """A position in a mapped file that moves forward only; every step past the end is a ModelFileError."""
+    """A position in a mapped file that only moves forward. A step beyond the end raises ModelFileError."""
 
     def __init__(self, data: mmap.mmap, file_name: str) -> None:
         self.data = data
@@ -103,19 +103,19 @@ class HeaderReader:
         self.position = 0
 
     def error(self, problem: str) -> ModelFileError:
-        """The error to raise about this file."""
+        """Return the error to raise about this file."""
         return ModelFileError(f"{self.file_name}: {problem}")
 
     @property
     def left(self) -> int:
-        """Bytes between here and the end of the file."""
+        """Number of bytes from the position to the end of the file."""
         return len(self.data) - self.position
 
     def skip(self, n_bytes: int, what: str) -> int:
-        """Step over `n_bytes`; returns where they start."""
+        """Step over `n_bytes`; return the position where they start."""
         if n_bytes > self.left:
             raise self.error(
-                f"the file ends inside {what}: it needs {n_bytes} bytes and {self.left} are left; "
+                f"the file ends inside {what}: it needs {n_bytes} bytes, but only {self.left} are left; "
                 "the file is incomplete or damaged, download it again"
             )
         start = self.position
@@ -131,10 +131,10 @@ class HeaderReader:
         return number
 
     def name(self, what: str, max_bytes: int = _MAX_KEY_BYTES) -> str:
-        """A key or a tensor's name: printable UTF-8, because C code compares and prints it."""
+        """Read the name of a key or tensor. It must be printable UTF-8, because C code compares and prints it."""
         length = self.u64(f"the length of {what}")
         if not 0 < length <= max_bytes:
-            raise self.error(f"{what} is {length} bytes long, allowed are 1 to {max_bytes}; the file is damaged")
+            raise self.error(f"{what} is {length} bytes long, but must have 1 to {max_bytes}; the file is damaged")
         start = self.skip(length, what)
         try:
             text = self.data[start : start + length].decode("utf-8")
@@ -145,7 +145,7 @@ class HeaderReader:
         return text
 
     def pair(self, what: str) -> Pair:
-        """The next key-value pair; arrays are stepped over, not decoded."""
+        """Read the next key-value pair. Arrays are stepped over, not decoded."""
         key = self.name(f"the key of {what}")
         where = f"the value of {key[:80]!r}"
         start = self.position
@@ -178,9 +178,9 @@ class HeaderReader:
         return GgufArray(self.data, item_type, code, count, start)
 
     def _skip_strings(self, count: int, where: str) -> int:
-        """Step over `count` strings, the one loop here that a vocabulary of 128,000 tokens makes long."""
+        """Step over `count` strings. This is the only long loop here, for a vocabulary of 128,000 tokens."""
         if count * U64.size > self.left:
-            self.skip(count * U64.size, where)  # raises: even empty strings would not fit
+            self.skip(count * U64.size, where)  # raises, because even empty strings would not fit
         start = position = self.position
         data, last, length_at = self.data, len(self.data) - U64.size, U64.unpack_from
         for _ in range(count):

@@ -1,7 +1,7 @@
-"""Reads one GGUF file: its pairs and its table of tensors, checked the way ggml's own reader checks them.
+"""Reads one GGUF file: its key-value pairs and its table of tensors, checked like ggml's own reader does.
 
 ggml aborts the whole process on some damaged files. The rules here are those of
-https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/gguf.cpp, and a few more where ggml trusts the file.
+https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/gguf.cpp, and a few more for values that ggml trusts.
 """
 
 import math
@@ -18,8 +18,8 @@ from quant.gguf.header import HeaderReader, Pair, Value
 from quant.types import TensorType, type_by_id
 
 _MAX_DIMS = 4
-_MAX_NAME_BYTES = 63  # ggml keeps names in 64 bytes
-_MAX_COUNT = 65536  # pairs or tensors; ggml's search for duplicates is quadratic
+_MAX_NAME_BYTES = 63  # ggml stores names in 64 bytes
+_MAX_COUNT = 65536  # limit of pairs and of tensors, because ggml's search for duplicates is quadratic
 _DEFAULT_ALIGNMENT = 32
 
 
@@ -28,11 +28,11 @@ class TensorInfo:
     """Location, shape and type of one tensor."""
 
     name: str
-    shape: tuple[int, ...]  # ggml order: values in a row first
+    shape: tuple[int, ...]  # in ggml's order: the number of values in a row comes first
     type: TensorType
     offset: int  # bytes from the start of its file
     n_bytes: int
-    path: Path  # the file it is in; differs between the parts of a split model
+    path: Path  # its file; parts of a split model differ
 
     @property
     def n_values(self) -> int:
@@ -48,18 +48,18 @@ class Part(NamedTuple):
     pairs: dict[str, Pair]
     alignment: int
     tensors: dict[str, TensorInfo]
-    changed_ns: int  # time of the last change, when it was mapped
+    changed_ns: int  # time of the file's last change when it was mapped
 
 
 def read_part(path: Path) -> Part:
-    """Map `path` and read its header; ModelFileError, one line, for everything that is wrong with it."""
+    """Map `path` and read its header. Raises ModelFileError with one line if it is not valid."""
     data, changed_ns = _map(path)
     reader = HeaderReader(data, path.name)
     version = _check_magic(reader)
     n_tensors, n_pairs = reader.u64("the header"), reader.u64("the header")
     for count, what in ((n_pairs, "key-value pairs"), (n_tensors, "tensors")):
         if count > _MAX_COUNT:
-            raise reader.error(f"it claims {count} {what}, at most {_MAX_COUNT} are read; the file is damaged")
+            raise reader.error(f"it claims {count} {what}, more than the limit of {_MAX_COUNT}; the file is damaged")
     pairs: dict[str, Pair] = {}
     for i in range(n_pairs):
         pair = reader.pair(f"pair {i}")
@@ -72,8 +72,10 @@ def read_part(path: Path) -> Part:
 
 
 def leading_values(path: Path) -> dict[str, Value]:
-    """Return the metadata before those of the tokenizer, which are long: enough to see what kind of file this is.
-    ModelFileError as `read_part`."""
+    """Return the metadata before the long ones of the tokenizer, which is enough to tell kinds of files apart.
+
+    Raises ModelFileError as `read_part` does.
+    """
     data, _ = _map(path)
     reader = HeaderReader(data, path.name)
     _check_magic(reader)
@@ -88,7 +90,7 @@ def leading_values(path: Path) -> dict[str, Value]:
 
 
 def _map(path: Path) -> tuple[mmap.mmap, int]:
-    """(the file's bytes, time of its last change in ns)."""
+    """Return (bytes of the file, time of its last change in ns)."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -106,7 +108,7 @@ def _map(path: Path) -> tuple[mmap.mmap, int]:
 
 
 def _check_magic(reader: HeaderReader) -> int:
-    """The version, 2 or 3; an error for anything that is not such a GGUF."""
+    """Return the version, 2 or 3. Raises ModelFileError for anything else."""
     magic = reader.data[:4]
     if magic != b"GGUF":
         kind = looks_like(reader.data[:512])
@@ -116,7 +118,7 @@ def _check_magic(reader: HeaderReader) -> int:
     if version & 0xFFFF == 0:
         raise reader.error("big-endian GGUF; convert it with gguf_convert_endian.py, or get the little-endian file")
     if version not in (2, 3):
-        raise reader.error(f"GGUF version {version}; versions 2 and 3 are read; convert the model again")
+        raise reader.error(f"GGUF version {version}, but only versions 2 and 3 can be read; convert the model again")
     return version
 
 
@@ -126,12 +128,12 @@ def _alignment(reader: HeaderReader, pairs: Mapping[str, Pair]) -> int:
         return _DEFAULT_ALIGNMENT
     value = pair.value
     if pair.type != "u32" or not isinstance(value, int) or value.bit_count() != 1:
-        raise reader.error(f"general.alignment is {pair.type} {value!r}, needed is a u32 that is a power of two")
+        raise reader.error(f"general.alignment is {pair.type} {value!r}, but must be a u32 and a power of two")
     return value
 
 
 def _read_tensors(reader: HeaderReader, path: Path, n_tensors: int, alignment: int) -> dict[str, TensorInfo]:
-    """The tensor table; each tensor must start where the one before ends, padded to the alignment."""
+    """Return the tensors. Each must start where the previous one ends, padded to the alignment."""
     rows: dict[str, tuple[tuple[int, ...], TensorType, int]] = {}
     for i in range(n_tensors):
         name = reader.name(f"the name of tensor {i}", _MAX_NAME_BYTES)
@@ -151,7 +153,7 @@ def _read_tensors(reader: HeaderReader, path: Path, n_tensors: int, alignment: i
         end = data_start + offset + n_bytes
         if end > len(reader.data):
             raise reader.error(
-                f"the file ends before its weights: tensor {name!r} needs {end} bytes, the file has "
+                f"the file ends before its weights: tensor {name!r} needs {end} bytes, but the file has "
                 f"{len(reader.data)}; the download is incomplete, continue or repeat it"
             )
         expected = _pad(offset + n_bytes, alignment)
@@ -162,8 +164,8 @@ def _shape(reader: HeaderReader, name: str) -> tuple[int, ...]:
     what = f"the shape of tensor {name!r}"
     n_dims = reader.u32(what)
     if n_dims > _MAX_DIMS:
-        raise reader.error(f"tensor {name!r} has {n_dims} dimensions, at most {_MAX_DIMS} are possible")
-    shape = tuple(reader.u64(what) for _ in range(n_dims)) or (1,)  # no dimension at all: one value
+        raise reader.error(f"tensor {name!r} has {n_dims} dimensions, more than the limit of {_MAX_DIMS}")
+    shape = tuple(reader.u64(what) for _ in range(n_dims)) or (1,)  # without dimensions it is one value
     if 0 in shape or math.prod(shape) >= 2**63:
         raise reader.error(f"tensor {name!r} has the impossible shape {list(shape)}; the file is damaged")
     return shape
@@ -173,9 +175,11 @@ def _type(reader: HeaderReader, name: str, row: int) -> TensorType:
     try:
         kind = type_by_id(reader.u32(f"the type of tensor {name!r}"))
     except UnknownTypeError as exc:
-        raise reader.error(f"tensor {name!r} has an {exc}; a newer or changed llama.cpp wrote this file") from None
+        raise reader.error(f"tensor {name!r} has an {exc}; a newer or modified llama.cpp wrote this file") from None
     if row % kind.block:
-        raise reader.error(f"tensor {name!r} has rows of {row} values, {kind.name} needs a multiple of {kind.block}")
+        raise reader.error(
+            f"tensor {name!r} has rows of {row} values, but {kind.name} needs a multiple of {kind.block}"
+        )
     return kind
 
 
@@ -184,7 +188,7 @@ def _pad(position: int, alignment: int) -> int:
 
 
 def looks_like(head: bytes) -> str:
-    """A hint such as "it looks like safetensors; ...", "" if nothing is recognised. `head`: up to 512 bytes."""
+    """Return a hint such as "it looks like safetensors; ...", or "" if unknown. head: up to 512 bytes of the file."""
     text = head.lstrip().lower()
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
         return "it is a git-lfs pointer, not the model; run `git lfs pull`"

@@ -1,8 +1,7 @@
-"""Writer of the head of a GGUF file: its key-value pairs and its table of tensors. The caller writes the weights behind
-it.
+"""Writer of the header of a GGUF file: its key-value pairs and its table of tensors. The caller writes the weights.
 
-Values come typed (`encoded("u32", 8)`) or as another file holds them (`GgufFile.raw_value`), so that a copy of a file's
-metadata is exact. What is written is what `quant.gguf.file` reads: version 3, little-endian.
+Values are typed (`encoded("u32", 8)`) or copied from another file (`GgufFile.raw_value`), so copied metadata are exact.
+The format is the one that `quant.gguf.file` reads: version 3, little-endian.
 """
 
 import math
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from quant.gguf.header import ARRAY, NUMBERS, STRING, U32, U64
 from quant.types import TensorType
 
-ALIGNMENT = 32  # bytes; the format's own where a file does not say general.alignment
+ALIGNMENT = 32  # bytes; the default of general.alignment
 
 _VERSION = 3
 _NUMBERS = {name: (type_id, code) for type_id, (name, code) in NUMBERS.items()}
@@ -23,10 +22,10 @@ Scalar = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class NewTensor:
-    """A tensor of the file to be."""
+    """A tensor of a new file."""
 
     name: str
-    shape: tuple[int, ...]  # ggml order: values in a row first
+    shape: tuple[int, ...]  # in ggml's order: the number of values in a row comes first
     type: TensorType
 
     @property
@@ -36,14 +35,14 @@ class NewTensor:
 
     @property
     def padding(self) -> int:
-        """Zero bytes between its values and the next tensor's."""
+        """Number of zero bytes between its values and the next tensor's."""
         return -self.n_bytes % ALIGNMENT
 
 
 def encoded(type_name: str, value: Scalar | Sequence[Scalar]) -> bytes:
-    """`value` as a file stores it, its type id first. Types are named as `GgufFile.value_type` names them.
+    """Return `value` as a file stores it, after its type id. `GgufFile.value_type` uses the same names of types.
 
-    ValueError for an unknown type or a value the type cannot hold.
+    Raises ValueError for an unknown type or a value that the type cannot represent.
     """
     try:
         if type_name.startswith("arr["):
@@ -57,10 +56,12 @@ def encoded(type_name: str, value: Scalar | Sequence[Scalar]) -> bytes:
 
 
 def header(pairs: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> bytes:
-    """Everything before the weights, padded so that these follow directly.
+    """Return the bytes of a file before its weights, with padding.
 
-    The values of `pairs` are as `encoded` or `GgufFile.raw_value` give them. Each tensor's bytes and then its `padding`
-    must follow, in order. ValueError for a tensor whose rows do not fill whole blocks of its type.
+    pairs: values from `encoded` or `GgufFile.raw_value`, by key.
+    tensors: tensors whose bytes, each followed by its `padding`, the caller writes next, in this order.
+
+    Raises ValueError for a tensor whose rows do not fill whole blocks of its type.
     """
     head = b"GGUF" + U32.pack(_VERSION) + U64.pack(len(tensors)) + U64.pack(len(pairs))
     parts = [head, *(_text(key) + value for key, value in pairs.items())]

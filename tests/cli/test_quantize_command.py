@@ -384,7 +384,7 @@ def test_files_that_cannot_be(run: Run, small: Path, tmp_path: Path, out: Path) 
         (("--type", "q4_0", "--text", "a.txt"), "--text is for --size, --fit and --elastic, and --report"),
         (("--type", "q4_0", "--calibration", "a.npz"), "--calibration is for ONNX models"),
         (("--type", "q4_0", "--block-size", "32"), "--block-size is for ONNX models"),
-        (("--size", "1MiB", "--types", "q4_0,q9_9"), "'q9_9' is no type for weights; known: "),
+        (("--size", "1MiB", "--types", "q4_0,q9_9"), "'q9_9' is not a type for weights; known: "),
         (("--type", "q8_0,q4_0"), "unknown type 'q8_0,q4_0'"),
         (("--type", "f32", "--imatrix", "m.gguf"), "--imatrix is for types of fewer bits than f32"),
         (("--type", "q8_0", "--report", "--compare", "q9_9"), "unknown type 'q9_9'"),

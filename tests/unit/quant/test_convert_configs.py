@@ -110,5 +110,7 @@ def test_bounds_of_llama_3_leave_something_between_them(high: float) -> None:
     if high > 1.0:
         assert set(rope_factors(model)) >= {1.0, 32.0}
     else:
-        with pytest.raises(ModelFileError, match=f"high_freq_factor is {high:g}, needed is more than low_freq_factor"):
+        with pytest.raises(
+            ModelFileError, match=f"high_freq_factor is {high:g}, but must be more than low_freq_factor"
+        ):
             rope_factors(model)

@@ -85,13 +85,13 @@ def changed(file: GgufFile, path: Path, **pairs: bytes) -> GgufFile:
         ({"types": encoded("arr[u32]", [8, 7, 99])}, "unknown tensor type"),
         ({"types": encoded("arr[u32]", [8, 7, 12])}, "multiple of 256"),
         ({"types": encoded("arr[u32]", [2, 7, 2])}, "own table"),
-        ({"types": encoded("arr[f32]", [8, 7, 2])}, "no list of u32"),
+        ({"types": encoded("arr[f32]", [8, 7, 2])}, "not a list of u32"),
         ({"offsets": encoded("arr[u64]", [0, 1 << 62, 0])}, "would be bytes"),
         ({"offsets": encoded("arr[u64]", [0, 33, 0])}, "would be bytes"),
         ({"tensors": encoded("arr[str]", ["t9"])}, "no tensor 't9'"),
         ({"file_bytes": encoded("arr[u64]", [])}, "0 sizes"),
         ({"file_bytes": encoded("arr[u64]", [1] * (MOST_SIZES + 1))}, "17 sizes"),
-        ({"divergence": encoded("arr[f32]", [0.0, math.nan, 0.0])}, "needed is a number"),
+        ({"divergence": encoded("arr[f32]", [0.0, math.nan, 0.0])}, "must be 0 or more"),
     ],
 )
 def test_a_damaged_description_is_one_clear_line(tmp_path: Path, pairs: dict[str, bytes], problem: str) -> None:
@@ -117,7 +117,7 @@ def test_other_values_in_the_same_type_are_refused_and_leave_no_file(tmp_path: P
     files[1].path.write_bytes(raw)
     files[1] = GgufFile.open(files[1].path)
     out = tmp_path / "new.gguf"
-    with pytest.raises(ModelFileError, match="other values of t1"):
+    with pytest.raises(ModelFileError, match="different values of t1"):
         write_elastic(plan_elastic(files, [0.0, 0.1, 0.2]), out)
     assert not out.exists()
 

@@ -198,7 +198,7 @@ def test_other_formats_are_named(tmp_path: Path, start: bytes, words: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("version", "words"), [(1, "version 1;"), (4, "version 4;"), (3 << 24, "big-endian"), (2 << 24, "big-endian")]
+    ("version", "words"), [(1, "version 1,"), (4, "version 4,"), (3 << 24, "big-endian"), (2 << 24, "big-endian")]
 )
 def test_other_versions_are_named(tmp_path: Path, version: int, words: str) -> None:
     assert words in broken(tmp_path, b"GGUF" + struct.pack("<IQQ", version, 0, 0))
@@ -233,7 +233,7 @@ def test_unreadable_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "words"),
     [
-        ("x" * 64, Tensor((1,)), "64 bytes long, allowed are 1 to 63"),
+        ("x" * 64, Tensor((1,)), "64 bytes long, but must have 1 to 63"),
         ("", Tensor((1,)), "0 bytes long"),
         ("a\nb", Tensor((1,)), "unprintable"),
         ("d", Tensor((1, 1, 1, 1, 1)), "5 dimensions"),
@@ -241,7 +241,7 @@ def test_unreadable_file(tmp_path: Path) -> None:
         ("d", Tensor((-1, 4)), "impossible shape"),
         ("d", Tensor((2**32, 2**32)), "impossible shape"),
         ("d", Tensor((2**40,)), "the file ends before its weights"),
-        ("d", Tensor((33,), "q4_0"), "rows of 33 values, q4_0 needs a multiple of 32"),
+        ("d", Tensor((33,), "q4_0"), "rows of 33 values, but q4_0 needs a multiple of 32"),
         ("d", Tensor((32,), type_id=4), "unknown tensor type id 4"),
         ("d", Tensor((32,), type_id=2**32 - 1), "unknown tensor type id"),
         ("d", Tensor((1,), offset=0), "at offset 0, expected 352"),
@@ -352,9 +352,9 @@ def test_wrong_split_metadata(tmp_path: Path) -> None:
     Gguf(pairs, {"t0": Tensor((4,))}).write(second)
     assert "tensor 't0' is also in m-00001-of-00002.gguf" in error(first)
     Gguf(pairs).write(second)
-    assert "the parts hold 1 tensors, split.tensors.count says i32 2" in error(first)
+    assert "the parts contain 1 tensors, but split.tensors.count has i32 2" in error(first)
     Gguf(pairs | {"split.no": ("u32", 1)}).write(second)
-    assert "split.no is stored as u32, needed is u16" in error(first)
+    assert "split.no is stored as u32, but must be u16" in error(first)
 
 
 def test_a_vocabulary_of_128k_tokens_opens_in_few_steps(tmp_path: Path) -> None:
