@@ -1,1 +1,1 @@
-"""Bytes between devices: frames, links and collectives. Imports nothing else of the project."""
+"""Bytes between devices: frames, links and collectives. It imports only the errors of edge."""

@@ -22,9 +22,9 @@ from transport.link import Link, receive_parts, send_parts
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
-Pieces = Callable[[int, int], Floats | Bytes]  # floats [lo, hi) of a tensor, as they are sent
+Pieces = Callable[[int, int], Floats | Bytes]  # returns floats [lo, hi) of a tensor in the wire type
 
-BLOCK = 32  # floats; wire types encode as many together, so tensors are cut at multiples of it
+BLOCK = 32  # floats; wire types encode blocks of this size, so tensors are cut at multiples of it
 CHUNK_FLOATS = 32 << 10  # 128 KiB
 _AHEAD = 1  # chunks sent before the first is received; three in all fit in a socket's send buffer (425,984 bytes)
 
@@ -38,7 +38,7 @@ class Wire(Protocol):
     name: str
 
     def n_bytes(self, n: int) -> int:
-        """Bytes of `n` floats."""
+        """Return the bytes of `n` floats."""
 
     def encode(self, x: Floats, out: Bytes) -> None:
         """Write `x` [n] to `out` [n_bytes(n)]."""
@@ -50,12 +50,12 @@ class Wire(Protocol):
 class Group:
     """Process group: one rank's links to all other ranks, and the collectives over them.
 
-    All ranks must call the same collectives in the same order, with tensors of the same size. Errors are those of
-    links; after one the group is of no use.
+    All ranks must call the same collectives in the same order, with tensors of the same size. They raise the errors
+    of links, and the group cannot be used after an error.
     """
 
     def __init__(self, rank: int, links: Mapping[int, Link]) -> None:
-        """links: by rank, to every other rank."""
+        """links: a link to every other rank, by rank."""
         self.rank = rank
         self.world_size = len(links) + 1
         if sorted([*links, rank]) != list(range(self.world_size)):
@@ -65,7 +65,8 @@ class Group:
         others = range(1, self.world_size)
         self._targets = [(rank + i) % self.world_size for i in others]
         self._sources = [(rank - i) % self.world_size for i in others]
-        self.latency_s = 100e-6  # one way, and bytes/s a device can send: of the worst link, the same on all ranks
+        # One-way latency, and bytes/s that a device can send, of the worst link. All ranks use the same figures.
+        self.latency_s = 100e-6
         self.bandwidth = 125e6
         self._choices: dict[tuple[int, str], Choice] = {}  # choices of `auto` by floats and wire type
         self._buffers: dict[int | str, NDArray[Any]] = {}
@@ -110,7 +111,7 @@ class Group:
     ) -> Algorithm:
         """Replace `x` (float32, contiguous, any shape) by its sum over all ranks; return the algorithm used.
 
-        lost: an array like `x`, filled with what the wire type rounds off this rank's `x`.
+        lost: array like `x`, filled with the rounding error of this rank's `x` in the wire type.
         """
         flat = x.reshape(-1)
         if x.dtype != np.float32 or not x.flags.c_contiguous:
@@ -119,7 +120,7 @@ class Group:
             raise ValueError("allreduce writes the sum into its argument, and this one is read-only; give it a copy")
         chosen = self.choice(flat.size, wire).algorithm if algorithm == "auto" else algorithm
         if chosen not in ALGORITHMS:
-            raise ValueError(f"{chosen!r} is no allreduce; use auto, {', '.join(ALGORITHMS)}")
+            raise ValueError(f"{chosen!r} is not an allreduce algorithm; use auto, {', '.join(ALGORITHMS)}")
         if self.world_size > 1 and flat.size:
             with np.errstate(over="ignore", invalid="ignore"):  # sums may be infinite or NaN
                 getattr(self, f"_{chosen}")(flat, self._own(flat, wire, lost), wire)
@@ -159,7 +160,7 @@ class Group:
         for link in self.links.values():
             link.close()
 
-    # --- allreduce, one method an algorithm. x: [n], after it crossed the wire. own: any piece of it as it is sent ---
+    # --- allreduce, one method for each algorithm. x: [n], decoded from the wire type. own: pieces of x to send ---
 
     def _star(self, x: Floats, own: Pieces, wire: Wire | None) -> None:
         if self.rank:
@@ -178,7 +179,7 @@ class Group:
                 self.links[rank].send(x[lo:hi])
 
     def _mesh(self, x: Floats, own: Pieces, wire: Wire | None) -> None:
-        if x.size <= CHUNK_FLOATS:  # every decode step is that small
+        if x.size <= CHUNK_FLOATS:  # every decode step is this small
             piece = own(0, x.size)
             for rank in self._targets:
                 self.links[rank].send(piece)
@@ -225,8 +226,7 @@ class Group:
     # --- pieces ---
 
     def _own(self, x: Floats, wire: Wire | None, lost: Floats | None) -> Pieces:
-        """Encode our own tensor, once, and replace it by what the other ranks will decode. Return its pieces as they
-        are sent."""
+        """Encode our own tensor once, and replace it by the values that other ranks will decode. Return its pieces."""
         if wire is None:
             if lost is not None:
                 lost[...] = 0
@@ -255,7 +255,8 @@ class Group:
         if self.world_size == 2:
             part: Floats = self._buffer(0, x.size)
             self._receive_tensor(1 - self.rank, part, wire)
-            np.add(*((part, x) if self.rank else (x, part)), out=x)  # the order matters: the first of two NaNs is kept
+            # In this order, because the first of two NaNs is kept.
+            np.add(*((part, x) if self.rank else (x, part)), out=x)
             return
         parts = {rank: self._buffer(rank, x.size) for rank in self._sources}
         for rank in self._sources:
@@ -268,7 +269,7 @@ class Group:
         x[:] = total
 
     def _buffer(self, key: int | str, n: int, dtype: type = np.float32) -> NDArray[Any]:
-        """Return an array of `n` values, kept from call to call under its key. Its content is of no use."""
+        """Return an array of `n` values, reused between calls under its key. Its content is undefined."""
         buffer = self._buffers.get(key)
         if buffer is None or buffer.size < n:
             buffer = self._buffers[key] = np.empty(max(n, 1024), dtype)
@@ -276,18 +277,18 @@ class Group:
 
 
 def _spans(n: int) -> list[tuple[int, int]]:
-    """[0, n) in chunks."""
+    """Return [0, n) in chunks of CHUNK_FLOATS."""
     return [(lo, min(lo + CHUNK_FLOATS, n)) for lo in range(0, n, CHUNK_FLOATS)]
 
 
 def _shares(n: int, parts: int) -> list[tuple[int, int]]:
-    """[0, n) in `parts` parts of nearly one size, cut between the blocks of wire types; of a small n some are empty."""
+    """Return [0, n) in `parts` parts of nearly equal size, cut between blocks. If n is small, some are empty."""
     edges = [min(n, n * i // parts // BLOCK * BLOCK) for i in range(parts)] + [n]
     return list(pairwise(edges))
 
 
 def _within(bounds: tuple[int, int], lo: int, hi: int) -> tuple[int, int]:
-    """Return floats [lo, hi) of a share as floats of the tensor; fewer at its end."""
+    """Return floats [lo, hi) of a share as floats of the tensor, cut at the end of the share."""
     start, end = bounds
     return min(start + lo, end), min(start + hi, end)
 

@@ -1,8 +1,8 @@
-"""Connection limits of a gRPC server: how many connections there may be, and which are closed first.
+"""Connection limits of a gRPC server: how many connections it may have, and which are closed first.
 
-gRPC accepts connections by itself and reports none before its first call. So a thread polls this process's own
-sockets. It closes connections over which no caller was admitted for too long and, where there are too
-many of those, the oldest of the address that has the most.
+gRPC accepts connections by itself and reports none before its first call. So a thread polls this process's own sockets.
+It closes connections over which no caller was admitted in time. If there are too many of these, it closes the oldest
+one of the address with the most.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from urllib.parse import unquote
 
 from transport.errors import Refused
 
-MOST = 1024  # connections at a time
+MOST = 1024  # limit of concurrent connections
 LEAST = 8
-RESERVE = 40  # descriptors for everything else: the daemon has 20, each session of an engine process 3
-FIRST_CALL_S = 10.0  # for a connection to make a call that is admitted
+RESERVE = 40  # descriptors for other uses: the daemon has 20, each session of an engine process 3
+FIRST_CALL_S = 10.0  # time for a connection to make a call that is admitted
 _LOOK_S = 0.25
 _DESCRIPTORS = next((path for path in (Path("/proc/self/fd"), Path("/dev/fd")) if path.is_dir()), None)
 
@@ -36,18 +36,18 @@ Address = tuple[str, int]
 class _Connection:
     since: float
     inode: int
-    caller: str | None = None  # name of the admitted caller; None before any was admitted
+    caller: str | None = None  # name of the admitted caller; None before the first is admitted
 
 
 class ConnectionLimiter:
-    """Limits the connections to one port. `watch` starts it; it never closes an owner's connection in use."""
+    """Limits the connections to one port. `watch` starts it. It never closes an owner's connection in use."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """most: connections that the server accepts at a time, its option max_allowed_incoming_connections."""
+        """most: limit of the server's connections, its option max_allowed_incoming_connections."""
         self.most = most
-        self.most_waiting = most // 4  # over which nobody was admitted yet
-        self.most_members = most // 2  # for all members together, the owner excepted
-        self.most_each = max(2, most // 8)  # for one such member
+        self.most_waiting = most // 4  # limit of connections without an admitted caller
+        self.most_members = most // 2  # limit for all members together except the owner
+        self.most_each = max(2, most // 8)  # limit for each of these members
         self._clock = clock
         self._connections: dict[Address, _Connection] = {}
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class ConnectionLimiter:
     def admitted(self, peer: str, caller: str, owner: bool) -> None:
         """Record that `caller` was admitted to a call over the connection of `peer`, an address in gRPC's form.
 
-        Refused if `caller` does not own the cluster and has all the connections that one member may have.
+        Raises Refused if `caller` does not own the cluster and has reached the limit of connections for members.
         """
         address = _address(peer)
         with self._lock:
@@ -78,11 +78,11 @@ class ConnectionLimiter:
                 if counts[caller] >= self.most_each:
                     raise Refused(f"{caller} has {counts[caller]} connections to this worker; close some")
                 if counts.total() >= self.most_members:
-                    raise Refused(f"this worker has {counts.total()} connections of members, which is all it may have")
+                    raise Refused(f"this worker has {counts.total()} connections of members, which is its limit")
             connection.caller = "" if owner else caller
 
     def look(self, sockets: dict[Address, int]) -> list[Address]:
-        """Record the current connections (inodes by address) and return those to close."""
+        """Record the current connections (inode by address); return the addresses of those to close."""
         now = self._clock()
         with self._lock:
             for address in self._connections.keys() - sockets.keys():
@@ -90,7 +90,7 @@ class ConnectionLimiter:
             for address, inode in sockets.items():
                 connection = self._connections.setdefault(address, _Connection(now, inode))
                 connection.inode = connection.inode or inode
-                if connection.inode != inode:  # another one, from the same port as the last
+                if connection.inode != inode:  # a new connection from the same port as the last
                     self._connections[address] = _Connection(now, inode)
             waiting = {a: known.since for a, known in self._connections.items() if known.caller is None}
             late = [address for address, since in waiting.items() if now - since > FIRST_CALL_S]
@@ -105,15 +105,15 @@ class ConnectionLimiter:
 
     def _run(self) -> None:
         while not self._over.wait(_LOOK_S):
-            with suppress(OSError):  # no descriptor to look with: some will come back
+            with suppress(OSError):  # no descriptor is free to look with; some will be again
                 sockets = {}
                 for number in _sockets():
-                    with _borrowed(number) as sock, suppress(OSError):  # closed meanwhile
+                    with _borrowed(number) as sock, suppress(OSError):  # the socket was closed meanwhile
                         if _is_connection(sock, self._port):
                             sockets[_plain(*sock.getpeername()[:2])] = os.fstat(number).st_ino
                 closing = set(self.look(sockets))
                 for number in _sockets() if closing else ():
-                    # Of a copy: gRPC may close its own, and the number be another's, between our look and the end.
+                    # Shut a copy down: gRPC may close its own, and the number may then belong to another file.
                     with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
                         if _is_connection(copy, self._port) and _plain(*copy.getpeername()[:2]) in closing:
                             copy.shutdown(socket.SHUT_RDWR)
@@ -123,7 +123,7 @@ def connections_allowed() -> int:
     """Raise this process's limit of open files to its maximum; return how many connections that leaves room for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(ValueError, OSError):  # macOS allows less than it says
+        with suppress(ValueError, OSError):  # macOS allows less than it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return MOST if soft == resource.RLIM_INFINITY else max(LEAST, min(MOST, soft - RESERVE))
@@ -132,7 +132,7 @@ def connections_allowed() -> int:
 def _sockets() -> Iterator[int]:
     """Yield the descriptors of this process's sockets."""
     for name in os.listdir(_DESCRIPTORS) if _DESCRIPTORS else ():
-        with suppress(OSError):  # the one that the list was read with
+        with suppress(OSError):  # the descriptor with which the list was read
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 yield int(name)
 

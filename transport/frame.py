@@ -1,12 +1,12 @@
-"""Frames: the layout of a message on a link. 16 bytes of header, then the payload.
+"""Frames: the layout of a message on a link. A header of 16 bytes, then the payload.
 
 | bytes | field    | meaning                                                                   |
 | 0-3   | magic    | "EDGE"                                                                    |
-| 4     | version  | VERSION; another one is refused                                           |
+| 4     | version  | VERSION; frames of other versions are refused                             |
 | 5     | kind     | Kind                                                                      |
-| 6-7   | check    | CRC-16 (XMODEM) of the other 14 bytes: a wrong length would be waited for |
+| 6-7   | check    | CRC-16 (XMODEM) of the other 14 bytes, because a wrong length would block |
 | 8-11  | length   | bytes of payload, little endian; at most MAX_PAYLOAD                      |
-| 12-15 | sequence | how many frames went before in this direction, modulo 2 to 32             |
+| 12-15 | sequence | number of earlier frames in this direction, modulo 2 to 32                |
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from transport.errors import ProtocolError
 
 MAGIC = b"EDGE"
 VERSION = 5
-MAX_PAYLOAD = 64 << 20  # bytes: 512 rows of 32,768 floats, larger than any tensor that is sent whole
+MAX_PAYLOAD = 64 << 20  # bytes: 512 rows of 32,768 floats, more than any tensor sent in one frame
 MAX_REASON = 1 << 10  # bytes of text in an ERROR or CLOSE frame
 HEADER_BYTES = 16
-SEQUENCES = 1 << 32  # sequence numbers; the first comes again after the last
+SEQUENCES = 1 << 32  # number of sequence numbers; they wrap around
 
-# Whatever memoryview takes. numpy's arrays do not say to type checkers that they are that before Python 3.12.
+# Any object that memoryview accepts. Type checkers accept numpy's arrays as such only from Python 3.12 on.
 Buffer: TypeAlias = Any
 
 _HEADER = struct.Struct("<4sBBHII")
@@ -36,12 +36,12 @@ class Kind(IntEnum):
     """Purpose of a frame."""
 
     DATA = 1  # a tensor or a part of one, raw
-    HELLO = 2  # ranks of both ends and the secret: the first frame of a link, and its answer
-    PING = 3  # to be sent back as PONG, for measuring
+    HELLO = 2  # the first frame of a link and its answer: ranks of both ends and the secret
+    PING = 3  # returned as PONG, for measuring
     PONG = 4
     CONTROL = 5  # an encoded command or event
-    ERROR = 6  # why the sender gives up, as text; the last frame
-    CLOSE = 7  # the sender is done; the last frame
+    ERROR = 6  # the last frame: the reason for which the sender gives up, as text
+    CLOSE = 7  # the last frame: the sender is done
     SHAPED = 8  # a frame inside a frame, of a shaped link
 
 
@@ -49,7 +49,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 class Header(NamedTuple):
-    """A header that was checked."""
+    """A checked header."""
 
     kind: Kind
     length: int  # bytes of payload
@@ -67,7 +67,7 @@ class Frame(NamedTuple):
 
 
 def pack_header(kind: int, length: int, sequence: int) -> bytes:
-    """Return the 16-byte header for a payload of `length` bytes. ProtocolError if that exceeds MAX_PAYLOAD."""
+    """Return the 16-byte header for a payload of `length` bytes. Raises ProtocolError if that exceeds MAX_PAYLOAD."""
     if length > MAX_PAYLOAD:
         raise ProtocolError(f"a frame holds at most {MAX_PAYLOAD} bytes, {length} were to be sent; send it in parts")
     header = _HEADER.pack(MAGIC, VERSION, kind, 0, length, sequence)
@@ -80,7 +80,7 @@ def check_of(header: Buffer) -> int:
 
 
 def parse_header(data: Buffer, sequence: int) -> Header:
-    """Parse the header at the start of `data`. ProtocolError names the wrong field; no length is trusted unchecked."""
+    """Parse and check the header at the start of `data`. Raises ProtocolError, which names the wrong field."""
     try:
         magic, version, kind, check, length, number = _HEADER.unpack_from(data)
     except struct.error:
@@ -104,7 +104,7 @@ def parse_header(data: Buffer, sequence: int) -> Header:
 
 
 def parse_frame(data: memoryview, sequence: int) -> Frame:
-    """Parse one whole frame; the payload is a view of `data`. ProtocolError if it is cut off or too long."""
+    """Parse one whole frame; its payload is a view of `data`. Raises ProtocolError if it is cut off or too long."""
     header = parse_header(data, sequence)
     if len(data) - HEADER_BYTES != header.length:
         raise ProtocolError(f"a frame announced {header.length} bytes, {len(data) - HEADER_BYTES} came")

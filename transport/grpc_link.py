@@ -23,8 +23,8 @@ from transport.received import printable
 METHOD = "/edge.Worker/Link"
 SESSION_KEY = "edge-session"  # metadata of the call: which session of the worker is dialled
 
-# The largest payload of a message. gRPC takes a message whole before anybody looks at it, so this is far below
-# MAX_PAYLOAD: nothing sends more than 1 MiB at once, except recipes of slices.
+# The largest payload of a message. gRPC reads a whole message before our code can check it, so this is far below
+# MAX_PAYLOAD. Only recipes of slices exceed 1 MiB.
 MAX_MESSAGE = 4 << 20
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -41,11 +41,11 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # a channel of our own: the next one may show other credentials
 )
 
-_QUEUED = 64  # messages that may wait for gRPC to take them; the sender then waits
-_QUEUED_BYTES = 4 << 20  # the same; far more than collectives send ahead
+_QUEUED = 64  # messages that may wait for gRPC; then the sender waits
+_QUEUED_BYTES = 4 << 20  # limit of their bytes, far more than collectives send ahead
 _QUEUE_LOOK_S = 0.0005
-_WATCH_S = 0.05  # how often waits are compared with their deadlines
-_LAST_WORD_S = 0.2  # for a last word to go out before a receiver that still waits is set free
+_WATCH_S = 0.05  # time between two checks of the deadlines
+_LAST_WORD_S = 0.2  # time for the last frame to leave before a waiting receiver is released
 
 
 class SendQueue:
@@ -54,9 +54,9 @@ class SendQueue:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.messages: Iterator[bytes] = iter(self._queue.get, None)
-        self.over = False  # nothing is taken any more: the call has ended, or we said so
-        self.until = 0.0  # never a deadline for the watch
-        self.expired = False  # a message was not taken in time
+        self.over = False  # gRPC takes no more messages, because the call or our side has ended
+        self.until = 0.0  # always 0: the watch needs no deadline for it
+        self.expired = False  # gRPC did not take a message in time
 
     def put(self, data: bytes, timeout_s: float) -> bool:
         """Add one message; return False if there was no room within `timeout_s`, or the stream is over."""
@@ -88,7 +88,7 @@ class DirectSender:
         self._send = send
         self._ended = False
         self.over = False
-        self.until = 0.0  # while a send waits: its deadline, for the watch; else 0
+        self.until = 0.0  # deadline of a waiting send, for the watch; 0 if none waits
         self.expired = False
 
     def put(self, data: bytes, timeout_s: float) -> bool:
@@ -132,7 +132,7 @@ class GrpcLink(Link):
         self.outgoing = outgoing
         self._incoming = incoming
         self._cancel = cancel
-        self.wait_until = 0.0  # while a receive waits: its deadline, for the watch; else 0
+        self.wait_until = 0.0  # deadline of a waiting receive, for the watch; 0 if none waits
         self.expired = False
         _watch.add(self)
 
@@ -149,7 +149,7 @@ class GrpcLink(Link):
     def _read(self, timeout_s: float, max_bytes: int) -> Frame:
         self.wait_until = time.monotonic() + timeout_s
         try:
-            if self.broken is not None:  # by another thread, which may not have seen that we wait
+            if self.broken is not None:  # another thread broke the link, and may not have seen that we wait
                 raise self._gone()
             data = next(self._incoming)
         except StopIteration:
@@ -175,7 +175,7 @@ class GrpcLink(Link):
         return self._gone("it ended the stream")
 
     def check_deadlines(self, now: float) -> None:
-        """Called by the watch: end the stream where a receive or a send is over its deadline."""
+        """End the stream if a receive or a send exceeds its deadline. The watch calls this."""
         if 0 < self.wait_until < now:
             self.expired, self.wait_until = True, 0.0
             self._cancel()
@@ -213,11 +213,13 @@ def dial(
 
 
 def answering(accept: Callable[[Iterator[bytes], grpc.ServicerContext], Served]) -> Callable[..., None]:
-    """Make the handler of a method whose streams are links. `accept` inspects a call and returns its server, how the
-    peer is named, and the deadlines; or it ends the call with `context.abort`. The link ends when its server returns.
+    """Return the handler of a method whose streams are links. A link ends when its server returns.
 
-    gRPC usually iterates over the messages to send, which costs a thread for each stream and a wake-up for each of
-    them. This handler sends from the thread that has the message (gRPC: experimental_non_blocking).
+    accept: inspects a call and returns its server, the peer's name and the deadlines, or ends the call with
+        `context.abort`.
+
+    gRPC usually iterates over the messages to send. This needs a thread for each stream and a wake-up for each message.
+    The handler sends from the thread that has the message instead (gRPC: experimental_non_blocking).
     """
 
     def handler(requests: Iterator[bytes], context: grpc.ServicerContext, send: Callable[[bytes | None], None]) -> None:
@@ -269,7 +271,7 @@ def _plain(details: str) -> str:
 
 
 class _Watch:
-    """Ends waits that exceed their deadlines. One thread checks all links, so that no frame needs its own timer."""
+    """Ends waits that exceed their deadlines. One thread checks all links, so no frame needs a timer of its own."""
 
     def __init__(self) -> None:
         self._links: weakref.WeakSet[GrpcLink] = weakref.WeakSet()

@@ -16,10 +16,10 @@ from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
 from transport.frame import HEADER_BYTES, MAX_REASON, SEQUENCES, Buffer, Frame, Kind, pack_header
 from transport.received import ReceivedFrames
 
-PART_BYTES = 1 << 20  # most bytes of a large payload in one frame; a gRPC message holds four times as many
-IDLE_S = 7 * 86400.0  # wait for a next command: a person may pause for long, and a broken link is noticed
-CONTROL_BYTES = 1 << 20  # the largest payload `receive` takes where the caller names no other
-_GOODBYE_S = 0.05  # for the last frame of a link, which is a courtesy
+PART_BYTES = 1 << 20  # limit of a large payload's part in one frame; a gRPC message can have four times as many
+IDLE_S = 7 * 86400.0  # wait for the next command: users may pause for long, and a broken link is noticed anyway
+CONTROL_BYTES = 1 << 20  # default limit of a payload in `receive`
+_GOODBYE_S = 0.05  # time for the last frame of a link, which is optional
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Link(ABC):
     def __init__(self, peer: str, deadlines: Deadlines = DEFAULTS) -> None:
         self.peer = peer  # how messages name the other end
         self.deadlines = deadlines
-        self.broken: TransportError | None = None  # why the link is of no use any more
+        self.broken: TransportError | None = None  # error that ended the link
         self.sent_bytes = 0  # payloads, since the link was made
         self.received_bytes = 0
-        self.receive_s = 0.0  # inside of `receive` and `receive_into`: nearly all of it is waiting for the peer
+        self.receive_s = 0.0  # time in `receive` and `receive_into`, nearly all of it waiting for the peer
         self._sent = 0
         self._received = ReceivedFrames(peer)
         self._breaking = threading.Lock()
-        self._sending = threading.Lock()  # held while a frame goes out: a last word must not end up inside of it
+        self._sending = threading.Lock()  # held while a frame is sent, so that a last frame cannot get inside it
 
     def send(self, payload: Buffer = b"", kind: Kind = Kind.DATA, timeout_s: float | None = None) -> None:
         """Send one frame; the payload may be changed afterwards.
@@ -112,7 +112,7 @@ class Link(ABC):
         self.receive_s += time.perf_counter() - began
 
     def close(self, reason: str = "") -> None:
-        """Tell the peer if that is possible at once, and close. Closing twice is harmless."""
+        """Tell the peer if that is possible without waiting, and close. Closing twice is harmless."""
         self._break(LinkClosed(f"the link to {self.peer} was closed here"), Kind.CLOSE, reason)
 
     def refuse(self, reason: str) -> None:
@@ -177,25 +177,28 @@ class Link(ABC):
         try:
             self._write(pack_header(kind, len(text), self._sent), memoryview(text), _GOODBYE_S)
         except (TransportError, OSError):
-            pass  # it was a courtesy
+            pass  # the last frame is optional
         finally:
             self._sending.release()
 
     def _fail(self, error: TransportError) -> NoReturn:
-        """Break because of `error`, and raise it. Where another thread closed the link meanwhile, that is why, unless
-        the peer said why: a thread that sends may notice the end first."""
+        """Break the link because of `error`, and raise it.
+
+        If another thread closed the link meanwhile, raise that reason, unless `error` is the peer's own reason: a
+        thread that sends may notice the end first.
+        """
         if self.broken is not None and not isinstance(error, Refused):
             raise LinkClosed(str(self.broken)) from error
         self._break(error)
         raise error
 
     def _break(self, why: TransportError, last: Kind | None = None, reason: str = "") -> None:
-        """Close because of `why`, unless the link is broken already. last: kind of the frame that tells the peer."""
+        """Close because of `why`, unless the link is broken already. last: kind of a last frame with the reason."""
         with self._breaking:
             if self.broken is not None:
                 return
             self.broken = why
-        # Only now: the peer may answer its last frame by hanging up, and a thread that waits here must see why.
+        # Set the reason first: the peer may hang up after its last frame, and a waiting thread must see the reason.
         if last is not None:
             self._send_last(last, reason)
         self._end()

@@ -14,24 +14,24 @@ from transport.errors import ProtocolError
 from transport.frame import Kind
 from transport.link import Link
 
-SMALL_BYTES = 8  # a message that costs nothing but latency
-TENSOR_BYTES = 8 << 10  # one row of 2,048 floats: what decode exchanges
+SMALL_BYTES = 8  # a message whose time is only latency
+TENSOR_BYTES = 8 << 10  # one row of 2,048 floats, as exchanged in decode
 _BLOCK_BYTES = 256 << 10
 _MOST_BLOCKS = 1 << 20  # limit of one request
 _LEAST_ROUND_TRIPS, _MOST_ROUND_TRIPS = 20, 2000
-_FAR_S = 0.02  # a round trip of more: a few tell as much as many, and TCP takes some to find out what the path holds
+_FAR_S = 0.02  # longer round trips need few samples; TCP needs some of them to find the capacity of the path
 _FAR_ROUND_TRIPS = 3
-_FASTER = 1.25  # than before: TCP is still finding out
-_SAMPLES = 4  # spread over a measurement, so that a processor that is gone for a moment spoils only one of them
-Flood = tuple[int, float]  # bytes, and the seconds that they took with the asking
-_FLOOD = struct.Struct("<cI")  # b"s": I send n blocks; b"r": you send them; b"e": the end
+_FASTER = 1.25  # a speed-up by this factor means that TCP has not yet found the capacity
+_SAMPLES = 4  # samples spread over a measurement, so that a short loss of the processor spoils only one
+Flood = tuple[int, float]  # (bytes, seconds including the request)
+_FLOOD = struct.Struct("<cI")  # b"s": I send n blocks; b"r": you send n blocks; b"e": the end
 
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Round trips are of 8 bytes, in seconds; half of one is the one-way latency.
+    """Results of a measurement. Round trips are of 8 bytes, in seconds; half of one is the one-way latency.
 
-    A measurement has several samples. The median and the bandwidths are those of the best sample, best and p99 of all.
+    The median and the bandwidths are those of the best sample; best and p99 are those of all samples.
     """
 
     round_trip_median_s: float
@@ -47,9 +47,9 @@ class LinkFigures:
 
 
 def measure(link: Link, seconds: float = 1.0) -> LinkFigures:
-    """Measure for about `seconds`: half of it round trips, half of it bandwidth, in turns.
+    """Measure for about `seconds`, half of it round trips and half of it bandwidth, in turns.
 
-    The other end must `answer`.
+    The other end must call `answer`.
     """
     result = measure_once(link, seconds)
     finish(link)
@@ -57,7 +57,7 @@ def measure(link: Link, seconds: float = 1.0) -> LinkFigures:
 
 
 def measure_once(link: Link, seconds: float) -> LinkFigures:
-    """Measure as `measure` does, but the other end goes on answering."""
+    """Measure as `measure` does, but let the other end continue to answer."""
     trips: list[float] = []
     median_s = math.inf
     sent: list[Flood] = []
@@ -65,7 +65,7 @@ def measure_once(link: Link, seconds: float) -> LinkFigures:
     samples, sample_s = _SAMPLES, seconds / _SAMPLES
     while samples:
         times = round_trips(link, SMALL_BYTES, sample_s / 2)
-        if times[0] > _FAR_S:  # TCP takes its time to find out what a long path holds: all of it at once
+        if times[0] > _FAR_S:  # TCP needs a long time to find the capacity of a long path, so take one sample
             samples, sample_s = 1, seconds
         trips += times
         median_s = min(median_s, times[len(times) // 2])
@@ -78,7 +78,7 @@ def measure_once(link: Link, seconds: float) -> LinkFigures:
 
 
 def round_trips(link: Link, n_bytes: int, seconds: float, most: int = _MOST_ROUND_TRIPS) -> list[float]:
-    """Return sorted round-trip times in seconds of messages of `n_bytes`; the first few are warm-up."""
+    """Return sorted round-trip times in seconds of messages of `n_bytes`. The first few are warm-up."""
     payload, back = bytes(n_bytes), bytearray(n_bytes)
     times: list[float] = []
     warm_up, end = 3, time.monotonic() + seconds
@@ -98,7 +98,7 @@ def round_trips(link: Link, n_bytes: int, seconds: float, most: int = _MOST_ROUN
 
 
 def finish(link: Link) -> None:
-    """End the other end's `answer`: nothing more will be measured."""
+    """End the other end's `answer`. No measurement can follow."""
     link.send(_FLOOD.pack(b"e", 0), Kind.CONTROL)
 
 
@@ -122,17 +122,17 @@ def _floods(link: Link, direction: bytes, seconds: float, round_trip_s: float) -
             if round_trip_s < _FAR_S or best < _FASTER * before:
                 return counted
             continue
-        # The first try knows little: it grows at most 16-fold.
+        # The first run predicts badly, so the number grows at most 16-fold.
         blocks = int(blocks * min(16, max(2, 0.9 * seconds / max(flood[1] - round_trip_s, 1e-9))))
 
 
 def _bandwidth(floods: list[Flood], round_trip_s: float) -> float:
-    """Return bytes/s of the fastest run, without the round trip that the request took."""
+    """Return the bytes per second of the fastest run, without the round trip of the request."""
     return max(n_bytes / max(took_s - round_trip_s, 1e-9) for n_bytes, took_s in floods)
 
 
 def answer(link: Link) -> None:
-    """Serve the other end's `measure` or `round_trips` until it is done."""
+    """Serve the other end's `measure` or `round_trips` until it calls `finish`."""
     while True:
         frame = link.receive(max_bytes=TENSOR_BYTES)
         if frame.kind is Kind.PING:

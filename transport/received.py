@@ -1,4 +1,4 @@
-"""Received frames of a link: order, kind and size are checked, and the last one says why the peer ends the link."""
+"""Received frames of a link: checks of their order, kind and size. The last frame has the peer's reason for the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReceivedFrames:
         self.sequence = 0  # number of the next frame
 
     def parsed(self, parse: Callable[[Buffer, int], T], data: Buffer) -> T:
-        """Parse the next frame with `parse_header` or `parse_frame`, and count it. ProtocolError."""
+        """Parse the next frame with `parse_header` or `parse_frame`, and count it. Raises ProtocolError."""
         try:
             header = parse(data, self.sequence)
         except ProtocolError as error:
@@ -29,13 +29,13 @@ class ReceivedFrames:
         return header
 
     def limit(self, kind: Kind, n_bytes: int, max_bytes: int) -> None:
-        """Raise ProtocolError if a payload exceeds what the receiver expects. No memory was reserved for it yet."""
+        """Raise ProtocolError if a payload is larger than expected. No memory is reserved for it before this check."""
         most = MAX_REASON if kind in _LAST else max_bytes
         if n_bytes > most:
             raise ProtocolError(f"{self._peer} sent {n_bytes} bytes of {kind.name} where at most {most} were expected")
 
     def expect(self, received: Kind, payload: Payload, kind: Kind, n_bytes: int) -> None:
-        """Raise the peer's reason if this is its last frame; ProtocolError unless kind and size are as expected."""
+        """Raise the peer's reason if this is its last frame, and ProtocolError if kind or size differ."""
         self.raise_last(received, payload)
         if received is not kind or len(payload) != n_bytes:
             raise ProtocolError(
@@ -43,7 +43,7 @@ class ReceivedFrames:
             )
 
     def raise_last(self, kind: Kind, payload: Payload) -> None:
-        """Raise Refused for an ERROR frame, LinkClosed for a CLOSE frame."""
+        """Raise Refused for an ERROR frame and LinkClosed for a CLOSE frame."""
         if kind not in _LAST:
             return
         reason = printable(bytes(payload)[:MAX_REASON].decode(errors="replace"))

@@ -1,6 +1,6 @@
-"""RPC methods of edge.proto in Python: handlers for a server, stubs for a client, from the compiled description.
+"""RPC methods of edge.proto in Python: handlers for a server and stubs for a client, from the compiled description.
 
-Two methods carry raw bytes in place of messages (RAW): protobuf around a tensor would only copy it.
+Two methods carry raw bytes instead of messages (RAW), because protobuf around a tensor would only copy it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from transport.grpc_link import answering
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]  # (request or requests, context) -> response or responses
 
-OPEN_S = 10.0  # for the first message of a call: until then it keeps a thread for nothing
-# Calls whose requests may be awaited at a time. Each keeps a thread, and soon a message of up to MAX_MESSAGE bytes.
+OPEN_S = 10.0  # time for the first message of a call, which blocks a thread until it arrives
+# Limit of calls that wait for their request. Each blocks a thread, and then takes up to MAX_MESSAGE bytes.
 AWAITED = 8
-AWAITED_OTHERS = 4  # for all callers that do not own the cluster
-AWAITED_EACH = 2  # for one such caller
+AWAITED_OTHERS = 4  # the same for all callers that do not own the cluster
+AWAITED_EACH = 2  # the same for each of these callers
 
 SERVICE = "edge.Worker"
-RAW = frozenset({"Link", "Upload"})  # their requests; Link's responses too
-# Metadata of an upload: what is sent, and from where on.
+RAW = frozenset({"Link", "Upload"})  # methods with raw requests; Link has raw responses, too
+# Metadata of an upload: the slice, its size, and the byte with which it continues.
 SLICE_KEY, SLICE_BYTES_KEY, OFFSET_KEY = "edge-slice", "edge-slice-bytes", "edge-offset"
 ERROR_KEY = "edge-error"  # trailing metadata of a failed call: the class of the error
 _DESCRIPTION = edge_pb2.DESCRIPTOR.services_by_name["Worker"]
@@ -39,7 +39,7 @@ STREAMED = frozenset(method.name for method in _DESCRIPTION.methods if method.se
 
 
 def _types(method: Any) -> tuple[Any, Any]:
-    """(request class, response class); None for raw bytes."""
+    """Return (request class, response class) of a method; None means raw bytes."""
     request, response = (message_factory.GetMessageClass(t) for t in (method.input_type, method.output_type))
     return (
         None if method.name in RAW else request,
@@ -48,10 +48,11 @@ def _types(method: Any) -> tuple[Any, Any]:
 
 
 def handlers(servicer: object, wrap: Callable[[str, Handler], Handler]) -> grpc.GenericRpcHandler:
-    """Make the handlers that a server registers: each method of the service is answered by the servicer's method of the
-    same name. The servicer's `Link` is the `accept` of `answering`.
+    """Return the handlers that a server registers.
 
-    `wrap(name, handler)` adds to each handler what all share: admission of the caller, conversion of errors.
+    servicer: object whose methods answer the service's methods of the same name. Its `Link` is the `accept` of
+        `answering`.
+    wrap: function `wrap(name, handler)` that adds the common parts to a handler: admission and conversion of errors.
     """
     table = {}
     for method in _DESCRIPTION.methods:
@@ -71,15 +72,15 @@ class Caller:
     """Identity of the device that makes a call."""
 
     name: str
-    owner: bool  # may command the worker: the cluster's owner, or any caller of a worker in no cluster
+    owner: bool  # may command the worker: the cluster's owner, or any caller if the worker is in no cluster
 
 
 class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Identifies the caller by `admit("/service/method", context)` before a call's request is awaited.
+    """Identifies the caller with `admit("/service/method", context)` before it waits for a call's request.
 
-    gRPC's own order is the reverse: a caller without a request would keep a thread, and never be identified. Few calls
-    wait for their requests at a time, and the owner has most of these places. A call without a place is refused, or
-    answered as if its request were empty if its method is one of `brief`.
+    gRPC itself waits for the request first, so a caller without one would block a thread without being identified. Only
+    a few calls may wait for their requests at a time, and most of these places are the owner's. A call without a place
+    is refused. If its method is in `brief`, it is answered as if its request were empty.
     """
 
     def __init__(self, admit: Callable[[str, grpc.ServicerContext], Caller], brief: Collection[str] = ()) -> None:
@@ -97,7 +98,7 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
         takes = "stream" if handler.request_streaming else "unary"
         behaviour = getattr(handler, f"{takes}_{answers}")
 
-        @functools.wraps(behaviour)  # its attributes say whether it blocks
+        @functools.wraps(behaviour)  # copies its attributes, which state whether it blocks
         def admitted(requests: Iterator[Any], context: grpc.ServicerContext, *send: Any) -> Any:
             caller = self._admit(details.method, context)
             if handler.request_streaming:
@@ -134,19 +135,20 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 def _first(requests: Iterator[bytes], context: grpc.ServicerContext, read: Callable[[Any], Any] | None) -> Any:
-    """Return the only request of a call."""
+    """Return the only request of a call. Abort the call if there is none or it is not valid."""
     with call_deadline(context, OPEN_S):
         request = next(requests, None)
     try:
         return read(request) if read else request
-    except Exception:  # also where there was none
-        request = None  # what `abort` raises keeps this frame, with its place given to another call already
+    except Exception:  # the request is missing or not valid
+        # The error that `abort` raises keeps this frame alive after its place is free, so it must not hold the request.
+        request = None
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call's request is missing, or cannot be read")
 
 
 @contextmanager
 def call_deadline(context: grpc.ServicerContext, seconds: float) -> Iterator[Callable[[], None]]:
-    """Cancel a call that stays in the block longer than `seconds`. Yields a function that restarts the time."""
+    """Cancel a call that stays in the block longer than `seconds`. Yield a function that restarts the time."""
     until = time.monotonic() + seconds
     over = threading.Event()
 
@@ -168,7 +170,7 @@ def call_deadline(context: grpc.ServicerContext, seconds: float) -> Iterator[Cal
 
 
 def stub(channel: grpc.Channel, method: str) -> Any:
-    """The client's side of one method, as gRPC's own callable."""
+    """Return gRPC's callable of one method for a client."""
     description = _DESCRIPTION.methods_by_name[method]
     request, response = _types(description)
     make: Callable[..., Any] = getattr(channel, _shape(description))

@@ -1,8 +1,8 @@
-"""Mutual TLS 1.3 between the members of one cluster, and who is at the other end.
+"""Mutual TLS 1.3 between the members of one cluster, and identification of the peer.
 
-TLS settles that the peer holds the key of a certificate that our cluster signed and that is in date. `admit` settles
-the rest: not revoked, and of a role that may do this. Every connection needs both. Host names mean nothing here:
-devices change addresses, so certificates name devices.
+TLS ensures that the peer has the key of a certificate that our cluster signed and that is in date. `admit` checks that
+it is not revoked and has a suitable role. Every connection needs both. Host names are not checked: devices change
+addresses, so certificates name devices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OWNER, WORKER, INVITED = "owner", "worker", "invited"
 ANYONE = frozenset({OWNER, WORKER, INVITED})
 MEMBERS = frozenset({OWNER, WORKER})
 
-# What OpenSSL calls an alert by which the peer turns our certificate down, and what that means.
+# Names of OpenSSL's alerts with which a peer rejects our certificate, and their meanings.
 _ALERTS = {
     "UNKNOWN_CA": "it belongs to another cluster",
     "CERTIFICATE_EXPIRED": "this device's certificate expired, by its clock",
@@ -45,7 +45,7 @@ _ALERTS = {
     "DECRYPT_ERROR": "it belongs to another cluster",
     "ACCESS_DENIED": "it does not accept this device's certificate",
 }
-# The warning is for serials below 1, where warnings are errors; they are refused anyway.
+# The warning is for serials below 1, if warnings are errors; such serials are refused anyway.
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, CryptographyDeprecationWarning)
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 _EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
@@ -58,7 +58,7 @@ class Credentials:
     authority: bytes
     certificate: bytes
     key: bytes = field(repr=False)
-    revoked: frozenset[int] = frozenset()  # serials
+    revoked: frozenset[int] = frozenset()  # serials of revoked certificates
 
 
 @dataclass(frozen=True)
@@ -72,20 +72,25 @@ class Identity:
 
     @property
     def pin(self) -> str:
-        """The DNS name that only this certificate has."""
+        """DNS name that only this certificate has."""
         return f"serial-{self.serial:x}.edge"
 
 
 def peer_identity(certificate: bytes) -> Identity:
-    """Return the holder of a certificate (DER or PEM). Refused if it is not a device's. Nothing else is checked."""
+    """Return the holder of a certificate (DER or PEM), without further checks. Raises Refused if it has none."""
     return _identity(_certificate(certificate))
 
 
 def admit(
     certificate: bytes | None, credentials: Credentials, roles: Collection[str], now: float | None = None
 ) -> Identity:
-    """Check a certificate (DER or PEM): signed by our cluster, in date, not revoked, and of one of `roles`. Return its
-    holder. Refused, naming the peer and the reason, otherwise. `now` is Unix seconds, by default the clock's."""
+    """Check a certificate (DER or PEM) and return its holder.
+
+    It must be signed by our cluster, in date, not revoked, and of one of `roles`. now: Unix seconds, by default the
+    clock's.
+
+    Raises Refused, which names the peer and the reason.
+    """
     if not certificate:
         raise Refused("the peer showed no certificate; it must join this cluster first")
     shown, now = _certificate(certificate), time.time() if now is None else now
@@ -108,7 +113,7 @@ def admit(
 def admit_caller(
     auth_context: Mapping[str, Iterable[bytes]], credentials: Credentials, roles: Collection[str]
 ) -> Identity:
-    """Check the certificate of a gRPC caller with `admit`; `auth_context` is that of its ServicerContext."""
+    """Check the certificate of a gRPC caller with `admit`. auth_context: that of its ServicerContext."""
     return admit(next(iter(auth_context.get("x509_pem_cert", ())), None), credentials, roles)
 
 
@@ -118,20 +123,23 @@ def client_context(credentials: Credentials) -> ssl.SSLContext:
 
 
 def server_context(credentials: Credentials) -> ssl.SSLContext:
-    """Return the TLS context of sockets that accept connections; a peer must show a certificate."""
+    """Return the TLS context of sockets that accept connections. A peer must show a certificate."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, credentials)
-    context.num_tickets = 0  # a resumed session would skip the look at the certificate's dates
+    context.num_tickets = 0  # a resumed session would skip the check of the certificate's dates
     return context
 
 
 def handshake(
     sock: socket.socket, context: ssl.SSLContext, *, server_side: bool, peer: str, timeout_s: float
 ) -> ssl.SSLSocket:
-    """TLS over a connected socket, which is the result's from now on, also where this fails. It does not block.
+    """Return TLS over a connected socket. It does not block, and owns the socket even if the handshake fails.
 
-    `timeout_s` bounds the whole handshake. LinkTimeout, LinkClosed, ProtocolError, or Refused if one of the two does
-    not believe the other's certificate. The caller checks the peer with `admit`. A dialler learns that its own
-    certificate was turned down only when it first reads: give such an ssl.SSLError to `tls_error`.
+    The caller must check the peer with `admit`. A dialler learns only at its first read that its own certificate was
+    rejected; pass such an ssl.SSLError to `tls_error`.
+
+    timeout_s: limit of the whole handshake.
+
+    Raises LinkTimeout, LinkClosed, ProtocolError, or Refused if one side rejects the other's certificate.
     """
     deadline = time.monotonic() + timeout_s
     sock.setblocking(False)
@@ -178,15 +186,16 @@ def tls_error(error: OSError, peer: str) -> TransportError:
 def _not_in_date(peer: str) -> Refused:
     return Refused(
         f"the certificate of {peer} is not in date, by this device's clock; set the clock (timedatectl set-ntp true),"
-        " or, where it is right, revoke and invite that device again"
+        " or, if it is right, revoke and invite that device again"
     )
 
 
 def identify(host: str, port: int, credentials: Credentials, timeout_s: float) -> Identity:
-    """Return the member, or invited device, that serves gRPC at this address and accepted our certificate.
+    """Return the member or invited device that serves gRPC at this address and accepts our certificate.
 
-    `timeout_s` bounds the connection, and again the handshake. Otherwise Refused, LinkTimeout, LinkClosed or
-    ProtocolError.
+    timeout_s: limit of the connection, and again of the handshake.
+
+    Raises Refused, LinkTimeout, LinkClosed or ProtocolError.
     """
     peer = f"{host}:{port}"
     context = client_context(credentials)
@@ -202,8 +211,8 @@ def identify(host: str, port: int, credentials: Credentials, timeout_s: float) -
         holder = admit(tls.getpeercert(binary_form=True), credentials, ANYONE)
         late = LinkTimeout(f"{holder.name} at {peer} shook hands, but sent nothing within {timeout_s:g} s")
         try:
-            # An HTTP/2 server speaks first, unless it turns our certificate down: then an alert comes, or, from gRPC,
-            # nothing but the end.
+            # An HTTP/2 server speaks first, unless it rejects our certificate. Then an alert comes or, from gRPC, only
+            # the end of the stream.
             first = _drive(tls, lambda: tls.recv(1), deadline, late)
         except (ssl.SSLEOFError, ConnectionError):
             first = b""
@@ -218,8 +227,10 @@ def identify(host: str, port: int, credentials: Credentials, timeout_s: float) -
 
 
 def grpc_server_credentials(fetch: Callable[[], Credentials]) -> grpc.ServerCredentials:
-    """Credentials of a gRPC port that members and invited devices may reach. `fetch` is called at every new connection,
-    so a certificate can be replaced while the server runs. Each call must still be checked with `admit_caller`."""
+    """Return credentials of a gRPC port for members and invited devices. Check each call with `admit_caller`, too.
+
+    fetch: called at every new connection, so that a certificate can be replaced while the server runs.
+    """
     import grpc
 
     last = fetch()
@@ -241,11 +252,11 @@ def grpc_server_credentials(fetch: Callable[[], Credentials]) -> grpc.ServerCred
 def secure_channel(
     target: str, credentials: Credentials, identity: Identity, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.Channel:
-    """A channel that connects to the holder of exactly this certificate and to nobody else; see `identify`."""
+    """Return a channel that connects only to the holder of exactly this certificate; see `identify`."""
     import grpc
 
     own = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
-    # Without a proxy: an environment that names one means the web, not the device on the desk.
+    # Without a proxy, because a proxy in the environment is for the web and not for devices in the local network.
     pinned = [("grpc.ssl_target_name_override", identity.pin), ("grpc.enable_http_proxy", 0)]
     return grpc.secure_channel(target, own, [*pinned, *options])
 
@@ -263,9 +274,9 @@ def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
 
 @contextmanager
 def _file_of(content: bytes) -> Iterator[str]:
-    """The path of a private file that is gone after the block: OpenSSL takes keys from files only."""
+    """Yield the path of a private file that exists during the block, because OpenSSL reads keys only from files."""
     if sys.platform == "linux":
-        handle = os.memfd_create("edge")  # in memory: even a crash leaves nothing
+        handle = os.memfd_create("edge")  # in memory, so that even a crash leaves nothing behind
         try:
             with os.fdopen(os.dup(handle), "wb") as memory:
                 memory.write(content)
@@ -280,7 +291,7 @@ def _file_of(content: bytes) -> Iterator[str]:
 
 
 def _drive(tls: ssl.SSLSocket, step: Callable[[], Any], deadline: float, late: LinkTimeout) -> Any:
-    """Call `step` until the socket can complete it, and return its result; raise `late` at the deadline."""
+    """Call `step` until the socket can complete it; return its result. Raise `late` at the deadline."""
     while True:
         try:
             return step()
@@ -316,4 +327,4 @@ def _reading() -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
-        raise Refused(f"the peer's certificate is none of a device: {error}") from error
+        raise Refused(f"the peer's certificate is not a device's: {error}") from error

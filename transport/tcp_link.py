@@ -21,13 +21,13 @@ from transport.errors import ProtocolError, Refused, TransportError
 from transport.frame import HEADER_BYTES, Frame, Kind, parse_header
 from transport.link import DEFAULTS, Deadlines, Link
 
-POLL_S = 400e-6  # polling before blocking, at most: covers a round trip on a fast wire and little of a core's time
+POLL_S = 400e-6  # longest polling before a blocking wait: a round trip on a fast wire, and little time of a core
 _POLL_LEAST = 1 / 64  # share of POLL_S that remains if polling never pays, for instance with more ranks than cores
-_SEND_BUFFER = 256 << 10  # asked for; Linux doubles it. Collectives rely on room for two of their chunks
-# A peer that vanished without a word (power, cable, Wi-Fi) is noticed after about idle + interval x probes seconds.
+_SEND_BUFFER = 256 << 10  # Linux doubles it. Collectives rely on room for two of their chunks
+# The kernel notices a silent loss (power, cable, Wi-Fi) after about idle + interval x probes seconds.
 _KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
-_VANISHED_MS = 5000  # the same, while data is on its way: see `vanished`
-_LOOK_S = 1.0  # how often a wait asks the kernel about that
+_VANISHED_MS = 5000  # the same while data is in flight: see `vanished`
+_LOOK_S = 1.0  # time between two checks for a lost peer during a wait
 _INFO_BYTES = 60
 _LAST_ACK = struct.Struct("=I")
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -74,7 +74,7 @@ class TcpLink(Link):
         if sock.family in _INTERNET:
             self.local_address = sock.getsockname()[0]
         self._tls = isinstance(sock, ssl.SSLSocket)
-        self._lock = threading.Lock()  # OpenSSL's state is not made for two threads
+        self._lock = threading.Lock()  # OpenSSL's state allows only one thread
         self._header = bytearray(HEADER_BYTES)
         self._poll_most_s = poll_s
         self._poll_s = poll_s
@@ -97,7 +97,7 @@ class TcpLink(Link):
         else:
             parts = [memoryview(header), payload]
             sent = self._try_send(parts)
-            if sent < HEADER_BYTES + len(payload):  # a short message nearly always goes out at once
+            if sent < HEADER_BYTES + len(payload):  # rare, because a short message nearly always fits
                 self._write_all(_after(parts, sent), timeout_s)
 
     def _write_both(self, frame: bytes, header: bytes, payload: memoryview, timeout_s: float) -> None:
@@ -184,7 +184,10 @@ class TcpLink(Link):
                 raise self._timeout(wait.timeout_s)
 
     def _receive(self, views: list[memoryview], wait: _Wait, inside: bool = False) -> int:
-        """Wait for bytes; how many came. LinkClosed at the end of the stream, ProtocolError if it is inside a frame."""
+        """Wait for bytes; return their number.
+
+        Raises LinkClosed at the end of the stream, or ProtocolError if it is inside a frame.
+        """
         got = self._try_receive(views)
         if got is None:
             got = self._poll(views)
@@ -264,14 +267,15 @@ class TcpLink(Link):
         if isinstance(error, ssl.SSLEOFError):
             return self._gone("it closed the connection without a word")
         if isinstance(error, ssl.SSLError):
-            if "ALERT" in (error.reason or ""):  # TLS 1.3: a dialler first reads here that it was turned down
+            # In TLS 1.3 a dialler learns only at its first read that it was rejected.
+            if "ALERT" in (error.reason or ""):
                 return Refused(f"{self.peer} refused this device: {error.reason}")
             return ProtocolError(f"the encrypted stream from {self.peer} is damaged: {error.reason or error}")
         return self._gone(getattr(error, "strerror", None) or error)
 
     def _end(self) -> None:
-        # Wakes a thread that waits in poll; closing alone would not.
-        # Not while another thread is inside TLS: its next bytes would leave without it.
+        # shutdown wakes a thread that waits in poll; close alone would not.
+        # The lock keeps other threads out of TLS, whose next bytes would otherwise be sent without encryption.
         with self._lock, suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -297,11 +301,12 @@ def tune(sock: socket.socket) -> None:
 
 
 def vanished(tcp_info: bytes) -> bool:
-    """Return whether the peer vanished: Linux retransmits and nothing came back for some seconds. `tcp_info` is its
-    TCP_INFO.
+    """Return whether the peer vanished: Linux retransmits, and no answer came for some seconds.
 
-    TCP_USER_TIMEOUT would be the kernel's own way, but it also ends a connection whose peer answers and is only too
+    TCP_USER_TIMEOUT would be the kernel's own way. But it also ends a connection whose peer answers and is only too
     busy to read.
+
+    tcp_info: the socket's TCP_INFO.
     """
     retransmits, probes = tcp_info[2], tcp_info[3]  # tcpi_retransmits, tcpi_probes: since the last sign of life
     (silent_ms,) = _LAST_ACK.unpack_from(tcp_info, 56)  # tcpi_last_ack_recv

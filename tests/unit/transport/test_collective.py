@@ -294,7 +294,7 @@ def test_other_tensors_are_refused_before_anything_is_sent(x: Any) -> None:
 def test_read_only_tensors_and_unknown_algorithms_are_refused() -> None:
     ranks = groups(2)
     x = np.zeros(4, np.float32)
-    with pytest.raises(ValueError, match="'tree' is no allreduce; use auto, star, mesh, split"):
+    with pytest.raises(ValueError, match="'tree' is not an allreduce algorithm; use auto, star, mesh, split"):
         ranks[0].allreduce(x, "tree")  # type: ignore[arg-type]
     x.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
