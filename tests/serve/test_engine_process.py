@@ -132,7 +132,7 @@ def test_texts_that_mean_the_like_are_embedded_alike() -> None:
 
 
 WRONG = (
-    (Generation(prompt="word " * 600), ContextFull, "the prompt has .* tokens, and 512 is all"),
+    (Generation(prompt="word " * 600), ContextFull, "the prompt has .* tokens, but .* may have 512"),
     (Generation(prompt=""), ContextFull, "the prompt is empty"),
     (Generation(prompt=[1, 5000]), SamplingError, "5000 is not a token"),
     (Generation(prompt="x", sampling={"temperature": -1.0}), SamplingError, "temperature"),

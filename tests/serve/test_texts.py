@@ -51,7 +51,7 @@ def test_what_certainly_is_too_long_is_not_tokenized(model: Model, vocabulary: l
     counting = Counting(model)
     texts = Tokenizer(counting, FILE)  # type: ignore[arg-type]
     longest = max(len(token.encode()) for token in vocabulary)
-    with pytest.raises(ContextFull, match=rf"{100 * longest + 5} bytes.*100 is all"):
+    with pytest.raises(ContextFull, match=rf"{100 * longest + 5} bytes.*at most 100 are allowed"):
         texts.tokenize("x" * (100 * longest + 5), 100)
     with pytest.raises(ContextFull, match="bytes"):
         texts.check_messages([{"role": "user", "content": "x" * (60 * longest)}] * 2, 100)
@@ -62,7 +62,7 @@ def test_what_certainly_is_too_long_is_not_tokenized(model: Model, vocabulary: l
 def test_of_what_may_be_too_long_the_beginning_is_tokenized(model: Model, vocabulary: list[str]) -> None:
     counting = Counting(model)
     texts = Tokenizer(counting, FILE)  # type: ignore[arg-type]
-    with pytest.raises(ContextFull, match=r"more than \d+ tokens, and 1000 is all"):
+    with pytest.raises(ContextFull, match=r"more than \d+ tokens, and at most 1000 are allowed"):
         texts.tokenize(WORD * 5000, 1000)
     assert counting.lengths == [8000]
     assert len(texts.tokenize(WORD * 1500, 1000)) >= 1500  # hardly too long: whoever asks tells need and have
