@@ -1,1 +1,1 @@
-"""Ranks that compute one step together."""
+"""Tensor and pipeline parallelism: ranks that compute each step together."""

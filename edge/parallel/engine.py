@@ -1,7 +1,7 @@
-"""Rank 0 as an engine: it has the methods of `Engine`, and leads the other ranks.
+"""Rank 0 as an engine: it has the methods of `Engine` and leads the other ranks.
 
-It has what must not leave the device: the tokens, the token table, the sampler. Others see hidden states and return
-logits.
+Rank 0 holds everything that must not leave the device: the tokens, the token table and the sampler. Other ranks see
+    hidden states and return logits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Floats = NDArray[np.float32]
 
 
 class DistributedEngine(RankRows, Leader, DecodesBySteps):
-    """A model spread over ranks, with the methods of `Engine`. Not closed by itself: the deployment owns it."""
+    """A model spread over ranks, with the methods of `Engine`. The deployment owns and closes its parts."""
 
     def __init__(
         self,
@@ -55,9 +55,16 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         links: Sequence[LinkState] = (),
         adapters: Sequence[CheckedAdapter] = (),
     ) -> None:
-        """model: the vocabulary of `file`. group: links to all ranks, which follow. outputs: as in EngineOptions, of
-        the last stage. explain: adds a cause to an error, such as that a device has died. links: states of the links of
-        all ranks. adapters: each rank has loaded its part of them."""
+        """Lead the ranks of a group.
+
+        model: vocabulary of `file`.
+        shard: slice of this rank.
+        group: links to all other ranks, which follow.
+        outputs: as in EngineOptions, for the last stage.
+        explain: returns an error with its cause, for example that a device has died.
+        links: states of the links of all ranks.
+        adapters: adapters that the ranks have loaded.
+        """
         self.path: Path = file.path
         self.plan, self.model = plan, model
         self.shape = ModelShape.from_gguf(file)
@@ -67,7 +74,7 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         self.sequences, self.attention_window = shard.engine.sequences, shard.engine.attention_window
         self.outputs = min(outputs or self.sequences, self.batch)
         self.stages = len(plan.computing)
-        # One stage has one step at a time.
+        # A single stage computes one step at a time.
         self.groups = (plan.microbatches or self.stages) if self.stages > 1 else 1
         self._tables = [TokenTable(file.with_tensors(size.tensors)) for size in elastic_sizes(file)]
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
@@ -90,11 +97,14 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         masks: Sequence[Mask | None] = (),
         adapters: Scales | None = None,
     ) -> None:
-        """Begin a decode step: it is computed here, and goes on to the other stages. All arrays are [n]. `collect`
-        returns its logits, if any, in the order of submission. Interrupted after `stop`."""
+        """Compute a decode step on this rank and send it to the next stage. All arrays are [n].
+
+        `collect` returns the logits of the step, if any, in the order of submission. Raises Interrupted after `stop`.
+        """
         if self._stopped:
             raise Interrupted("stopped on request")
-        if self.pending and self.stages == 1:  # its logits would come among the sums of this step
+        # A stage of several ranks would receive those logits during this step's all-reduces.
+        if self.pending and self.stages == 1:
             raise EngineError("the last step's logits are still to be collected")
         n, n_outputs = len(tokens), int(np.count_nonzero(outputs))
         if not 0 < n <= self.batch:
@@ -118,29 +128,32 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
 
     @property
     def rollback(self) -> int | None:
-        """As `Engine.rollback`."""
+        """Same as `Engine.rollback`."""
         return self.shard.engine.rollback
 
     @property
     def uncollected(self) -> int:
-        """Steps whose logits wait to be collected."""
+        """Number of steps whose logits have not been collected."""
         return len(self.pending)
 
     def chunk(self, n: int) -> int:
-        """Tokens of a prompt of `n` that should go into one step: several chunks keep all stages busy."""
+        """Return the tokens per step of a prompt of `n` tokens. Several chunks keep all stages busy."""
         return steps.chunk_rows(n, self.batch, self.stages)
 
     def stop(self) -> None:
-        """Make later steps raise Interrupted. One that is under way is completed, or the ranks would differ."""
+        """Make later steps raise Interrupted. A step in progress is completed, because otherwise the caches of the
+        ranks would differ.
+        """
         self._stopped = True
 
     def resume(self) -> None:
-        """Decode again after `stop`."""
+        """Allow steps again after `stop`."""
         self._stopped = False
 
     def listen(self, listener: HiddenListener) -> None:
-        """As `Engine.listen`. Of what another stage computes, the hidden states of rows that give logits come, in the
-        type that crosses between stages."""
+        """Same as `Engine.listen`. If another stage is the last one, only hidden states of rows with logits arrive,
+        in the wire type.
+        """
         if self.shard.place.last:
             self.shard.engine.hidden.give()
         self.listener = self.shard.engine.hidden.listener = listener
@@ -149,12 +162,12 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
 
     @property
     def links(self) -> dict[int, str]:
-        """Way of the link to each other rank: tcp or grpc."""
+        """Transport of the link to each other rank: "tcp" or "grpc"."""
         return {rank: link.kind for rank, link in sorted(self.group.links.items())}
 
     @property
     def logits_cross(self) -> bool:
-        """True if other ranks have logits: then few should be requested."""
+        """True if other ranks have logits. Then few logits should be requested."""
         return list(self.heads) != [0]
 
     @property
@@ -163,7 +176,7 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         return self.shard.times
 
     def times(self, *, clear: bool = False, last: int = 0, rows: int = 0) -> list[dict[str, Summary]]:
-        """Return the step times of each rank, as `StepTimes.summaries`. clear: begin anew."""
+        """Return the step times of each rank, as `StepTimes.summaries`. clear: forget them afterwards."""
         own = self.own_times.summaries(last, rows)
         others = self.ordered(Times(clear, last, rows), lambda: self.reports(summaries_of))
         if clear:

@@ -1,7 +1,7 @@
-"""Registry of engine kinds: an engine computes, is thin (it has no layers), or sleeps for the time of a profile.
+"""Registry of engine kinds: an engine computes, is thin (without layers), or sleeps for the times of a profile.
 
-Every slice is opened here. This module is the only one that reads which device of a lab sleeps. The rest of the code
-uses the interface of `EngineKind`, and does not know which kind it has.
+Every slice is opened here. Only this module reads whether a device of a lab sleeps. All other code uses the interface
+of `EngineKind` without knowing the kind.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:  # an engine loads llama.cpp, which a worker's daemon does not
 
 
 class EngineKind:
-    """Engines that compute. Base of the other kinds."""
+    """Engines that compute. Base class of the other kinds."""
 
-    sleeps = False  # a step takes the time of a profile, and gives zeros
-    follows_memory = True  # weights can have more or fewer bits, as the memory allows
+    sleeps = False  # True if steps only take the time of a profile and return zeros
+    follows_memory = True  # True if weights can have fewer or more bits as free memory changes
 
     def open(
         self,
@@ -47,30 +47,31 @@ class EngineKind:
         progress: Callable[[float], None] | None,
         vocabulary: Model | None,
     ) -> ModelRunner:
-        """Open a slice for a place among the ranks. vocabulary: as in `open_slice`. The errors of ModelRunner."""
+        """Open the slice of a rank. vocabulary: as in `open_slice`. Raises the errors of ModelRunner."""
         from edge.llm.engine import ModelRunner
 
         return ModelRunner(path, options, hooks, progress, embeddings=True)
 
     def timing_clock(self, engine: ModelRunner) -> AbstractContextManager[Callable[[], float] | None]:
-        """Return a context that yields the clock by which steps are timed, or None for the usual clock."""
+        """Return a context manager that yields the clock for timing steps, or None for the usual clock."""
         return nullcontext()
 
     def check_whole(self, purpose: str) -> None:
-        """Raise EdgeError if this device cannot have a whole model. purpose: a verb, for people."""
+        """Raise EdgeError if this device cannot hold a whole model. purpose: verb for the message."""
 
     def prepare_process(self) -> None:
         """Prepare an engine process, before it starts threads."""
 
     def polling_s(self, threads: int) -> float:
-        """Return how many seconds a wait for a link may poll. threads: number of threads that compute."""
+        """Return how many seconds a wait for a link may poll. threads: number of compute threads."""
         from edge.net.rendezvous import polling_s  # links load numpy, which the server does not need
 
         return polling_s(threads)
 
     def recipe(self, file: GgufFile, model_digest: str, cut: Slice, *, elastic: bool = False) -> Recipe:
-        """Return the recipe of a rank's slice. elastic: of all sizes that the file holds. CannotSlice if the model
-        cannot be cut so."""
+        """Return the recipe of a rank's slice. elastic: include all sizes of an elastic file. Raises CannotSlice if
+        the model cannot be cut like this.
+        """
         return (elastic_recipe if elastic else slice_recipe)(file, model_digest, cut)
 
     def describe(
@@ -92,7 +93,7 @@ class EngineKind:
         )
 
     def check_worker(self, name: str, *, sleeps: bool) -> None:
-        """Raise Refused if a worker's engines are of the other kind: an answer would contain zeros of a lab."""
+        """Raise Refused if a worker's engines are of the other kind, because responses would be computed from zeros."""
         if sleeps:
             raise Refused(
                 f"{name} is a sleeping device of a lab: it takes the time of its profile and answers with zeros. Run"
@@ -100,13 +101,15 @@ class EngineKind:
             )
 
     def slowness(self, seconds: Sequence[float]) -> list[float]:
-        """Return how many times as long as the fastest each processor takes. seconds: of the same work, by device."""
+        """Return the slowdown of each processor relative to the fastest. seconds: time of the same work on each
+        device.
+        """
         fastest_s = min(seconds)
         return [device_s / fastest_s for device_s in seconds]
 
 
 class ThinKind(EngineKind):
-    """Engines of a rank without layers: the vocabulary alone, from the model's own file."""
+    """Engines of a rank without layers. They hold only the vocabulary, from the model's own file."""
 
     def open(
         self,
@@ -125,13 +128,13 @@ class ThinKind(EngineKind):
 
 
 class SleepingKind(EngineKind):
-    """Engines of a lab's device that sleeps: a step takes the time of a profile. All devices share one machine."""
+    """Engines of a sleeping device in a lab. A step takes the time of a profile, and all devices share one machine."""
 
     sleeps = True
     follows_memory = False
 
     def __init__(self, profile: Path) -> None:
-        """profile: JSON of `partition.predict.part_times`."""
+        """profile: JSON file as described in `partition.predict.part_times`."""
         self._profile = profile
 
     def open(
@@ -143,7 +146,7 @@ class SleepingKind(EngineKind):
         progress: Callable[[float], None] | None,
         vocabulary: Model | None,
     ) -> ModelRunner:
-        """As in `EngineKind`. PlanError if the file is no profile, OSError if it cannot be read."""
+        """Same as in `EngineKind`. Raises PlanError if the file is not a profile, and OSError if it cannot be read."""
         from edge.parallel.sleeping import SleepingEngine
         from partition.predict.part_times import PartTimes
         from partition.predict.presets import PartSizes
@@ -169,11 +172,11 @@ class SleepingKind(EngineKind):
         run_first(children=True)
 
     def polling_s(self, threads: int) -> float:
-        """Do not poll: other devices of the lab need the cores."""
+        """Return 0, because other devices of the lab need the cores."""
         return 0.0
 
     def recipe(self, file: GgufFile, model_digest: str, cut: Slice, *, elastic: bool = False) -> Recipe:
-        """Return the recipe of made-up weights, which each device makes by itself."""
+        """Return the recipe of made-up weights, which each device creates by itself."""
         return blank_recipe(file, model_digest, cut)
 
     def describe(
@@ -184,7 +187,7 @@ class SleepingKind(EngineKind):
         memory_limit_bytes: int | None = None,
         gpu: str | None = None,
     ) -> DeviceProfile:
-        """As in `EngineKind`. The host is left out, because a sleeping device takes no cores from others."""
+        """Same as in `EngineKind`, without the host, because a sleeping device takes no cores from others."""
         profile = super().describe(name, threads=threads, memory_limit_bytes=memory_limit_bytes, gpu=gpu)
         return replace(profile, host=None)
 
@@ -196,12 +199,12 @@ class SleepingKind(EngineKind):
             )
 
     def slowness(self, seconds: Sequence[float]) -> list[float]:
-        """All devices have the processor of this machine."""
+        """Return equal factors, because all devices have the processor of this machine."""
         return [1.0] * len(seconds)
 
 
 def own_kind() -> EngineKind:
-    """Return the kind of engines that this device has."""
+    """Return the engine kind of this device."""
     profile = os.environ.get(VARIABLE)
     return SleepingKind(Path(profile)) if profile else EngineKind()
 
@@ -214,7 +217,11 @@ def open_slice(
     progress: Callable[[float], None] | None,
     vocabulary: Model | None = None,
 ) -> ModelRunner:
-    """Open a slice for a place among the ranks. A place without layers has the model's own file and its vocabulary.
-    Raises the errors of `EngineKind.open`."""
+    """Open the slice of a rank.
+
+    vocabulary: for a rank without layers, the vocabulary of the model's own file.
+
+    Raises the errors of `EngineKind.open`.
+    """
     kind = ThinKind() if place.thin else own_kind()
     return kind.open(path, options, place, hooks, progress, vocabulary)

@@ -1,8 +1,8 @@
-"""Error feedback: what a lossy wire type rounds off a rank's partial sum is added to the next one.
+"""Error feedback: the rounding error of a rank's partial sum under a lossy wire type is added to its next partial sum.
 
-All sums of a step are added to the same hidden states, a layer after the other. So what one sum lacks the next one
-makes up for, and hidden states lack what the last sum lost in place of what all of them did. That holds where nothing
-is between a sum and the hidden states: models that have a norm there go without.
+All partial sums of a step are added to the same hidden states, layer after layer. So the next sum compensates for the
+error of the previous one, and hidden states lack only the error of the last sum. This requires that nothing lies
+between a sum and the hidden states, so models with a norm in between do without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NORMS_OF_SUMS = ("post_attention_norm", "post_ffw_norm", "post_ffn_norm", "attn
 
 
 def adds_sums(tensors: Iterable[str]) -> bool:
-    """Return whether a model with these tensors adds its sums to the hidden states as they are."""
+    """Return True if a model with these tensors adds sums directly to the hidden states."""
     return not any(norm in name for name in tensors for norm in _NORMS_OF_SUMS)
 
 
@@ -26,16 +26,18 @@ class ErrorFeedback:
     """Rounding error of a rank's partial sums in one step, carried from each sum to the next."""
 
     def __init__(self) -> None:
-        self._lost: Floats | None = None  # by the last sum
+        self._lost: Floats | None = None  # rounding error of the last sum
 
     def begin(self) -> None:
-        """Begin a step: what sums of the step before have lost is of other rows, and is dropped."""
+        """Begin a step. The error of the previous step belongs to other rows and is dropped."""
         self._lost = None
 
     def add(self, part: Floats, outputs: NDArray[np.int8]) -> Floats:
-        """Add to a rank's part of a sum [rows, n_embd], in place, what the sum before lost. Return an array like
-        `part`, to be filled with what this one loses. outputs: of the rows of the step, those that the last layer goes
-        on with.
+        """Add the error of the previous sum to a rank's partial sum [rows, n_embd], in place.
+
+        outputs: [rows of the step]; marks the rows that the last layer continues with.
+
+        Returns an array like `part`, which the caller fills with the rounding error of this sum.
         """
         lost = self._lost
         if lost is not None and len(lost) != len(part):

@@ -1,4 +1,4 @@
-"""Follower rank: it receives steps over a data link, passes them on to the next stage, and computes its part."""
+"""Follower rank: it receives steps over a data link, computes its part, and sends the result to the next stage."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from transport.link import IDLE_S, Link
 
 
 def follow(shard: Shard, group: Group, algorithm: str = "auto", wire: Wire | None = None) -> None:
-    """Do the steps that come until rank 0 ends them. `group` has links to all ranks. Raise the errors of links, and
-    EngineError."""
+    """Carry out steps until rank 0 ends them. `group` has links to all ranks. Raises the errors of links, and
+    EngineError.
+    """
     shard.join(group, algorithm, wire)
     place = shard.place
     assert place.source is not None, "rank 0 makes the steps"
@@ -55,7 +56,7 @@ def _decode(shard: Shard, step: steps.Decode, source: Link, feeds: list[Link], h
     shard.begin()
     steps.receive_states(source, shard.rows.embeddings[:n], shard.wire if place.stage else None)
     if place.stage:
-        shard.rows.deep = None  # such rows stay on the first stage
+        shard.rows.deep = None  # rows added at the end of layers stay on the first stage
     elif shard.rows.deep is not None:
         steps.receive_states(source, shard.rows.deep)
     if step.hidden and place.last:
@@ -71,7 +72,7 @@ def _decode(shard: Shard, step: steps.Decode, source: Link, feeds: list[Link], h
 
 
 def _carry_out(step: steps.Step, shard: Shard, home: Link) -> Any:
-    """Carry out any step but a decode. Return the answer to rank 0 as values of JSON, or None if it gets none."""
+    """Carry out a step other than a decode. Return the answer to rank 0 as JSON values, or None if there is none."""
     match step:
         case steps.Times(clear, last, rows):
             summaries = {kind: summary.to_json() for kind, summary in shard.times.summaries(last, rows).items()}
@@ -105,7 +106,7 @@ def _carry_out(step: steps.Step, shard: Shard, home: Link) -> Any:
 
 
 def _exchange_block(step: steps.Read | steps.Write, shard: Shard, home: Link) -> None:
-    """Send rank 0 this rank's part of a block, or add the part that rank 0 sends."""
+    """Send this rank's part of a KV block to rank 0, or write the part that rank 0 sends."""
     sequence, start, end = step
     states = _states_of(sequence, shard)
     if not 0 <= start < end <= start + states.most_read:
@@ -118,14 +119,14 @@ def _exchange_block(step: steps.Read | steps.Write, shard: Shard, home: Link) ->
 
 
 def _states_of(sequence: int, shard: Shard) -> States:
-    """Return the KV cache states of a shard. Raise ProtocolError for an unknown sequence, because llama.cpp aborts."""
+    """Return the states of a shard. Raises ProtocolError for an unknown sequence, because llama.cpp would abort."""
     if not 0 <= sequence < shard.engine.sequences:
         raise ProtocolError(f"sequence {sequence} was asked for; this rank has {shard.engine.sequences}")
     return shard.engine.states
 
 
 def feed(shard: Shard, step: steps.Decode, links: list[Link]) -> None:
-    """Hand a computed step to the next stage."""
+    """Send a computed step and its hidden states to the next stage."""
     for link in links:
         link.send(steps.pack(step, shard.rows), Kind.CONTROL)
         steps.send_states(link, shard.hidden, shard.wire)

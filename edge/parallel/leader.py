@@ -1,6 +1,6 @@
-"""Rank 0 leads: it sends steps to the other ranks, computes its part of them, and gathers the logits.
+"""Leader: rank 0 sends steps to the other ranks, computes its part, and collects the logits.
 
-The KV cache is changed by steps, too: in order with the others, on all ranks.
+Changes of the KV cache are steps, too. All ranks apply them in order with decode steps.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from transport.frame import Kind
 Floats = NDArray[np.float32]
 T = TypeVar("T")
 
-ANSWER_TIMEOUT_S = 600.0  # for a step's logits, from all stages; that a device is gone is noticed sooner, and otherwise
-_ANSWERS_BYTES = 128 << 10  # most answers under way: the buffers of a link hold them until rank 0 reads
-_PAUSE_S = 0.1  # between steps: longer, and it was the person who kept the ranks waiting
+ANSWER_TIMEOUT_S = 600.0  # bound on logits of a step from all stages; a lost device is noticed sooner by other means
+_ANSWERS_BYTES = 128 << 10  # largest size of logits in flight, which the buffers of a link hold until rank 0 reads
+_PAUSE_S = 0.1  # after a longer pause between steps, rank 0 kept the other ranks waiting
 
 
 class Leader:
-    """Steps of all ranks. After an error of a link or a rank every further step raises it again: the KV caches of the
-    ranks may differ."""
+    """Steps of all ranks. After an error of a link or a rank, every further step raises it again, because the KV
+    caches of the ranks may differ.
+    """
 
     def __init__(
         self,
@@ -59,19 +60,20 @@ class Leader:
         explain: Callable[[Exception], Exception],
         adapters: Sequence[CheckedAdapter] = (),
     ) -> None:
-        """heads: tokens whose logits each rank of the last stage computes. explain: adds a cause to an error, such as
-        that a device has died."""
+        """heads: range of tokens whose logits each rank of the last stage computes.
+        explain: returns an error with its cause, for example that a device has died.
+        """
         self.file = file
         self.shard, self.group = shard, group
         self.heads = heads
-        # All ranks hear of other scales, in order with steps.
+        # All ranks receive a change of adapter scales in order with the steps.
         self.adapters = EngineAdapters(adapters, lambda scales: self.on_cache(Adapt(scales)))
-        self.pending: deque[PendingStep] = deque()  # steps whose logits wait to be collected
+        self.pending: deque[PendingStep] = deque()  # steps whose logits have not been collected
         self.failed: Exception | None = None
-        self.busy: set[int] = set()  # threads in a step, or what belongs to it
+        self.busy: set[int] = set()  # ids of threads in a step or in another operation of all ranks
         self._logits = np.empty((0, n_vocab), np.float32)
         self._explain = explain
-        self._done = -math.inf  # when the last step, or the wait for one, was over
+        self._done = -math.inf  # end of the last step, or of the wait for its logits
         self._peers = [group.links[rank] for rank in shard.place.peers]
         self._feeds = [group.links[rank] for rank in shard.place.feeds]
         shard.join(group, algorithm, wire)
@@ -79,9 +81,12 @@ class Leader:
     def submit_rows(
         self, n: int, outputs: int, top: int, masks: Sequence[Mask | None], tokens: Ints | None = None
     ) -> None:
-        """Make a decode step of the first `n` rows of the shard, do rank 0's part of it, and remember what will come of
-        it; `outputs` of them give logits. tokens: of the rows, where the listener gets their hidden states. To be
-        called by `guarded`."""
+        """Submit a decode step of the first `n` rows of the shard, and compute rank 0's part. Call it through
+        `guarded`.
+
+        outputs: number of rows with logits.
+        tokens: tokens of the rows if a listener gets their hidden states, else None.
+        """
         shard = self.shard
         self._make_way()
         query = LogitsQuery.from_masks(top, masks, [*self.heads.values()])
@@ -112,7 +117,7 @@ class Leader:
         self._done = time.perf_counter()
 
     def collect(self) -> Floats:
-        """As `Engine.collect`. The logits hold until the next call."""
+        """Same as `Engine.collect`. The logits are valid until the next call."""
         return self.guarded(self._collect)
 
     def _collect(self) -> Floats:
@@ -124,8 +129,11 @@ class Leader:
         return logits
 
     def _make_way(self, most_bytes: int = _ANSWERS_BYTES) -> None:
-        """Take in the answers that are under way where they are large. The last stage could not send them off while
-        we send a prompt, would not read it then, and each would wait for the other."""
+        """Receive logits in flight if they are large, to prevent a deadlock.
+
+        The last stage could not finish sending them while rank 0 sends a prompt. It would not read the prompt, and both
+        would wait.
+        """
         n_vocab, n_embd = self._logits.shape[1], self.shard.engine.shape.n_embd
         if sum(step.answer_bytes(n_vocab, n_embd) for step in self.pending) > most_bytes:
             for step in self.pending:
@@ -133,7 +141,7 @@ class Leader:
                     step.logits = self._gathered(step).copy()
 
     def _gathered(self, step: PendingStep) -> Floats:
-        """The logits of a step [rows, n_vocab], from the ranks of the last stage. Its time is brought up to date."""
+        """Return the logits of a step [rows, n_vocab] from the ranks of the last stage, and update the step's time."""
         if step.logits is not None:
             return step.logits
         if len(self._logits) < step.outputs:
@@ -157,7 +165,7 @@ class Leader:
         return logits
 
     def reports(self, parse: Callable[[Any], T]) -> list[T]:
-        """Return the report of each other rank, parsed from its JSON. ProtocolError if it cannot be parsed."""
+        """Return the report of each other rank, parsed from its JSON. Raises ProtocolError if it cannot be parsed."""
         reports = []
         for rank, link in sorted(self.group.links.items()):
             try:
@@ -167,35 +175,38 @@ class Leader:
         return reports
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """Forget positions [start, end) of a sequence. False where this cache keeps no history and must be cleared."""
+        """Remove positions [start, end) of a sequence. Return False if this cache can only be cleared as a whole."""
         return self.on_cache(Remove(sequence, start, end))
 
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
-        """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
+        """Let sequence `target` share positions [start, end) of `source`. This takes no additional memory."""
         self.on_cache(Copy(source, target, start, end))
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
+        """Add `delta` to positions [start, end) of a sequence. Raises EngineError if this model's cache cannot
+        shift.
+        """
         check_shift(self.file)
         self.on_cache(Shift(sequence, start, end, delta))
 
     @property
     def can_shift(self) -> bool:
-        """As `Engine.can_shift`."""
+        """Same as `Engine.can_shift`."""
         return not has_windows(self.file) and self.shard.engine.can_shift
 
     def kv_clear(self) -> None:
-        """Forget everything."""
+        """Clear the KV cache."""
         self.on_cache(Clear())
 
     def kv_last(self, sequence: int) -> int:
-        """The last position held for a sequence; -1 if none."""
+        """Return the last position of a sequence in the cache; -1 if it is empty."""
         return self.shard.engine.kv_last(sequence)
 
     def on_cache(self, step: CacheStep) -> bool:
-        """Do an operation on the KV cache of all ranks, behind the steps that were submitted. Return False as
-        `Shard.keep`, if any rank does."""
-        # Rank 0 goes first: if its cache cannot do the operation, no other cache can, and nothing has changed yet.
+        """Apply an operation to the KV cache of all ranks, after the submitted steps. Return False, as
+        `Shard.keep`, if any rank does.
+        """
+        # Rank 0 goes first. If its cache cannot do the operation, no other cache can, and nothing has changed yet.
         is_done = self.guarded(lambda: self.shard.keep(step), EngineError)
         if isinstance(step, SetBack) and not is_done:
             return False
@@ -204,14 +215,16 @@ class Leader:
 
         def others() -> bool:
             if asks:
-                self._make_way(0)  # logits come before the answers of the ranks
+                self._make_way(0)  # logits in flight arrive before the answers of the ranks
             self.send(sent)
             return not asks or all(self.reports(_truth))
 
         return self.guarded(others) and is_done
 
     def ordered(self, step: Step, work: Callable[[], T]) -> T:
-        """Have the other ranks carry out any step but a decode. Return the result of `work`, rank 0's part of it."""
+        """Let the other ranks carry out a step other than a decode. Return the result of `work`, which is rank 0's
+        part.
+        """
         if self.pending:
             raise EngineError("steps are under way; collect their logits first")
 
@@ -222,13 +235,15 @@ class Leader:
         return self.guarded(both)
 
     def send(self, step: Step) -> None:
-        """Send a step to the ranks that get theirs from rank 0."""
+        """Send a step to the ranks that receive steps from rank 0."""
         data = steps.pack(step, self.shard.rows)
         for link in (*self._peers, *self._feeds):
             link.send(data, Kind.CONTROL)
 
     def guarded(self, work: Callable[[], T], *harmless: type[Exception]) -> T:
-        """Return the result of `work`. An error is explained, and raised by each later call, unless it is harmless."""
+        """Return the result of `work`. An error is explained and raised again by each later call, unless its type
+        is in `harmless`.
+        """
         if self.failed is not None:
             raise self.failed
         self.busy.add(threading.get_ident())
@@ -238,10 +253,10 @@ class Leader:
             raise
         except Exception as error:
             self.failed = error
-            self.pending.clear()  # nothing comes of them any more
+            self.pending.clear()  # their logits will never arrive
             self.failed = self._explain(error)
             raise self.failed from error
-        except BaseException:  # Ctrl-C twice: this rank left a step that the others complete
+        except BaseException:  # second Ctrl-C: this rank left a step that the others complete
             self.pending.clear()
             self.failed = EngineError("a step was interrupted, so the devices no longer hold the same; start again")
             raise
@@ -249,10 +264,10 @@ class Leader:
             self.busy.discard(threading.get_ident())
 
     def end(self) -> None:
-        """Send all ranks the end of the steps; nothing where they cannot be reached."""
+        """Tell all ranks that no more steps follow. Ranks that cannot be reached are ignored."""
         if self.failed is None:
             self.failed = EngineError("the engine is closed")
-            with suppress(TransportError):  # it has gone; whoever closes the sessions sees to the rest
+            with suppress(TransportError):  # the device is gone; closing the sessions handles it
                 self.send(End())
 
 

@@ -1,4 +1,4 @@
-"""Logits of one row, as each rank of the last stage sends its own to rank 0: all of them, or the largest."""
+"""Transfer of logits of one row from the ranks of the last stage to rank 0: all logits, or only the largest."""
 
 from __future__ import annotations
 
@@ -18,33 +18,38 @@ Floats = NDArray[np.float32]
 
 
 def send(link: Link, logits: Floats, top: int, mask: Mask | None = None) -> None:
-    """Send the `top` largest of a rank's logits [n], and as many of those of tokens that `mask` allows; 0: all."""
+    """Send the `top` largest of a rank's logits [n], and as many of the tokens that `mask` allows. top 0: send all."""
     link.send(largest(logits, top, mask) if top else logits)
 
 
 class LogitsQuery(NamedTuple):
     """Query of rank 0 for the logits of a step's rows."""
 
-    top: int  # of the largest; 0: all
-    masks: bytes  # as they go along with the step; none: no row has a mask
-    masked: Sequence[int]  # the rows that have one
+    top: int  # number of largest logits; 0: all
+    masks: bytes  # packed masks that are sent with the step; empty if no row has a mask
+    masked: Sequence[int]  # rows with a mask
 
     @classmethod
     def from_masks(cls, top: int, masks: Sequence[Mask | None], heads: Sequence[Range]) -> LogitsQuery:
-        """`top` logits of each row, and as many of what its mask allows. All, where that is no more bytes, or the masks
-        are too long to go along. heads: the tokens that each rank of the last stage has."""
+        """Return a query for the `top` logits of each row, and as many of the tokens that its mask allows.
+
+        The query asks for all logits if that takes no more bytes, or if the masks are too long to send.
+
+        heads: range of tokens of each rank of the last stage.
+        """
         masked = [row for row, mask in enumerate(masks) if mask is not None]
         packed = pack([0, *(head.stop for head in heads)], masks) if masked else b""
         is_few = 0 < 2 * top * (2 if masked else 1) < min(map(len, heads))
         return cls(top, packed, masked) if is_few and len(packed) <= MOST_BYTES else cls(0, b"", ())
 
     def n_bytes(self, rows: int, n_vocab: int) -> int:
-        """Return the size in bytes of the logits of so many rows on the link."""
+        """Return the bytes of the logits of this many rows on the link."""
         return 8 * self.top * (rows + len(self.masked)) if self.top else 4 * n_vocab * rows
 
     def receive(self, link: Link, logits: Floats, row: int, timeout_s: float) -> None:
-        """Put what `send` sends of a row into `logits` [n]; what does not come stays. ProtocolError where it is of no
-        token."""
+        """Receive the logits of a row into `logits` [n]. Entries that are not sent stay unchanged. Raises
+        ProtocolError for an invalid token.
+        """
         if not self.top:
             link.receive_into(logits, timeout_s)
             return
@@ -56,8 +61,11 @@ class LogitsQuery(NamedTuple):
 
 
 def largest(logits: Floats, top: int, mask: Mask | None = None) -> NDArray[np.int32]:
-    """The `top` largest of `logits` [n] as int32 [2, top]: where they are, and the bits of their values. With a mask
-    [2, 2 top]: those, and the largest of what it allows. Where it allows fewer, the rest are any."""
+    """Return the `top` largest of `logits` [n] as int32 [2, top]: indices, and the bits of the values.
+
+    With a mask the result is [2, 2 top]; the second half are the largest logits that the mask allows. If it allows
+    fewer, the remaining entries are arbitrary.
+    """
     where = _places(logits, top)
     if mask is not None:
         where = np.concatenate((where, _places(np.where(mask, logits, np.float32(-np.inf)), top)))

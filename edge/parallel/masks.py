@@ -1,13 +1,13 @@
-"""Masks: which tokens may come next, as they go along with a step. Ranks then send the largest logits of these.
+"""Token masks in a step: the tokens that may come next. Ranks then also send the largest logits of these tokens.
 
 | bytes | field |
-| 0-    | int32 [ranks of the last stage + 1]: the first token that each has logits of, and how many tokens there are |
-|       | for each row that gives logits: |
+| 0-    | int32 [ranks of the last stage + 1]: first token of each rank, then the number of tokens |
+|       | for each row with logits: |
 | 0-3   | Form |
-| 4-7   | int32: how many tokens are named |
-| 8-    | their ids, int32, ascending; of BITS a bit for each token, 1: it may come, the lowest bit of a byte first |
+| 4-7   | int32: number of tokens in the list |
+| 8-    | int32 token ids, ascending; for BITS one bit for each token, 1: allowed, lowest bit of a byte first |
 
-Little-endian, as steps are.
+All values are little-endian, as in steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edge.text.constraints.constraint import Mask
 from transport.errors import ProtocolError
 
-MOST_BYTES = 1 << 20  # of a step's masks: 64 rows of a vocabulary of 128,000
+MOST_BYTES = 1 << 20  # limit for a step's masks; enough for 64 rows of a vocabulary of 128,000
 
 _HEAD = struct.Struct("<ii")
 _BITS_AN_ID = 32
@@ -31,7 +31,7 @@ _BITS_AN_ID = 32
 class Form(IntEnum):
     """Encoding of a mask."""
 
-    NONE = 0  # the row has none
+    NONE = 0  # the row has no mask
     ALLOWED = 1
     FORBIDDEN = 2
     BITS = 3
@@ -41,7 +41,7 @@ _FORMS = {int(form): form for form in Form}
 
 
 def pack(bounds: Sequence[int], masks: Sequence[Mask | None]) -> bytes:
-    """The masks of rows as bytes, each in the shortest form. bounds: of the last stage's ranks, as above."""
+    """Encode the masks of rows, each in its shortest form. bounds: first tokens of the last stage's ranks, as above."""
     return np.array(bounds, np.int32).tobytes() + b"".join(map(_packed, masks))
 
 
@@ -57,8 +57,14 @@ def _packed(mask: Mask | None) -> bytes:
 
 
 def unpack(data: bytes, rows: int, ranks: int, own: int, n_own: int) -> list[Mask | None]:
-    """For each of `rows` which of its tokens [n_own] a rank may send, as rank number `own` of `ranks` of the last stage
-    reads it; None for rows without a mask. ProtocolError for what `pack` cannot have written."""
+    """Decode masks. Return the mask [n_own] of a rank's tokens for each row, or None for a row without a mask.
+
+    ranks: number of ranks of the last stage.
+    own: index of the rank among them.
+    n_own: number of its tokens.
+
+    Raises ProtocolError for invalid data.
+    """
     at = 4 * (ranks + 1)
     if len(data) < at:
         raise ProtocolError(f"masks of {len(data)} bytes came; {at} say what each of {ranks} ranks has")
@@ -81,7 +87,7 @@ def unpack(data: bytes, rows: int, ranks: int, own: int, n_own: int) -> list[Mas
 
 
 def _mask(form: Form, n_named: int, data: bytes, n_vocab: int, start: int, stop: int) -> Mask | None:
-    """The part [start, stop) of a mask."""
+    """Decode the part [start, stop) of a mask."""
     if form is Form.NONE:
         if n_named:
             raise ProtocolError(f"a row without a mask came with {n_named} tokens; needed are none")

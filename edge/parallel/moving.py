@@ -1,4 +1,4 @@
-"""Keys and values of slots on their way from one engine to another, which cannot be loaded at the same time."""
+"""Transfer the KV cache of slots from one engine to another one, if both cannot be loaded at the same time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from partition.state.sequence import KVBlock
 from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
 
-_MOST_OF_FREE = 0.25  # of this device's memory, for keys and values on their way
+_MOST_OF_FREE = 0.25  # largest fraction of this device's free memory for KV cache in transit
 
 
 def check_movable(file: GgufFile, options: EngineOptions, vocabulary: Model) -> None:
-    """Raise CannotSlice if the keys and values of a model cannot be read."""
+    """Raise CannotSlice if the KV cache of a model cannot be read."""
     if vocabulary.is_recurrent:
         raise CannotSlice(f"{file.architecture} models are recurrent: they hold nothing of each token")
     StateShape.of_model(Source.from_file(file), resolve(options, ModelShape.from_gguf(file))[2])
@@ -31,23 +31,23 @@ def check_movable(file: GgufFile, options: EngineOptions, vocabulary: Model) -> 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Prefix that a slot shares with an earlier one: it is moved once."""
+    """A slot with the prefix that it shares with an earlier slot. The shared prefix is moved once."""
 
     sequence: int
-    n_tokens: int  # that the slot holds
-    like: int  # the other sequence
-    start: int  # tokens that are the same; 0: it shares nothing
+    n_tokens: int  # tokens in the slot
+    like: int  # sequence of the earlier slot
+    start: int  # length of the shared prefix; 0: none
 
 
 def beginnings(slots: Sequence[Slot]) -> Iterator[Beginning]:
-    """Yield each slot that holds tokens, with the earlier slot that shares the longest prefix."""
+    """Yield each non-empty slot, with the earlier slot that shares the longest prefix."""
     done: list[Slot] = []
     for slot in slots:
         if not slot.tokens:
             continue
-        # Keys and values that were shifted depend on tokens that were dropped.
+        # The KV cache of shifted tokens depends on dropped tokens, so it is not shared.
         exact = slot.tokens[: slot.exact]
-        # Slots of other namespaces may have other adapters.
+        # Slots in other namespaces may use other adapters.
         like = [other for other in done if other.namespace == slot.namespace]
         shared = ((common_prefix(other.tokens[: other.exact], exact), other.sequence) for other in like)
         start, sequence = max(shared, default=(0, 0))
@@ -57,17 +57,16 @@ def beginnings(slots: Sequence[Slot]) -> Iterator[Beginning]:
 
 @dataclass(frozen=True)
 class HeldStates:
-    """Keys and values of slots, in this device's memory."""
+    """KV cache of slots in this device's memory."""
 
-    factors: str  # as `States.factors`, by which positions were turned
+    factors: str  # `States.factors` of the positions
     parts: list[tuple[Beginning, list[KVBlock]]]
 
 
 def read_states(engine: TextEngine, slots: Sequence[Slot]) -> HeldStates | None:
-    """Return the keys and values of an engine's slots. None if they cannot be read, or are too large for this
-    device."""
+    """Return the KV cache of an engine's slots. None if it cannot be read, or is too large for this device."""
     at_once, room = engine.states.most_read, _MOST_OF_FREE * available_memory()
-    n_blocks = sum(-(-len(slot.tokens) // at_once) for slot in slots)  # at most
+    n_blocks = sum(-(-len(slot.tokens) // at_once) for slot in slots)  # upper bound
     parts: list[tuple[Beginning, list[KVBlock]]] = []
     try:
         for beginning in beginnings(slots):
@@ -80,12 +79,13 @@ def read_states(engine: TextEngine, slots: Sequence[Slot]) -> HeldStates | None:
                     return None
             parts.append((beginning, blocks))
         return HeldStates(engine.states.factors, parts)
-    except EdgeError:  # of models whose states are not known, or windows; a loss shows with the next step
+    # The model's states are unknown, or a window dropped positions; a lost engine is noticed in the next step.
+    except EdgeError:
         return None
 
 
 def write_states(engine: TextEngine, states: HeldStates) -> bool:
-    """Give an empty engine these keys and values. Return False, and leave it empty, if it cannot take them."""
+    """Write a KV cache to an empty engine. If the engine cannot take it, return False and leave the engine empty."""
     if engine.states.factors != states.factors:
         return False
     try:

@@ -1,14 +1,15 @@
-"""Prompts computed on another placement of the model, whose keys and values move to the one that generates.
+"""Prefill-decode disaggregation: another placement of the model prefills prompts, and their KV cache moves to the
+decode placement.
 
-Prefill is bound by arithmetic, decode by memory and round trips: the devices that are best for one are not for the
-other ("prefill/decode disaggregation"). Here one thread computes prompts chunk by chunk, and another takes in the keys
-and values of a chunk while the next one is computed. The scheduler writes them to the engine that generates, in order,
-between its steps, and has that engine compute the last token of a prompt, so that all logits come from there.
+Prefill is limited by arithmetic, and decode by memory bandwidth and round trips, so different devices suit them best.
+One thread prefills prompts chunk by chunk. Another thread receives the KV cache of a chunk while the next chunk is
+computed. Between steps the scheduler writes the KV cache to the decode engine, in order. The decode engine computes the
+last token of each prompt, so all logits come from there.
 
-The hand-over has two phases. A sequence stays in this placement's cache until `RemotePrompt.release`, which the
-scheduler calls when logits have come from behind its blocks. If the engine that generates is lost, the prefill
-placement still has the blocks. If the prefill placement is lost, the engine that generates has every block that was
-written, and computes the rest of the prompt. So at least one of the two placements holds each block.
+The handover has two phases. A sequence stays in the cache of the prefill placement until the scheduler calls
+`RemotePrompt.release`. It does so when logits based on the moved blocks have arrived. If the decode engine is lost, the
+prefill placement still has the blocks. If the prefill placement is lost, the decode engine has every written block and
+prefills the rest. So at least one placement holds each block.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ from partition.errors import StateError
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
 
-BREAK_S = 0.5  # seconds that a running prompt has to end by itself, before its links are broken off
-END_S = 30.0  # seconds that the thread has to end after that
+BREAK_S = 0.5  # seconds for a prompt in progress to end by itself before its links are closed
+END_S = 30.0  # further seconds for the thread to end
 
 
 class RemotePrompt:
-    """A prompt that is computed here for a request elsewhere."""
+    """A prompt that the prefill placement computes for a request."""
 
     def __init__(self, tokens: Sequence[int], n_held: int, namespace: str, adapters: Scales, keep: bool) -> None:
-        """n_held: tokens that the generating placement has already. adapters: adapter scales. keep: True if later
-        prompts may start from these keys and values, as for `Slots`."""
+        """n_held: prompt tokens that the decode placement already holds.
+        adapters: adapter scales.
+        keep: True if later prompts may reuse this KV cache, as for `Slots`.
+        """
         self.tokens, self.n_held, self.namespace, self.keep = list(tokens), n_held, namespace, keep
         self.adapters = adapters
         self.is_released = self.is_over = False
@@ -45,7 +48,7 @@ class RemotePrompt:
         self._changed = threading.Condition()
 
     def take(self) -> tuple[list[KVBlock], bool]:
-        """Return the blocks that came since the last call, in order; and True if no more blocks come."""
+        """Return (blocks that arrived since the last call, in order; True if no more blocks follow)."""
         with self._changed:
             blocks, self._blocks = self._blocks, []
             return blocks, self.is_over
@@ -56,7 +59,7 @@ class RemotePrompt:
             return self._changed.wait_for(lambda: bool(self._blocks) or self.is_over, timeout_s)
 
     def release(self) -> None:
-        """Allow this placement to forget the keys and values, because the request has them or needs them no more."""
+        """Allow the prefill placement to drop the KV cache, because the request has it or no longer needs it."""
         self.is_released = True
         self.end()
 
@@ -68,14 +71,14 @@ class RemotePrompt:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Note that no more blocks come."""
+        """Mark that no more blocks follow."""
         with self._changed:
             self.is_over = True
             self._changed.notify_all()
 
 
 class PrefillPlacement(Closing):
-    """Computes prompts on an engine of its own, one after the other. `close()` it before its engine."""
+    """Prefills prompts on its own engine, one after the other. Close it before its engine."""
 
     def __init__(
         self,
@@ -84,27 +87,30 @@ class PrefillPlacement(Closing):
         lost: Callable[[Exception], None] = lambda error: None,
         break_off: Callable[[], None] = lambda: None,
     ) -> None:
-        """least: the fewest new tokens of a prompt that is computed here. lost: is called with the error after which no
-        more prompts are computed, in the thread that computes. break_off: ends the engine's waiting from another
-        thread."""
+        """least: minimum number of new tokens of a prompt that is computed here.
+        lost: called in the computing thread with the error after which no more prompts are computed.
+        break_off: called from another thread to end the engine's waiting.
+        """
         self._engine, self._least, self._lost, self._break_off = engine, least, lost, break_off
         self._slots = Slots(engine, keep=True)
         self._in_use: list[tuple[RemotePrompt, Slot]] = []
         self._prompts: queue.SimpleQueue[RemotePrompt | None] = queue.SimpleQueue()
-        self._open: list[RemotePrompt] = []  # prompts that have not ended
+        self._open: list[RemotePrompt] = []  # prompts in progress
         self._lock = threading.Lock()
-        self.failed: Exception | None = None  # the error after which no more prompts are computed
+        self.failed: Exception | None = None  # error after which no more prompts are computed
         self._thread = threading.Thread(target=self._compute_all, name="prefill", daemon=True)
         self._thread.start()
 
     def begin(
         self, tokens: Sequence[int], n_held: int, namespace: str, adapters: Scales, *, keep: bool
     ) -> RemotePrompt | None:
-        """Begin to compute a prompt without its last token. Return None if the prompt has too few new tokens.
+        """Start to prefill a prompt without its last token. Return None if it has too few new tokens.
 
-        The generating placement holds the first `n_held` tokens already. Tokens among them that this placement lacks
-        are computed here as well, and raise the number of new tokens that is needed. A prompt that this placement holds
-        as a whole is always handed over. keep: later prompts of this namespace may start from its keys and values.
+        The decode placement already holds the first `n_held` tokens. If the prefill placement lacks some of them, it
+        computes them as well, and the required number of new tokens grows accordingly. A prompt that the prefill
+        placement holds completely is always handed over.
+
+        keep: later prompts of this namespace may reuse the KV cache.
         """
         cached = (slot.tokens for slot in self._slots.all if slot.namespace == namespace)
         here = max((common_prefix(own, tokens) for own in cached), default=0)
@@ -129,7 +135,7 @@ class PrefillPlacement(Closing):
             self._thread.join(END_S)
 
     def _fail(self, error: Exception) -> bool:
-        """Compute nothing more. Return True if a prompt was under way."""
+        """Stop computing. Return True if a prompt was in progress."""
         with self._lock:
             self.failed = self.failed or error
             ended, self._open = self._open, []
@@ -147,7 +153,7 @@ class PrefillPlacement(Closing):
                 try:
                     self._compute(prompt, receiver)
                 except Exception as error:
-                    # A block that an attention window has dropped concerns this prompt alone.
+                    # A block that an attention window has dropped affects this prompt only.
                     is_harmless = isinstance(error, StateError) and self._engine.failed is None
                     if self.failed is None and not is_harmless:
                         self._fail(error)
@@ -160,7 +166,7 @@ class PrefillPlacement(Closing):
     def _compute(self, prompt: RemotePrompt, receiver: Executor) -> None:
         self._forget_released()
         placement = self._slots.place(prompt.tokens, 0, prompt.namespace)
-        if placement is None:  # sequences that are being handed over fill the cache
+        if placement is None:  # sequences in handover fill the cache
             return
         slot = self._slots.admit(placement, adapters=prompt.adapters)
         self._in_use.append((prompt, slot))
@@ -178,12 +184,12 @@ class PrefillPlacement(Closing):
                     break
                 slot.decode(prompt.tokens[n_computed : min(n_computed + chunk, stop)], "none")
         finally:
-            wait(reads)  # the next prompt's steps use the same links
+            wait(reads)  # the steps of the next prompt use the same links
         for read in reads:
             read.result()
 
     def _forget_released(self) -> None:
-        """Free the slots of prompts that were handed over."""
+        """Free the slots of prompts whose handover is complete."""
         for prompt, slot in [pair for pair in self._in_use if pair[0].is_released]:
             self._in_use.remove((prompt, slot))
             self._slots.leave(slot, keep=False)

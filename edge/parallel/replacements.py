@@ -1,7 +1,7 @@
-"""Replacing the engine of a model while the model runs.
+"""Replacement of the engine of a running model.
 
-After a loss the scheduler preempts all requests and admits them again from their tokens. A planned move takes the keys
-and values of the slots along if they can be read.
+After a loss, the scheduler preempts all requests and admits them again from their tokens. A planned move also transfers
+the KV cache of the slots, if it can be read.
 """
 
 from __future__ import annotations
@@ -26,39 +26,40 @@ from edge.parallel.steps import chunk_rows
 Floats = NDArray[np.float32]
 T = TypeVar("T")
 
-MOST_IN_A_ROW = 3  # losses without a token between them: then something else is wrong
-_LOOK_S = 0.1  # between two looks of a waiting thread whether the engine was stopped
+MOST_IN_A_ROW = 3  # consecutive losses without a token after which the error is raised
+_LOOK_S = 0.1  # interval at which a waiting thread checks whether the engine was stopped
 
 
 class Replacements(CacheUse):
-    """The engine that runs now, its users one after the other, and the engine that takes over from it.
+    """The current engine, exclusive access to it, and its replacement.
 
-    A caller that computes without a scheduler begins with `kv_clear`. It cannot fail over: a loss of its engine is an
-    error.
+    A caller that computes without a scheduler starts with `kv_clear`. It cannot fail over, so a loss of its engine is
+    an error.
     """
 
     def __init__(self, engine: TextEngine, recovered: Callable[[Exception], TextEngine]) -> None:
-        """recovered: takes the error of the engine, and returns another engine of the same model, context and batch.
-        Its errors are raised."""
+        """recovered: takes the error of the engine and returns another engine with the same model, context and
+        batch size; its errors are raised.
+        """
         super().__init__()
         self._recovered = recovered
         self.ready: deque[Floats] = deque()  # logits that were collected before `collect` was called
         self.is_stopped = False
-        self.is_direct = False  # a caller computes without a scheduler
+        self.is_direct = False  # True while a caller computes without a scheduler
         self._next: Callable[[], TextEngine | None] | None = None
-        self._is_gone = False  # there is no engine, because a move failed
+        self._is_gone = False  # True if there is no engine, because a move failed
         self._lock = threading.RLock()
         self._asked_at = time.monotonic()
         self.recoveries = self.moves = 0
-        self.losses_in_a_row = 0  # without a token between them, the loss under way included
+        self.losses_in_a_row = 0  # consecutive losses without a token between them, including the current one
         self._use_engine(engine)
 
     # --- one user after the other ---
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """As `CacheUse.alone`. Raise Interrupted after `stop` if another thread uses the engine."""
-        self._asked_at = time.monotonic()  # from now on it is not quiet
+        """Same as `CacheUse.alone`. Raises Interrupted after `stop` if another thread uses the engine."""
+        self._asked_at = time.monotonic()  # the engine counts as used from now on
         while not self._lock.acquire(timeout=_LOOK_S):
             if self.is_stopped:
                 raise Interrupted("stopped on request")
@@ -72,7 +73,7 @@ class Replacements(CacheUse):
         return self._with_failover(lambda: CacheUse.step(self, owner, work), self.losses_in_a_row)
 
     def between_steps(self, work: Callable[[TextEngine], T], engine: TextEngine | None = None) -> T:
-        """As `CacheUse.between_steps`, on the engine that runs now."""
+        """Same as `CacheUse.between_steps`, on the current engine."""
 
         def alone() -> T:
             self.take_in()
@@ -82,7 +83,7 @@ class Replacements(CacheUse):
             return self._with_failover(alone)
 
     def clear(self) -> None:
-        """Forget all sequences, for a caller that computes without a scheduler."""
+        """Clear the cache, for a caller that computes without a scheduler."""
         with self.alone():
             if self.owner is not None:
                 self.owner.yield_engine()
@@ -96,16 +97,16 @@ class Replacements(CacheUse):
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since the engine was last used; 0 while logits wait to be collected."""
+        """Seconds since the engine was last used; 0 while logits have not been collected."""
         return 0.0 if self.uncollected else time.monotonic() - self._asked_at
 
     @property
     def uncollected(self) -> int:
-        """Submitted steps whose logits wait to be collected."""
+        """Number of submitted steps whose logits have not been collected."""
         return 0 if self._is_gone or self.engine.failed is not None else len(self.ready) + self.engine.uncollected
 
     def take_in(self) -> None:
-        """Wait for the logits of all steps that are under way."""
+        """Wait for the logits of all steps in flight."""
         while self.engine.uncollected:
             self.ready.append(self.engine.collect().copy())
 
@@ -116,8 +117,9 @@ class Replacements(CacheUse):
     # --- after a loss ---
 
     def _with_failover(self, work: Callable[[], T], losses: int = 0) -> T:
-        """Return the result of `work` on this engine, or on the engines that take over. losses: number of losses in a
-        row before it."""
+        """Return the result of `work` on this engine or its replacements. losses: consecutive losses before this
+        call.
+        """
         self.losses_in_a_row = losses
         while True:
             try:
@@ -165,27 +167,29 @@ class Replacements(CacheUse):
     def switch_to(self, another: Callable[[], TextEngine | None]) -> None:
         """Use the engine that `another` returns, from the next step or `switch_now` on.
 
-        `another` is called in the thread of that step. It ends the present engine, or returns None to keep it.
+        another: called in the thread of that step; it ends the current engine, or returns None to keep it.
         """
         self._next = another
 
     def switch_now(self) -> None:
-        """Switch to the engine of `switch_to` now, so that no request waits for the switch later."""
+        """Switch now to the engine of `switch_to`, so that no request has to wait for the switch later."""
         with self.alone():
             self._with_failover(lambda: None)
 
     def wait_for_move(self, timeout_s: float) -> None:
-        """Return when no move is under way, or after `timeout_s` seconds."""
+        """Return when no move is in progress, or after `timeout_s` seconds."""
         if self._lock.acquire(timeout=timeout_s):
             self._lock.release()
 
     def _move(self) -> None:
-        """Move to the next engine: with keys and values if they can be read and have room, otherwise by tokens."""
+        """Move to the next engine. The KV cache is transferred if it can be read and fits; otherwise it is
+        recomputed from tokens.
+        """
         another, self._next = self._next, None
         assert another is not None
         self.take_in()
         states = read_states(self.engine, self.slots)
-        self._is_gone = True  # until there is another
+        self._is_gone = True  # until there is another engine
         engine = another()
         self._is_gone = False
         if engine is None:
@@ -203,12 +207,14 @@ else:
 
 
 class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
-    """A `TextEngine` that uses the engine which `replacements` has now. Other members are those of that engine."""
+    """A `TextEngine` that delegates to the current engine of `replacements`."""
 
-    failed = None  # another engine may take over, so this one never fails
+    failed = None  # a replacement may take over, so this engine never fails
 
     def __init__(self, engine: TextEngine, model: Model, replacements: Replacements) -> None:
-        """engine: the first one. model: the vocabulary, which outlives all engines."""
+        """engine: the first engine.
+        model: the vocabulary, which outlives all engines.
+        """
         self.model, self.replacements = model, replacements
         self._stages = engine.stages
 
@@ -233,7 +239,7 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
 
     def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: NDArray[np.int8], **how: Any) -> None:
         with self._step() as engine:
-            if engine.stages == 1:  # it computes one step at a time, and an engine before it may have had more
+            if engine.stages == 1:  # it computes one step at a time, but the previous engine may have had several
                 self.replacements.take_in()
             engine.submit(tokens, positions, sequences, outputs, **how)
 
@@ -243,7 +249,7 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
             now.check()
             logits = now.ready.popleft() if now.ready else now.engine.collect()
             now.losses_in_a_row = 0
-            # `between_steps` collects the logits of steps under way into the same array.
+            # `between_steps` would collect the logits of other steps into the same array.
             return logits.copy() if now.uncollected else logits
 
     @contextmanager
@@ -255,7 +261,9 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
             yield now.engine
 
     def chunk(self, n: int) -> int:
-        """As `Engine.chunk`. If steps have to be the same as before a loss, it is that of the first engine."""
+        """Same as `Engine.chunk`. If steps must be equal before and after a loss, the chunks are those of the first
+        engine.
+        """
         engine = self.replacements.engine
         return chunk_rows(n, engine.batch, self._stages) if self.replacements.exact else engine.chunk(n)
 
@@ -268,5 +276,5 @@ class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
         self.replacements.engine.resume()
 
     def kv_clear(self) -> None:
-        """As `Engine.kv_clear`. Another engine may take over here for a caller without a scheduler."""
+        """Same as `Engine.kv_clear`. A replacement may take over here for a caller without a scheduler."""
         self.replacements.clear()

@@ -1,7 +1,7 @@
-"""One rank's slice of a model, computing its part of every step together with the other ranks.
+"""Shard: one rank's slice of a model, which computes its part of every step together with the other ranks.
 
-The slice is an ordinary model to llama.cpp. Hooks make it a part: they sum partial results over the ranks of a stage,
-and take the hidden states out at its end. docs/distributed.md walks through one step.
+To llama.cpp the slice is an ordinary model. Hooks all-reduce partial sums over the ranks of a stage, and extract the
+hidden states at its end. docs/distributed.md walks through one step.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from transport.link import Link
 Floats = NDArray[np.float32]
 
 _LAYER_END = re.compile(r"l_out-\d+")
-_SCALED_INPUT = "inp_scaled"  # where Gemma multiplies the embeddings, also those that came ready-made
+_SCALED_INPUT = "inp_scaled"  # node where Gemma scales the embeddings, including embeddings passed in directly
 
 
 class Shard:
-    """A loaded slice with its place among the ranks. `close()` frees it."""
+    """A loaded slice with its position among the ranks. `close()` frees it."""
 
     def __init__(
         self,
@@ -53,13 +53,18 @@ class Shard:
         progress: Callable[[float], None] | None = None,
         vocabulary: Model | None = None,
     ) -> None:
-        """Load a slice. vocabulary: of the model, for a place without layers, whose `path` is the model's own file. The
-        errors are those of ModelRunner."""
+        """Load a slice.
+
+        vocabulary: the model's vocabulary, for a rank without layers; `path` is then the model's own file.
+
+        Raises the errors of ModelRunner.
+        """
         self.place = place
         file = GgufFile.open(path)
         self._rules = RULES[file.architecture]
-        self._sums_a_layer = 1 if self._rules.whole_attention else 2  # of the FFN or the experts, and of attention
-        # The threads that shares were made for. The prefix cache is a part of the deployment.
+        # All-reduces per layer: FFN or experts, and attention.
+        self._sums_a_layer = 1 if self._rules.whole_attention else 2
+        # Shares were computed for this number of threads. The deployment owns the prefix cache.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
         self.engine = open_slice(path, options, place, self._hooks(file), progress, vocabulary)
         self.rows = self.engine.rows
@@ -68,38 +73,40 @@ class Shard:
         self.times = StepTimes()
         self._group: Group | None = None
         self._links: list[Link] = []
-        self.wire: Wire | None = None  # of partial sums, and of hidden states from stage to stage
+        self.wire: Wire | None = None  # type of partial sums, and of hidden states between stages
         self._algorithm: Any = "auto"
-        self._exchange_s = 0.0  # of all steps: sums over the ranks
-        self._compute_s = 0.0  # of the step under way
-        self._sums = 0  # likewise
-        self._output_rows = self.rows.outputs[:0]  # likewise: the rows that give logits
+        self._exchange_s = 0.0  # total seconds of all-reduces
+        self._compute_s = 0.0  # compute seconds of the current step
+        self._sums = 0  # all-reduces of the current step
+        self._output_rows = self.rows.outputs[:0]  # rows with logits of the current step
         self._feedback = ErrorFeedback() if adds_sums(file.tensors) else None
 
     def join(self, group: Group, algorithm: str = "auto", wire: Wire | None = None) -> None:
-        """Compute with these ranks from now on: `group` has links to all ranks of the deployment."""
+        """Compute with these ranks from now on. `group` has links to all ranks of the deployment."""
         self._links = list(group.links.values())
         self._group = group.part(self.place.group)
         self._algorithm, self.wire = algorithm, wire
 
-    # --- a decode step: begin, then what comes between, then end ---
+    # --- a decode step: `begin`, `compute`, `end` ---
 
     def begin(self) -> None:
-        """Set the clocks."""
+        """Start timing a step."""
         self._began = time.perf_counter()
         self._before = self._moved()
         self._compute_s = 0.0
 
     def time_of(self, n: int, idle_s: float = 0.0) -> StepTime:
-        """The beginning of a record of a step of `n` rows, which was waited for so long while others were busy."""
+        """Return the initial times of a step of `n` rows. idle_s: seconds that this rank waited for the step while
+        others were busy.
+        """
         is_decode = len(set(self.rows.sequences[:n].tolist())) == n
         return StepTime(n if is_decode else 0, stall_s=idle_s)
 
     def compute(self, n: int) -> None:
-        """Run the slice over `n` of `rows`: then `hidden` is what the next stage takes, or `logits` are there.
+        """Compute the first `n` rows. Then `hidden` has the input of the next stage, or `logits` are available.
 
-        A stage that is not the last computes all rows to its end, whichever will give logits. Without layers nothing is
-        computed, and no time counts as computing.
+        A stage that is not the last computes all rows to its end, whether or not they yield logits. A rank without
+        layers computes nothing, and no compute time is counted.
         """
         if self.place.thin:
             self.engine.decode_rows(self.rows, n)
@@ -125,7 +132,7 @@ class Shard:
         self._compute_s += time.perf_counter() - began - (self._exchange_s - before)
 
     def end(self, so_far: StepTime) -> StepTime:
-        """Return the times of a step, from `begin` to now and before."""
+        """Return the times of a step, including the time since `begin`."""
         waited_s, sent, received = (after - before for after, before in zip(self._moved(), self._before, strict=True))
         communication_s = max(0.0, time.perf_counter() - self._began - self._compute_s)
         return StepTime(
@@ -138,7 +145,7 @@ class Shard:
         )
 
     def _moved(self) -> tuple[float, float, float]:
-        """Return the totals of all links since they were made: seconds of waiting, bytes sent, bytes received."""
+        """Return totals of all links: seconds of waiting, bytes sent, bytes received."""
         return (
             sum(link.receive_s for link in self._links),
             sum(link.sent_bytes for link in self._links),
@@ -146,20 +153,22 @@ class Shard:
         )
 
     def logits(self, n: int) -> list[Floats]:
-        """Logits [own rows of the head] of each of the first `n` rows that was to give them; views until the next
-        step."""
+        """Return the logits [own rows of the head] of each of the first `n` rows with logits, as views that are
+        valid until the next step.
+        """
         return [self.engine.logits(row) for row in output_rows(self.rows, n)]
 
     # --- the KV cache ---
 
     @property
     def knows_removals(self) -> bool:
-        """True if this rank can say for all ranks what they can forget."""
+        """True if this rank knows for all ranks whether positions can be removed."""
         return not isinstance(self.engine, ThinEngine) or self.engine.knows_removals
 
     def keep(self, step: CacheStep) -> bool:
-        """Do an operation on the KV cache, or change the adapters in use. Return False if only everything can be
-        removed, or if there is no snapshot."""
+        """Apply an operation to the KV cache, or change the adapter scales. Return False if only the whole sequence
+        can be removed, or if a snapshot is missing.
+        """
         match step:
             case Remove(sequence, start, end):
                 return self.engine.kv_remove(sequence, start, end)
@@ -178,13 +187,15 @@ class Shard:
         return True
 
     def close(self) -> None:
-        """Free the slice. The links are not this object's."""
+        """Free the slice. The links stay open."""
         self.engine.close()
 
     # --- hooks ---
 
     def _hooks(self, file: GgufFile) -> list[Hook]:
-        """Those this place needs; none for the whole of a last stage, which then runs without any callback."""
+        """Return the hooks of this rank. The last stage without tensor parallelism has none, so llama.cpp runs it
+        without callbacks.
+        """
         hooks = []
         rules = self._rules
         changed = rules.input_node if rules.takes_tokens or self.place.stage else ""
@@ -213,7 +224,7 @@ class Shard:
         if self._group is None:
             raise EngineError("the ranks are not connected yet")
         view = node.view()
-        x = node.read() if view is None else view  # None: in the memory of a GPU
+        x = node.read() if view is None else view  # None: the node is in the memory of a GPU
         lost = None
         if self._feedback is not None and self.wire is not None:
             lost = self._feedback.add(x, self._output_rows)
@@ -223,14 +234,14 @@ class Shard:
         self._exchange_s += time.perf_counter() - began
 
     def _take_hidden(self, node: Node) -> bool:
-        # With a GPU other parts of the graph go on, and may use this memory for something else.
+        # With a GPU, other parts of the graph continue and may reuse this memory.
         view = None if self._has_gpu else node.view()
         self.hidden = node.read() if view is None else view
-        return False  # norm and head are the last stage's
+        return False  # norm and head belong to the last stage
 
 
 def _snapshots_of(shard: Shard) -> Snapshots:
-    """Return the snapshots of a shard's recurrent layers. Raise ProtocolError if it has no such layers."""
+    """Return the snapshots of a shard's recurrent layers. Raises ProtocolError for a model without such layers."""
     snapshots = shard.engine.states.snapshots
     if snapshots is None:
         raise ProtocolError(f"rank {shard.place.rank} has no recurrent layers, of which snapshots were asked for")
@@ -238,18 +249,19 @@ def _snapshots_of(shard: Shard) -> Snapshots:
 
 
 def _add(node: Node, deep: Floats | None) -> None:
-    """Add to the end of a layer what a picture has for it."""
+    """Add the rows of a picture for this layer to the end of the layer."""
     layer = int(node.name.rpartition("-")[2])
     if deep is not None and layer < len(deep):
         node.write(node.read() + deep[layer])
 
 
 def _partial(rules: Rules, file: GgufFile, adapters_of: Callable[[str], int]) -> Callable[[Node], bool]:
-    """Return a test of nodes: whether a rank's result is a partial sum, so that the sum over ranks is the whole.
+    """Return a test whether a node's result is a partial sum over the ranks.
 
-    The output projection has no name of its own in most graphs, only its weight has. Experts are summed once, after
-    they were weighted and added. adapters_of: how many of the adapters in use change a weight: what they add to its
-    product is partial, too, so that the sum is taken behind the last of them.
+    In most graphs the output projection has no name of its own, so its weight is tested. Experts are summed once, after
+    they are weighted and added. Outputs of adapters are also partial, so the all-reduce comes after the last adapter.
+
+    adapters_of: returns the number of active adapters that change a weight.
     """
     weights = re.compile(rf"\.({'' if rules.whole_attention else 'attn_output|'}ffn_down)\.weight$")
     shares_one = rules.shared_sum and any(name.endswith(".ffn_down_shexp.weight") for name in file.tensors)

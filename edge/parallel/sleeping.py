@@ -1,7 +1,7 @@
-"""Sleeping rank of a lab: an engine that waits for as long as its device's profile says, and computes zeros.
+"""Sleeping rank of a lab: an engine that waits for the times of its device's profile and returns zeros.
 
-Everything else of the rank is real: its process, its links, frames and collectives. Of its slice only the header is
-read. `edge.parallel.engine_kinds` opens this engine.
+Everything else of the rank is real: process, links, frames and collectives. Only the header of its slice is read.
+    `edge.parallel.engine_kinds` opens this engine.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from quant.gguf.file import GgufFile
 
 Floats = NDArray[np.float32]
 
-_MOST_LATE_S = 0.01  # of a wait that the next ones make good; more is another process's doing, and stays visible
-_LEAST_S = 1e-6  # of a wait, by the clock that does not wait: it has to go on
-_SLACK_NS = "1000"  # by which the kernel may wake this thread late; usually 50,000
+# Lateness of a wait that later waits compensate; a longer one is due to other processes and stays visible.
+_MOST_LATE_S = 0.01
+_LEAST_S = 1e-6  # minimum of a wait on the clock that skips waits, so that the clock always advances
+_SLACK_NS = "1000"  # timer slack of this thread in ns; the usual value is 50,000
 
 
 class Sleeper:
-    """Waits one after the other. What one took too long is taken off the next ones."""
+    """Waits one after another. Later waits are shortened by the lateness of earlier ones."""
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
@@ -54,15 +55,15 @@ class Sleeper:
         self._clock, self._sleep = clock, sleep
         self._late_s = 0.0
         self._thread = 0
-        self.total_s = 0.0  # of all waits, as they should have been
-        self.skips = False  # whether waits return at once
+        self.total_s = 0.0  # total of all waits as requested
+        self.skips = False  # True if waits return immediately
 
     def begin(self) -> None:
-        """Begin a step: what the last wait took too long is over."""
+        """Begin a step. The lateness of the previous wait is forgotten."""
         self._late_s = 0.0
 
     def wait(self, seconds: float) -> None:
-        """Return after so many seconds, less what the waits before took too long."""
+        """Wait for `seconds`, less the lateness of earlier waits."""
         self.total_s += max(seconds, _LEAST_S)
         if self.skips:
             return
@@ -73,17 +74,17 @@ class Sleeper:
         self._late_s = min(-left, _MOST_LATE_S)
 
     def _wake_in_time(self) -> None:
-        """Ask the kernel to wake this thread when it should, whatever else runs: once for each thread."""
+        """Ask the kernel to wake this thread on time. Done once for each thread."""
         thread = threading.get_native_id()
         if thread != self._thread:
             self._thread = thread
-            with suppress(OSError):  # not Linux: waits end some 50 us late
+            with suppress(OSError):  # without Linux, waits end about 50 us late
                 Path(f"/proc/{thread}/timerslack_ns").write_text(_SLACK_NS)
             run_first()
 
 
 class SleepingEngine(ModelRunner):
-    """An engine over a slice's header. Its context takes the time of `times`, and gives zeros."""
+    """An engine on the header of a slice. Steps take the times of `times` and yield zeros."""
 
     def __init__(
         self,
@@ -93,14 +94,16 @@ class SleepingEngine(ModelRunner):
         times: PartTimes,
         sleeper: Sleeper | None = None,
     ) -> None:
-        """The errors of ModelRunner; NotEnoughMemory where weights and KV cache are more than the options allow."""
+        """Raises the errors of ModelRunner, and NotEnoughMemory if weights and KV cache exceed the memory of the
+        options.
+        """
         self._times, self.sleeper, self._most_bytes = times, sleeper or Sleeper(), options.memory
         super().__init__(path, replace(options, memory=None, prefixes=None, lora=()), hooks, embeddings=True)
         self.hidden = _NoHidden(self._context, self.shape.n_embd)
 
     @contextmanager
     def timing_clock(self) -> Iterator[Callable[[], float] | None]:
-        """Yield a clock that goes on by the time of each wait. Meanwhile no wait takes any time."""
+        """Yield a clock that advances by the time of each wait. Meanwhile waits return immediately."""
         self.sleeper.skips = True
         try:
             yield lambda: self.sleeper.total_s
@@ -108,14 +111,14 @@ class SleepingEngine(ModelRunner):
             self.sleeper.skips = False
 
     def follow_snapshots(self) -> None:
-        """Note the snapshots that a thin owner has its ranks make of recurrent layers, of which there is no state."""
+        """Record the snapshots of recurrent layers that a thin owner requests, although there is no state."""
         if self.file.architecture in RECURRENT_ARCHITECTURES:
             self.states.snapshots = PositionSnapshots(self._context)
 
     def _load(
         self, request: LoadRequest, options: EngineOptions, accounted: Accounted | None, *, embeddings: bool
     ) -> ModelInMemory:
-        """Load nothing: the context calls the hooks."""
+        """Load nothing. The context calls the hooks."""
         sizes = request.sizes
         parts = {
             "weights": self.shape.weight_bytes,
@@ -135,50 +138,50 @@ class SleepingEngine(ModelRunner):
 
 
 class _NoHidden(HiddenRows):
-    """Zeros, of an engine that computes nothing."""
+    """Hidden states of an engine that computes nothing: zeros."""
 
     def __init__(self, context: Context, n_embd: int) -> None:
         super().__init__(context)
         self._n_embd = n_embd
 
     def give(self, *, only_outputs: bool = False) -> None:
-        """There are always some."""
+        """Do nothing, because zeros are always available."""
 
     def rows(self, n: int) -> Floats:
-        """Zeros."""
+        """Return zeros."""
         return np.zeros((n, self._n_embd), np.float32)
 
 
 class _NoWeights(Model):
-    """The model of a sleeping engine: what others ask of one."""
+    """The interface of a model for a sleeping engine."""
 
     def __init__(self, file: GgufFile, shape: ModelShape) -> None:
         self.n_vocab, self.n_bytes, self.architecture = shape.n_vocab, shape.weight_bytes, file.architecture
         self.has_decoder, self.is_recurrent, self.own_memory = True, False, None
-        self.window = 0  # nothing is dropped
+        self.window = 0  # no attention window
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Do nothing."""
 
 
 class _Node:
-    """Stand-in for a node of a graph, as hooks see one: it has the names, and zeros as values."""
+    """Stand-in for a graph node as hooks see it: names, and zeros as values."""
 
     def __init__(self, shape: tuple[int, int], name: str = "", weight: str = "") -> None:
         self.shape, self.name, self.weight = shape, name, weight
 
     def adapted_weight(self) -> None:
-        """None: no adapter is computed."""
+        """Return None, because no adapter is computed."""
 
     def view(self) -> Floats:
-        """Its values."""
+        """Return the values: zeros."""
         return np.zeros(self.shape, np.float32)
 
     read = view
 
 
 class SleepingContext(PositionsContext):
-    """A context that takes the time of its rows, and has zeros in every row."""
+    """A context in which a decode takes the time of its rows, and all logits are zeros."""
 
     def __init__(
         self,
@@ -197,7 +200,7 @@ class SleepingContext(PositionsContext):
         self._n_vocab = shape.n_vocab
 
     def decode(self, batch: Batch, n: int) -> None:
-        """Take the time of the first `n` rows; what is before a hook's node is waited for there."""
+        """Wait for the time of the first `n` rows. The time before a hook's node passes before the hook runs."""
         sequences, positions = batch.sequences[:n], batch.positions[:n]
         behind = self.hold(sequences, positions)
         times, n_layers = self._times, self._shape.n_layers
@@ -214,7 +217,7 @@ class SleepingContext(PositionsContext):
         self._reach(0.0, n, name=self._rules.end_node.format(n_layers - 1))
 
     def logits(self, row: int, n: int = 1) -> Floats:
-        """Zeros."""
+        """Return zeros."""
         return np.zeros((n, self._n_vocab), np.float32)
 
     def _sum_of(self, layer: int) -> str:
@@ -223,8 +226,9 @@ class SleepingContext(PositionsContext):
         return (self._rules.shared_sum if self._rules.shared_sum and shared else self._rules.experts_sum).format(layer)
 
     def _reach(self, due_s: float, n: int, weight: str = "", name: str = "") -> float:
-        """Come to a node after `due_s`: the seconds that are still to be waited for, which are none where a hook has
-        run."""
+        """Reach a node after `due_s`. Return the seconds still to wait: 0 if a hook ran, because then the wait is
+        over.
+        """
         node = _Node((n, self._shape.n_embd), name, weight)
         for hook in self._hooks:
             if hook.run is not None and hook.wants(node):  # type: ignore[arg-type]  # it looks at names alone
@@ -238,7 +242,7 @@ class SleepingContext(PositionsContext):
         self._sleeper.wait(seconds)
 
     def read_state(self, sequence: int, start: int, end: int) -> NDArray[np.uint8]:
-        """Zeros, as many as keys and values are."""
+        """Return a KV block of zeros."""
         shape = StateShape.of_model(Source.from_file(self._file), self._kv)
         n = end - start
         layers = [

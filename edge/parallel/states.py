@@ -1,4 +1,4 @@
-"""Keys and values of a model that is spread over ranks: each has its part, rank 0 takes them together and apart."""
+"""KV cache of a model spread over ranks. Each rank has its part; rank 0 joins and splits the parts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ B = TypeVar("B", bound=BlockStep)
 
 
 class SpreadStates:
-    """As `edge.llm.states.States`, with blocks of the whole model. What is kept, each rank keeps on its own disk."""
+    """Same as `edge.llm.states.States`, for blocks of the whole model. Each rank keeps its part on its own disk."""
 
     def __init__(self, leader: Leader, plan: Plan) -> None:
         self.use = CacheUse()
-        self.prefiller: Any = None  # as of `States`
+        self.prefiller: Any = None  # same as in `States`
         self._leader, self._plan, self._own = leader, plan, leader.shard.engine.states
         own = self._own.snapshots
         self.snapshots = SpreadSnapshots(own, leader.on_cache) if own is not None else None
@@ -43,7 +43,8 @@ class SpreadStates:
         return StateShape.of_model(Source.from_file(self._leader.file), self._own.kv)
 
     def read(self, sequence: int, positions: Range) -> KVBlock:
-        own, shapes = self._own.read(sequence, positions), self._shapes  # first here: nobody else holds more or fewer
+        # Rank 0 first: the other ranks hold the same positions.
+        own, shapes = self._own.read(sequence, positions), self._shapes
 
         def parts() -> list[tuple[KVBlock, StateShape]]:
             return [(own, shapes[0]), *self._receive(sorted(self._leader.group.links.items()), positions)]
@@ -51,10 +52,15 @@ class SpreadStates:
         return join(self._leader.ordered(Read(sequence, positions.start, positions.stop), parts), self._whole)
 
     def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]:
-        """Ask all ranks for keys and values in blocks of `most_read`, behind the steps that were submitted. Later
-        stages send theirs when they come to it, while further steps without logits are submitted: what it returns
-        receives them, in another thread. Ranks of the first stage also send sums of later steps, so that they are
-        waited for here. The errors of `read`."""
+        """Request the KV cache of positions in blocks of `most_read`, after the submitted steps. Return a function that
+        receives them.
+
+        Later stages send their blocks while further steps without logits are submitted, so the returned function may
+        run in another thread. Ranks of the first stage also send partial sums of later steps, so their blocks are
+        received here.
+
+        Raises the errors of `read`.
+        """
         leader, shapes = self._leader, self._shapes
         peers = leader.shard.place.peers
         near: list[list[tuple[KVBlock, StateShape]]] = []
@@ -71,13 +77,14 @@ class SpreadStates:
         return lambda: leader.guarded(received)
 
     def _receive(self, links: Sequence[tuple[int, Link]], positions: Range) -> list[tuple[KVBlock, StateShape]]:
-        """The parts of a block that these ranks send."""
+        """Receive the parts of a block that these ranks send."""
         shapes = self._shapes
         return [(steps.receive_block(link, shapes[rank], positions), shapes[rank]) for rank, link in links]
 
     def write(self, sequence: int, block: KVBlock) -> None:
         check(block, self._whole)
-        self._own.write(sequence, cut(block, self._whole, self._shapes[0]))  # first here: what fails, fails everywhere
+        # Rank 0 first: what fails here fails on every rank.
+        self._own.write(sequence, cut(block, self._whole, self._shapes[0]))
 
         def send() -> None:
             for rank, link in sorted(self._leader.group.links.items()):
@@ -87,21 +94,21 @@ class SpreadStates:
 
     @property
     def keeps(self) -> bool:
-        """True if blocks are kept on this device; the others answer that they have none where they do not."""
+        """True if blocks are kept on this device. Other devices that keep none report 0."""
         return self._own.keeps
 
     @property
     def problem(self) -> str | None:
-        """As `States.problem`, of this device."""
+        """Same as `States.problem`, for this device."""
         return self._own.problem
 
     @property
     def is_writing(self) -> bool:
-        """As `States.is_writing`, of this device."""
+        """Same as `States.is_writing`, for this device."""
         return self._own.is_writing
 
     def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
-        """As `States.keep`, on all ranks. All have read what they keep when this returns."""
+        """Same as `States.keep`, on all ranks. All ranks have read their blocks when this returns."""
 
         def keep(step: Keep) -> int:
             self._own.keep(sequence, step.start, step.hashes)
@@ -111,8 +118,9 @@ class SpreadStates:
         self._least((Keep(sequence, chunk_start, some) for chunk_start, some, _ in chunks), keep)
 
     def n_cached(self, hashes: Sequence[bytes]) -> int:
-        """Return how many leading ones of these blocks all ranks keep; with recurrent layers, up to one with a snapshot
-        on each."""
+        """Return the number of leading blocks that all ranks keep. With recurrent layers, the last of them has a
+        snapshot on every rank.
+        """
         n_blocks = self._least_cached(hashes)
         while self.snapshots is not None and n_blocks and (fewer := self._least_cached(hashes[:n_blocks])) < n_blocks:
             n_blocks = fewer
@@ -123,8 +131,9 @@ class SpreadStates:
         return self._least(counts, lambda step: self._own.n_cached(step.hashes, step.part))
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes]) -> int:
-        """As `States.restore`, on all ranks. Some ranks may have added more blocks than all have; the caller removes
-        those."""
+        """Same as `States.restore`, on all ranks. Some ranks may add more blocks than others; the caller removes
+        the excess.
+        """
 
         def restore(step: Restore) -> int:
             return self._own.restore(sequence, step.start, step.hashes, step.part)
@@ -133,15 +142,16 @@ class SpreadStates:
         return self._least((Restore(sequence, chunk_start, part, some) for chunk_start, some, part in chunks), restore)
 
     def _chunks(self, start: int, hashes: Sequence[bytes]) -> Iterator[tuple[int, tuple[bytes, ...], Part]]:
-        """Yield the hashes of each step, with the position where its blocks start and the part that they are. The
-        snapshot of them all is behind the last."""
+        """Yield (start position, hashes, part) for each step. The snapshot of all blocks is after the last one."""
         for lo in range(0, len(hashes), MOST_HASHES):
             some = tuple(hashes[lo : lo + MOST_HASHES])
             part = (Part.BEHIND if lo else Part.WHOLE) | (Part.BEFORE if lo + len(some) < len(hashes) else Part.WHOLE)
             yield start + lo * self.block, some, part
 
     def _least(self, queries: Iterable[B], own: Callable[[B], int]) -> int:
-        """Return the least number of leading blocks that any rank reports for these steps. own: reports for rank 0."""
+        """Return the smallest number of leading blocks that any rank reports for these steps. own: returns the
+        number of rank 0.
+        """
         done = 0
         for step in queries:
             least = self._leader.ordered(step, partial(self._of_all, own, step))
@@ -161,19 +171,21 @@ def _number(said: Any) -> int:
 
 
 class SpreadSnapshots:
-    """As `edge.llm.snapshots.Snapshots`, on all ranks, behind the steps that were submitted."""
+    """Same as `edge.llm.snapshots.Snapshots`, on all ranks, after the submitted steps."""
 
     def __init__(self, own: Snapshots, on_cache: Callable[[CacheStep], bool]) -> None:
-        """own: rank 0's. on_cache: as of `Leader`."""
+        """own: snapshots of rank 0.
+        on_cache: same as `Leader.on_cache`.
+        """
         self._own, self._on_cache = own, on_cache
 
     def make(self, sequence: int, block_hash: bytes) -> None:
         self._on_cache(Snapshot(sequence, block_hash))
 
     def has(self, block_hash: bytes) -> bool:
-        """As `Snapshots.has`, of this device: others may have dropped theirs."""
+        """Same as `Snapshots.has`, for this device. Other devices may have dropped their snapshot."""
         return self._own.has(block_hash)
 
     def set_back(self, sequence: int, length: int, block_hash: bytes) -> bool:
-        """As `Snapshots.set_back`. Where it is False some ranks may have set theirs back."""
+        """Same as `Snapshots.set_back`. After False, some ranks may have been set back."""
         return self._on_cache(SetBack(sequence, length, block_hash))

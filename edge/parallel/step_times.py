@@ -1,4 +1,4 @@
-"""Times of the steps of one rank, by kind of work: its own record, and the summary it sends to rank 0."""
+"""Step times of one rank by kind of step: the rank's own record, and the summary that it sends to rank 0."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from edge.parallel.logits import LogitsQuery
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
-KEPT = 2048  # steps; older ones are forgotten
+KEPT = 2048  # number of remembered steps
 
 
 class StepTime(NamedTuple):
-    """One decode step on one rank."""
+    """Times of one step on one rank."""
 
-    rows: int  # of a decode step, each of another sequence; 0: it has several of one, as a part of a prompt
-    compute_s: float = 0.0  # llama.cpp
-    communication_s: float = 0.0  # sending, receiving and adding, with the waits for other ranks
-    stall_s: float = 0.0  # of that, or before it: waiting for others
+    rows: int  # rows of a decode step, each of another sequence; 0: a prefill step with several rows of a sequence
+    compute_s: float = 0.0  # time in llama.cpp
+    communication_s: float = 0.0  # time for sending, receiving and adding, including waits for other ranks
+    stall_s: float = 0.0  # time of waiting for other ranks, before or during communication
     sent_bytes: int = 0
     received_bytes: int = 0
 
     @property
     def decode(self) -> bool:
-        """True if it is a decode step."""
+        """True for a decode step."""
         return self.rows > 0
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Over the steps: the middle one, the one that 99 of 100 stay below, and the one that a tenth stays below."""
+    """Median and percentiles over steps."""
 
     median: float
     p99: float
@@ -46,7 +46,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Summary:
-    """Steps of one kind on one rank."""
+    """Summary of the steps of one kind on one rank."""
 
     steps: int
     compute_ms: Figure
@@ -56,12 +56,14 @@ class Summary:
     received_bytes: Figure
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, by field."""
+        """Return plain values by field."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Any) -> Summary:
-        """The summary that `to_json` wrote. ValueError for anything else: it comes from another device."""
+        """Read the values that `to_json` wrote. Raises ValueError for other values, because they come from another
+        device.
+        """
         try:
             names = [field.name for field in fields(cls) if field.name != "steps"]
             figures = {
@@ -77,31 +79,35 @@ class Summary:
 
 
 class StepTimes:
-    """The last steps of a rank."""
+    """Times of the most recent steps of a rank."""
 
     def __init__(self) -> None:
         self._steps: deque[StepTime] = deque(maxlen=KEPT)
-        self.decoded = 0  # decode steps so far
+        self.decoded = 0  # number of decode steps so far
 
     def add(self, step: StepTime) -> None:
-        """Remember one."""
+        """Record a step."""
         self._steps.append(step)
         if step.decode:
             self.decoded += 1
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all steps."""
         self._steps.clear()
 
     def usual_rows(self, last: int) -> tuple[int, int]:
-        """Return how many rows most of the last so many decode steps have, and how many steps that are; (0, 0): of
-        none."""
+        """Return (most frequent number of rows among the last decode steps, number of such steps); (0, 0) without
+        steps.
+        """
         counted = Counter([step.rows for step in self._steps if step.decode][-last:])
         return max(counted.items(), key=lambda item: item[1], default=(0, 0))
 
     def summaries(self, last: int = 0, rows: int = 0) -> dict[str, Summary]:
-        """By kind, those that occurred: "decode" and "prefill". last: of so many steps of each kind; 0: of all.
-        rows: of decode steps, only those that have so many; 0: all."""
+        """Return summaries by kind of step, "decode" and "prefill", if such steps occurred.
+
+        last: number of most recent steps of each kind; 0: all.
+        rows: only decode steps with this many rows; 0: all.
+        """
         kinds = {"decode": [s for s in self._steps if s.decode], "prefill": [s for s in self._steps if not s.decode]}
         chosen = {kind: steps[-last:] for kind, steps in kinds.items()}
         if rows:
@@ -110,9 +116,8 @@ class StepTimes:
 
 
 def summaries_of(said: Any) -> dict[str, Summary]:
-    """Parse what another rank says of its steps, as `summaries` has it. ValueError, TypeError or AttributeError for
-    anything else."""
-    kinds = dict(said.items())  # an object, that is
+    """Parse the summaries that another rank sent. Raises ValueError, TypeError or AttributeError for other values."""
+    kinds = dict(said.items())  # fails for anything but a JSON object
     return {kind: Summary.from_json(kinds[kind]) for kind in ("decode", "prefill") if kind in kinds}
 
 
@@ -139,12 +144,12 @@ class PendingStep:
 
     outputs: int
     query: LogitsQuery
-    time: StepTime  # so far
-    own: list[Floats] = field(default_factory=list)  # of rank 0's rows of the head, where it is in the last stage
-    logits: Floats | None = None  # where they came already
-    # Tokens, positions and sequences of the rows that give logits, where their hidden states come behind these.
+    time: StepTime  # times so far
+    own: list[Floats] = field(default_factory=list)  # rank 0's logits if it is in the last stage
+    logits: Floats | None = None  # logits if they have arrived
+    # Tokens, positions and sequences of rows with logits, if their hidden states follow the logits.
     rows: tuple[Ints, Ints, Ints] | None = None
 
     def answer_bytes(self, n_vocab: int, n_embd: int) -> int:
-        """Bytes of its logits, and of hidden states behind them, on the link; of the latter at most."""
+        """Return the bytes of the logits on the link, plus an upper bound for hidden states that follow them."""
         return self.query.n_bytes(self.outputs, n_vocab) + (4 * self.outputs * n_embd if self.rows else 0)

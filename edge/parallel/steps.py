@@ -1,21 +1,21 @@
-"""Steps: what rank 0 makes all ranks do, in order, and their bytes on the data links.
+"""Steps: operations that rank 0 makes all ranks carry out in order, and their encoding on data links.
 
-A step is a CONTROL frame: a byte with the operation, then its fields, little-endian, as all processors are that
-llama.cpp runs on. `_LAYOUTS` has the numbers and the fields of all operations except Decode:
+A step is a CONTROL frame: one byte for the operation, followed by its fields. All values are little-endian, like all
+    processors that llama.cpp supports. `_LAYOUTS` has the numbers and fields of all operations except Decode:
 
 | bytes | field of Decode |
 | 0     | 1, the operation |
 | 1     | 1 if `fresh` |
 | 2     | 1 if `hidden` |
-| 3     | 1 if each row attends to all, plus 2 if positions have parts (of a picture's rows), plus 4 for each layer to |
-|       | whose end rows of a picture are added |
+| 3     | 1 if each row attends to all rows, plus 2 if positions have parts (rows of a picture), plus 4 for each layer |
+|       | that has additional rows of a picture at its end |
 | 4-19  | int32: rows, outputs, top, bytes of masks |
-| 20-   | positions int32 [rows], sequences int32 [rows], outputs int8 [rows]; if positions have parts, how far time, |
-|       | height and width are beyond them, int32 [3, rows]; masks (edge/parallel/masks.py) |
+| 20-   | positions int32 [rows], sequences int32 [rows], outputs int8 [rows]; if positions have parts, the offsets of |
+|       | time, height and width, int32 [3, rows]; masks (edge/parallel/masks.py) |
 
-Behind a decode come hidden states [rows, n_embd] in DATA frames of PART_FLOATS values, the last frame with the rest:
-float32 to the ranks of the first stage, in the deployment's wire type from stage to stage. Rows of a picture that are
-added at the end of layers follow, float32 [layers, rows, n_embd].
+After a decode, hidden states [rows, n_embd] follow in DATA frames of PART_FLOATS values; the last frame is shorter.
+They are float32 to the ranks of the first stage, and in the deployment's wire type between stages. Additional rows of a
+picture for the end of layers follow as float32 [layers, rows, n_embd].
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from transport.link import PART_BYTES, Link, receive_parts, send_parts
 
 Floats = NDArray[np.float32]
 
-LEAST_CHUNK = 32  # tokens: a pass over the weights costs nearly as much for fewer
-_CHUNKS_A_STAGE = 4  # chunks of a long prompt, which keep all stages busy four fifths of the time or more
+LEAST_CHUNK = 32  # tokens; a pass over the weights costs nearly as much for fewer
+_CHUNKS_A_STAGE = 4  # chunks of a long prompt per stage, which keep all stages busy at least 80 % of the time
 PART_FLOATS = PART_BYTES // 4
 HASH_BYTES = 32
-MOST_HASHES = 256  # per step; each step begins with a group of blocks (`group_start`)
+MOST_HASHES = 256  # limit per step; each step begins with a group of blocks (`group_start`)
 
 _DECODE = 1
-_HEAD = struct.Struct("<BBBBiiii")  # head of a decode
+_HEAD = struct.Struct("<BBBBiiii")  # header of a decode
 _BYTES_A_ROW = 9
-_PARTS = 3  # int32 values of a position: time, height, width
+_PARTS = 3  # number of int32 parts of a position: time, height, width
 _NOT_CAUSAL, _HAS_PARTS, _A_LAYER = 1, 2, 4
 
 
@@ -59,27 +59,27 @@ class Decode(NamedTuple):
     """Compute rows, whose hidden states follow."""
 
     rows: int
-    outputs: int  # rows that give logits
-    top: int = 0  # number of largest logits wanted of each of these; 0: all
-    fresh: bool = True  # rank 0 had no step under way before, so that waiting for this step was no stall
-    # Hidden states behind the last layer are wanted. If rank 0 is not in the last stage, they are of the rows that give
-    # logits, and the first rank of the last stage sends them behind the logits.
+    outputs: int  # number of rows with logits
+    top: int = 0  # number of largest logits for each of these rows; 0: all
+    fresh: bool = True  # True if rank 0 had no step in flight before, so waiting for this step was no stall
+    # True if rank 0 wants hidden states after the last layer. If rank 0 is not in the last stage, only rows with logits
+    # count, and the first rank of the last stage sends them after the logits.
     hidden: bool = False
-    masks: bytes = b""  # packed masks of the rows that give logits
+    masks: bytes = b""  # packed masks of the rows with logits
 
 
-# The operations on the KV cache are those of Engine, with the same arguments.
+# The operations on the KV cache equal the methods of Engine, with the same arguments.
 
 
 class Remove(NamedTuple):
-    """Forget positions [start, end) of a sequence."""
+    """Remove positions [start, end) of a sequence."""
 
     sequence: int
     start: int
     end: int
-    removed: bool = False  # rank 0 could
-    # Each rank reports to rank 0 whether it could. Rank 0 has no layer then, and the caches of attention windows and
-    # recurrent layers may be unable to forget a part of a sequence.
+    removed: bool = False  # True if rank 0 could remove them
+    # True if each rank reports to rank 0 whether it could, because rank 0 has no layers. The caches of attention
+    # windows and recurrent layers may be unable to remove a part of a sequence.
     answers: bool = False
 
 
@@ -102,23 +102,23 @@ class Shift(NamedTuple):
 
 
 class Clear(NamedTuple):
-    """Forget everything."""
+    """Clear the KV cache."""
 
 
 class Times(NamedTuple):
-    """Tell rank 0 how long steps took."""
+    """Report step times to rank 0."""
 
-    clear: bool  # forget them afterwards
-    last: int  # number of last steps that count; 0: all
-    rows: int  # number of rows of the decode steps that count; 0: any
+    clear: bool  # forget the steps afterwards
+    last: int  # number of most recent steps to report; 0: all
+    rows: int  # only decode steps with this many rows; 0: all
 
 
 class End(NamedTuple):
-    """No more steps come."""
+    """End: no more steps follow."""
 
 
 class Read(NamedTuple):
-    """Send keys and values of positions [start, end) to rank 0, over the link between the two."""
+    """Send the KV cache of positions [start, end) to rank 0 over the direct link."""
 
     sequence: int
     start: int
@@ -126,7 +126,7 @@ class Read(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Add keys and values of positions [start, end), which rank 0 sends over the link between the two."""
+    """Write the KV cache of positions [start, end), which rank 0 sends over the direct link."""
 
     sequence: int
     start: int
@@ -134,7 +134,7 @@ class Write(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """Keep blocks of a sequence on disk, and tell rank 0."""
+    """Keep blocks of a sequence on disk, and confirm to rank 0."""
 
     sequence: int
     start: int
@@ -142,14 +142,14 @@ class Keep(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Tell rank 0 how many leading blocks are kept."""
+    """Report to rank 0 the number of leading blocks on disk."""
 
     part: Part
     hashes: tuple[bytes, ...]
 
 
 class Restore(NamedTuple):
-    """Add kept blocks to a sequence, and tell rank 0 how many leading ones there were."""
+    """Add blocks from disk to a sequence, and report the number of leading blocks found to rank 0."""
 
     sequence: int
     start: int
@@ -158,14 +158,14 @@ class Restore(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Hold a snapshot of a sequence that ends with a block."""
+    """Make a snapshot of a sequence that ends with a block."""
 
     sequence: int
     block_hash: bytes
 
 
 class SetBack(NamedTuple):
-    """Set a sequence back to a length by the snapshot behind a block; tell rank 0 whether there was one."""
+    """Set a sequence back to a length by the snapshot after a block. Report to rank 0 whether there was one."""
 
     sequence: int
     length: int
@@ -173,7 +173,7 @@ class SetBack(NamedTuple):
 
 
 class Adapt(NamedTuple):
-    """Compute the decodes from here on with each adapter times its scale."""
+    """Use these adapter scales for later decodes."""
 
     scales: tuple[float, ...]
 
@@ -182,7 +182,7 @@ CacheStep: TypeAlias = Remove | Copy | Shift | Clear | Snapshot | SetBack | Adap
 BlockStep: TypeAlias = Keep | Count | Restore
 Step: TypeAlias = Decode | CacheStep | BlockStep | Times | End | Read | Write
 
-# By operation: its fields in their order. Hashes and scales follow the other fields, as many as there are bytes.
+# Layout of each operation: its fields in order. Hashes and scales follow the other fields and fill the remaining bytes.
 _LAYOUTS: dict[int, tuple[Callable[..., Step], struct.Struct]] = {
     2: (Remove, struct.Struct("<iii??")),
     3: (Copy, struct.Struct("<iiii")),
@@ -216,7 +216,7 @@ def max_bytes(rows: int) -> int:
 
 
 def pack(step: Step, rows: Batch) -> bytes:
-    """Return the bytes of a step. rows: of a decode."""
+    """Encode a step. rows: rows of a decode."""
     if isinstance(step, Decode):
         return _pack_decode(step, rows)
     operation = _OPERATIONS[type(step)]
@@ -229,8 +229,7 @@ def pack(step: Step, rows: Batch) -> bytes:
 
 
 def unpack(data: Payload, rows: Batch) -> Step:
-    """Return the step in `data`, and fill in the rows of a decode. Raise ProtocolError for what `pack` cannot have
-    written."""
+    """Decode the step in `data`, and fill in the rows of a decode. Raises ProtocolError for invalid data."""
     operation = data[0] if data else 0
     if operation == _DECODE:
         return _unpack_decode(data, rows)
@@ -311,7 +310,7 @@ def _unpack_decode(data: Payload, rows: Batch) -> Decode:
 
 
 def send_states(link: Link, states: Floats, wire: Wire | None = None) -> None:
-    """Send hidden states [rows, n_embd] behind a step."""
+    """Send hidden states [rows, n_embd] after a step."""
     flat = states.reshape(-1)
     for lo in range(0, flat.size, PART_FLOATS):
         part = flat[lo : lo + PART_FLOATS]
@@ -324,7 +323,7 @@ def send_states(link: Link, states: Floats, wire: Wire | None = None) -> None:
 
 
 def receive_states(link: Link, states: Floats, wire: Wire | None = None) -> None:
-    """Fill `states` [rows, n_embd] from the frames of `send_states`."""
+    """Receive hidden states [rows, n_embd] from the frames of `send_states`."""
     flat = states.reshape(-1)
     for lo in range(0, flat.size, PART_FLOATS):
         part = flat[lo : lo + PART_FLOATS]
@@ -337,17 +336,17 @@ def receive_states(link: Link, states: Floats, wire: Wire | None = None) -> None
 
 
 def send_block(link: Link, block: KVBlock, shape: StateShape) -> None:
-    """Send keys and values behind a step."""
+    """Send a KV block after a step."""
     send_parts(link, encode(block, shape))
 
 
 def receive_block(link: Link, shape: StateShape, positions: Range) -> KVBlock:
-    """Receive a block that `send_block` sent, of a slice of this shape. Raise StateError for anything else."""
+    """Receive a KV block of a slice of this shape. Raises StateError for invalid data."""
     data = np.empty(encoded_bytes(shape, len(positions)), np.uint8)
     receive_parts(link, data)
     return decode(data, shape, positions)
 
 
 def output_rows(rows: Batch, n: int) -> Iterator[int]:
-    """Yield the rows of a decode that give logits."""
+    """Yield the indices of rows with logits."""
     return (int(i) for i in np.flatnonzero(rows.outputs[:n]))

@@ -1,7 +1,7 @@
-"""Thin owner: rank 0 without layers. It has the tokens, the token table and the sampler, and others compute.
+"""Thin owner: rank 0 without layers. It has the tokens, the token table and the sampler, and other ranks compute.
 
-Its engine has no keys and values. It knows which positions the other ranks hold, so that it can say, as rank 0 must,
-what can be read, kept or forgotten.
+Its engine has no KV cache. It tracks the positions that the other ranks hold, so that rank 0 can decide which positions
+can be read, kept or removed.
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ from quant.types import CacheType
 
 
 class PositionsContext(Context):
-    """A context that knows which positions it holds, without keys and values."""
+    """A context that tracks positions without a KV cache."""
 
     def __init__(self, model: Model, n_ctx: int, *, can_shift: bool = True) -> None:
         self.model, self.n_ctx, self.can_shift, self.shift_pending = model, n_ctx, can_shift, False
         self.rollback, self.blank_snapshot = 0, None
-        self._ends: dict[int, tuple[int, int]] = {}  # of each sequence: the first and the last position held
+        self._ends: dict[int, tuple[int, int]] = {}  # first and last position of each sequence
         self._stopped = False
 
     def decode(self, batch: Batch, n: int) -> None:
-        """Hold the positions of the first `n` rows."""
+        """Record the positions of the first `n` rows."""
         self.check_stopped()
         self.hold(batch.sequences[:n], batch.positions[:n])
         self.shift_pending = False
 
     def hold(self, sequences: NDArray[np.int32], positions: NDArray[np.int32]) -> tuple[int, int]:
-        """Hold the rows' positions. Return how many earlier ones the rows attend to together: those that are the only
-        one of their sequence, and those that share one."""
+        """Record the positions of rows. Return two totals of earlier tokens that the rows attend to.
+
+        The first total is for rows that are alone in their sequence, the second for rows that share a sequence.
+        """
         behind, behind_shared = 0, 0
         for sequence in np.unique(sequences).tolist():
             own = positions[sequences == sequence]
@@ -72,7 +74,7 @@ class PositionsContext(Context):
             raise Interrupted("stopped on request")
 
     def stop(self) -> None:
-        """Make decodes fail, from their next wait on."""
+        """Make decodes fail from their next wait on."""
         self._stopped = True
 
     def resume(self) -> None:
@@ -80,16 +82,16 @@ class PositionsContext(Context):
         self._stopped = False
 
     def use_threads(self, threads: int) -> None:
-        """None computes."""
+        """Do nothing, because nothing is computed."""
 
     def use_adapters(self, scales: Sequence[float]) -> None:
-        """None computes."""
+        """Do nothing, because nothing is computed."""
 
     def wait(self) -> None:
-        """Nothing is computed behind."""
+        """Do nothing, because nothing is computed in the background."""
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Do nothing."""
 
     def kv_remove(self, sequence: int, start: int, end: int) -> bool:
         first, last = self.kv_ends(sequence)
@@ -128,11 +130,13 @@ class PositionsContext(Context):
 
 
 class ThinEngine(ModelRunner):
-    """An engine without layers, over the header of the model's own file. `decode_rows` notes positions."""
+    """An engine without layers on the header of the model's own file. `decode_rows` only records positions."""
 
     def __init__(self, path: str | os.PathLike[str], options: EngineOptions, vocabulary: Model) -> None:
-        """vocabulary: of the file; it stays the caller's. The errors of ModelRunner; NotEnoughMemory where the process
-        alone is larger than the options allow."""
+        """vocabulary: vocabulary of the file; the caller closes it.
+
+        Raises the errors of ModelRunner, and NotEnoughMemory if the process alone exceeds the memory of the options.
+        """
         self._vocabulary = vocabulary
         super().__init__(path, replace(options, prefixes=None, lora=()), embeddings=True)
         self.states = PositionStates(self.file, self._context, self.states.kv)
@@ -140,7 +144,7 @@ class ThinEngine(ModelRunner):
     def _load(
         self, request: LoadRequest, options: EngineOptions, accounted: Accounted | None, *, embeddings: bool
     ) -> ModelInMemory:
-        """Load nothing: what is in memory is the process, and the hidden states of a batch."""
+        """Load nothing. Memory is needed for the process and for the hidden states of a batch."""
         sizes = request.sizes
         parts = {
             "weights": 0,
@@ -159,46 +163,47 @@ class ThinEngine(ModelRunner):
         return ModelInMemory(self._vocabulary, context, sizes, None, need, ExitStack(), None)
 
     def _others_shift(self) -> bool:
-        """Return whether the caches of slices can shift positions, as far as the header says."""
+        """Return True if the caches of slices can shift positions, according to the header."""
         has_sections = Metadata(self.file).key("rope.dimension_sections") in self.file.metadata
         model, rules = self._vocabulary, RULES[self.file.architecture]
         return model.rotates and not (model.is_recurrent or has_sections or rules.no_states)
 
     @property
     def knows_removals(self) -> bool:
-        """True if all caches can forget any positions, so that no rank need be asked: those without attention windows
-        and recurrent layers."""
+        """True if all caches can remove arbitrary positions, so that ranks need not report. That requires a model
+        without attention windows and recurrent layers.
+        """
         return not (self._vocabulary.is_recurrent or has_windows(self.file))
 
 
 class PositionSnapshots(Snapshots):
-    """Snapshots that are of other ranks: which of them were made."""
+    """Record of snapshots that other ranks hold."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._hashes = context, set[bytes]()
 
     def make(self, sequence: int, block_hash: bytes) -> None:
-        """Note that the others make one."""
+        """Record that the other ranks make a snapshot."""
         self._hashes.add(block_hash)
 
     def has(self, block_hash: bytes) -> bool:
-        """Return whether they made one."""
+        """Return True if the other ranks made this snapshot."""
         return block_hash in self._hashes
 
     def set_back(self, sequence: int, length: int, block_hash: bytes) -> bool:
-        """Hold the first positions alone."""
+        """Keep only the first `length` positions."""
         return self._context.kv_remove(sequence, length, -1)
 
     def drop(self, sequence: int, start: int) -> None:
-        """Hold the positions before `start` alone."""
+        """Keep only the positions before `start`."""
         self._context.kv_remove(sequence, start, -1)
 
     def keep(self, hashes: Sequence[bytes]) -> None:
-        """Keep nothing: there is nothing here."""
+        """Do nothing, because this rank has no snapshots."""
 
 
 class PositionStates(States):
-    """States of a rank without layers: blocks are of other ranks, and only their names are made here."""
+    """States of a rank without layers. Other ranks hold the blocks; this rank only computes their hashes."""
 
     def __init__(self, file: GgufFile, context: Context, kv: CacheType) -> None:
         super().__init__(file, context, kv)
@@ -209,9 +214,12 @@ class PositionStates(States):
             self._window = rules.window.size
 
     def read(self, sequence: int, positions: Range) -> KVBlock:
-        """A block without layers. StateError where another rank may lack positions: an attention window may have
-        dropped them. CannotSlice as `shape`, EngineError as `Context.read_state`."""
-        self.shape  # noqa: B018  # the whole model's: CannotSlice where other ranks could not read theirs
+        """Return a block without layers.
+
+        Raises StateError if another rank may lack positions that an attention window dropped. Raises CannotSlice as
+        `shape`, and EngineError as `Context.read_state`.
+        """
+        self.shape  # noqa: B018  # shape of the whole model: raises CannotSlice if other ranks could not read theirs
         if self._context.shift_pending:
             raise EngineError("positions were shifted and their keys were not; decode a token before they are read")
         first, last = self._context.kv_ends(sequence)
@@ -221,7 +229,7 @@ class PositionStates(States):
         return KVBlock(positions, ())
 
     def write(self, sequence: int, block: KVBlock) -> None:
-        """Note that the other ranks hold these positions. EngineError where their caches have no room."""
+        """Record that the other ranks hold these positions. Raises EngineError if their caches have no room."""
         self._hold(sequence, block.positions)
 
     @property
@@ -233,14 +241,14 @@ class PositionStates(States):
         return "on the disks of the other devices" if self.keeps else super().describe()
 
     def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
-        """Keep nothing: there is nothing here."""
+        """Do nothing, because this rank has no blocks."""
 
     def n_cached(self, hashes: Sequence[bytes], part: Part = Part.WHOLE) -> int:
-        """All of them: nothing is lacking here."""
+        """Return the number of all blocks, because this rank lacks none."""
         return len(hashes) if self.keeps else 0
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes], part: Part = Part.WHOLE) -> int:
-        """Note that the other ranks hold the blocks' positions."""
+        """Record that the other ranks hold the positions of the blocks."""
         if not self.keeps:
             return 0
         self._context.kv_remove(sequence, start, -1)

@@ -14,38 +14,41 @@ NO_STAGE = -1
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One rank of a deployment. Ranks are numbered stage by stage."""
+    """Position of one rank in a deployment. Ranks are numbered stage by stage."""
 
     rank: int
-    stage: int  # of those that compute; NO_STAGE: it is a thin owner
-    n_stages: int  # that compute
-    group: tuple[int, ...]  # the ranks of its stage, itself among them: they sum their parts
-    source: int | None  # who sends it steps; None: rank 0, which makes them
-    peers: tuple[int, ...]  # whom it sends the same hidden states it takes in; rank 0 only
-    feeds: tuple[int, ...]  # whom it sends its stage's hidden states
-    heads: tuple[int, ...]  # the ranks of the last stage, which have the logits
+    stage: int  # index among the stages that compute; NO_STAGE for a thin owner
+    n_stages: int  # number of stages that compute
+    group: tuple[int, ...]  # ranks of its stage, including itself, which all-reduce partial sums
+    source: int | None  # rank that sends it steps; None for rank 0, which creates them
+    peers: tuple[int, ...]  # ranks of the first stage that get the same input; only for rank 0
+    feeds: tuple[int, ...]  # ranks that get its stage's hidden states
+    heads: tuple[int, ...]  # ranks of the last stage, which have the logits
 
     @property
     def thin(self) -> bool:
-        """True if it holds no layer."""
+        """True if the rank holds no layer."""
         return self.stage == NO_STAGE
 
     @property
     def last(self) -> bool:
-        """True if its stage ends in logits."""
+        """True if the rank's stage yields logits."""
         return self.stage == self.n_stages - 1
 
 
 def place(rank: int, stages: Sequence[int]) -> Topology:
-    """The place of a rank where stage i has `stages[i]` ranks. EdgeError where there is no such rank.
+    """Return the topology of a rank. Stage i has `stages[i]` ranks.
 
-    A first stage of 0 ranks says that rank 0 is a thin owner: it sends hidden states to all ranks of the first stage
-    that computes, as it sends them to its peers where it computes itself.
+    A first stage of 0 ranks means that rank 0 is a thin owner. It sends hidden states to all ranks of the first
+    computing stage.
 
-    There may be one more than a group has: layers that are timed are no last stage, so there is to be one behind them.
+    The world size may exceed the maximum by one: when layers are timed, a further stage stands in for the rest of the
+        model.
 
-    Every rank of a stage holds the same hidden states at its end, so that those of the next stage share them out: rank
-    number t of a stage gets them from number t modulo the width of the stage before.
+    All ranks of a stage have the same hidden states at its end, so they divide the transfers: rank number t of a stage
+        receives from number t modulo the width of the previous stage.
+
+    Raises EdgeError if there is no such rank.
     """
     thin = len(stages) > 1 and stages[0] == 0
     computing = stages[thin:]
@@ -78,5 +81,5 @@ def place(rank: int, stages: Sequence[int]) -> Topology:
 
 
 def world_size(stages: Sequence[int]) -> int:
-    """Return the number of ranks of stages with these sizes. A first stage of size 0 stands for a thin owner."""
+    """Return the number of ranks of stages with these sizes. A first stage of size 0 means a thin owner."""
     return sum(stages) + (len(stages) > 0 and stages[0] == 0)
