@@ -95,8 +95,8 @@ class Deployment(RankGroup):
         adapters: LoRA adapters that were checked before; None: check those of the options now.
 
         If the start fails, everything is unloaded again and the first error is raised: SliceError (the model file has
-            changed), PlanError (the plan is for another model), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, or a
-            TransportError. The fleet stays open.
+        changed), PlanError (the plan is for another model), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, or a
+        TransportError. The fleet stays open.
         """
         self._leaves_at_once = leaves_at_once
         super().__init__(

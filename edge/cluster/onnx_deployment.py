@@ -68,8 +68,8 @@ class OnnxDeployment(RankGroup):
         gives_up: treat such a device as lost while the pipeline waits for it.
 
         If this fails, everything is unloaded again and the first error is raised: PlanError (the plan is for another
-            model), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, EngineError, or a TransportError. The fleet stays
-            open.
+        model), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, EngineError, or a TransportError. The fleet stays
+        open.
         """
         if transport not in TRANSPORTS:
             raise ValueError(f"transport is {transport!r:.80}; known are {', '.join(TRANSPORTS)}")

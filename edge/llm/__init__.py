@@ -1,1 +1,1 @@
-"""A language model on one device: its engine, sequences, sampling, templates and conversations."""
+"""Language model inference on one device: engine, scheduler, sampling, templates and conversations."""

@@ -1,4 +1,4 @@
-"""Speed of an engine: prefill and decode, warm, repeated, beside what the machine's memory allows."""
+"""Benchmark of an engine: repeated prefill and decode after a warm-up, compared with the machine's memory bandwidth."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from edge.llm.scheduler import Scheduler
 from partition.model.model import decode_bytes
 from quant.text import bytes_text, counted
 
-_SCATTERED = 1.5  # times as long as the fastest tenth
-_BANDWIDTH_BYTES = 128_000_000  # read to measure the memory, where the engine had less
-_BUDGET_SHARE = 2  # of what a closed engine leaves of a budget, this part may be read
+_SCATTERED = 1.5  # ratio of slow to fast tokens (p90 to p10) above which figures scatter
+_BANDWIDTH_BYTES = 128_000_000  # minimum bytes read to measure memory bandwidth
+_BUDGET_SHARE = 2  # the measurement may use 1/2 of the budget that a closed engine leaves
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """One run of the benchmark."""
+    """Result of a benchmark."""
 
     prompt_tokens: int
     gen_tokens: int
@@ -43,23 +43,24 @@ class BenchResult:
     threads: int
     prefill: Rate
     decode: Rate
-    decode_ms_median: float  # over every token of every repeat, as the next two
+    decode_ms_median: float  # over every token of every repeat; the same for p10 and p90
     decode_ms_p10: float
     decode_ms_p90: float
-    others_cores: float  # that other programs, or the host of a virtual machine, kept busy meanwhile
-    throughput: Rate | None  # tokens generated with several requests in flight, prompts included; None for one
-    decode_bytes: int  # weights one token reads
-    bandwidth_gbps: float | None  # decode_bytes over decode_ms_median: what decoding got out of the memory
-    memory_bandwidth_gbps: float | None  # what reading alone gets, with as many threads; None: not measured
-    peak_rss_bytes: int  # of the process so far
+    others_cores: float  # mean number of cores that other programs, or the host of a virtual machine, used
+    # Tokens generated with several requests in flight, including prefill time; None for one request.
+    throughput: Rate | None
+    decode_bytes: int  # bytes of weights that one token reads
+    bandwidth_gbps: float | None  # decode_bytes / decode_ms_median
+    memory_bandwidth_gbps: float | None  # bandwidth of plain reads with as many threads; None: not measured
+    peak_rss_bytes: int  # peak of the process so far
 
     @property
     def scattered(self) -> bool:
-        """True if token times scatter so much that their mean says little."""
+        """True if token times vary too much for their mean to be meaningful."""
         return self.decode_ms_p90 > _SCATTERED * self.decode_ms_p10
 
     def scatter_text(self) -> str:
-        """A warning for people about figures that scatter."""
+        """Return a warning for people about figures that scatter."""
         line = f"these figures scatter: of ten tokens one took less than {self.decode_ms_p10:.2f} ms and one more than"
         line += f" {self.decode_ms_p90:.2f}"
         if self.others_cores >= 0.1:
@@ -67,7 +68,7 @@ class BenchResult:
         return f"{line}. Measure again when nothing else runs; medians say the most until then"
 
     def bandwidth_text(self) -> str:
-        """Memory bandwidth of decoding, for people."""
+        """Return the memory bandwidth of decoding, for people."""
         limit = ""
         if self.memory_bandwidth_gbps is not None:
             threads = counted(self.threads, "thread")
@@ -78,7 +79,7 @@ class BenchResult:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/bench.md says."""
+        """Return plain values for JSON, as described in docs/cli/bench.md."""
         throughput = self.throughput
         return {
             "threads": self.threads,
@@ -114,11 +115,13 @@ def measure(
     alone: bool = True,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> BenchResult:
-    """Run prefill and decode `repeats` times after one warm-up. Tokens are random: speed does not depend on them.
+    """Run prefill and decode `repeats` times after one warm-up. Tokens are random, because they do not influence speed.
 
-    requests: above 1, then also with so many of them in flight. alone: the engine is this machine's, and what it reads
-    can be compared with the machine's memory. on_step(done, total) is called after each warm-up and repeat. ValueError
-    where they do not fit the context.
+    requests: if above 1, also measure throughput with this many requests in flight.
+    alone: the engine runs on this machine only, so its rate can be compared with the machine's memory bandwidth.
+    on_step: called as on_step(done, total) after each warm-up and repeat.
+
+    Raises ValueError if the tokens do not fit into the context.
     """
     if prompt_tokens + gen_tokens > engine.context:
         raise ValueError(
@@ -131,7 +134,7 @@ def measure(
     decode_s: list[list[float]] = []
     for repeat in range(repeats + 1):
         prefill, steps = _once(engine, tokens, prompt_tokens)
-        if repeat:  # the first is the warm-up
+        if repeat:  # the first pass is the warm-up
             prefill_s.append(prefill)
             decode_s.append(steps)
         on_step(repeat + 1, steps_in_all)
@@ -169,15 +172,17 @@ def measure(
 
 
 def beside_memory(result: BenchResult, budget: int | None) -> BenchResult:
-    """The same with what reading alone gets, to be called when the engine is closed. budget: bytes that this process
-    may hold; without one, no more is taken than the engine had, as far as that is enough to tell."""
+    """Return the result with the memory bandwidth of plain reads. Call this after the engine is closed.
+
+    budget: bytes that this process may use; None: the measurement uses at most the engine's memory, if that is enough.
+    """
     if budget is None:
         most_bytes = max(_BANDWIDTH_BYTES, result.peak_rss_bytes - own_rss())
     else:
         most_bytes = (budget - own_rss()) // _BUDGET_SHARE
     try:
         gbps = memory_bandwidth_gbps(result.threads, most_bytes)
-    except OSError:  # too little memory to tell
+    except OSError:  # too little memory for a measurement
         gbps = None
     return replace(result, memory_bandwidth_gbps=gbps, peak_rss_bytes=peak_rss())
 
@@ -191,8 +196,11 @@ def throughput(
     repeats: int,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Rate:
-    """Tokens generated per second with so many requests in flight, from the first prompt to the last token; after one
-    warm-up. ValueError where they do not fit the context or the engine's sequences."""
+    """Return the tokens generated per second with this many requests in flight, after one warm-up.
+
+    The time runs from the first prompt to the last token. Raises ValueError if the requests do not fit into the context
+    or the engine's sequences.
+    """
     if requests * (prompt_tokens + gen_tokens) > engine.context or requests > engine.sequences:
         raise ValueError(
             f"{requests} requests of {prompt_tokens} and {gen_tokens} tokens do not fit in a context of"
@@ -211,7 +219,9 @@ def throughput(
 
 
 def _once(engine: TextEngine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], n: int) -> tuple[float, list[float]]:
-    """Seconds of one prefill of the first `n` tokens, and of each decode step of the rest."""
+    """Return the seconds of one prefill of the first `n` tokens, and the seconds of each decode step of the other
+    tokens.
+    """
     engine.kv_clear()
     began = time.perf_counter()
     if engine.states.prefiller is not None:
@@ -231,7 +241,7 @@ def _once(engine: TextEngine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 def _prefill_in_phases(engine: TextEngine, prompt: list[int]) -> None:
-    """Compute a prompt as an answer would, where another placement may do it; nothing of an earlier one is used."""
+    """Prefill a prompt as a request would if there is a prefill placement. Nothing is reused from earlier prompts."""
     scheduler = Scheduler(engine, slots=1, keep=True)
     scheduler.add(Request(prompt, 1, ends=False, namespace=secrets.token_hex(8)))
     while scheduler.busy:

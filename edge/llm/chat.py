@@ -40,7 +40,7 @@ left out.
 
 
 class Chat:
-    """A conversation with a model. Only tokens that the model has not seen yet are computed."""
+    """A conversation with a model. Only tokens that are not in the KV cache yet are computed."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Chat:
         if think < AUTO:
             raise ValueError(f"think is a number of tokens, 0 or -1, not {think}")
         self.think = think
-        self.adapters = {adapter.name: adapter.scale for adapter in engine.adapters}  # scales, by name
+        self.adapters = {adapter.name: adapter.scale for adapter in engine.adapters}  # adapter scales by name
         self.when_full: WhenFull = when_full or ("shift" if engine.can_shift else "forget")
         self._scheduler = Scheduler(engine, slots=1, keep=True, drafter=self.drafter)
         self.dropped = 0  # messages forgotten by the last `ask` because the context was full
@@ -90,13 +90,13 @@ class Chat:
             self._template = ChatTemplate.for_model(engine.file.metadata, bos, eos, renderer)
         self._bos = bos
         self.messages: list[dict[str, str]] = []
-        self.document = ""  # a text that stands before the first question
+        self.document = ""  # text before the first question
         self._media = ChatMedia(encoder)
         self.system = system
 
     @property
     def system(self) -> str | None:
-        """The system message, which stands before the conversation."""
+        """The system message, which is the first message of the conversation."""
         first = self.messages[0] if self.messages else {}
         return first["content"] if first.get("role") == "system" else None
 
@@ -187,7 +187,7 @@ class Chat:
         stop: Sequence[str],
         on_prefill: PrefillProgress | None,
     ) -> Iterator[Response]:
-        """Answer the last of the messages `asked`. They and the answer become the conversation, if one comes."""
+        """Answer the last of `messages`. If an answer comes, the messages and the answer become the conversation."""
         before, self.messages = self.messages, messages
         self.dropped = 0
         pieces: list[str] = []
@@ -196,7 +196,7 @@ class Chat:
             fitting, prompt, is_whole = self._fitting()
             shifts = self.when_full == "shift"
             if shifts and max_tokens is None:
-                max_tokens = self.engine.context  # what drops its own beginning might never end
+                max_tokens = self.engine.context  # an answer that drops its own beginning might never end
             sampling = sampling or SamplingParams()
             request = Request(
                 prompt,
@@ -211,7 +211,7 @@ class Chat:
                 media=self._media.rows_in(fitting),
             )
             for response in generate(self._scheduler, request):
-                if not pieces:  # only now is it sure that there is an answer
+                if not pieces:  # only now it is certain that there is an answer
                     self._media.answered(messages[-1]["content"])
                     self.dropped = len(self.messages) - len(fitting)
                     self.messages = fitting
@@ -231,7 +231,7 @@ class Chat:
         return self._tokens(self.messages)
 
     def _thinking(self) -> Thinking | None:
-        """Thinking of the next answer."""
+        """Return the thinking settings of the next answer, or None if the template has no thoughts."""
         if self._template.thinking is None:
             return None
         return Thinking.from_prompt(self._rendered(self.messages[-1:]), self._template.thinking, self.think)
@@ -257,11 +257,10 @@ class Chat:
         return [*messages[:first], question, *messages[first + 1 :]]
 
     def _fitting(self) -> tuple[list[dict[str, str]], list[int], bool]:
-        """The messages to keep, their prompt, and whether it has all messages: it is without the oldest exchanges where
-        they leave no room for an answer.
+        """Return (messages to keep, their prompt, True if all messages are kept).
 
-        Where some must go, half the room is cleared: every forgetting costs computing the rest of the prompt again, or
-        is an approximation.
+        The oldest exchanges are left out if they leave no room for an answer. Then half the room is cleared, because
+        each removal means to recompute the rest of the prompt, or is an approximation.
         """
         if (window := self.engine.attention_window) is not None:
             prompt = self.prompt_tokens()
@@ -278,7 +277,7 @@ class Chat:
             if oldest == first:
                 room //= 2
         is_alone = len(messages) == first + 1 < len(self.messages)
-        if is_alone and len(prompt) <= room and self.when_full == "shift":  # the end of a long exchange fits beside it
+        if is_alone and len(prompt) <= room and self.when_full == "shift":  # the end of a long exchange still fits
             messages = self.messages[:first] + self.messages[max(first, len(self.messages) - 3) :]
             prompt = self._tokens(messages)
             beginning = self._beginning(prompt)
@@ -287,7 +286,7 @@ class Chat:
         return messages, prompt, not is_alone and len(messages) == len(self.messages)
 
     def _beginning(self, prompt: Sequence[int]) -> int:
-        """Count the tokens of a prompt that come before the first question: the system message, the document."""
+        """Return the number of prompt tokens before the first question: the system message and the document."""
         system = self.messages[: 0 if self.system is None else 1]
         return common_prefix(prompt, self._tokens([*system, {"role": "user", "content": "?"}]))
 
@@ -312,14 +311,15 @@ class Chat:
         saved = {"format": _FORMAT, "messages": messages, **({"document": self.document} if self.document else {})}
         text = json.dumps(saved, ensure_ascii=False, indent=1)
         try:
-            # Half of a surrogate pair has no bytes in UTF-8: it stays an escape, as JSON has them.
+            # Half of a surrogate pair has no bytes in UTF-8, so it stays an escape sequence.
             write_whole(path, (text + "\n").encode(errors="backslashreplace"))
-        except OSError as error:  # its own words name a temporary file
+        except OSError as error:  # the original message names a temporary file
             raise OSError(f"{path}: cannot be saved: {error.strerror or error}") from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace the messages, and the document, by saved ones. ChatFileError where the file is not a saved chat,
-        OSError where it cannot be read."""
+        """Replace the messages and the document by saved ones. Raises ChatFileError if the file is not a saved
+        chat, and OSError if it cannot be read.
+        """
         path = Path(path)
         try:
             self.messages, self.document = _saved(path)
@@ -328,7 +328,9 @@ class Chat:
 
 
 def conversation_path(name: str) -> Path:
-    """Where the conversation of this name is kept between programs. ChatFileError for a name that cannot be one."""
+    """Return the path of a named conversation that is kept between programs. Raises ChatFileError for an invalid
+    name.
+    """
     if not re.fullmatch(r"[\w][\w .-]{0,79}", name):
         raise ChatFileError(
             f"a conversation cannot be called {name!r:.90}: use up to 80 letters, digits, spaces and ._-, the first of"
@@ -340,7 +342,7 @@ def conversation_path(name: str) -> Path:
 
 
 def _saved(path: Path) -> tuple[list[dict[str, str]], str]:
-    """The messages and the document in a file."""
+    """Return the messages and the document in a file."""
     if not path.is_file() and path.exists():
         raise ChatFileError(f"{path}: not a saved chat: not a file")
     try:

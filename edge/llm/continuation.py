@@ -1,4 +1,4 @@
-"""A request and its answer in the making: its tokens are chosen here, whoever computes the logits, and here it ends."""
+"""A request and its response in progress: tokens are chosen from logits, text is produced, and the end is detected."""
 
 from __future__ import annotations
 
@@ -21,33 +21,35 @@ from edge.weights.adapter import Scales
 from quant.text import overlap
 
 PrefillProgress = Callable[[int, int], None]
-"""(tokens done, tokens to do): called before the first chunk of a prompt is computed and after each."""
+"""Called as (tokens done, tokens to do) before the first chunk of a prompt and after each chunk."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to be continued."""
+    """A prompt to continue."""
 
     prompt: Sequence[int]  # token ids
     max_tokens: int | None  # None: until the context is full
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0))
-    stop: Sequence[str] = ()  # strings that end the answer; the token that completes one is its last
-    ends: bool = True  # False: also after a token that ends a text, for measuring
-    thinking: Thinking | None = None  # None: all of the answer is its text
-    marks: Sequence[str] = ()  # of calls: their control tokens have text in the answer
-    logprobs: int | None = None  # how many alternatives are reported with each token; None: no probabilities at all
-    generated: Sequence[int] = ()  # the beginning of the answer, where it was sent already
-    namespace: str = ""  # of those whose prompts it may share keys and values with
-    adapters: Scales | None = None  # scale of each adapter; None: those that the engine's options say
-    in_place: bool = False  # a stretch that the prompt lacks of what is held is dropped in place, and the rest shifted
-    stays: Callable[[], int] | None = None  # tokens that a context shift keeps; None: the answer ends in a full context
+    stop: Sequence[str] = ()  # strings that end the response; the token that completes one is the last token
+    ends: bool = True  # False: continue after an end-of-text token, for measurements
+    thinking: Thinking | None = None  # None: the whole response is text
+    marks: Sequence[str] = ()  # marks of tool calls, whose control tokens appear as text
+    logprobs: int | None = None  # number of alternatives reported for each token; None: no probabilities
+    generated: Sequence[int] = ()  # beginning of the response that was sent already
+    namespace: str = ""  # name space of prompts that may share KV cache with this one
+    adapters: Scales | None = None  # scale of each adapter; None: the scales of the engine's options
+    # Tokens of the cache that the prompt lacks are dropped in place, and later tokens are shifted.
+    in_place: bool = False
+    # Returns the number of tokens that a context shift keeps; None: a full context ends the response.
+    stays: Callable[[], int] | None = None
     on_prefill: PrefillProgress | None = None
-    background: bool = False  # runs while no other request does, in short steps, and is preempted by the next one
-    media: Sequence[EmbeddingRows] = ()  # pictures and sounds that its prompt has
+    background: bool = False  # runs only without other requests, in short steps, and is preempted by the next request
+    media: Sequence[EmbeddingRows] = ()  # pictures and sounds in the prompt
 
 
 class Continuation:
-    """Continues the prompt of a request, token by token; close it at the end."""
+    """Continues the prompt of a request token by token. Close it at the end."""
 
     def __init__(
         self,
@@ -56,8 +58,11 @@ class Continuation:
         given_up: Callable[[], bool] = never_given_up,
         sampler: TokenSampler | None = None,
     ) -> None:
-        """given_up: as of a TokenSampler; sampler: None: one of the request's options. SamplingError where the sampling
-        options, the grammar or a stop string cannot be used."""
+        """given_up: as for TokenSampler.
+        sampler: None: create one from the request's sampling options.
+
+        Raises SamplingError if the sampling options, the grammar or a stop string are invalid.
+        """
         sampling, thinking = request.sampling, request.thinking
         stop = (*request.stop, *sampling.stop)
         if any(not s for s in stop):
@@ -68,7 +73,7 @@ class Continuation:
         for token in prompt[-sampling.looks_back :]:
             self._sampler.accept(token, generated=False)
         self._detector = RepetitionDetector() if request.ends and not sampling.allow_repetition else None
-        self._text = TextStream(stop)  # of the answer itself
+        self._text = TextStream(stop)  # text of the answer, without thoughts
         self._characters = TextStream(())
         self._thoughts: ThoughtTracker | None = None
         marks = request.marks
@@ -76,31 +81,33 @@ class Continuation:
             marks = (*marks, *thinking.form.marks)
             self._thoughts = ThoughtTracker(model, thinking, constrained=self._sampler.is_constrained)
         ids = {token for mark in marks for token in model.tokenize(mark, add_special=False, parse_special=True)}
-        self._named = {token for token in ids if not model.piece(token)}  # control tokens that have text here
-        self.tokens: list[int] = []  # chosen so far; one that ends a text is not among them
-        self.finish_reason: str | None = None  # "stop", "length", "repetition", or None while it goes on
-        self.repetition: Repetition | None = None  # the loop that ended it
+        self._named = {token for token in ids if not model.piece(token)}  # control tokens that appear as text
+        self.tokens: list[int] = []  # tokens chosen so far, without an end-of-text token
+        self.finish_reason: str | None = None  # "stop", "length", "repetition", or None before the end
+        self.repetition: Repetition | None = None  # repetition that ended the response
 
     @property
     def thought_tokens(self) -> int:
-        """Tokens of thoughts so far, with their marks."""
+        """Number of thought tokens so far, including their marks."""
         return self._thoughts.tokens if self._thoughts else 0
 
     @property
     def is_constrained(self) -> bool:
-        """True if a constraint holds for its answer."""
+        """True if a constraint applies to the answer."""
         return self._sampler.is_constrained
 
     def logits_request(self, drafts: Sequence[int] = ()) -> LogitsRequest:
-        """Return the logits that its next token needs, and those that each token after these drafts would need."""
+        """Return the logits needed for the next token, and for the tokens after each of these drafts."""
         if self._thoughts is None or self._thoughts.state == "answer" or not self._sampler.is_constrained:
             return self._sampler.logits_request(drafts)
-        if drafts:  # the constraint may begin behind any of them
+        if drafts:  # the constraint may begin after any of the drafts
             return LogitsRequest()
         return self._sampler.logits_request(constrained=self._thoughts.state == "start")
 
     def choose(self, logits: NDArray[np.float32]) -> Split | None:
-        """Choose the next token by logits [n_vocab]; what is certain now. None: a token ended the text."""
+        """Choose the next token from logits [n_vocab]. Return the text that is final now, or None if the token
+        ended the text.
+        """
         token = self._choice(logits)
         if token is None:
             self.finish_reason = "stop"
@@ -116,12 +123,12 @@ class Continuation:
 
     @property
     def _may_end(self) -> bool:
-        """False while tokens that end a text, stop strings and repetitions end nothing."""
+        """False while end-of-text tokens, stop strings and repetitions do not end the response."""
         sampling = self.request.sampling
         return not sampling.ignore_eos and len(self.tokens) >= sampling.min_tokens
 
     def _choice(self, logits: NDArray[np.float32]) -> int | None:
-        """Return the next token; None if it ends the text."""
+        """Return the next token, or None if it ends the text."""
         thoughts, may_end = self._thoughts, self._may_end
         if thoughts is None:
             token = self._sampler.choose(logits, may_end=may_end)
@@ -137,14 +144,14 @@ class Continuation:
         return None if thoughts is None else thoughts.instead_of_end()
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Go on behind tokens that were chosen, and whose text was sent, elsewhere."""
+        """Continue after tokens that were chosen elsewhere, and whose text was sent already."""
         for token in tokens:
             if self._thoughts is not None:
                 self._thoughts.forced(is_whole=self._characters.is_whole)
             self._add(token)
 
     def _add(self, token: int) -> Split:
-        """Append a token. Return the text that is certain now."""
+        """Append a token. Return the text that is final now."""
         thoughts = self._thoughts
         self._sampler.accept(token, generated=thoughts is None or thoughts.is_answer(token))
         self.tokens.append(token)
@@ -160,11 +167,11 @@ class Continuation:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended it; None where none did."""
+        """The stop string that ended the response, or None."""
         return self._text.stopped
 
     def rest(self) -> Split:
-        """Return what was held back, once no token follows."""
+        """Return the text that was held back, after the last token."""
         if self._thoughts is None:
             return Split(text=self._text.rest())
         thought, text = self._thoughts.add_rest(self._characters.rest())
@@ -176,27 +183,27 @@ class Continuation:
 
 
 class TextStream:
-    """Token bytes in, text out: whole UTF-8 characters, and nothing of a stop string, even when it comes in pieces."""
+    """Converts token bytes to text. It returns whole UTF-8 characters and no part of a stop string."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
         self._first_characters = {s[0] for s in stop}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._pending = ""  # may be the beginning of a stop string
-        self.looks_for_stops = True  # False: a stop string is text
-        self.stopped: str | None = None  # the stop string that is complete
+        self._pending = ""  # text that may be the beginning of a stop string
+        self.looks_for_stops = True  # False: treat stop strings as text
+        self.stopped: str | None = None  # the completed stop string
 
     @property
     def is_whole(self) -> bool:
-        """True if no character is incomplete."""
+        """True if there is no incomplete character."""
         return not self._decoder.getstate()[0]
 
     def push(self, piece: bytes) -> str:
-        """The text that is certain after this piece. Sets `stopped` when a stop string is complete."""
+        """Add token bytes. Return the text that is final now. Sets `stopped` if a stop string is complete."""
         return self.add(self._decoder.decode(piece))
 
     def add(self, text: str) -> str:
-        """As `push`, of whole characters."""
+        """Same as `push`, for whole characters."""
         self._pending += text
         if not self.looks_for_stops or self._first_characters.isdisjoint(self._pending):
             return self._release(len(self._pending))
@@ -208,7 +215,7 @@ class TextStream:
         return self._release(len(self._pending) - longest)
 
     def rest(self) -> str:
-        """Return the text that was held back, once nothing more can come."""
+        """Return the text that was held back, after the last token."""
         if self.stopped is not None:
             return ""
         self._pending += self._decoder.decode(b"", final=True)

@@ -1,4 +1,6 @@
-"""One model on this machine: a checked, loaded GGUF with its KV cache, decoding batches of rows."""
+"""Engine for one model on this machine: a checked and loaded GGUF file with its KV cache, which decodes batches of
+rows.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ Accounted = Callable[[MemoryNeed, PagePlan], None]
 
 
 class ModelRunner(Closing):
-    """A model, or a slice of one, on this device: it computes rows, and has their keys and values in its cache."""
+    """A model or a slice of one on this device. It computes rows and holds their KV cache."""
 
     def __init__(
         self,
@@ -56,10 +58,13 @@ class ModelRunner(Closing):
         *,
         embeddings: bool = False,
     ) -> None:
-        """Check, account, load. ModelFileError, NotEnoughMemory, WeightsError or EngineError say what is wrong.
+        """Check the file, account for memory, and load.
 
-        progress is called with the fraction of the weights loaded. embeddings: batches bring hidden states, not tokens.
-        accounted: called with what a budget is used for, before weights are loaded.
+        progress: called with the fraction of weights loaded.
+        embeddings: batches contain hidden states instead of tokens.
+        accounted: called with the uses of a memory budget before weights are loaded.
+
+        Raises ModelFileError, NotEnoughMemory, WeightsError or EngineError.
         """
         self.path = Path(path)
         self.file = GgufFile.open(path)
@@ -82,7 +87,7 @@ class ModelRunner(Closing):
             outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
             **adapter_sizes(self.adapters.files, self.shape.n_layers),
-            # Ranks have agreed on it (`shared_rollback`), whatever memory each has.
+            # All ranks have agreed on this value (`shared_rollback`), whatever memory each of them has.
             rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.sure_memory),
         )
         self.sequences, self.outputs = options.sequences, sizes.outputs
@@ -107,7 +112,7 @@ class ModelRunner(Closing):
     def _load(
         self, request: LoadRequest, options: EngineOptions, accounted: Accounted | None, *, embeddings: bool
     ) -> ModelInMemory:
-        """Load the model: mapped, or within the budget of the options."""
+        """Load the model: memory-mapped, or within the memory budget of the options."""
         if options.gpu_memory is not None and self._generates:
             return load_on_gpu(request, options.gpu_memory, first_gpu())
         if options.memory is None:
@@ -123,7 +128,7 @@ class ModelRunner(Closing):
         )
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
-        """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
+        """Compute the first `n` rows of a batch. The caller has filled in any positions and sequences."""
         if not self._generates:  # ggml would abort
             raise EngineError(
                 f"{self.path.name} does not go on with texts; a model that embeds does so in `edge serve`"
@@ -134,25 +139,29 @@ class ModelRunner(Closing):
         self._loaded.decode(rows, n, outputs)
 
     def logits(self, row: int) -> NDArray[np.float32]:
-        """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
+        """Return the logits [n_vocab] of row `row` of the last batch, as a view that is valid until the next decode."""
         logits: NDArray[np.float32] = self._context.logits(row)[0]
         return logits
 
     def stop(self) -> None:
-        """Make a decode that runs in another thread, and later ones, raise Interrupted."""
+        """Make a decode in another thread, and later decodes, raise Interrupted."""
         self._context.stop()
 
     def resume(self) -> None:
-        """Decode again after `stop`."""
+        """Allow decoding again after `stop`."""
         self._context.resume()
 
-    # The KV cache.
+    # KV cache
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """Forget positions [start, end) of a sequence. False where the cache lacks what is before, or recurrent layers
-        cannot go back so far: all of the sequence must be forgotten, or be set back to a snapshot."""
+        """Remove positions [start, end) of a sequence.
+
+        Return False if the cache lacks the positions before, or if recurrent layers cannot roll back that far. Then the
+        whole sequence must be removed, or set back to a snapshot.
+        """
         _check_sequences(self.sequences, sequence)
-        # llama.cpp gives cells that a window has passed to other sequences: then its layers cannot go back.
+        # llama.cpp gives the cells of positions that left a window to other sequences. Then its layers cannot roll
+        # back.
         if self.model.window and end < 0 < start:
             first_needed, first = self.model.first_in_window(start), self._context.kv_ends(sequence)[0]
             if first_needed < start and not 0 <= first <= first_needed:
@@ -160,33 +169,36 @@ class ModelRunner(Closing):
         return self._context.kv_remove(sequence, start, end)
 
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
-        """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
+        """Let sequence `target` share positions [start, end) of `source`. This takes no additional memory."""
         _check_sequences(self.sequences, source, target)
         self._context.kv_copy(source, target, start, end)
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
+        """Add `delta` to positions [start, end) of a sequence. Raises EngineError if this model's cache cannot
+        shift.
+        """
         _check_sequences(self.sequences, sequence)
         check_shift(self.file)
         self._context.kv_shift(sequence, start, end, delta)
 
     @property
     def rollback(self) -> int | None:
-        """Rows at the end of a step, all but its first, that `kv_remove` can forget where the step has rows of one
-        sequence alone; None: any, of any step."""
+        """Number of rows at the end of a step, except its first, that `kv_remove` can remove from a step of a
+        single sequence. None: any rows of any step.
+        """
         return self._context.rollback if self.model.is_recurrent else None
 
     @property
     def can_shift(self) -> bool:
-        """True if `kv_shift` gives nearly what computing the tokens again would."""
+        """True if `kv_shift` gives nearly the same result as computing the tokens again."""
         return not has_windows(self.file) and self._context.can_shift
 
     def kv_clear(self) -> None:
-        """Forget all sequences: clear the KV cache."""
+        """Remove all sequences from the KV cache."""
         self._context.kv_clear()
 
     def kv_last(self, sequence: int) -> int:
-        """The last position held for a sequence; -1 if none."""
+        """Return the last position of a sequence in the cache; -1 if it is empty."""
         _check_sequences(self.sequences, sequence)
         return self._context.kv_ends(sequence)[1]
 
@@ -198,7 +210,7 @@ class ModelRunner(Closing):
 
 
 class Engine(PlacedRows, ModelRunner, DecodesBySteps):
-    """A model ready to decode tokens. `close()` frees it; it is also a context manager."""
+    """A model ready to decode tokens. `close()` frees it; an engine is also a context manager."""
 
     stages = groups = 1
     logits_cross = False
@@ -219,10 +231,13 @@ class Engine(PlacedRows, ModelRunner, DecodesBySteps):
         masks: Sequence[Mask | None] = (),
         adapters: Scales | None = None,
     ) -> None:
-        """Decode rows of any sequences and positions, all arrays [n]. `collect` returns the logits of those marked in
-        `outputs`, in the order of submission. On one device nothing is left to wait for then."""
+        """Decode rows of any sequences and positions. All arrays are [n].
+
+        `collect` returns the logits of the rows marked in `outputs`, in the order of submission. On one device, this
+        call computes them.
+        """
         n, is_text = len(tokens), tokens[0] >= 0
-        if self._submitted and not self._submitted[-1].flags.owndata:  # llama.cpp writes over them now
+        if self._submitted and not self._submitted[-1].flags.owndata:  # llama.cpp will overwrite them now
             self._submitted[-1] = self._submitted[-1].copy()
         rows = self.rows if is_text else self.embedding_batch
         self.place_rows(rows, tokens, positions, sequences)
@@ -237,33 +252,35 @@ class Engine(PlacedRows, ModelRunner, DecodesBySteps):
             self._submitted.append(self._context.logits(int(giving[0]), len(giving)))
 
     def listen(self, listener: HiddenListener) -> None:
-        """Give the hidden states of later steps to `listener`. EngineError where this llama.cpp has none."""
+        """Pass the hidden states of later steps to `listener`. Raises EngineError if this llama.cpp does not
+        provide them.
+        """
         self.hidden.give()
         self.listener = listener
 
     def collect(self) -> NDArray[np.float32]:
-        """Logits [rows, n_vocab] of the oldest step with any that was not collected, valid until the next decode."""
+        """Return the logits [rows, n_vocab] of the oldest uncollected step with logits, valid until the next decode."""
         return self._submitted.popleft()
 
     @property
     def failed(self) -> Exception | None:
-        """Return None: after an error of one call the engine works on."""
+        """Always None: the engine remains usable after an error."""
         return None
 
     @property
     def uncollected(self) -> int:
-        """Submitted steps whose logits wait to be collected."""
+        """Number of submitted steps whose logits have not been collected."""
         return len(self._submitted)
 
     def chunk(self, n: int) -> int:
-        """Tokens of a prompt of `n` that should go into one decode."""
+        """Return the tokens per decode of a prompt of `n` tokens."""
         return self.batch
 
 
 def load(
     path: Path, options: EngineOptions = DEFAULTS, steps: Steps = SILENT, accounted: Accounted | None = None
 ) -> Engine:
-    """An engine, as `Engine` says, while `steps` show how far loading it is."""
+    """Load an engine with the arguments of `Engine`, and show progress by `steps`."""
     size = path.stat().st_size
     with steps.step(f"Loading {path.name}", size) as show:
         return Engine(path, options, progress=lambda fraction: show(fraction * size), accounted=accounted)
@@ -275,7 +292,8 @@ def _check_sequences(n_sequences: int, *sequences: int) -> None:
 
 
 def check_shift(file: GgufFile) -> None:
-    """EngineError for a model with attention windows: where all layers it has here are of one kind, llama.cpp would
-    end the process on the empty cache of the other kind."""
+    """Raise EngineError for a model with attention windows. If all of its layers here are of one kind, llama.cpp
+    would abort on the empty cache of the other kind.
+    """
     if has_windows(file):
         raise EngineError("positions of a model with attention windows cannot be shifted; compute them again")

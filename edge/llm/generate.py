@@ -1,4 +1,4 @@
-"""Generation: a generator of responses, each a piece of text with the counters so far; and greedy drafts."""
+"""Generation: a generator of responses with text and counters, and greedy drafting."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from edge.media.media import text_of
 from edge.text.repetition import Repetition
 
 
-@dataclass  # a frozen one takes three times as long to make, for each token; so with the next two
+@dataclass  # frozen dataclasses take three times as long to create, which matters for each token
 class Usage:
-    """Tokens of one generation."""
+    """Token counts of one generation."""
 
     prompt_tokens: int
-    cached_tokens: int  # tokens of the prompt that were already in the KV cache
+    cached_tokens: int  # prompt tokens that were already in the KV cache
     completion_tokens: int
     restored_tokens: int = 0  # cached tokens that were read from disk for this prompt
-    dropped_tokens: int = 0  # oldest tokens that were dropped in place, before or during the answer
-    thought_tokens: int = 0  # tokens of thoughts, part of the completion
+    dropped_tokens: int = 0  # oldest tokens that were dropped in place, before or during the response
+    thought_tokens: int = 0  # tokens of thoughts, included in completion_tokens
 
 
 @dataclass
 class Timing:
-    """Seconds and rates of one generation so far; a rate is 0 where there is nothing to measure yet."""
+    """Seconds and rates of one generation so far. A rate is 0 until it can be measured."""
 
-    ttft_s: float  # from acceptance to the first token
-    tpot_s: float  # mean time of an output token after the first
-    prefill_tokens_per_s: float  # computed prompt tokens over their time
+    ttft_s: float  # from acceptance of the request to the first token
+    tpot_s: float  # mean time per output token after the first
+    prefill_tokens_per_s: float  # computed prompt tokens / their time
     decode_tokens_per_s: float  # 1 / tpot_s
 
 
@@ -47,16 +47,17 @@ class Response:
     finish_reason: str | None  # "stop", "length" or "repetition"; None before the end
     usage: Usage
     timing: Timing
-    repetition: Repetition | None = None  # the loop that ended the answer
+    repetition: Repetition | None = None  # repetition that ended the response
     thought: str = ""  # new text of the model's thought, not part of `text`
 
 
 def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
-    """Answer the only request of a scheduler, which keeps what was computed for the next prompt.
+    """Run a request as the only one of a scheduler, which keeps the KV cache for the next prompt.
 
-    A token that ends the model's turn is not part of the answer and not counted. Closing the generator, or an
-    exception such as KeyboardInterrupt, leaves the scheduler usable. An answer that was not complete when the next one
-    began raises EngineError.
+    An end-of-turn token is neither part of the response nor counted. The scheduler remains usable if the generator is
+    closed, or after an exception such as KeyboardInterrupt.
+
+    Raises EngineError if another generation began before this one was complete.
     """
     accepted = time.perf_counter()
     engine, most = scheduler.engine, request.max_tokens
@@ -129,17 +130,19 @@ class _Clock:
 
 
 class GreedyDrafter:
-    """Drafts of a model: each token is its likeliest."""
+    """Drafts tokens with a model; each draft token is the most likely one."""
 
     def __init__(self, engine: TextEngine) -> None:
-        """engine: nobody else may use it."""
+        """engine: engine for drafting, not shared with other users."""
         self.context, self.n_vocab = engine.context, engine.model.n_vocab
         self._slot = Slot(engine)
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """`n` tokens behind these, each the likeliest; with 0 the text is only computed. Of a text that begins like the
-        last one only the rest is computed. ContextFull where the text is empty, or has no room; the errors of the
-        engine."""
+        """Return `n` draft tokens after `tokens`. With n = 0 the text is only prefilled.
+
+        Only the part that differs from the last text is computed. Raises ContextFull if the text is empty or does not
+        fit, and the errors of the engine.
+        """
         logits = self._slot.prefill(text_of(tokens), top=1)
         draft: list[int] = []
         while len(draft) < n:

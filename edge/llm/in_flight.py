@@ -1,15 +1,15 @@
-"""Steps in flight: rows that were submitted to an engine, and whose logits are to come.
+"""Steps in flight: rows that were submitted to an engine, and whose logits have not been collected.
 
-A request that is alone may have several steps in flight, as many as keep the stages of an engine busy. Each is a
-window: it begins with a token that was chosen, or with a draft of the one that will be; drafts follow. While the stages
-work on one window, the next is drafted and submitted as if all of it were accepted:
+A lone request may have several steps in flight, enough to keep all stages of an engine busy. Each step is a window. It
+begins with a chosen token, or with a draft of the next chosen token, followed by draft tokens. While the stages compute
+one window, the next one is drafted and submitted as if all of it were accepted:
 
     W1  the cat sat on        its rows choose  cat sat on the
-    W2  the mat and the       begins with the draft of what the last row of W1 chooses
+    W2  the mat and the       begins with a draft of the token that the last row of W1 chooses
 
-Every row is verified in order, and each token is chosen by the model's own logits. The rows behind a token that was
-chosen otherwise are cancelled, in this window and in all that are in flight: they leave the caches of all stages, in
-order with the steps, and their logits are dropped when they come. What follows is submitted at once, behind them.
+All rows are verified in order, and each token is chosen by the model's own logits. If a token differs from its draft,
+the rows after it are cancelled, in this window and in all later ones. They are removed from the caches of all stages,
+in order with the steps, and their logits are dropped. The next rows are submitted immediately after them.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from edge.text.thinking_splitter import Split
 
 @dataclass
 class Rows:
-    """Rows of one request in a step: tokens behind those that its slot holds."""
+    """Rows of one request in a step: tokens that follow the tokens in its slot."""
 
     running: Running
     tokens: list[int]
-    logits: int  # the last so many of them give logits
-    drafts: Sequence[int] = ()  # behind the last token that was chosen, up to the last row; also in other windows
-    is_first: bool = True  # the first row that gives logits was chosen before it was submitted, and is not a draft
+    logits: int  # number of last rows that yield logits
+    drafts: Sequence[int] = ()  # tokens after the last chosen one up to the last row, including earlier windows
+    is_first: bool = True  # True if the first row with logits is a chosen token and not a draft
     cancelled: bool = False
 
     @classmethod
     def pending(cls, running: Running, n_rows: int) -> Rows:
-        """The next tokens of a request, none of which is a draft: so many at most, as a snapshot may be wanted."""
+        """Return the next tokens of a request without drafts, at most `n_rows`; fewer if a snapshot is due."""
         if (pending := running.pending) == 1:
             return cls(running, running.tokens[-1:], 1)
         assert running.slot is not None
@@ -58,19 +58,19 @@ class Rows:
 
     @property
     def slot(self) -> Slot:
-        """Where the request runs."""
+        """The slot of the request."""
         assert self.running.slot is not None
         return self.running.slot
 
 
 def room(running: Running, most: int) -> int:
-    """Return how many rows the slot of a request has room for, at most so many."""
+    """Return the number of rows that fit into the slot of a request, from 1 to `most`."""
     assert running.slot is not None
     return max(1, min(most, running.left, full_length(running.slot.engine) - len(running.slot.tokens)))
 
 
 def batch(rows: Sequence[Rows]) -> tuple[list[int], NDArray[np.int_], NDArray[np.int_], NDArray[np.int8]]:
-    """All these rows, each behind what its slot holds, as `TextEngine.submit` takes them."""
+    """Return the arguments of `TextEngine.submit` for these rows, each placed after the tokens of its slot."""
     tokens: list[int] = []
     positions: list[int] = []
     sequences: list[int] = []
@@ -86,12 +86,12 @@ def batch(rows: Sequence[Rows]) -> tuple[list[int], NDArray[np.int_], NDArray[np
 
 
 def prompt_rows(rows: Sequence[Rows]) -> int:
-    """Rows of prompts among these: those of whoever has more of them than give logits."""
+    """Return the number of prompt rows among these rows: all rows of requests that have rows without logits."""
     return sum([len(own.tokens) for own in rows if len(own.tokens) > own.logits])
 
 
 def logits_request(rows: Sequence[Rows]) -> LogitsRequest:
-    """Which logits suffice for all of these, which give some."""
+    """Return a request for logits that suffices for all of these rows."""
     if any(own.running.request.logprobs is not None for own in rows):
         return LogitsRequest()
     each = [own.running.continuation.logits_request(own.drafts) for own in rows]
@@ -107,51 +107,52 @@ def logits_request(rows: Sequence[Rows]) -> LogitsRequest:
 class Step:
     """A step in flight."""
 
-    rows: list[Rows]  # the rows that give logits; never empty
-    windows: int = 0  # that were to be in flight with it; 0: nothing was drafted, so nothing is to be learned of it
-    follows_cancelled: bool = False  # whose logits come before its own
+    rows: list[Rows]  # rows with logits; never empty
+    windows: int = 0  # number of windows intended in flight with this step; 0: no drafting
+    follows_cancelled: bool = False  # True if logits of a cancelled step arrive before its own
 
     @property
     def is_cancelled(self) -> bool:
-        """True if nobody waits for its logits, which it has."""
+        """True if the logits of this step are no longer needed."""
         return all(rows.cancelled for rows in self.rows)
 
 
 class InFlight:
-    """The steps in flight, the oldest first."""
+    """The steps in flight, oldest first."""
 
     def __init__(self, budget: StepBudget, engine: TextEngine, microbatches: int | None = None) -> None:
-        """budget: learns how long steps with prompts take. microbatches: groups that answers form; None: as the engine
-        says."""
+        """budget: learns the times of steps with prompts.
+        microbatches: number of decode groups; None: as the engine sets.
+        """
         self._budget, self._microbatches = budget, microbatches
-        self.most = 1  # steps that are awaited at once, windows aside
+        self.most = 1  # number of steps in flight, not counting windows
         self.follow(engine)
         self.steps: deque[Step] = deque()
-        self.submitted = self.prompt_rows = 0  # steps, and rows of prompts in them, from the beginning
+        self.submitted = self.prompt_rows = 0  # total steps, and total prompt rows in them
 
     def follow(self, engine: TextEngine) -> None:
-        """Have answers form groups, and so many steps in flight, as this engine takes."""
+        """Use the number of decode groups and of steps in flight of this engine."""
         self._budget.groups = self._microbatches or engine.groups
         self.most = self._budget.groups if engine.stages > 1 else 1  # a single stage computes one step at a time
 
     @property
     def awaited(self) -> list[Step]:
-        """Those that were not cancelled."""
+        """Steps that were not cancelled."""
         return [step for step in self.steps if not step.is_cancelled] if self.steps else []
 
     @property
     def n_requests(self) -> int:
-        """Requests that wait for logits, once for each step."""
+        """Number of requests that wait for logits, counted once for each step."""
         return sum(not rows.cancelled for step in self.steps for rows in step.rows) if self.steps else 0
 
     @property
     def has_windows(self) -> bool:
-        """True if all that is awaited are windows of a request that is alone, with drafts to learn of."""
+        """True if all steps that were not cancelled are windows of a lone request."""
         awaited = self.awaited
         return bool(awaited) and all(step.windows for step in awaited)
 
     def window(self, drafter: Drafter, running: Running, n_rows: int) -> Rows:
-        """The next window of a request, of at most so many rows; none, where nothing can be behind those in flight."""
+        """Return the next window of a request, at most `n_rows` rows. Empty if no row can follow the rows in flight."""
         assert running.slot is not None
         behind = [token for rows in self.rows_of(running) for token in rows.tokens]
         left = running.left - len(behind)
@@ -162,10 +163,15 @@ class InFlight:
         return Rows(running, tokens, len(tokens), [*assumed, *tokens[len(first) :]], not behind)
 
     def submit(self, engine: TextEngine, rows: Sequence[Rows], windows: int = 0) -> list[Running]:
-        """Submit rows in a step, of requests with the same adapters: those that wait for its logits now, and did not
-        before. windows: as in `Step`. The errors of the engine."""
+        """Submit rows in one step. All requests must use the same adapters. Return the requests that wait for logits of
+        this step and did not wait before.
+
+        windows: as in `Step`.
+
+        Raises the errors of the engine.
+        """
         giving, whole = [own for own in rows if own.logits], batch(rows)
-        # Where logits are on this device all are there, and masks would be made for nothing.
+        # On a single device all logits are available, so masks are not needed.
         top, masks = logits_request(giving) if engine.logits_cross else LogitsRequest()
         try:
             engine.submit(*whole, top=top, masks=masks, adapters=rows[0].running.adapters)
@@ -183,14 +189,16 @@ class InFlight:
         return [own.running for own in giving if own.is_first]
 
     def took(self, rows: Sequence[Rows], began: float) -> None:
-        """Tell the budget how long rows took that were submitted since `began`, in one step or in parts. A part alone
-        has only rows of prompts or only rows of answers."""
+        """Report the time since `began` for submitted rows to the budget. The rows are one step, or parts of it.
+
+        A part contains either prompt rows or decode rows.
+        """
         if prompts := prompt_rows(rows):
             n_rows = sum(len(own.tokens) for own in rows)
             self._budget.took(n_rows, prompts, self._budget.clock() - began)
 
     def rows_of(self, running: Running) -> list[Rows]:
-        """The rows of a request that were not cancelled."""
+        """Return the rows of a request that were not cancelled."""
         if not self.steps:
             return []
         every = (rows for step in self.steps for rows in step.rows)
@@ -199,14 +207,21 @@ class InFlight:
     def verify(
         self, rows: Rows, logits: NDArray[np.float32], windows: int, is_alone: bool, events: list[Event]
     ) -> VerifyResult:
-        """Choose tokens by the logits of rows, whose step has come: `events` get those that tell of them. Rows behind a
-        wrong draft are forgotten, also in windows behind these. is_alone: nothing else was in flight."""
+        """Choose tokens by the logits of rows whose step has been collected.
+
+        Rows after a rejected draft are removed from the cache, also in later windows.
+
+        logits: [rows, n_vocab].
+        windows: as in `Step`.
+        is_alone: nothing else was in flight.
+        events: receives the chosen tokens.
+        """
         running, behind = rows.running, self.rows_of(rows.running)
         if not running.answer:
             running.prefilled_at = time.perf_counter()
         following = [*rows.tokens[len(rows.tokens) - rows.logits + 1 :], *(behind[0].tokens[:1] if behind else ())]
         new_events, used, right = verify(running, logits, following)
-        events += new_events  # also where the engine is lost now: they were chosen
+        events += new_events  # these tokens count even if the engine is lost now
         cancelled = tuple([len(rows_of_step.tokens) for rows_of_step in self.cancel(running)]) if right < used else ()
         if wrong := rows.logits - used + sum(cancelled):
             rows.slot.cut(len(rows.slot.tokens) - wrong)
@@ -214,7 +229,7 @@ class InFlight:
         return VerifyResult(rows.logits, used, rows.is_first, is_alone, windows, right, looked_at, cancelled)
 
     def collect(self, engine: TextEngine) -> tuple[NDArray[np.float32], Step] | None:
-        """Wait for the oldest step that was not cancelled: its logits and the step; None where there is none."""
+        """Return (logits, step) of the oldest step that was not cancelled, or None if there is none."""
         while self.steps:
             logits, step = engine.collect(), self.steps.popleft()
             if not step.is_cancelled:
@@ -222,15 +237,17 @@ class InFlight:
         return None
 
     def drop(self, engine: TextEngine | None) -> None:
-        """Drop all steps. engine: whoever uses it next must not get their logits; None: somebody else does already."""
+        """Drop all steps. engine: engine whose logits have to be collected first; None: another user already has
+        the engine.
+        """
         if engine is not None:
-            with suppress(EdgeError):  # where the engine has failed or is stopped, that error is on its way
+            with suppress(EdgeError):  # the error of a failed or stopped engine is reported elsewhere
                 while engine.uncollected:
                     engine.collect()
         self.steps.clear()
 
     def cancel(self, running: Running) -> list[Rows]:
-        """Cancel the rows of a request that are in flight; which those were."""
+        """Cancel the rows of a request in flight. Return these rows."""
         cancelled = self.rows_of(running)
         for rows in cancelled:
             rows.cancelled = True
@@ -238,8 +255,11 @@ class InFlight:
 
 
 def of_one_set(ready: deque[Running]) -> tuple[list[Running], list[Running]]:
-    """Return the requests that have the adapters of the first one, and the others: a pass computes with one set of
-    adapters. The first go to the end of `ready`, so that the sets alternate."""
+    """Split requests into those with the adapters of the first one, and others, because a step uses one set of
+    adapters.
+
+    The first ones move to the end of `ready`, so that the sets alternate.
+    """
     adapters = ready[0].adapters
     same = [running for running in ready if running.adapters == adapters]
     others = [running for running in ready if running.adapters != adapters]
@@ -251,9 +271,12 @@ def of_one_set(ready: deque[Running]) -> tuple[list[Running], list[Running]]:
 
 
 def in_one_graph(rows: list[Rows], engine: TextEngine) -> list[list[Rows]]:
-    """Parts of a step that llama.cpp computes in one graph each. A picture has one to itself. Where layers are
-    recurrent these are consecutive sequences with as many rows each, or one where rows can be forgotten. llama.cpp
-    would split the step itself, and whoever looks into the graph take a part for the whole."""
+    """Split a step into parts that llama.cpp computes in one graph each.
+
+    A picture is a part of its own. With recurrent layers, a part consists of consecutive sequences with equal numbers
+    of rows, or of one sequence if rows can be rolled back. Otherwise llama.cpp would split the step itself, and hooks
+    on the graph would mistake a part for the whole.
+    """
     if len(rows) == 1:
         return [rows]
     pictures = [[own] for own in rows if own.tokens[0] < 0]
@@ -271,9 +294,11 @@ def in_one_graph(rows: list[Rows], engine: TextEngine) -> list[list[Rows]]:
 
 
 def verify(running: Running, logits: NDArray[np.float32], following: Sequence[int]) -> tuple[list[Event], int, int]:
-    """Choose the next tokens of a request by logits [rows, n_vocab]: one, and others as long as they are those that
-    were submitted behind the rows. The row behind a wrong draft knows nothing of what was chosen. Return the events,
-    the rows that were looked at, and the tokens behind them that were as submitted."""
+    """Choose the next tokens of a request from logits [rows, n_vocab].
+
+    The first row gives one token. Each further row counts if the token before it equals the submitted one in
+    `following`. Rows after a rejected draft are not used. Return (events, used rows, accepted drafts).
+    """
     events: list[Event] = []
     used = right = 0
     try:
@@ -288,7 +313,7 @@ def verify(running: Running, logits: NDArray[np.float32], following: Sequence[in
 
 
 def _next(running: Running, logits: NDArray[np.float32]) -> Event:
-    """The next token of a request, or its end."""
+    """Choose the next token of a request. Return the event of the token or of the request's end."""
     continuation, n_logprobs = running.continuation, running.request.logprobs
     split = continuation.choose(logits)
     token = None if split is None else continuation.tokens[-1]
@@ -313,7 +338,7 @@ def _next(running: Running, logits: NDArray[np.float32]) -> Event:
 
 
 def end_event(running: Running, reason: str, error: SamplingError | MediaError | None = None) -> Event:
-    """The end of a request without a token, with all that was held back of its answer."""
+    """Return the event that ends a request without a token, with all text that was held back."""
     thought, text = running.continuation.rest()
     return Event(
         running.number,

@@ -1,4 +1,4 @@
-"""A language model's sizes and memory: what it needs before it is loaded, and what it uses."""
+"""Sizes and memory of a language model: needed memory before loading, and used memory afterwards."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from quant.gguf.file import GgufFile
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One model file."""
+    """Sizes and needed memory of one model file."""
 
     file: GgufFile
     shape: ModelShape
-    context: int  # tokens that have room
+    context: int  # tokens of context
     kv_type: str
-    need: MemoryNeed  # with that context
+    need: MemoryNeed  # memory for this context
 
     @classmethod
     def from_file(cls, path: Path, context: int | None = None, kv_type: str = "f16") -> ModelInfo:
-        """The model at `path`; `context` None: what an engine would take. ModelFileError, EngineError."""
+        """Return the information about a model file. context: None: the default of an engine. Raises ModelFileError
+        or EngineError.
+        """
         file = GgufFile.open(path)
         check_loadable(file)
         shape = ModelShape.from_gguf(file)
@@ -42,12 +44,12 @@ class ModelInfo:
 
     @cached_property
     def sizes(self) -> tuple[ElasticSize, ...]:
-        """The sizes that its file holds, the largest first."""
+        """Sizes of an elastic model in the file, largest first."""
         return elastic_sizes(self.file)
 
     @cached_property
     def cuts(self) -> tuple[str, str]:
-        """Why the model cannot be spread over devices by layers, and by parts of layers; "" where it can."""
+        """Reasons why the model cannot be split by layers, and by parts of layers; "" if it can."""
         reasons = []
         for cut in (limits, check_tensor):
             try:
@@ -59,12 +61,12 @@ class ModelInfo:
 
     @property
     def whole_attention(self) -> str:
-        """Why devices that share the model's layers each compute all of attention; "" where they share that, too."""
+        """Reason why devices that share layers each compute all of attention; "" if they share attention, too."""
         rules = RULES.get(self.shape.architecture)
         return rules.whole_attention if rules and not self.cuts[1] else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/model.md says."""
+        """Return plain values for JSON, as described in docs/cli/model.md."""
         shape, need = self.shape, self.need
         stages, shards = self.cuts
         parts = {f"{name.lower().replace(' ', '_')}_bytes": n for name, n in need.parts.items()}
@@ -101,13 +103,14 @@ class ModelInfo:
 
 
 def memory_news(engine: TextEngine) -> list[str]:
-    """Return how its memory has changed since this was asked last, in lines for people."""
+    """Return lines for people about memory changes since the last call."""
     return [f"memory: {line}" for line in engine.paging.news()] if engine.paging is not None else []
 
 
 def memory_json(engine: TextEngine) -> dict[str, Any]:
-    """Return the keys "gpu_layers", "memory" and "paging" of a command's --json. Their values are None without a GPU
-    or without a budget."""
+    """Return the keys "gpu_layers", "memory" and "paging" of a command's --json. Values are None without a GPU or a
+    budget.
+    """
     paging = engine.paging
     on_gpu = {"gpu_layers": engine.gpu_layers.to_json() if engine.gpu_layers else None}
     if paging is None:

@@ -1,6 +1,6 @@
-"""Interfaces: of an engine, on one device or spread over many, to the scheduler and benchmarks; and of a drafter.
+"""Interfaces of engines, on one device or on several, for the scheduler and benchmarks; and the interface of drafters.
 
-The classes that have them document the methods. `decode` is here: it is the same for all engines.
+The implementing classes document the methods. `decode` is implemented here, because it is the same for all engines.
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ class SequenceSnapshots(Protocol):
 
 
 class SequenceStates(Protocol):
-    """Interface of `edge.llm.states.States` and `edge.parallel.states.SpreadStates`: keys and values of sequences."""
+    """Interface of `edge.llm.states.States` and `edge.parallel.states.SpreadStates`: KV cache of sequences in
+    blocks.
+    """
 
     use: CacheUse
-    prefiller: Any  # the placement that computes prompts, a `PrefillPlacement`; None: this one
-    block: int  # tokens of a block that is kept
-    most_read: int  # tokens that can be read at once
-    factors: str  # those of the model's that turn positions; "" where it has but one kind
+    prefiller: Any  # the prefill placement, a `PrefillPlacement`; None: this engine prefills
+    block: int  # tokens per block
+    most_read: int  # largest number of tokens read at a time
+    factors: str  # kind of the RoPE factors: "short" or "long"; "" if the model has only one kind
 
     @property
-    def snapshots(self) -> SequenceSnapshots | None: ...  # None: `kv_remove` forgets any tokens at the end
+    def snapshots(self) -> SequenceSnapshots | None: ...  # None: `kv_remove` can remove any tokens at the end
     @property
     def keeps(self) -> bool: ...
     @property
@@ -69,33 +71,33 @@ class SequenceStates(Protocol):
 class TextEngine(Protocol):
     """Interface of `edge.llm.engine.Engine` and `edge.parallel.engine.DistributedEngine`."""
 
-    path: Path  # the model's file
-    file: GgufFile  # the same, opened: its header and tensors
+    path: Path  # the model file
+    file: GgufFile  # the opened model file: header and tensors
     shape: ModelShape
     model: Model  # the vocabulary
-    context: int  # tokens
-    batch: int  # rows one decode may have
-    outputs: int  # of these, those that may give logits
-    sequences: int  # independent ones; their ids begin at 0
-    attention_window: int | None  # as `EngineOptions.attention_window`
-    threads: int  # of this device
-    gpu_layers: GpuLayers | None  # of this device's part; None without a GPU
-    memory: MemoryNeed  # of this device
-    paging: PagedWeights | None  # this device's weights under a budget; None without one
-    stages: int  # decodes that are under way at once where there are as many microbatches
-    listener: HiddenListener | None  # of hidden states
+    context: int  # size of the KV cache in tokens
+    batch: int  # largest number of rows of one decode
+    outputs: int  # largest number of rows with logits
+    sequences: int  # number of independent sequences; ids begin at 0
+    attention_window: int | None  # same as `EngineOptions.attention_window`
+    threads: int  # compute threads of this device
+    gpu_layers: GpuLayers | None  # layers on this device's GPU; None without a GPU
+    memory: MemoryNeed  # memory of this device
+    paging: PagedWeights | None  # this device's weights under a memory budget; None without a budget
+    stages: int  # number of stages that compute; as many steps may be in flight
+    listener: HiddenListener | None  # listener to hidden states
 
     @property
-    def groups(self) -> int: ...  # microbatches that answers form, as its plan says, or one for each stage
+    def groups(self) -> int: ...  # number of decode groups (microbatches), from the plan or one per stage
 
     @property
-    def adapters(self) -> Sequence[CheckedAdapter]: ...  # that it was loaded with
+    def adapters(self) -> Sequence[CheckedAdapter]: ...  # adapters that were loaded
     @property
     def states(self) -> SequenceStates: ...
     @property
-    def logits_cross(self) -> bool: ...  # they come from other devices, so that few should be asked for
+    def logits_cross(self) -> bool: ...  # True if logits come from other devices, so that few should be requested
     @property
-    def failed(self) -> Exception | None: ...  # why it can compute nothing any more; None while it can
+    def failed(self) -> Exception | None: ...  # the error after which the engine cannot compute; None: it works
     @property
     def uncollected(self) -> int: ...
     @property
@@ -136,7 +138,7 @@ class TextEngine(Protocol):
 
 
 class DecodesBySteps:
-    """`decode` of an engine that has `submit` and `collect`."""
+    """Implementation of `decode` for engines with `submit` and `collect`."""
 
     def decode(
         self: TextEngine,
@@ -149,12 +151,13 @@ class DecodesBySteps:
         masks: Sequence[Mask | None] = (),
         adapters: Scales | None = None,
     ) -> NDArray[np.float32]:
-        """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
+        """Compute tokens at positions start, start + 1, ... of a sequence, and hold their KV cache.
 
-        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array; valid until
-        the next decode. top: the caller needs only so many of the largest logits, and as many of what the mask of each
-        row with logits allows; others may be -inf. adapters: scales of its adapters, (): without any; None: those that
-        the options say.
+        outputs: "last" returns logits [n_vocab] of the last token, "all" returns [n, n_vocab], "none" an empty array.
+            Logits are valid until the next decode.
+        top: the caller needs only this many of the largest logits, and as many of the tokens that each row's mask
+            allows; others may be -inf.
+        adapters: adapter scales; (): no adapter; None: the scales of the options.
         """
         n = len(tokens)
         if not 0 < n <= self.batch:
@@ -170,7 +173,7 @@ class DecodesBySteps:
             self.submit(tokens, positions, sequences, gives, top=top, masks=masks, adapters=adapters)
             rows = self.collect() if outputs != "none" else np.empty((0, 0), np.float32)
         except BaseException:
-            with suppress(EdgeError):  # what was submitted before an interrupt is not the next decode's
+            with suppress(EdgeError):  # logits submitted before an interrupt must not reach the next decode
                 while self.uncollected > 0:
                     self.collect()
             raise
@@ -178,7 +181,7 @@ class DecodesBySteps:
 
 
 class RemotePrompt(Protocol):
-    """Interface of `edge.parallel.prefiller.RemotePrompt`: a prompt that another placement computes."""
+    """Interface of `edge.parallel.prefiller.RemotePrompt`: a prompt that another placement prefills."""
 
     def take(self) -> tuple[list[KVBlock], bool]: ...
     def wait(self, timeout_s: float) -> bool: ...
@@ -186,31 +189,32 @@ class RemotePrompt(Protocol):
 
 
 class VerifyResult(NamedTuple):
-    """A window of rows of one request, and what came of it."""
+    """Result of verifying a draft window of one request."""
 
     rows: int
-    used: int  # rows that gave a token
-    is_first: bool = True  # it began with a token that was chosen before it was submitted, not with a draft
-    is_alone: bool = True  # nothing else was in flight
-    windows: int = 1  # that were to be in flight
-    right: int = 0  # drafts behind its rows, that of the next window among them, that were accepted
-    looked_at: int = 0  # those, and the one that was not
-    cancelled: tuple[int, ...] = ()  # rows of the windows behind it, of which nothing comes
+    used: int  # rows that yielded a token
+    is_first: bool = True  # True if the window began with a chosen token instead of a draft
+    is_alone: bool = True  # True if nothing else was in flight
+    windows: int = 1  # number of windows intended in flight
+    right: int = 0  # accepted drafts after its rows, including the first draft of the next window
+    looked_at: int = 0  # accepted drafts, plus the rejected one if any
+    cancelled: tuple[int, ...] = ()  # rows of later windows that were cancelled
 
 
 class Proposer(Protocol):
     """Interface of `GreedyDrafter`, here or on a worker."""
 
-    context: int  # tokens that a text and its drafts may have
-    n_vocab: int  # token ids are below it
+    context: int  # largest number of tokens of a text with its drafts
+    n_vocab: int  # size of the vocabulary
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]: ...
 
 
 class Answer(Protocol):
-    """Interface of `edge.llm.requests.Running`: a request, as far as drafting needs it."""
+    """Interface of `edge.llm.requests.Running`: a request as drafters see it."""
 
-    tokens: list[int]  # its history, by position, without what context shifts dropped; the last is not computed
+    # History by position, without tokens dropped by context shifts; the last token has not been computed.
+    tokens: list[int]
 
     @property
     def prompt(self) -> Sequence[int]: ...
@@ -221,8 +225,9 @@ class Answer(Protocol):
 
 
 class Drafter(Protocol):
-    """Interface of `edge.speculate.speculation.Speculation`. Its drafts decide how fast answers come, never what they
-    say."""
+    """Interface of `edge.speculate.speculation.Speculation`. Drafts influence the speed of responses, never their
+    content.
+    """
 
     def begin(self) -> None: ...
     def shape(self, requests: Sequence[Answer], most_rows: int, most_windows: int) -> tuple[int, int]: ...

@@ -1,4 +1,4 @@
-"""A loaded language model as a program uses it: the same on one device and on many."""
+"""A loaded language model, as programs use it. The interface is the same for one device and for several."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RequestStream(Closing):
         self._scheduler.cancel(number)
 
     def __iter__(self) -> Iterator[Event]:
-        """Events of the requests, as they come, until all have ended."""
+        """Yield the events of the requests as they come, until all requests have ended."""
         while self._scheduler.busy:
             yield from self._scheduler.step()
 

@@ -1,4 +1,4 @@
-"""Options of loading and running a model, as a person sets them."""
+"""Options for loading and running a model, as users set them."""
 
 from __future__ import annotations
 
@@ -18,71 +18,74 @@ from partition.model.model import ModelShape, decode_bytes
 from quant.gguf.file import GgufFile
 from quant.types import CacheType, cache_type
 
-DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
-MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
-SINKS = 4  # tokens at the beginning of a history, which get much of all attention: without them answers fall apart
-MIN_WINDOW = 64  # tokens of an attention window; shorter ones hold no question
-MAX_SEQUENCES = 255  # of the 256 of llama.cpp; one is for states that are read and written
-MAX_ROLLBACK = 15  # rows; for each, llama.cpp holds all that recurrent layers do of a sequence once more
-MAX_THREADS = 512  # ggml has room for no more
-MAX_GPU_LAYERS = (1 << 31) - 1  # llama.cpp takes 32 bits, and more would wrap to another number
+DEFAULT_CONTEXT = 4096  # default tokens; a model trained for more would reserve gigabytes of KV cache
+MAX_CONTEXT = 1 << 24  # limit in tokens, above that of any model; llama.cpp needs 50 bytes per token even in a dry run
+SINKS = 4  # attention sinks: first tokens of a history that always stay, because responses degrade without them
+MIN_WINDOW = 64  # minimum attention window in tokens; a shorter one cannot hold a question
+MAX_SEQUENCES = 255  # llama.cpp has 256; one is reserved for reading and writing states
+MAX_ROLLBACK = 15  # limit in rows; for each row, llama.cpp holds another copy of the recurrent state of a sequence
+MAX_THREADS = 512  # limit of ggml
+MAX_GPU_LAYERS = (1 << 31) - 1  # llama.cpp has 32 bits, and larger numbers would wrap
 MAX_BYTES = 1 << 60
 MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
-MOST_ADAPTERS = 64  # of one model; llama.cpp has room for all of them in each graph
+MOST_ADAPTERS = 64  # limit per model; llama.cpp has room for all of them in each graph
 PREFERENCES = get_args(Preference)
-DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
-# Bytes of a product's weights for each thread. Reading them takes about 20 us, and waiting for other threads 1 to 5 us.
+DEFAULT_BATCH = 512  # prompt tokens in one pass over the weights
+# Bytes of a matrix product's weights per thread. Reading them takes about 20 us, and synchronizing threads 1 to 5 us.
 _THREAD_BYTES = 256 << 10
-_WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
+_WITHOUT_FLASH = ("f16", "f32", "bf16")  # KV cache types that work without flash attention
 
 
 @dataclass(frozen=True)
 class PrefixOptions:
-    """Where keys and values of prompts are kept on disk, and how many bytes of them."""
+    """Folder and size of the prefix cache on disk."""
 
     max_bytes: int = DEFAULT_BYTES
     folder: Path = field(default_factory=default_folder)
-    key_folder: Path = field(default_factory=state_folder)  # where the owner's key is
+    key_folder: Path = field(default_factory=state_folder)  # folder of the owner's key
 
     @classmethod
     def from_limit(cls, max_bytes: int | None) -> PrefixOptions | None:
-        """At most so many bytes in the usual folders; None: as many as usual. 0: nothing is kept."""
+        """Return options with this size in the default folders. None: the default size. 0: no prefix cache, so the
+        result is None.
+        """
         return None if max_bytes == 0 else cls() if max_bytes is None else cls(max_bytes)
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options of loading and running a model. None means: decide from the model and the machine."""
+    """Options for loading and running a model. None means: decide from the model and the machine."""
 
-    context: int | None = None  # tokens; None: what the model was trained for, at most DEFAULT_CONTEXT
-    batch: int | None = None  # batch size, in rows; None: DEFAULT_BATCH, or what suits a disk weights come from
-    sequences: int = 1  # independent sequences sharing the KV cache
-    outputs: int | None = None  # rows of one decode that may give logits; None: one a sequence
-    draft_rows: int = 0  # of these, those that are there for drafts alone
-    threads: int | None = None  # None: one per physical core this process may use, as far as the model is worth it
-    gpu_layers: int | None = None  # None: where the build has a GPU, as many as fit and pay there, else 0
-    most_gpu_layers: int | None = None  # that a device lends, where gpu_layers is None
-    gpu_memory: int | None = None  # bytes of a GPU's memory: layers that do not fit pass through two buffers there
-    repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
-    flash_attention: str = "auto"  # "on", "off", or "auto": on, unless the architecture has none
-    attention_window: int | None = None  # tokens at the end of a history that stay, beside its first SINKS; None: all
-    kv_type: str = "f16"  # of stored keys and values, or KEYS/VALUES; quantized values need flash attention
-    memory: int | None = None  # bytes: a budget for the whole process; what does not fit is read again and again
-    least_memory: int | None = None  # bytes that it may shrink to while the model runs, and back; None: it stays
-    prefer: Preference = "speed"  # fewer bits before weights are paged; or "quality": the other way round
-    reserved: int = 0  # bytes of it that whoever runs the engine takes for what it makes of the logits
-    draft_bytes: int = 0  # of these, those of a model that drafts
-    window: int | None = None  # bytes of it that weights pass through; this and the next two, None: measured
-    io_threads: int | None = None  # that read
-    io_chunk: int | None = None  # bytes of one read
-    verify: bool = False  # what is read again must be what it was the first time
-    rollback: int = 0  # rows at the end of a step that recurrent layers are to be able to forget, as drafts need it
-    lora: Sequence[str] = ()  # files of LoRA adapters, FILE or FILE:SCALE; a scale of 1 is usual
-    prefixes: PrefixOptions | None = None  # where what is computed of prompts is kept; None: nowhere
+    context: int | None = None  # tokens; None: as trained, but at most DEFAULT_CONTEXT
+    batch: int | None = None  # rows per batch; None: DEFAULT_BATCH, or measured if weights come from disk
+    sequences: int = 1  # number of independent sequences that share the KV cache
+    outputs: int | None = None  # largest number of rows with logits per decode; None: one per sequence
+    draft_rows: int = 0  # rows of `outputs` that are reserved for drafts
+    threads: int | None = None  # None: one per physical core available to the process, or fewer for a small model
+    gpu_layers: int | None = None  # None: with a GPU build, as many layers as fit and pay off, else 0
+    most_gpu_layers: int | None = None  # limit of a device on its GPU layers if gpu_layers is None
+    gpu_memory: int | None = None  # bytes of GPU memory; layers that do not fit are streamed through two buffers
+    repack: bool | None = None  # repack weights for this CPU; None: if they fit into memory
+    flash_attention: str = "auto"  # "on", "off", or "auto": on if the architecture supports it
+    attention_window: int | None = None  # last tokens of a history that stay, in addition to its first SINKS; None: all
+    kv_type: str = "f16"  # type of the KV cache, or KEYS/VALUES; quantized values need flash attention
+    memory: int | None = None  # bytes: budget of the whole process; weights that do not fit are paged from disk
+    # Smallest budget in bytes while the model runs, if it follows free memory; None: the budget is fixed.
+    least_memory: int | None = None
+    prefer: Preference = "speed"  # "speed": fewer bits before weights are paged; "quality": paging before fewer bits
+    reserved: int = 0  # bytes of the budget that the caller needs for its own work on logits
+    draft_bytes: int = 0  # bytes of `reserved` for a draft model
+    window: int | None = None  # bytes of the paging window within the budget; None for this and the next two: measured
+    io_threads: int | None = None  # number of reader threads
+    io_chunk: int | None = None  # bytes per read
+    verify: bool = False  # verify that paged weights have not changed since the first read
+    rollback: int = 0  # rows at the end of a step that recurrent layers must be able to roll back, for drafts
+    lora: Sequence[str] = ()  # LoRA adapter files, FILE or FILE:SCALE; the default scale is 1
+    prefixes: PrefixOptions | None = None  # prefix cache on disk; None: no prefix cache
 
     def __post_init__(self) -> None:
-        """EngineError names the option that is out of its range."""
+        """Raise EngineError, naming the option, if a value is out of range."""
         for name, value, least, most in (
             ("context", self.context, 1, MAX_CONTEXT),
             ("batch", self.batch, 1, MAX_CONTEXT),
@@ -128,17 +131,18 @@ class EngineOptions:
 
     @property
     def sure_memory(self) -> int | None:
-        """Bytes of the budget that are there at all times."""
+        """Bytes of the budget that are available at all times."""
         return self.least_memory or self.memory
 
     @property
     def rows(self) -> int:
-        """Rows one decode may have, where nothing is measured."""
+        """Rows per decode if nothing is measured."""
         return self.batch or DEFAULT_BATCH
 
     def check_sequences(self, batch: int) -> None:
-        """EngineError unless a batch of so many rows has one for each sequence, and as many outputs. llama.cpp reserves
-        that much, and would end the process."""
+        """Raise EngineError unless a batch of this many rows has one row, and one output, for each sequence.
+        llama.cpp reserves that much and would otherwise abort.
+        """
         least = min(batch, self.outputs or batch)
         if self.sequences > least:
             raise EngineError(
@@ -150,11 +154,13 @@ DEFAULTS = EngineOptions()
 
 
 def reproducible(options: EngineOptions) -> EngineOptions:
-    """The same with everything set that last bits depend on, and that would else follow free memory or measurements.
+    """Return the options with all values fixed that influence the last bits and would otherwise depend on free memory
+    or measurements.
 
-    Flash attention is off: from 512 cells on, llama.cpp shares the keys of a row out to threads, so its sums depend on
-    the number of threads. Sums without flash attention do not. Raises EngineError for options that cannot give the
-    same tokens from run to run.
+    Flash attention is off. From 512 cells on, llama.cpp divides the keys of a row among threads, so sums would depend
+    on the number of threads. Without flash attention they do not.
+
+    Raises EngineError for options that cannot give the same tokens in every run.
     """
     if options.sequences > 1:
         raise EngineError(
@@ -187,12 +193,12 @@ def reproducible(options: EngineOptions) -> EngineOptions:
 
 
 def needs_flash(kv: CacheType) -> bool:
-    """Return whether a KV cache is read by flash attention alone."""
+    """Return True if a KV cache of this type requires flash attention."""
     return not {kv.keys.name, kv.values.name} <= set(_WITHOUT_FLASH)
 
 
 def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, CacheType]:
-    """(context in tokens, threads, KV type) that `options` mean for a model of this shape."""
+    """Return (context in tokens, threads, KV type) of the options for a model of this shape."""
     kv = cache_type(options.kv_type)
     context = options.context
     if context is None:
@@ -210,7 +216,7 @@ def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, CacheT
 
 
 def worth_threads(file: GgufFile, shape: ModelShape) -> int:
-    """Return the number of threads that have enough to do in each matrix product of a token, at least 1."""
+    """Return the number of threads with enough work in each matrix product of a token, at least 1."""
     products = [
         tensor for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name != "token_embd.weight"
     ]
@@ -220,8 +226,12 @@ def worth_threads(file: GgufFile, shape: ModelShape) -> int:
 def budget_options(
     options: EngineOptions, budget: int, sizes: llama.ContextSizes, prefix_bytes: int, *, embeddings: bool
 ) -> BudgetOptions:
-    """Return the options of a budget in bytes, with what else it has to hold. prefix_bytes: of these, for blocks of
-    prompts on their way to the disk. embeddings: the model is a part, and gives no logits."""
+    """Return the options of a memory budget, including its other uses.
+
+    budget: bytes.
+    prefix_bytes: bytes of the budget for prefix cache blocks on their way to disk.
+    embeddings: the model is a slice and yields no logits.
+    """
     more_rows = max(0, sizes.outputs - sizes.sequences)
     reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
     uses = OtherUses(reserved, prefix_bytes, 0 if embeddings else more_rows, draft_rows, options.draft_bytes)

@@ -1,4 +1,4 @@
-"""Keeping the keys and values of prompts on disk: which model and build they are of, and the keys that seal them."""
+"""Prefix cache on disk: identification of the model and build, and keys that encrypt the blocks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from edge.prefixes.store import PrefixStore
 from quant.gguf.file import GgufFile
 
 _FORMAT = "edge-prefixes-1"
-_BESIDE_DATA = 16 << 10  # bytes of a file, beside keys and values, at most
-_SAMPLE_BYTES = 4096  # of each tensor's beginning, middle and end
+_BESIDE_DATA = 16 << 10  # upper bound on bytes of a file in addition to KV cache
+_SAMPLE_BYTES = 4096  # bytes sampled at each tensor's beginning, middle and end
 
 
 def keep_prefixes(states: States, file: GgufFile, options: PrefixOptions, weights_bytes: int | None) -> None:
-    """Keep what this device alone computes of prompts for the model in `file`, and use what is kept. PrefixError for a
-    bad key file. A folder that cannot be used is a store that has nothing. weights_bytes: as of `seal`."""
+    """Enable the prefix cache for a model that runs on this device alone.
+
+    weights_bytes: as for `seal`.
+
+    Raises PrefixError for an invalid key file. A folder that cannot be used counts as an empty cache.
+    """
     key = cache_key(options.key_folder)
     name_histories(states, key or secrets.token_bytes(KEY_BYTES))
     if key is not None:
@@ -29,19 +33,23 @@ def keep_prefixes(states: States, file: GgufFile, options: PrefixOptions, weight
 
 
 def name_histories(states: States, owner: bytes) -> None:
-    """Let states name blocks of tokens, which only the owner's own device does."""
+    """Let states compute hashes of blocks. Only the owner's device does this."""
     states.history_key = derived(owner, b"history")
 
 
 def rank_key(owner: bytes, part: str) -> bytes:
-    """The key for what one rank keeps of its part of a model. It is all that the rank gets. part: a digest."""
+    """Return the key of one rank for its part of a model. The rank gets no other key. part: digest of the part."""
     return derived(owner, b"rank", part.encode())
 
 
 def seal(states: States, folder: Path, max_bytes: int, key: bytes, weights_bytes: int | None) -> None:
-    """Let states be kept in a folder, under a key of their rank's part of the model. What they depend on beside it and
-    the tokens is made part of the key, so that those of another build are not there. weights_bytes: that this may take
-    of a budget of memory; None: there is no budget."""
+    """Keep states in a folder, encrypted with a key of their rank's part of the model.
+
+    The format, the llama.cpp version and the KV cache type are mixed into the key, so blocks of another build are not
+    found.
+
+    weights_bytes: bytes of a memory budget that this may use; None: no budget.
+    """
     kinds = (_FORMAT, PINNED_VERSION, states.kv.name, str(states.block), states.factors)
     store, own_key = PrefixStore(folder, max_bytes), derived(key, *(kind.encode() for kind in kinds))
     buffers = (weights_bytes // 4, weights_bytes // 2 + 2 * _BESIDE_DATA) if weights_bytes else None
@@ -49,10 +57,10 @@ def seal(states: States, folder: Path, max_bytes: int, key: bytes, weights_bytes
 
 
 def fingerprint(file: GgufFile) -> str:
-    """A digest of a model's header, of samples of each tensor, and of when it was changed.
+    """Return a digest of a model's header, of samples of each tensor, and of its modification time.
 
-    Reading all of a large file would take longer than most prompts; an edit that keeps the size, the time and all
-    samples is no accident.
+    Reading a large file completely would take longer than most prompts. An edit that preserves size, time and all
+    samples does not happen by accident.
     """
     digest = hashlib.sha256()
     for path in file.paths:

@@ -1,4 +1,4 @@
-"""Requests of a scheduler, the events that tell what came of them, and how far each has come."""
+"""Requests of a scheduler with their progress, and the events that report tokens and ends."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural logarithms of probabilities at one place of an answer, before any option of sampling changed them."""
+    """Natural logarithms of probabilities for one token, before sampling options change them."""
 
-    chosen: float  # of the token that was chosen
-    alternatives: tuple[tuple[int, float], ...]  # (token id, its own), the likeliest first
+    chosen: float  # log probability of the chosen token
+    alternatives: tuple[tuple[int, float], ...]  # (token id, log probability), most likely first
 
 
 def token_logprobs(logits: NDArray[np.float32], token: int, n_alternatives: int) -> TokenLogprobs:
-    """Log probabilities of the token chosen by logits [n_vocab], and of the `n_alternatives` likeliest ones."""
+    """Return the log probabilities of the chosen token, and of the `n_alternatives` most likely ones. logits:
+    [n_vocab].
+    """
     largest = float(logits.max())
     log_sum = largest + float(np.log(np.exp(logits.astype(np.float64) - largest).sum()))
     n = min(n_alternatives, len(logits))
@@ -38,27 +40,28 @@ def token_logprobs(logits: NDArray[np.float32], token: int, n_alternatives: int)
     return TokenLogprobs(float(logits[token]) - log_sum, tuple((i, -negative - log_sum) for negative, i in ordered))
 
 
-_WINDOW_PARTS = 8  # of an attention window: one is dropped at a time, as each time all keys are moved
+_WINDOW_PARTS = 8  # an attention window drops 1/8 of its tokens at a time, because each drop moves all keys
 
 
-@dataclass  # a frozen one takes three times as long to make, for each token
+@dataclass  # a frozen dataclass takes three times as long to create, for each token
 class Event:
-    """A token of one request in one step, or its end."""
+    """A token of one request, or the request's end."""
 
-    request: int  # its number, as `add` gave it
-    token_id: int | None  # None where only its end is reported
-    text: str  # that is certain by now; may be empty while a character, a mark or a stop string is incomplete
-    finish_reason: str | None  # "stop", "length", "repetition", "cancelled", "error"; None while it goes on
+    request: int  # number of the request, as returned by `add`
+    token_id: int | None  # None if the event only reports the end
+    text: str  # text that is final now; may be empty while a character, a mark or a stop string is incomplete
+    finish_reason: str | None  # "stop", "length", "repetition", "cancelled", "error"; None before the end
     logprobs: TokenLogprobs | None = None
-    stop_string: str | None = None  # that ended it
-    cached_tokens: int = 0  # of its prompt: that need not be computed
-    error: SamplingError | MediaError | None = None  # why it cannot go on: its constraint, or its pictures elsewhere
-    thought: str = ""  # more of what the model thinks, which is no part of `text`
-    thought_tokens: int = 0  # of the answer so far
+    stop_string: str | None = None  # stop string that ended the request
+    cached_tokens: int = 0  # prompt tokens that did not have to be computed
+    # Reason for finish_reason "error": an invalid constraint, or pictures that cannot be computed.
+    error: SamplingError | MediaError | None = None
+    thought: str = ""  # new text of the model's thought, not part of `text`
+    thought_tokens: int = 0  # thought tokens of the response so far
 
 
 class Running:
-    """A request that was added, and its answer."""
+    """A request in the scheduler, with its response so far."""
 
     def __init__(
         self,
@@ -67,53 +70,55 @@ class Running:
         adapters: Sequence[CheckedAdapter],
         window: int | None = None,
     ) -> None:
-        """adapters, window: of the engine."""
+        """adapters, window: those of the engine."""
         self.window, request = window, continuation.request
         self.number, self.request, self.continuation = number, request, continuation
         self.adapters = scales_of(adapters, request.adapters)
         self.namespace = namespace_with(request.namespace, adapters, self.adapters)
-        self.tokens = [*request.prompt, *continuation.tokens]  # its history, without what context shifts dropped
-        self.slot: Slot | None = None  # None while it waits
-        self.former: Former | None = None  # what an engine before this one held of it
-        self.remote: RemotePrompt | None = None  # its prompt on another placement, until all of that is here
+        self.tokens = [*request.prompt, *continuation.tokens]  # history without tokens dropped by context shifts
+        self.slot: Slot | None = None  # None while the request waits
+        self.former: Former | None = None  # its slot on the engine before a replacement
+        # Its prompt on the prefill placement, until all of its KV cache has arrived.
+        self.remote: RemotePrompt | None = None
         self.ended = False
-        self.to_prefill = 0  # tokens of its history that had to be computed when it was admitted
-        self.cached_tokens: int | None = None  # of its prompt; None until it was admitted for the first time
+        self.to_prefill = 0  # tokens of its history to compute, at its admission
+        self.cached_tokens: int | None = None  # prompt tokens in the cache; None before the first admission
         self.restored_tokens = self.dropped_tokens = 0
-        self.added_at = 0.0  # when it was enqueued, by the scheduler's clock
-        self.token_at: float | None = None  # when its last token was chosen, by that clock; None before its first one
-        self.prompt_rows_at = 0  # that had been submitted then, of all requests
-        self.prefilled_at = 0.0  # when its first logits came, by time.perf_counter
+        self.added_at = 0.0  # time of enqueueing, by the scheduler's clock
+        self.token_at: float | None = None  # time of its last token, by the same clock; None before the first one
+        self.prompt_rows_at = 0  # total prompt rows of all requests submitted by then
+        self.prefilled_at = 0.0  # time of its first logits, by time.perf_counter
 
     @property
     def prompt(self) -> Sequence[int]:
-        """Token ids."""
+        """Token ids of the prompt."""
         return self.request.prompt
 
     @property
     def answer(self) -> Sequence[int]:
-        """Token ids so far."""
+        """Token ids of the response so far."""
         return self.continuation.tokens
 
     @property
     def sequence(self) -> int:
-        """The engine's sequence that it runs in."""
+        """The engine's sequence that the request uses."""
         assert self.slot is not None, "it waits"
         return self.slot.sequence
 
     @property
     def left(self) -> int:
-        """Tokens that it may still get."""
+        """Number of tokens that the request may still get."""
         most = self.request.max_tokens
         return (_NO_LIMIT if most is None else most) - len(self.continuation.tokens)
 
     def fills(self, full_length: int) -> bool:
-        """Return whether its next token has no room, however alone it is, in a slot that may hold so many."""
+        """Return True if its slot, which holds up to `full_length` tokens, has no room for its next token."""
         return self.slot is not None and len(self.slot.tokens) >= full_length and self.pending == 1
 
     def shift(self) -> bool:
-        """Drop half of its tokens that need not stay, or a part of an attention window, from its slot, too. False where
-        none may be dropped."""
+        """Drop half of the tokens that need not stay, or a part of an attention window, also from the slot. Return
+        False if no token may be dropped.
+        """
         stays = self.request.stays
         if self.window is not None:
             start, n_tokens = SINKS, self.window // _WINDOW_PARTS
@@ -127,40 +132,40 @@ class Running:
         return n_tokens > 0
 
     def preempt(self, *, exact: bool) -> None:
-        """Wait again, for another engine. exact: as `CacheUse.exact`."""
+        """Release the slot, because another engine takes over. exact: as `CacheUse.exact`."""
         self.release_remote()
         slot, former = self.slot, self.former
-        # Another engine may be lost before it holds what the first one held.
+        # The replacement may be lost before it holds as much as the first engine did.
         most = 1 if exact or former is None else common_prefix(former.tokens, self.tokens)
         if slot is not None and len(slot.tokens) >= max(1, most):
             self.former = slot.former()
         self.slot = None
 
     def release_remote(self) -> None:
-        """Let the placement of prompts forget its keys and values: all of them are here, or nobody needs them."""
+        """Let the prefill placement drop the prompt's KV cache, because it has arrived or is no longer needed."""
         if self.remote is not None:
             self.remote.release()
             self.remote = None
 
     @property
     def has_pending_media(self) -> bool:
-        """True if rows of pictures or sounds are still to be submitted."""
+        """True if rows of pictures or sounds have not been submitted."""
         return bool(self.request.media) and has_rows(self.tokens[len(self.tokens) - self.pending :])
 
     def tell_prefill(self) -> None:
-        """Say how far the prompt is, until the answer begins."""
+        """Report prefill progress until the first token of the response."""
         if self.request.on_prefill is not None and not self.answer:
             self.request.on_prefill(self.to_prefill - self.pending, self.to_prefill)
 
     @property
     def pending(self) -> int:
-        """Tokens of its history that were not submitted yet; below 0 where drafts were submitted behind it."""
+        """Number of tokens of the history that were not submitted; negative if drafts were submitted after it."""
         assert self.slot is not None
         return len(self.tokens) - len(self.slot.tokens)
 
 
 def only_background(*queues: Iterable[Running]) -> bool:
-    """Return True if there are no requests but those in the background."""
+    """Return True if all requests are background requests."""
     for queue in queues:
         for running in queue:
             if not running.request.background:
@@ -169,7 +174,7 @@ def only_background(*queues: Iterable[Running]) -> bool:
 
 
 def check_window(engine: TextEngine) -> None:
-    """EngineError where an attention window is set and the model cannot drop tokens in place."""
+    """Raise EngineError if an attention window is set, but the model cannot drop tokens in place."""
     if engine.attention_window is not None and not engine.can_shift:
         raise EngineError(
             f"{engine.path.name} cannot have an attention window: it has windows of its own, recurrent layers or"
@@ -178,16 +183,16 @@ def check_window(engine: TextEngine) -> None:
 
 
 def windowed(prompt: Sequence[int], window: int) -> Sequence[int]:
-    """Return the first tokens of a prompt, and as many of its last ones as leave room for some of an answer."""
+    """Return the first tokens of a prompt, and as many of its last tokens as leave room for a response."""
     n_last = window - window // _WINDOW_PARTS
     return prompt if len(prompt) <= SINKS + n_last else [*prompt[:SINKS], *prompt[-n_last:]]
 
 
 def prepare(number: int, request: Request, engine: TextEngine, given_up: Callable[[], bool]) -> Running:
-    """A request that can run on an engine. The errors of `Scheduler.prepare`."""
+    """Return a request that is ready for an engine. Raises the errors of `Scheduler.prepare`."""
     if engine.attention_window is not None:
         request = replace(request, prompt=windowed(request.prompt, engine.attention_window))
-        if request.max_tokens is None:  # no context ends it
+        if request.max_tokens is None:  # a full context does not end it
             request = replace(request, max_tokens=engine.context)
     prompt, most = request.prompt, request.max_tokens
     if most is not None and most < 1:
@@ -195,7 +200,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
     if most is not None and request.sampling.min_tokens > most:
         raise SamplingError(f"min_tokens is {request.sampling.min_tokens}, and max_tokens {most}: it must not be more")
     check_media(request.media, engine)
-    scales_of(engine.adapters, request.adapters)  # for its errors, before anything is made
+    scales_of(engine.adapters, request.adapters)  # raises its errors before anything is created
     if most is None or request.stays is not None or engine.attention_window is not None:
         check_prompt(prompt, engine)
     elif not 0 < len(prompt) + most <= engine.context or not prompt:
@@ -212,7 +217,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
 
 
 def check_media(media: Sequence[EmbeddingRows], engine: TextEngine) -> None:
-    """MediaError where an engine cannot take a picture."""
+    """Raise MediaError if the engine cannot take the pictures or sounds."""
     if media and (problem := getattr(engine, "media_problem", "")):
         raise MediaError(problem)
     if media and engine.attention_window is not None:

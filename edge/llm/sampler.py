@@ -1,4 +1,4 @@
-"""From logits to a token: the sampling options people know, through llama.cpp's own samplers (logits processors)."""
+"""Sampling: choose tokens from logits with llama.cpp's samplers and the usual options."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from edge.llama import sampling as native
 from edge.llama.llama import Model
 from edge.text.constraints.constraint import KINDS, Constraint, Mask, never_given_up
 
-MAX_SEED = 2**32 - 2  # llama.cpp takes the next number for "any seed"
-PENALTY_LAST_N = 64  # tokens that penalties look back
-MAX_DRY_LAST_N = 1 << 17  # tokens that DRY can look back
+MAX_SEED = 2**32 - 2  # llama.cpp uses the next number for "any seed"
+PENALTY_LAST_N = 64  # number of last tokens that penalties count
+MAX_DRY_LAST_N = 1 << 17  # largest number of tokens that DRY examines
 MAX_DRY_BREAKERS = 64
-MAX_DRY_BREAKER = 40  # bytes; llama.cpp cuts off longer ones
+MAX_DRY_BREAKER = 40  # bytes; llama.cpp truncates longer ones
 MAX_PENALTY = 100.0
-DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
+DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's defaults
 MAX_BIASES = 1024
-MAX_TOP_K = 2**31 - 1  # llama.cpp's type
-MAX_BIAS = 1e6  # more than any two logits differ by, and few enough to be added to one
+MAX_TOP_K = 2**31 - 1  # limit of llama.cpp's type
+MAX_BIAS = 1e6  # larger than any difference of two logits, and small enough to be added to one
 MAX_TEMPERATURE = 1e4
 MAX_REPEAT_PENALTY = 100.0
 MAX_MIN_TOKENS = 2**31 - 1
@@ -42,13 +42,13 @@ class SamplingParams:
     top_p: float = 0.95  # keep the most likely tokens that together have this probability; 1: all
     min_p: float = 0.05  # keep tokens at least this likely relative to the likeliest; 0: all
     repeat_penalty: float = 1.0  # divide the logits of the last PENALTY_LAST_N tokens by this; 1: off
-    frequency_penalty: float = 0.0  # subtracted from those tokens' logits for each occurrence
-    presence_penalty: float = 0.0  # subtracted once from those tokens' logits
+    frequency_penalty: float = 0.0  # subtracted from the logits of the last PENALTY_LAST_N tokens for each occurrence
+    presence_penalty: float = 0.0  # subtracted once from the logits of the last PENALTY_LAST_N tokens
     typical_p: float = 1.0  # keep the most typical tokens that together have this probability; 1: all
     dry_multiplier: float = 0.0  # DRY: penalty for a token that would prolong a repetition; 0: off
     dry_base: float = 1.75  # the penalty grows by this factor with each token of the repetition
     dry_allowed_length: int = 2  # tokens of a repetition that cost nothing
-    dry_penalty_last_n: int = -1  # tokens that DRY looks back; -1: all of them, at most MAX_DRY_LAST_N; 0: off
+    dry_penalty_last_n: int = -1  # tokens that DRY examines; -1: all, at most MAX_DRY_LAST_N; 0: off
     dry_sequence_breakers: Sequence[str] = DRY_BREAKERS  # texts that end a repetition
     xtc_probability: float = 0.0  # XTC: probability of removing all likely tokens except the last; 0: off
     xtc_threshold: float = 0.1  # minimum probability of a likely token; above 0.5: off
@@ -60,11 +60,11 @@ class SamplingParams:
     lark: str | None = None  # only text of this grammar, in llguidance's form of Lark
     stop: Sequence[str] = ()  # strings that end the answer and are not part of its text
     ignore_eos: bool = False  # ignore the end of text and repetitions; a complete constraint still ends
-    min_tokens: int = 0  # least tokens, unless a constraint is complete or the context full
+    min_tokens: int = 0  # minimum tokens, unless a constraint is complete or the context is full
     allow_repetition: bool = False  # do not end an answer that repeats itself (edge.text.repetition)
 
     def __post_init__(self) -> None:
-        """SamplingError names the option that is out of its range."""
+        """Raise SamplingError, naming the option, if a value is out of range."""
         ranges = (
             ("temperature", self.temperature, 0, MAX_TEMPERATURE),
             ("top_k", self.top_k, 0, MAX_TOP_K),
@@ -98,16 +98,16 @@ class SamplingParams:
         if sum(getattr(self, kind) is not None for kind in KINDS) > 1:
             raise SamplingError("give one of a GBNF grammar, a JSON schema, a regular expression and a Lark grammar")
         if self.grammar is not None and not self.grammar.strip():
-            raise SamplingError("the grammar is empty")  # llama.cpp would take it for none
+            raise SamplingError("the grammar is empty")  # llama.cpp would ignore it
 
     @property
     def looks_back(self) -> int:
-        """Number of last tokens that the choice of the next depends on, 1 or more."""
+        """Number of last tokens that influence the next choice, at least 1."""
         return max(PENALTY_LAST_N, self.dry_last_n)
 
     @property
     def dry_last_n(self) -> int:
-        """Tokens that DRY looks back; 0 where it is off."""
+        """Number of tokens that DRY examines; 0 if it is off."""
         if self.dry_multiplier == 0:
             return 0
         return MAX_DRY_LAST_N if self.dry_penalty_last_n == -1 else self.dry_penalty_last_n
@@ -118,18 +118,20 @@ def _is_breaker(text: str) -> bool:
 
 
 class LogitsRequest(NamedTuple):
-    """Which logits suffice for choices."""
+    """Logits that suffice for the choice of tokens."""
 
-    top: int = 0  # the largest of each row; 0: all of them
-    masks: Sequence[Mask | None] = ()  # and the largest of what these allow, one for each row; none: no row has one
+    top: int = 0  # number of largest logits of each row; 0: all logits
+    masks: Sequence[Mask | None] = ()  # masks of rows: the largest allowed logits are needed, too; empty: no masks
 
 
 class TokenSampler:
-    """Chooses tokens for one generation; it remembers what it accepted."""
+    """Chooses tokens for one generation, and remembers the accepted ones."""
 
     def __init__(self, model: Model, params: SamplingParams, given_up: Callable[[], bool] = never_given_up) -> None:
-        """given_up: whether nobody waits for it any more, asked while a constraint is compiled. SamplingError where the
-        biases, the grammar or the schema cannot be used."""
+        """given_up: returns True if the client has disconnected; called while a constraint is compiled.
+
+        Raises SamplingError if the biases, the grammar or the schema are invalid.
+        """
         if not all(0 <= token < model.n_vocab for token in params.logit_bias):
             raise SamplingError(f"logit_bias names a token that is none: ids are from 0 to {model.n_vocab - 1}")
         parts = _parts(model, params)
@@ -140,8 +142,8 @@ class TokenSampler:
         holds_ends_off = params.ignore_eos or params.min_tokens > 0
         self._ends = np.array(model.ends if holds_ends_off else (), np.intp)
         needs = _needs(params)
-        self._needs = needs and needs + len(self._ends)  # an end may be among the largest
-        # Before the chain: one that cannot be used would leave it behind.
+        self._needs = needs and needs + len(self._ends)  # an end token may be among the largest
+        # The constraint is created before the chain, because its errors would leak the chain.
         constraint = next(((kind, text) for kind in KINDS if (text := getattr(params, kind)) is not None), None)
         self._constraint = Constraint(model, *constraint, given_up) if constraint is not None else None
         self._candidates = native.Candidates(model.n_vocab)
@@ -149,26 +151,30 @@ class TokenSampler:
 
     @property
     def is_constrained(self) -> bool:
-        """True if a constraint holds."""
+        """True if a constraint applies."""
         return self._constraint is not None
 
     def logits_request(self, drafts: Sequence[int] = (), *, constrained: bool = True) -> LogitsRequest:
-        """Logits that suffice for the next choice, and for those behind each of these tokens, as if it came.
-        constrained: as of `choose`."""
+        """Return the logits needed for the next choice, and for the choices after each of `drafts`. constrained: as
+        for `choose`.
+        """
         if self._constraint is None or not self._needs or not constrained:
             return LogitsRequest(self._needs)
         masks = self._constraint.masks(drafts)
         return LogitsRequest() if masks is None else LogitsRequest(self._needs, masks)
 
     def choose(self, logits: NDArray[np.float32], *, constrained: bool = True, may_end: bool = True) -> int:
-        """A token id for logits [n_vocab]. Call `accept` with it, or with another, before the next choice. constrained:
-        False for a token that a constraint is not about. may_end: False for no token that ends a text, unless the
-        constraint allows nothing else."""
+        """Return a token id for logits [n_vocab]. Call `accept` with the next token, which may be another one, before
+        the next choice.
+
+        constrained: False if the constraint does not apply to this token.
+        may_end: False: avoid end-of-text tokens, unless the constraint allows nothing else.
+        """
         token = self._choice(logits)
         if not may_end and token in self._ends:
             token = self._choice(self._without_ends(logits))
-        # Asking a constraint about the whole vocabulary is slow, so it is asked about the choice first. What is drawn
-        # is the same: a draw that is refused is drawn again from what is allowed.
+        # Evaluating a constraint for the whole vocabulary is slow, so first only the choice is checked. The
+        # distribution is the same: a refused draw is repeated among the allowed tokens.
         if self._constraint is None or not constrained or self._constraint.allows(token):
             return token
         allowed = self._constraint.restrict(logits)
@@ -182,7 +188,7 @@ class TokenSampler:
         return logits
 
     def _choice(self, logits: NDArray[np.float32]) -> int:
-        if self._is_greedy:  # as the chain, in a tenth of its time
+        if self._is_greedy:  # same result as the chain in a tenth of its time
             if len(self._biased):
                 logits = logits.copy()
                 logits[self._biased] += self._biases
@@ -195,14 +201,14 @@ class TokenSampler:
         return candidates.selected
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """Take note of a token. generated: False for those that a constraint is not about: prompts and thoughts."""
+        """Record a token. generated: False for prompts and thoughts, which the constraint ignores."""
         if not self._is_greedy:
             self._chain.accept(token)
         if generated and self._constraint is not None:
             self._constraint.accept(token)
 
     def constrain(self, tokens: Sequence[int]) -> None:
-        """Let the constraint read tokens that were accepted without it."""
+        """Advance the constraint over tokens that were accepted without it."""
         for token in tokens:
             if self._constraint is not None:
                 self._constraint.accept(token)
@@ -215,10 +221,10 @@ class TokenSampler:
 
 
 def _needs(p: SamplingParams) -> int:
-    """Return how many of the largest logits decide a choice, and with a constraint as many of what it allows; 0: all.
+    """Return the number of largest logits that decide a choice, and with a constraint as many allowed ones; 0: all.
 
-    Top-k comes after penalties alone. Those that lower logits lower at most PENALTY_LAST_N, so that those which are the
-    k largest then were among that many more before. DRY may lower any number of them.
+    Top-k comes directly after penalties. Penalties lower at most PENALTY_LAST_N logits, so the k largest afterwards
+    were among the k + PENALTY_LAST_N largest before. DRY may lower any number of logits.
     """
     raises = p.repeat_penalty < 1 or p.frequency_penalty < 0 or p.presence_penalty < 0 or p.logit_bias
     if raises or p.dry_last_n:
@@ -232,8 +238,7 @@ def _penalizes(p: SamplingParams) -> bool:
 
 
 def _excludes_likeliest(p: SamplingParams) -> bool:
-    """Return whether a filter may leave out the likeliest token, so that filters matter where the likeliest is chosen,
-    too."""
+    """Return True if a filter may remove the most likely token. Then filters matter even for greedy choices."""
     return p.typical_p < 1 or (p.xtc_probability > 0 and p.xtc_threshold <= 0.5)
 
 
@@ -241,7 +246,7 @@ _GREEDY: tuple[str, tuple[Any, ...]] = ("greedy", ())
 
 
 def _parts(model: Model, p: SamplingParams) -> list[tuple[str, tuple[Any, ...]]]:
-    """The chain, as names of llama.cpp's samplers with their arguments."""
+    """Return the chain of llama.cpp samplers: their names and arguments."""
     parts: list[tuple[str, tuple[Any, ...]]] = []
     if p.logit_bias:
         flat = [value for pair in p.logit_bias.items() for value in pair]

@@ -1,16 +1,17 @@
-"""The scheduler: continuous batching of requests on one engine, whose KV cache it owns. A chat is one with one slot.
+"""Scheduler: continuous batching of requests on one engine, whose KV cache it owns. A chat has a scheduler of one slot.
 
-Rows of several requests that go through an engine together cost little more than one. So a step has the next token of
-every answer, and beside them as many tokens of waiting prompts as leave the answers fluent (chunked prefill). Where an
-engine has stages the answers form as many groups (microbatches), so that every stage has one to work on; a request that
-is alone has drafts behind its tokens instead, in as many windows as pay (`in_flight.py`).
+Rows of several requests in one step cost little more than one row. So a step contains the next token of each running
+request. It also contains as many prompt tokens of waiting requests as keep inter-token latency low (chunked prefill).
+If an engine has stages, requests form as many groups (microbatches), so that each stage has work. A lone request gets
+draft tokens instead, in as many windows as pay off (`in_flight.py`).
 
-A step is: receive, admit, submit, collect, choose. The pending tokens of a request are the tokens that the cache lacks:
-first its whole prompt, later one token. If another placement computes long prompts, their keys and values are received
-block by block, and the engine computes the rest of the prompt. If the cache is full, the scheduler preempts the last
-request: it waits again and continues later from the same tokens. If the engine is lost, the scheduler preempts all
-requests, and they continue on another engine. Background requests run while there is no other request: the next one
-preempts them.
+Each step does: receive, admit, submit, collect, choose. The pending tokens of a request are those that the cache lacks.
+At first they are its whole prompt, later one token. If a prefill placement computes long prompts, their KV cache
+arrives block by block, and the engine computes the rest of the prompt.
+
+If the cache is full, the scheduler preempts the last request, which waits again and continues later from the same
+tokens. If the engine is lost, the scheduler preempts all requests, and they continue on another engine. Background
+requests run only without other requests, which preempt them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from edge.llm.step_budget import Came, LatencyTargets, StepBudget
 from edge.text.constraints.constraint import never_given_up
 from partition.predict.drafts import most_windows
 
-HEADROOM = 32  # tokens that each answer has room for when another request is admitted, so that none soon waits again
+HEADROOM = 32  # tokens of room for each running request when another one is admitted, so that none is preempted soon
 USED_MEANWHILE = (
     "something else used this model before the answer was complete; take one answer to its end before the next is"
     " asked for, or answer several at once with Model.stream"
@@ -41,9 +42,9 @@ USED_MEANWHILE = (
 
 
 class Scheduler(Closing):
-    """Runs requests on an engine. They may come, and be cancelled, between steps.
+    """Runs requests on an engine. Requests can be added and cancelled between steps.
 
-    Several schedulers may use one engine in turns: each takes the whole KV cache from the one before.
+    Several schedulers may use one engine in turns. Each of them takes the whole KV cache from the one before.
     """
 
     def __init__(
@@ -58,27 +59,30 @@ class Scheduler(Closing):
         targets: LatencyTargets | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """microbatches: how many groups answers form; None: as many as the engine's plan says. slots: how many requests
-        run at once; None: as many as the engine has sequences. keep: what complete requests computed stays in the cache
-        while there is room, and on disk where the engine has such a place, for prompts that begin like them. drafter:
-        drafts tokens while few requests run, which their steps then verify. admitted: called with the number of a
-        request before anything of it is computed. targets: of latency, which size steps with prompts."""
+        """microbatches: number of decode groups; None: as the engine's plan sets.
+        slots: largest number of running requests; None: the engine's number of sequences.
+        keep: keep the KV cache of complete requests for later prompts with the same prefix, in memory while there is
+            room, and on disk if the engine has a prefix cache.
+        drafter: drafts tokens while few requests run; steps verify them.
+        admitted: called with the number of a request before it is computed.
+        targets: latency targets that determine the size of steps with prompts.
+        """
         check_window(engine)
         self.engine, self.drafter, self._admitted = engine, drafter, admitted
         self._use = engine.states.use
         self._numbers = itertools.count()
-        self.waiting: deque[Running] = deque()  # those that have no slot yet
-        self.running: list[Running] = []  # in order of admission
-        self._ready: deque[Running] = deque()  # those whose next rows can be submitted
+        self.waiting: deque[Running] = deque()  # requests without a slot
+        self.running: list[Running] = []  # requests with a slot, in order of admission
+        self._ready: deque[Running] = deque()  # requests whose next rows can be submitted
         self._budget = StepBudget(engine.batch, clock, targets)
         self._in_flight = InFlight(self._budget, engine, microbatches)
         self.slots = Slots(engine, slots, keep=keep)
-        self._events: list[Event] = []  # to be returned by the next step
-        self.preemptions = {"foreground": 0, "background": 0}  # of requests that somebody waits for, and of others
+        self._events: list[Event] = []  # events for the next call of `step`
+        self.preemptions = {"foreground": 0, "background": 0}  # number of preempted requests by kind
 
     @property
     def passes(self) -> int:
-        """Steps that were submitted so far."""
+        """Number of steps submitted so far."""
         return self._in_flight.submitted
 
     @property
@@ -89,23 +93,27 @@ class Scheduler(Closing):
     def prepare(
         self, request: Request, given_up: Callable[[], bool] = never_given_up, number: int | None = None
     ) -> Running:
-        """A request that `enqueue` can take: all that can be wrong with it is found here. Any thread may do this.
-        given_up: whether nobody waits for it any more. number: unique among all requests; None: the next one.
-        ContextFull where it alone does not fit, SamplingError for options that cannot be used."""
+        """Check a request and return it ready for `enqueue`. Any thread may call this.
+
+        given_up: returns True if the client has disconnected.
+        number: unique number of the request; None: the next one.
+
+        Raises ContextFull if the request alone does not fit, and SamplingError for invalid options.
+        """
         return prepare(next(self._numbers) if number is None else number, request, self.engine, given_up)
 
     def enqueue(self, running: Running) -> int:
-        """Let a prepared request wait for its turn; its number."""
+        """Let a prepared request wait for a slot. Return its number."""
         running.added_at = self._budget.clock()
         self.waiting.append(running)
         return running.number
 
     def add(self, request: Request) -> int:
-        """Let a request wait for its turn; its number. The errors of `prepare`."""
+        """Add a request and return its number. Raises the errors of `prepare`."""
         return self.enqueue(self.prepare(request))
 
     def cancel(self, number: int) -> None:
-        """End a request; the next step tells so. Nothing happens where it has ended already."""
+        """End a request; the next step reports it. Nothing happens if it has already ended."""
         with self._use.alone():
             for running in (*self.waiting, *self.running):
                 if running.number == number:
@@ -113,20 +121,21 @@ class Scheduler(Closing):
                     return
 
     def step(self) -> list[Event]:
-        """Admit who waits, submit what can be submitted, collect what comes: what came of it, in order.
+        """Run one step: admit waiting requests, submit rows, collect results. Return the events in order.
 
-        The errors of the engine; EngineError where another scheduler used it meanwhile. Then this one is to be closed.
+        Raises the errors of the engine. Raises EngineError if another scheduler used the engine meanwhile; then this
+        scheduler must be closed.
         """
         if self.running and self._use.owner is not self:
             raise EngineError(USED_MEANWHILE)
         with self._use.alone():
             self._use.step(self, self._go_on)
-        events, self._events = self._events, []  # also of what was chosen before an engine was lost
+        events, self._events = self._events, []  # includes tokens chosen before an engine was lost
         return events
 
     def _go_on(self) -> None:
         nobody_waits = only_background(self.running, self.waiting)
-        if not self._in_flight.steps:  # the tokens of the last one have left
+        if not self._in_flight.steps:  # the tokens of the last step have been sent
             self.slots.keep_snapshots()
             if nobody_waits:
                 self.slots.keep_groups()
@@ -136,15 +145,16 @@ class Scheduler(Closing):
             for running in [other for other in (*self._ready, *self.slots.remote.requests) if other.request.background]:
                 self._preempt(running)
         submitted = ready is not None and self._admit() and self._submit(is_short=nobody_waits)
-        if self._in_flight.steps and (not submitted or self._in_flight.most == 1):  # stages go on with others meanwhile
+        # Stages continue with other groups meanwhile.
+        if self._in_flight.steps and (not submitted or self._in_flight.most == 1):
             self._collect()
         elif not submitted:
             self.slots.wait()
 
     def run(self, requests: Sequence[Request]) -> list[list[int]]:
-        """The tokens generated for each request. ContextFull where one of them alone does not fit, SamplingError.
+        """Return the generated tokens of each request, without end-of-text tokens. They equal those of `generate`.
 
-        Each is what `generate` gives for it alone. A token that ends a text is not part of it.
+        Raises ContextFull if one of the requests alone does not fit, and SamplingError.
         """
         with self:
             numbers = [self.add(request) for request in requests]
@@ -158,38 +168,39 @@ class Scheduler(Closing):
             return list(tokens.values())
 
     def drop_requests(self) -> None:
-        """Drop all requests. What they computed stays, as after other requests."""
+        """Cancel all requests. Their KV cache stays, as after complete requests."""
         with self._use.alone():
             for running in (*self.waiting, *self.running):
                 self._end(running, "cancelled")
             self._events.clear()
 
     def close(self) -> None:
-        """Drop all requests and all that they computed. The engine is left in order, also where it failed."""
+        """Cancel all requests and drop their KV cache. The engine stays usable, unless it has failed."""
         with self._use.alone():
             self.drop_requests()
             self._in_flight.drop(self._use.in_use_by(self))
             if self._use.in_use_by(self) is not None:
                 with suppress(EdgeError):
-                    for slot in self.slots.all:  # what was dropped must leave no rows behind
+                    for slot in self.slots.all:  # dropped requests must not leave rows in the cache
                         slot.cut(0)
                 self.slots.lost()
 
-    # --- whose cache it is ---
+    # --- owner of the cache ---
 
     def follow_engine(self) -> None:
-        """Form steps as another engine takes them, from now on."""
+        """Use the number of groups and steps in flight of a replaced engine."""
         self._in_flight.follow(self.engine)
 
     def yield_engine(self) -> None:
-        """Drop what is in flight, because another scheduler is about to use the engine."""
+        """Drop the steps in flight, because another scheduler is about to use the engine."""
         self._in_flight.drop(self._use.in_use_by(self))
         self.slots.lost()
         self._use.owner = None
 
     def preempt_all(self) -> None:
-        """Let all requests wait again, because another engine takes over, and its cache is empty. They go on with the
-        tokens that were chosen; what was in flight is computed again."""
+        """Preempt all requests, because another engine with an empty cache takes over. They continue after their
+        chosen tokens; steps in flight are computed again.
+        """
         self._in_flight.drop(None)
         for running in reversed(self.running):
             running.preempt(exact=self._use.exact)
@@ -201,8 +212,9 @@ class Scheduler(Closing):
     # --- admit ---
 
     def _admit(self) -> bool:
-        """Give waiting requests a slot, in their order, while the context has room for their next tokens. False where
-        one waits for the steps in flight, because states are read between steps."""
+        """Give waiting requests a slot in their order, while the context has room. Return False if a request waits
+        for the steps in flight, because states are read between steps.
+        """
         while self.waiting:
             running = min(self.waiting, key=lambda waiting: waiting.request.background)
             if running.request.background and not only_background(self.running, self.waiting):
@@ -227,7 +239,7 @@ class Scheduler(Closing):
                 background=request.background,
             )
             self.waiting.remove(running)
-            if running.cached_tokens is None or not self._use.exact:  # by which a prompt's steps are chosen
+            if running.cached_tokens is None or not self._use.exact:  # the size of prefill steps depends on this
                 running.to_prefill = len(running.tokens) - len(slot.tokens)
             if running.cached_tokens is None:
                 running.cached_tokens = min(len(slot.tokens), len(request.prompt))
@@ -242,8 +254,11 @@ class Scheduler(Closing):
     # --- submit ---
 
     def _submit(self, *, is_short: bool) -> bool:
-        """Submit the next token of a group of answers, and tokens of prompts beside them; or windows of drafts. False
-        where nothing more can be submitted before logits have come. is_short: of the background."""
+        """Submit decode rows of a group with prompt rows, or windows of drafts. Return False if nothing more can be
+        submitted before logits arrive.
+
+        is_short: only background requests run, so steps are short.
+        """
         most = full_length(self.engine)
         for running in [candidate for candidate in self._ready if candidate.fills(most)]:
             if not running.shift():
@@ -264,13 +279,13 @@ class Scheduler(Closing):
         rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
         while not self.slots.make_room(sum([len(own.tokens) for own in rows])):
             last = max((*self._ready, *self.slots.remote.requests), key=lambda running: running.number)
-            self._preempt(last)  # those before it need its place
+            self._preempt(last)  # earlier requests need its place
             rows = [own for own in rows if own.running is not last]
         if not rows:
             return False
         began = self._budget.clock()
         for step in in_one_graph(rows, self.engine):
-            while self.engine.stages == 1 and self._in_flight.steps:  # the part before this one
+            while self.engine.stages == 1 and self._in_flight.steps:  # the previous part of this step
                 self._collect()
             for running in self._in_flight.submit(self.engine, step):
                 self._ready.remove(running)
@@ -280,7 +295,7 @@ class Scheduler(Closing):
         return True
 
     def _preempt(self, running: Running) -> None:
-        """Let a request that waits for no logits wait for a slot again."""
+        """Preempt a request that waits for no logits."""
         for queue in (self._ready, self.slots.remote.requests, self.running):
             if running in queue:
                 queue.remove(running)
@@ -292,12 +307,15 @@ class Scheduler(Closing):
         self.preemptions["background" if running.request.background else "foreground"] += 1
 
     def _submit_windows(self, drafter: Drafter) -> bool:
-        """Submit the next tokens of all requests with drafts behind them, where one step has them all and nothing else;
-        of one that is alone, as many windows as pay. False where other steps are to be submitted: there is something
-        beside these tokens, or no room for drafts, which nobody has to wait for."""
+        """Submit the next tokens of all requests followed by drafts, if they fit into one step. A lone request gets as
+        many windows as pay off.
+
+        Return False if plain steps are needed, because other rows are waiting, or because there is no room for drafts.
+        """
         group, n = self.running, len(self.running)
         most = self.engine.rollback
-        can_forget = most is None or (n == 1 and most > 0)  # a wrong draft, as recurrent layers may not
+        # Recurrent layers may be unable to roll back rejected drafts.
+        can_forget = most is None or (n == 1 and most > 0)
         has_media = any(member.request.media for member in group)
         if len({member.adapters for member in group}) != 1 or not can_forget or has_media:
             return False
@@ -309,7 +327,7 @@ class Scheduler(Closing):
         most_rows, windows = max(1, min(self.engine.outputs, self.engine.batch) // n), 1
         if n == 1:
             most_rows, windows = room(group[0], most_rows), most_windows(self.engine.stages)
-            if most is not None:  # they forget rows of one step alone
+            if most is not None:  # recurrent layers can roll back rows of a single step
                 most_rows, windows = min(most_rows, 1 + most), 1
         n_rows, windows = drafter.shape(group, most_rows, windows)
         while len(self._in_flight.awaited) < windows:
@@ -325,7 +343,7 @@ class Scheduler(Closing):
     # --- collect, choose, report ---
 
     def _collect(self) -> None:
-        """Choose tokens for each request of the oldest step that somebody waits for."""
+        """Choose a token for each request of the oldest step that was not cancelled."""
         if (collected := self._in_flight.collect(self.engine)) is None:
             return
         logits, step = collected
@@ -337,11 +355,11 @@ class Scheduler(Closing):
                 begin, end = end, end + rows.logits
                 if not rows.cancelled:
                     result = self._in_flight.verify(rows, logits[begin:end], step.windows, is_alone, events)
-                    if not rows.running.request.background:  # nobody waits for its tokens
+                    if not rows.running.request.background:  # clients do not wait for its tokens
                         n_tokens = result.used - (events[-1].token_id is None)
                         came.append(Came(rows.running, n_tokens, len(rows.tokens) == 1 and not step.windows))
                     results.append(result)
-                    rows.running.release_remote()  # its logits came behind all of its keys and values
+                    rows.running.release_remote()  # logits have arrived that are based on its whole KV cache
                     if result.right < result.used and events[-1].finish_reason is None:
                         self._ready.append(rows.running)
             if self.drafter is not None and step.windows:
@@ -354,13 +372,13 @@ class Scheduler(Closing):
                     self._free(next(running for running in self.running if running.number == event.request))
 
     def _end(self, running: Running, finish_reason: str, error: MediaError | None = None) -> None:
-        """End a request without a token, and free what it had."""
+        """End a request without a token, and free its resources."""
         self._events.append(end_event(running, finish_reason, error))
         self._in_flight.cancel(running)
         self._free(running)
 
     def _free(self, running: Running) -> None:
-        """A request has ended: others may have what it had."""
+        """Free the resources of a request that has ended."""
         running.ended = True
         running.release_remote()
         if not self._in_flight.awaited:
@@ -372,8 +390,8 @@ class Scheduler(Closing):
             if running in queue:
                 queue.remove(running)
         if (slot := running.slot) is not None:
-            with suppress(EdgeError):  # an engine that has failed says so in the next step
-                if running.pending < 0 and self._use.in_use_by(self) is not None:  # drafts that were in flight
+            with suppress(EdgeError):  # the next step reports an engine that has failed
+                if running.pending < 0 and self._use.in_use_by(self) is not None:  # drafts were in flight
                     slot.cut(len(running.tokens))
                 if self._use.in_use_by(self) is not None:
                     self.slots.leave(slot, keep=not self._in_flight.steps)

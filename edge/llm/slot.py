@@ -1,4 +1,4 @@
-"""A slot: one sequence of an engine's KV cache, the tokens that it holds, and what can be done with them."""
+"""Slot: one sequence of an engine's KV cache, with the tokens that it holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge.weights.elastic.weights import next_size, pass_size
 
 
 class Former(NamedTuple):
-    """State of a slot on an engine that another one took over from."""
+    """State of a slot on an engine that another one replaced."""
 
     tokens: list[int]
     steps: list[int]
@@ -30,54 +30,55 @@ class Former(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Origin of the keys and values that a slot holds."""
+    """Origin of the KV cache in a slot."""
 
-    size: int = 0  # of a model of several sizes, which computed the first token
-    # Tokens before the first whose keys and values are not those that its history gives in one size; None: all.
+    size: int = 0  # size of an elastic model that computed the first token
+    # Number of first tokens whose KV cache equals that of one pass over the history in one size; None: all tokens.
     exact: int | None = None
 
     def cut(self, length: int) -> Origin:
-        """Return the origin of the first tokens alone."""
+        """Return the origin of the first `length` tokens."""
         return self if self.exact is None or self.exact < length else Origin(self.size)
 
     def inexact_from(self, start: int) -> Origin:
-        """Return the origin if tokens from position `start` on were shifted, or computed in another size, or have
-        places that are no positions."""
+        """Return the origin if tokens from position `start` on are inexact: shifted, computed in another size, or
+        with positions that differ from their places.
+        """
         return self._replace(exact=start if self.exact is None else min(start, self.exact))
 
 
 class Slot:
-    """One sequence: `tokens` are those whose keys and values it holds, or will once submitted steps are computed."""
+    """One sequence. `tokens` are the tokens whose KV cache it holds, or will hold after the submitted steps."""
 
     def __init__(self, engine: TextEngine, sequence: int = 0) -> None:
         self.engine, self.sequence = engine, sequence
         self.tokens: list[int] = []
-        self.namespace = ""  # requests of other namespaces must not notice what it holds
-        self.adapters: Scales | None = None  # of the request that it runs, as of `Engine.decode`
-        self.busy = False  # a request runs in it
-        self.used = 0  # when a request left it; the lowest number is evicted first
+        self.namespace = ""  # requests in other namespaces must not notice its contents
+        self.adapters: Scales | None = None  # adapter scales of its request, as for `Engine.decode`
+        self.busy = False  # True while a request uses it
+        self.used = 0  # order of the last use; the slot with the lowest number is evicted first
         self.restored = 0  # tokens that the last `begin` read from disk
-        self.dropped = 0  # tokens that it dropped in place
+        self.dropped = 0  # tokens that were dropped in place
         self.computed = 0  # tokens that the last `prefill` computed
         self.origin = Origin()
-        self.steps: list[int] = []  # the first position of each step that computed them
+        self.steps: list[int] = []  # first position of each step that computed the tokens
         self.plan = SnapshotPlan()
-        self._n_stored = 0  # tokens whose keys and values are on disk, or on their way there
-        self._shifting = False  # the next step moves keys
+        self._n_stored = 0  # tokens whose KV cache is on disk or being written
+        self._shifting = False  # True if the next step moves keys
 
     @property
     def exact(self) -> int | None:
-        """As `Origin.exact`."""
+        """Same as `Origin.exact`."""
         return self.origin.exact
 
-    # --- what it holds for a prompt ---
+    # --- contents for a prompt ---
 
     def begin(self, history: Sequence[int], *, in_place: bool = False) -> None:
-        """Hold as much of the beginning of a history as is here or on disk, and nothing else. Its last token is left
-        out, because it has to be computed for its logits.
+        """Hold as much of a history's beginning as is available here or on disk, and nothing else. The last token is
+        left out, because it has to be computed for its logits.
 
-        in_place: where the history is what is held without a stretch in its middle, the rest is shifted and not
-        computed; that is nearly the same, and needs an engine that can.
+        in_place: if the slot holds the history with additional tokens in the middle, drop these and shift the rest
+            instead of computing it. The result is nearly the same. The engine must be able to shift.
         """
         same = common_prefix(self.tokens, history)
         most_read = self.engine.states.most_read if in_place else 0
@@ -91,10 +92,13 @@ class Slot:
             self.plan = SnapshotPlan(len(history), self.engine.states.block)
 
     def cut(self, length: int) -> None:
-        """Forget all tokens from position `length` on, and a picture that would not be whole. Where this cache cannot
-        forget only those, also those behind the last snapshot before it, or all."""
+        """Remove all tokens from position `length` on, and a picture that would not be whole.
+
+        If the cache cannot remove exactly these, remove the tokens after the last snapshot before `length`, or all
+        tokens.
+        """
         length = whole(self.tokens, length)
-        # Also where nothing is to be forgotten: a step that failed may have left rows behind.
+        # Always remove, because a failed step may have left rows.
         if not self.engine.kv_remove(self.sequence, length, -1):
             length = set_back(self, length)
         del self.tokens[length:]
@@ -103,25 +107,25 @@ class Slot:
         self.origin = self.origin.cut(length)
 
     def lost(self) -> None:
-        """Note that somebody else has the sequence now, or that its engine is another one: nothing is held."""
+        """Mark the slot as empty, because another user has the sequence, or the engine was replaced."""
         self.tokens.clear()
         self.steps.clear()
         self._n_stored, self.origin, self._shifting = 0, Origin(), False
 
     def former(self) -> Former:
-        """Return its state, for the engine that takes over."""
+        """Return the state of the slot, for an engine that takes over."""
         return Former(list(self.tokens), list(self.steps), self.namespace)
 
     def copy_from(self, source: Slot) -> None:
-        """Hold what another slot of this engine holds, at no cost in memory."""
+        """Hold the contents of another slot of this engine. This takes no additional memory."""
         self.cut(0)
         self.engine.kv_copy(source.sequence, self.sequence, 0, -1)
         self.tokens, self.origin, self.namespace = list(source.tokens), source.origin, source.namespace
         self.steps = list(source.steps)
 
     def drop(self, start: int, n_tokens: int) -> None:
-        """Drop tokens from position `start` on; those behind them take their places."""
-        tokens, self.tokens = self.tokens, []  # what is interrupted half-way must not be used
+        """Drop `n_tokens` tokens from position `start` on. Later tokens move up."""
+        tokens, self.tokens = self.tokens, []  # after an interruption the contents must not be used
         self._shifting = True
         self.engine.kv_remove(self.sequence, start, start + n_tokens)
         self.engine.kv_shift(self.sequence, start + n_tokens, -1, -n_tokens)
@@ -135,25 +139,26 @@ class Slot:
 
     @property
     def is_kept(self) -> bool:
-        """True if all that it holds, as far as whole blocks go, is on disk. It may have had to make room there."""
+        """True if all whole blocks of the slot are on disk. They may have been evicted there."""
         states = self.engine.states
-        if self._n_stored // states.block < len(self.tokens) // states.block:  # of what is not exact, nothing is kept
+        if self._n_stored // states.block < len(self.tokens) // states.block:  # inexact tokens are not kept
             return False
         hashes = block_hashes(self, self.tokens[: self._n_stored])
         return bool(hashes) and states.n_cached(hashes) == len(hashes)
 
     @property
     def has_new_group(self) -> bool:
-        """True if blocks that fill a file were computed since `keep`."""
+        """True if enough blocks for a file were computed since the last `keep`."""
         block = self.engine.states.block
         return group_start(len(self.tokens) // block) > self._n_stored // block
 
     def keep(self) -> None:
-        """Keep what is held on disk, where the engine has such a place, so that a later prompt need not compute it.
+        """Keep the slot's blocks in the prefix cache on disk, if the engine has one, so that later prompts need not
+        compute them.
 
-        What was shifted has keys and values of a longer history, and what came after a change of bits those of two
-        models. Computing its tokens would not give them: it is not kept. Nothing is raised: the next step tells of an
-        engine that failed, and keeping is no duty.
+        Inexact tokens are not kept: shifted tokens depend on a longer history, and tokens after a change of size mix
+        two models. Recomputing would give another result. No error is raised, because the next step reports a failed
+        engine, and keeping is optional.
         """
         self.plan.has_new = False
         states = self.engine.states
@@ -167,10 +172,10 @@ class Slot:
             states.keep(self.sequence, first * states.block, hashes[first:])
             self._n_stored = whole * states.block
 
-    # --- computing: a scheduler submits the steps of many slots itself, and notes them here ---
+    # --- computing: a scheduler submits steps of many slots itself, and records them here ---
 
     def submitted(self, tokens: Sequence[int]) -> None:
-        """A step with these tokens was submitted."""
+        """Record the tokens of a submitted step."""
         self._shifting = False
         size, start = pass_size(self.engine.paging), len(self.tokens)
         if not start:
@@ -178,24 +183,25 @@ class Slot:
         elif size != self.origin.size:
             self.origin = self.origin.inexact_from(start)
         if tokens and tokens[0] < 0 and self.engine.model.has_sections:
-            self.origin = self.origin.inexact_from(start)  # from here on places are not the positions that reads use
+            # From here on places differ from the positions that reads use.
+            self.origin = self.origin.inexact_from(start)
         self.steps.append(start)
         self.tokens.extend(tokens)
         if not self.plan.wants(len(self.tokens)) or self.exact is not None:
             return
         states = self.engine.states
         if states.snapshots is not None:
-            with suppress(EdgeError):  # the next step tells of an engine that failed
+            with suppress(EdgeError):  # the next step reports an engine that failed
                 states.snapshots.make(self.sequence, block_hashes(self, self.tokens)[-1])
                 self.plan.has_new = True
 
     def failed(self) -> None:
-        """A step was not submitted, or not as a whole."""
-        if self._shifting:  # the keys of some layers may have moved, and would move again
+        """Record that a step was not submitted, or only in part."""
+        if self._shifting:  # keys of some layers may have moved, and would move again
             self.tokens.clear()
 
     def decode(self, tokens: Sequence[int], outputs: Outputs = "last", *, top: int = 0) -> NDArray[np.float32]:
-        """Append tokens in one pass, while no other step is in flight; logits as `Engine.decode` gives them."""
+        """Append tokens in one pass, while no other step is in flight. Return logits as `Engine.decode`."""
         try:
             logits = self.engine.decode(
                 tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=top, adapters=self.adapters
@@ -207,32 +213,36 @@ class Slot:
         return logits
 
     def prefill(self, prompt: Sequence[int], *, in_place: bool = False, top: int = 0) -> NDArray[np.float32]:
-        """Hold exactly `prompt`, of which only what differs is computed; logits [n_vocab] after its last token.
-        ContextFull where it is empty, or leaves no room for another token."""
+        """Hold exactly `prompt`, and compute only the tokens that differ. Return the logits [n_vocab] of its last
+        token.
+
+        Raises ContextFull if the prompt is empty, or leaves no room for another token.
+        """
         check_prompt(prompt, self.engine)
         self.begin(prompt, in_place=in_place)
         self.computed = len(prompt) - len(self.tokens)
         return self._compute(prompt, "last", top)
 
     def compute_again(self, former: Former, end: int) -> None:
-        """Hold the first `end` tokens of what an engine before this one held. Those that are not here are computed in
-        the very steps of before, as last bits depend on the rows of a step."""
+        """Hold the first `end` tokens of a former slot. Missing tokens are computed in the same steps as before,
+        because the last bits depend on the rows of a step.
+        """
         first = bisect_right(former.steps, len(self.tokens)) - 1
-        if former.steps[first] < len(self.tokens) < end:  # what was copied ends inside a step
+        if former.steps[first] < len(self.tokens) < end:  # the copied part ends inside a step
             self.cut(former.steps[first])
         try:
             for start, stop in pairwise([*former.steps, len(former.tokens)]):
                 if len(self.tokens) <= start < end:
                     self.decode(former.tokens[start:stop], "none")
         except BaseException:
-            self.lost()  # whoever takes over begins with the first step again
+            self.lost()  # a replacement engine begins with the first step again
             raise
         if len(self.tokens) > end:
             self.cut(end)
         self.steps = former.steps[: bisect_left(former.steps, len(self.tokens))]
 
     def forget(self, n_tokens: int) -> None:
-        """Forget the last tokens. Where this cache cannot, the rest is computed again."""
+        """Remove the last tokens. If the cache cannot do that, compute the remaining tokens again."""
         rest = self.tokens[: len(self.tokens) - n_tokens]
         self.cut(len(rest))
         self._compute(rest, "none", 0)
@@ -248,14 +258,14 @@ class Slot:
 
 
 def block_hashes(slot: Slot, tokens: Sequence[int]) -> list[bytes]:
-    """Return the names of the whole blocks of tokens that begin as a slot does."""
+    """Return the hashes of the whole blocks of tokens that begin like the slot's contents."""
     size = slot.origin.size
     namespace = f"{slot.namespace}\0size {size}" if size else slot.namespace
     return slot.engine.states.block_hashes(tokens, namespace)
 
 
 def _restore(slot: Slot, history: Sequence[int]) -> int:
-    """Continue what is held with blocks from disk: how many tokens came from there."""
+    """Append blocks from disk to the slot. Return the number of tokens read."""
     states = slot.engine.states
     n_cached, whole = len(slot.tokens), (len(history) - 1) // states.block
     if not states.keeps or slot.exact is not None or whole <= n_cached // states.block:
@@ -278,18 +288,18 @@ def _restore(slot: Slot, history: Sequence[int]) -> int:
         slot._n_stored = len(slot.tokens)
         return slot._n_stored - n_cached
     slot.cut(first * states.block)
-    if len(slot.tokens) < first * states.block:  # all had to be forgotten
+    if len(slot.tokens) < first * states.block:  # the cache had to remove all tokens
         return max(0, _restore(slot, history) - n_cached)
     blocks = states.restore(slot.sequence, first * states.block, hashes)
     slot.steps.append(len(slot.tokens))
     slot.tokens.extend(history[first * states.block : (first + blocks) * states.block])
-    slot.cut(len(slot.tokens))  # some ranks may have had more than others
+    slot.cut(len(slot.tokens))  # some ranks may have had more blocks than others
     slot._n_stored = max(slot._n_stored, len(slot.tokens))
     return max(0, len(slot.tokens) - n_cached)
 
 
 def check_prompt(prompt: Sequence[int], engine: TextEngine) -> None:
-    """ContextFull where a prompt is empty, or leaves no room for an answer."""
+    """Raise ContextFull if a prompt is empty, or leaves no room for a response."""
     if not prompt:
         raise EmptyPrompt("the prompt is empty: there is nothing to continue")
     if len(prompt) >= engine.context:
@@ -300,7 +310,7 @@ def check_prompt(prompt: Sequence[int], engine: TextEngine) -> None:
 
 
 def _advice(prompt_tokens: int, trained: int) -> str:
-    """Advice on a prompt that does not fit. trained: tokens that the model was trained for; 0: not known."""
+    """Return advice for a prompt that does not fit. trained: context length of the training; 0: unknown."""
     if trained and prompt_tokens >= trained:
         return f"use a shorter prompt: the model was trained for {trained} tokens"
     most = f", up to the {trained} that the model was trained for," if trained else ""
@@ -308,19 +318,20 @@ def _advice(prompt_tokens: int, trained: int) -> str:
 
 
 def full_length(engine: TextEngine) -> int:
-    """Return how many tokens a slot may hold."""
+    """Return the number of tokens that a slot may hold."""
     window = engine.attention_window
     return engine.context if window is None else SINKS + window
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens two histories begin with alike."""
+    """Return the length of the common prefix of two histories."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def set_back(slot: Slot, length: int) -> int:
-    """Set a slot's sequence back to the last snapshot within its first `length` tokens, or empty it: how many tokens it
-    has then."""
+    """Set a slot's sequence back to the last snapshot within its first `length` tokens, or empty it. Return its new
+    number of tokens.
+    """
     states = slot.engine.states
     if states.snapshots is not None:
         exact = length if slot.exact is None else min(length, slot.exact)
@@ -334,17 +345,20 @@ def set_back(slot: Slot, length: int) -> int:
 
 
 def dropped_stretch(cached: Sequence[int], prompt: Sequence[int], same: int, least: int) -> int:
-    """Return how many held tokens are to be dropped behind the first `same`, so that most of what follows continues the
-    prompt as it is. 0 where that would be fewer than `least` tokens."""
+    """Return the number of tokens to drop after the first `same` cached ones, so that as much as possible of the
+    rest continues the prompt. Return 0 if fewer than `least` tokens would match.
+    """
     lengths = matches(prompt[same:], cached[same:])
     most = max(lengths, default=0)
     return lengths.index(most) if most >= least else 0
 
 
 def matches(pattern: Sequence[int], text: Sequence[int]) -> list[int]:
-    """Return how many tokens of `text` from each of its places on are what `pattern` begins with (the Z algorithm)."""
+    """Return, for each position in `text`, how many tokens from there on match the beginning of `pattern` (the Z
+    algorithm).
+    """
     n_pattern, joined = len(pattern), [*pattern, -1, *text]
-    z, start, end = [0] * len(joined), 0, 0  # joined[start:end] is the match that reaches furthest
+    z, start, end = [0] * len(joined), 0, 0  # joined[start:end] is the match that reaches farthest
     for i in range(1, len(joined)):
         length = min(z[i - start], end - i) if i < end else 0
         while i + length < len(joined) and joined[length] == joined[i + length]:

@@ -1,10 +1,10 @@
-"""The slots of an engine: which of them a request gets, and what is evicted for it.
+"""Slots of an engine: selection of a slot for a request, and eviction.
 
-Every step looks at all cells that are held, whoever's they are: with TinyLlama's shape 1,024 idle ones make a step of
-16 rows 5 % longer. So what is on disk, too, leaves its cells as soon as somebody else computes, but for a background
-request: whoever preempts it would wait for the disk.
+Every step scans all used cells of the KV cache. With TinyLlama's shape, 1,024 idle cells make a step of 16 rows 5 %
+longer. So when another request is admitted, idle slots that are already on disk are evicted. Background requests do not
+evict, because a request that preempts them would wait for the disk.
 
-Cells that slots share are counted for each of them: the cache then has more room than is said, never less.
+Cells that slots share are counted for each slot. The cache therefore never has less room than computed.
 """
 
 from __future__ import annotations
@@ -20,50 +20,51 @@ from edge.llm.slot import Former, Slot, common_prefix
 from edge.weights.adapter import Scales
 from partition.state.sequence import KVBlock
 
-LOOK_S = 0.05  # how soon who waits for keys and values hears that it is to stop
+LOOK_S = 0.05  # interval at which a wait for a remote KV cache checks whether the engine was stopped
 
 
 class Placement(NamedTuple):
-    """Place for a request with this history."""
+    """A slot for a request with a given history."""
 
     slot: Slot
-    source: Slot | None  # whose cells it shares at first
+    source: Slot | None  # slot whose cells it shares at first, or None
     evicted: list[Slot]
     history: Sequence[int]
     namespace: str
 
 
 class Slots:
-    """As many slots as the engine has sequences, or fewer."""
+    """The slots of an engine, at most one for each of its sequences."""
 
     def __init__(self, engine: TextEngine, most: int | None = None, *, keep: bool) -> None:
-        """keep: what a request leaves stays for others, until its cells are needed."""
+        """keep: keep the contents of completed requests for later ones, until the cells are needed."""
         self._engine, self.keeps = engine, keep
         self.all = [Slot(engine, sequence) for sequence in range(min(engine.sequences, most or engine.sequences))]
         self.remote = RemotePrompts(engine, self)
-        self._former: list[Former] = []  # what idle slots held, before another engine took over
+        self._former: list[Former] = []  # former contents of idle slots, from before a replacement of the engine
         self._times = itertools.count(1)
 
     @property
     def restores(self) -> bool:
-        """True if admitting reads from disk."""
+        """True if admitting a request may read from disk."""
         return self.keeps and self._engine.states.keeps
 
     @property
     def n_cached(self) -> int:
-        """Tokens in all of them."""
+        """Total number of tokens in all slots."""
         return sum([len(slot.tokens) for slot in self.all])
 
     def wait(self) -> None:
-        """Wait for keys and values from another placement, if a prompt is computed there. Raises Interrupted if the
-        engine was stopped."""
+        """Wait for the KV cache of prompts on the prefill placement, if there are any. Raises Interrupted if the
+        engine was stopped.
+        """
         if self.remote.requests:
             if self._engine.states.use.is_stopped:
                 raise Interrupted("stopped on request")
             self.remote.wait()
 
     def make_room(self, n_tokens: int) -> bool:
-        """Evict what nobody uses, the longest unused first, until so many more tokens fit; whether they do."""
+        """Evict idle slots, least recently used first, until `n_tokens` more tokens fit. Return True if they do."""
         while self.n_cached + n_tokens > self._engine.context:
             idle = [slot for slot in self.all if not slot.busy and slot.tokens]
             if not idle:
@@ -72,25 +73,33 @@ class Slots:
         return True
 
     def write(self, slot: Slot, tokens: Sequence[int], blocks: Sequence[KVBlock]) -> bool:
-        """Continue a slot by keys and values from elsewhere, of these tokens. False where they have no room, or this
-        cache cannot take them; what was written before stays. The errors of an engine that has failed."""
+        """Append received KV blocks of these tokens to a slot.
+
+        Return False if they do not fit, or if the cache cannot take them; earlier blocks stay. Raises the errors of a
+        failed engine.
+        """
         try:
             for block in blocks:
                 start, stop = block.positions.start, block.positions.stop
                 if start < len(slot.tokens) < stop:
                     slot.cut(start)
-                if len(slot.tokens) != start or not self.make_room(stop - start):  # or this cache had to forget more
+                # A different length means that the cache had to remove more.
+                if len(slot.tokens) != start or not self.make_room(stop - start):
                     return False
                 self._engine.states.write(slot.sequence, block)
                 slot.submitted(tokens[start:stop])
         except EdgeError:
-            slot.cut(len(slot.tokens))  # raises where the engine has failed
+            slot.cut(len(slot.tokens))  # raises the error if the engine has failed
             return False
         return True
 
     def place(self, history: Sequence[int], growth: int, namespace: str = "") -> Placement | None:
-        """Return the place for a request with this history, which will get `growth` more tokens: a slot that holds most
-        of its beginning already. Return None if it has to wait for other requests. Nothing is changed."""
+        """Return the slot for a request, preferably one that holds most of its history's beginning. Return None if the
+        request has to wait. Nothing is changed.
+
+        history: tokens of the request.
+        growth: tokens that the request will get.
+        """
         idle = [slot for slot in self.all if not slot.busy]
         if not idle:
             return None
@@ -100,7 +109,7 @@ class Slots:
         if self.keeps:
             like = max(self.all, key=lambda other: (shared[other], other in idle, -other.used))
             if like in idle and (2 * shared[like] >= len(like.tokens) or slot.tokens):
-                slot = like  # most of it is of use, or something must go anyway
+                slot = like  # most of its contents are useful, or contents have to be evicted anyway
             elif shared[like] and like.exact is None:
                 source = like
         need = len(history) + growth
@@ -111,7 +120,9 @@ class Slots:
         return None if evicted is None else Placement(slot, source, evicted, history, namespace)
 
     def _evicted(self, need: int, slot: Slot, source: Slot | None) -> list[Slot] | None:
-        """Which slots to evict, the longest unused first, so that one can hold so many tokens; None: too few can be."""
+        """Return the slots to evict, least recently used first, so that `slot` can hold `need` tokens. Return None
+        if that is not enough.
+        """
         room = self._engine.context - sum(len(other.tokens) for other in self.all if other is not slot)
         idle = (other for other in self.all if not other.busy and other.tokens and other not in (slot, source))
         evicted = []
@@ -131,10 +142,14 @@ class Slots:
         former: Former | None = None,
         background: bool = False,
     ) -> Slot:
-        """Let a request have a slot, which then holds what there is of its history: from before, from another slot or
-        from disk. adapters: scales that it is computed with, which the namespace tells apart. in_place: as in
-        `Slot.begin`, where no other slot could share its cells. former: what an engine before this one held of it.
-        background: as of Request."""
+        """Give a slot to a request. The slot then holds the available part of its history: from before, from another
+        slot, or from disk.
+
+        adapters: adapter scales of the request, which are also part of its namespace.
+        in_place: as for `Slot.begin`; used only if no other slot shares cells.
+        former: contents on the engine before a replacement.
+        background: as in `Request`.
+        """
         slot, source, evicted, history, namespace = placement
         for other in evicted:
             other.cut(0)
@@ -148,7 +163,7 @@ class Slots:
         if former is not None:
             self._hold_again(slot, history, former)
         slot.busy = True
-        for other in self.all:  # no step is under way: what nobody uses goes to the disk
+        for other in self.all:  # no step is in flight, so idle slots are written to disk
             if not other.busy:
                 other.keep()
                 if not background and other.is_kept:
@@ -156,7 +171,9 @@ class Slots:
         return slot
 
     def leave(self, slot: Slot, *, keep: bool) -> None:
-        """The request is complete, or waits again. keep: what it computed may be put on disk now."""
+        """Release the slot of a request that is complete or preempted. keep: its contents may be written to disk
+        now.
+        """
         slot.busy, slot.used = False, next(self._times)
         if not self.keeps:
             slot.cut(0)
@@ -164,26 +181,32 @@ class Slots:
             slot.keep()
 
     def keep_snapshots(self) -> None:
-        """Put what requests computed up to a new snapshot on disk, now that no step is under way: where an engine is
-        lost, another one goes on from there. No token waits for it: not the first of an answer, and where the disk is
-        behind, it is left for a later time."""
+        """Write contents up to new snapshots to disk, while no step is in flight. If the engine is lost, another one
+        continues from there.
+
+        No token waits for this: it is not done before the first token of a response, and is postponed while the disk is
+        busy.
+        """
         for slot in self.all if self.keeps else ():
             is_due = slot.busy and slot.plan.has_new and len(slot.tokens) >= slot.plan.n_tokens
             if is_due and not self._engine.states.is_writing:
                 slot.keep()
 
     def keep_groups(self) -> None:
-        """Put what is computed on disk as it grows, now that nobody waits: whoever comes waits for less of it then."""
+        """Write growing contents to disk while only background requests run, so that later requests wait less."""
         states = self._engine.states
         for slot in self.all if self.keeps and states.snapshots is None and not states.is_writing else ():
             if slot.busy and slot.has_new_group:
                 slot.keep()
 
     def _hold_again(self, slot: Slot, history: Sequence[int], former: Former) -> None:
-        """Count the tokens of a history that the engine before this one held, and that are computed again. They are
-        computed with the prompt, or here in the steps of before if the model is to compute the same bits."""
+        """Count the tokens of a history that the former engine held and that are computed again.
+
+        They are computed with the prompt. If the same bits are needed, they are computed here in the same steps as
+        before.
+        """
         use, end = self._engine.states.use, common_prefix(former.tokens, history)
-        if end == len(history):  # its last token has to be computed for its logits, in the rows of before
+        if end == len(history):  # its last token has to be computed for its logits, with the same rows as before
             end = former.steps[-1] if use.exact and end == len(former.tokens) else end - 1
         if end <= len(slot.tokens):
             return
@@ -192,8 +215,7 @@ class Slots:
             slot.compute_again(former, end)
 
     def former(self, history: Sequence[int], namespace: str) -> Former | None:
-        """Return the state that an idle slot had on the engine before, where a history begins like it. Each is returned
-        once."""
+        """Return and remove a former idle slot whose contents begin like the history, or return None."""
         own = [former for former in self._former if former.namespace == namespace]
         like = max(own, key=lambda slot: common_prefix(slot.tokens, history), default=None)
         if like is None or like.tokens[:1] != history[:1]:
@@ -202,15 +224,16 @@ class Slots:
         return like
 
     def lost(self) -> None:
-        """Note that somebody else has the cache now."""
+        """Mark all slots as empty, because another user has the cache."""
         self._former.clear()
         self.remote.requests.clear()
         for slot in self.all:
             slot.lost()
 
     def replaced(self) -> None:
-        """Note that another engine has taken over. What idle slots held is computed again once a prompt begins like
-        it."""
+        """Mark all slots as empty after a replacement of the engine. Contents of idle slots are recomputed when a
+        prompt begins like them.
+        """
         former = [slot.former() for slot in self.all if slot.tokens and not slot.busy]
         former += self._former[: len(self.all)]
         self.lost()
@@ -220,14 +243,14 @@ class Slots:
 
 
 class RemotePrompts:
-    """Requests whose prompts another placement computes: their slots receive keys and values from there."""
+    """Requests whose prompts are computed on the prefill placement. Their slots receive the KV cache."""
 
     def __init__(self, engine: TextEngine, slots: Slots) -> None:
         self._engine, self._slots = engine, slots
         self.requests: list[Running] = []
 
     def begin(self, running: Running) -> bool:
-        """Have the prompt of a request that was admitted computed elsewhere; whether it is."""
+        """Start to prefill an admitted request's prompt on the prefill placement. Return True if that happens."""
         prefiller = self._engine.states.prefiller
         if prefiller is None or running.slot is None:
             return False
@@ -239,9 +262,11 @@ class RemotePrompts:
         return running.remote is not None
 
     def receive(self, *, steps_in_flight: bool) -> list[Running] | None:
-        """Give slots the keys and values that came, and return the requests of which no more come: the rest of their
-        prompts is computed here. None where some came and steps are in flight, because states are written between
-        steps."""
+        """Write received KV blocks to their slots. Return the requests whose transfer is complete; the engine computes
+        the rest of their prompts.
+
+        Return None if blocks have arrived but steps are in flight, because states are written between steps.
+        """
         if steps_in_flight:
             return None if any(running.remote and running.remote.wait(0) for running in self.requests) else []
         ready: list[Running] = []
@@ -260,6 +285,6 @@ class RemotePrompts:
         return ready
 
     def wait(self) -> None:
-        """Wait for keys and values, for `LOOK_S` at most."""
+        """Wait for KV blocks, at most `LOOK_S` seconds."""
         if self.requests[0].remote is not None:
             self.requests[0].remote.wait(LOOK_S)

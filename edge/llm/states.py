@@ -1,4 +1,4 @@
-"""Keys and values of an engine's sequences in blocks of tokens: read, written, kept on disk and found there again."""
+"""KV cache of an engine's sequences in blocks of tokens: reading, writing, and the prefix cache on disk."""
 
 from __future__ import annotations
 
@@ -31,21 +31,24 @@ from quant.types import CacheType
 
 T = TypeVar("T")
 
-_HELD_FILES = 4  # at once, within a budget: one waits to be written, two are read, and copies
+_HELD_FILES = 4  # files in memory at the same time within a budget: one to be written, two being read, and copies
 _LEAST_HELD = 1 << 20  # bytes
-FINISH_S = 5.0  # for what is still to be written at the end
-BLOCK_TOKENS = 8  # small, so that most of a history is in whole blocks; 70B models have 2.5 MiB in each
-READ_TOKENS = 16  # more than a block, as each read of other ranks waits for links
+FINISH_S = 5.0  # time to finish writing at the end
+BLOCK_TOKENS = 8  # small, so that most of a history is in whole blocks; a 70B model has 2.5 MiB in each
+READ_TOKENS = 16  # more than a block, because each read from other ranks waits for links
 
 
 def in_window(file: GgufFile, tokens: int) -> int:
-    """So many tokens, but no more than an attention window has, as llama.cpp writes no more."""
+    """Return `tokens`, but at most the attention window, because llama.cpp writes no more."""
     return min(tokens, Metadata(file).count("attention.sliding_window", 0) or tokens)
 
 
 def position_factors(file: GgufFile, context: int) -> str:
-    """Which factors positions are turned by in a context of so many tokens: "short" or "long", as llama.cpp chooses
-    where a model has both, else "". Keys that were turned by one are of no use beside those of the other."""
+    """Return the kind of RoPE factors for a context of this many tokens, as llama.cpp chooses: "short" or "long"; "" if
+    the model has only one kind.
+
+    Keys with one kind of factors cannot be combined with keys of the other kind.
+    """
     if "rope_factors_long.weight" not in file.tensors:
         return ""
     meta = Metadata(file)
@@ -54,23 +57,25 @@ def position_factors(file: GgufFile, context: int) -> str:
 
 
 def held_bytes(shape: ModelShape) -> int:
-    """Bytes that keeping blocks takes of a budget of memory, with keys and values of 16 bits."""
+    """Return the bytes of a memory budget that the prefix cache needs, for a KV cache of 16 bits."""
     values = sum(shape.n_heads_kv) * (shape.head_k + shape.head_v)
     block_bytes = BLOCK_TOKENS * 2 * values
     return max(_LEAST_HELD, _HELD_FILES * blocks_a_file(block_bytes, sys.maxsize) * block_bytes)
 
 
 def blocks_of(positions: Range, most: int) -> list[Range]:
-    """These positions in blocks of at most so many."""
+    """Return the positions split into ranges of at most `most`."""
     return [Range(start, min(start + most, positions.stop)) for start in range(positions.start, positions.stop, most)]
 
 
 class Part(IntFlag):
-    """The part that some blocks are of those that are counted or restored, which have one snapshot at the end."""
+    """Position of blocks within a longer list that is counted or restored in several calls. The list has one
+    snapshot at its end.
+    """
 
     WHOLE = 0
-    BEFORE = 1  # others follow
-    BEHIND = 2  # others were before these
+    BEFORE = 1  # more blocks follow
+    BEHIND = 2  # other blocks came before
 
 
 class CacheOwner(Protocol):
@@ -85,28 +90,32 @@ class CacheOwner(Protocol):
 
 
 class CacheUse:
-    """Use of an engine's KV cache, by one scheduler at a time. This engine is the only one there is; with
-    `edge.parallel.replacements.Replacements` another one may take over between two steps."""
+    """Exclusive use of an engine's KV cache by one scheduler at a time.
 
-    exact = False  # what is computed again after a loss is computed in the very steps of before
-    is_stopped = False  # whoever waits is to give up
+    Here the engine never changes. With `edge.parallel.replacements.Replacements`, another engine may take over between
+    two steps.
+    """
+
+    exact = False  # True if recomputation after a loss must use the same steps as before
+    is_stopped = False  # True if waiting threads have to give up
 
     def __init__(self) -> None:
-        self.owner: CacheOwner | None = None  # the scheduler whose tokens the cache holds
-        self.computed_again = 0  # tokens, where other engines took over
+        self.owner: CacheOwner | None = None  # scheduler whose tokens the cache holds
+        self.computed_again = 0  # number of tokens recomputed after replacements of the engine
 
     @property
     def slots(self) -> Sequence[Any]:
-        """Slots of the scheduler that has the cache: nothing else knows what it holds."""
+        """Slots of the scheduler that owns the cache; only they record its contents."""
         return self.owner.slots.all if self.owner is not None else ()
 
     def alone(self) -> AbstractContextManager[None]:
-        """While no other thread uses the engine."""
+        """Return a context manager in which no other thread uses the engine."""
         return nullcontext()
 
     def step(self, owner: CacheOwner, work: Callable[[], T]) -> T:
-        """Return the result of a scheduler's step, which takes the cache from the scheduler that used it last. After a
-        loss the step is made once more, on another engine."""
+        """Return the result of a scheduler's step. The scheduler first takes the cache from its last user. After a
+        loss, the step is repeated on another engine.
+        """
         if self.owner is not owner:
             if self.owner is not None:
                 self.owner.yield_engine()
@@ -116,7 +125,7 @@ class CacheUse:
         return work()
 
     def in_use_by(self, owner: CacheOwner) -> Any:
-        """The engine, while its cache holds this scheduler's tokens; else None."""
+        """Return the engine if its cache holds this scheduler's tokens, else None."""
         return owner.engine if self.owner is owner else None
 
     def between_steps(self, work: Callable[[Any], T], engine: Any) -> T:
@@ -128,17 +137,19 @@ class CacheUse:
 
 
 class States:
-    """The keys and values of one model, or slice of one, on this device."""
+    """KV cache of one model, or of a slice, on this device."""
 
     def __init__(self, file: GgufFile, context: Context, kv: CacheType, snapshot_bytes: int = 0) -> None:
-        """snapshot_bytes: of memory that snapshots of recurrent layers may take."""
+        """snapshot_bytes: memory for snapshots of recurrent layers."""
         self._file, self._context, self.kv = file, context, kv
         self.snapshots = Snapshots(context, snapshot_bytes) if context.blank_snapshot is not None else None
         self.use = CacheUse()
-        self.prefiller: Any = None  # the placement that computes prompts, a `PrefillPlacement`; None: this one
-        self._transposed = False  # how this context has values; found out by the first block that it refuses
-        self.sealed: SealedBlocks | None = None  # where blocks are kept; None: nowhere
-        # Makes tokens names of blocks; only rank 0 has the owner's. Without one, snapshots are of this process alone.
+        self.prefiller: Any = None  # the prefill placement, a `PrefillPlacement`; None: this engine prefills
+        # True if this context stores values transposed; detected when it refuses the first block.
+        self._transposed = False
+        self.sealed: SealedBlocks | None = None  # prefix cache on disk; None: no cache
+        # Key of block hashes; only rank 0 has the owner's key. With a random key, snapshots belong to this process
+        # alone.
         self.history_key = self._process_key = secrets.token_bytes(KEY_BYTES) if context.model.is_recurrent else b""
         self._window = Metadata(file).count("attention.sliding_window", 0) or sys.maxsize
         self.block = in_window(file, BLOCK_TOKENS)
@@ -146,32 +157,37 @@ class States:
         self.factors = position_factors(file, context.n_ctx)
 
     def seal(self, sealed: SealedBlocks | None) -> None:
-        """Keep blocks and snapshots there; None: nowhere."""
+        """Use this store for blocks and snapshots; None: no store."""
         self.sealed = sealed
         if self.snapshots is not None:
             self.snapshots.sealed = sealed
 
     @cached_property
     def shape(self) -> StateShape:
-        """Shape of the keys and values of a token. CannotSlice where that is not known of this architecture."""
+        """Shape of the KV cache of a token. Raises CannotSlice if it is unknown for this architecture."""
         return StateShape.of_model(Source.from_file(self._file), self.kv)
 
     def read(self, sequence: int, positions: Range) -> KVBlock:
-        """Keys and values at these positions. StateError where that is not all of them, CannotSlice as `shape`."""
+        """Return the KV cache at these positions. Raises StateError if the cache lacks some of them, and
+        CannotSlice as `shape`.
+        """
         shape = self.shape
         return decode(self._context.read_state(sequence, positions.start, positions.stop), shape, positions)
 
     def begin_read(self, sequence: int, positions: Range) -> Callable[[], list[KVBlock]]:
-        """Read any number of positions, in blocks of `most_read`. The errors of `read`."""
+        """Return a function that returns the KV cache at these positions, in blocks of `most_read`. Raises the
+        errors of `read`.
+        """
         blocks = [self.read(sequence, part) for part in blocks_of(positions, self.most_read)]
         return lambda: blocks
 
     def write(self, sequence: int, block: KVBlock) -> None:
-        """Add a block to a sequence, which must not hold its positions yet. StateError where it is of another shape,
-        EngineError where the cache has no room."""
+        """Add a block to a sequence, which must not hold its positions yet. Raises StateError for a block of
+        another shape, and EngineError if the cache has no room.
+        """
         for transposed in (self._transposed, not self._transposed):
             if transposed and not self.shape.value_size:
-                continue  # types in blocks cannot be
+                continue  # values in quantized blocks cannot be transposed
             if self._context.write_state(sequence, encode(block, self.shape, transposed=transposed)):
                 self._transposed = transposed
                 return
@@ -181,21 +197,21 @@ class States:
 
     @property
     def keeps(self) -> bool:
-        """True if blocks of this model are kept."""
+        """True if blocks of this model are kept on disk."""
         return self.sealed is not None and self._known
 
     @property
     def problem(self) -> str | None:
-        """Why something was not kept, the first time, in one line; None where nothing was amiss."""
+        """Line about the first error of the prefix cache, or None."""
         return None if self.sealed is None else self.sealed.store.problem
 
     @property
     def is_writing(self) -> bool:
-        """True while blocks are written to the disk, or wait for it."""
+        """True while blocks are being written, or wait to be written."""
         return self.sealed is not None and self.sealed.is_writing
 
     def describe(self) -> str:
-        """Describe how much is kept where, in a line for people."""
+        """Return a line for people with the size and folder of the prefix cache."""
         if self.sealed is None:
             return "nothing on disk"
         if not self._known:
@@ -213,12 +229,17 @@ class States:
             return False
 
     def block_hashes(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
-        """The names of the whole blocks of a history, each for all tokens up to its end, in a namespace."""
+        """Return the hashes of the whole blocks of a history in a namespace. Each hash covers all tokens up to its
+        block's end.
+        """
         return block_hashes(self.history_key, tokens, self.block, namespace)
 
     def keep(self, sequence: int, start: int, hashes: Sequence[bytes]) -> None:
-        """Keep the blocks of a sequence from position `start` on, where a group of blocks starts (`group_start`), each
-        under its hash. They are written later. Those that are there count as used now."""
+        """Keep the blocks of a sequence from position `start` on, each under its hash. They are written later.
+
+        `start` must be the start of a group of blocks (`group_start`). Blocks that are on disk already are marked as
+        used.
+        """
         if self.sealed is None or not self.keeps:
             return
         if self.snapshots is not None:
@@ -228,7 +249,7 @@ class States:
         store_bytes = self.sealed.store.max_bytes
         a_file = blocks_a_file(encoded_bytes(self.shape, self.block), store_bytes, self._window // self.block)
         first = self.sealed.count(hashes, use=True)
-        with suppress(StateError):  # an attention window has dropped some of it
+        with suppress(StateError):  # an attention window has dropped some positions
             while first < len(hashes):
                 end = min(len(hashes), (first // a_file + 1) * a_file)
                 positions = Range(start + first * self.block, start + end * self.block)
@@ -236,8 +257,11 @@ class States:
                 first = end
 
     def n_cached(self, hashes: Sequence[bytes], part: Part = Part.WHOLE) -> int:
-        """Return how many leading ones of these blocks are kept; with recurrent layers, up to the last with a snapshot,
-        unless others follow. The first must start a group."""
+        """Return the number of leading blocks on disk. With recurrent layers, the last of them must have a snapshot,
+        unless more blocks follow.
+
+        The first block must start a group.
+        """
         if self.sealed is None or not self.keeps:
             return 0
         n_blocks = self.sealed.count(hashes) if self.shape.layers else len(hashes)
@@ -246,9 +270,12 @@ class States:
         return self.snapshots.up_to_last(hashes[:n_blocks])
 
     def restore(self, sequence: int, start: int, hashes: Sequence[bytes], part: Part = Part.WHOLE) -> int:
-        """Add kept blocks to a sequence that ends at position `start`, where a group starts: how many leading ones were
-        there. With recurrent layers the last of them must have a snapshot, unless others follow, and whatever is held
-        from `start` on is dropped; where not all are there, the sequence is to be cleared."""
+        """Add blocks from disk to a sequence that ends at position `start`. Return the number of leading blocks found.
+
+        `start` must be the start of a group. With recurrent layers, the last block must have a snapshot, unless more
+        blocks follow, and the contents from `start` on are dropped. If blocks are missing, the caller has to clear the
+        sequence.
+        """
         if self.sealed is None or not self.keeps:
             return 0
         if self.snapshots is not None and Part.BEHIND not in part:
@@ -269,28 +296,29 @@ class States:
         return done
 
     def finish(self, timeout_s: float = FINISH_S) -> None:
-        """Wait for what is still to be written, for so long at most; nothing is kept from then on."""
+        """Wait until pending blocks are written, at most `timeout_s` seconds. Nothing is kept afterwards."""
         if self.sealed is not None:
             self.sealed.close(timeout_s)
 
     def _write_encoded(self, sequence: int, data: memoryview, positions: Range, n_blocks: int) -> None:
-        """Add the first blocks of what `encode` gave for these positions. All together where that can be, as most of
-        what a small state takes llama.cpp is the same for a larger one."""
+        """Add the first blocks of encoded data for these positions, in one call if possible. llama.cpp needs nearly
+        the same time for a small state as for a large one.
+        """
         check_encoded(data, self.shape, positions)
         n_tokens = n_blocks * self.block
         is_all = n_tokens == len(positions) and not self._transposed
         if is_all and self._context.write_state(sequence, np.frombuffer(data, np.uint8)):
             return
         whole = decode(data, self.shape, positions)
-        if not is_all:  # wanted in part, or with values transposed
+        if not is_all:  # partial data, or transposed values
             with suppress(EngineError):
                 self.write(sequence, _part(whole, 0, n_tokens))
                 return
-        for start in range(0, n_tokens, self.block):  # where cells are free
+        for start in range(0, n_tokens, self.block):  # block by block into any free cells
             self.write(sequence, _part(whole, start, start + self.block))
 
 
 def _part(block: KVBlock, start: int, stop: int) -> KVBlock:
-    """The part of a block that has these of its tokens."""
+    """Return a part of a block by tokens."""
     layers = tuple(LayerRows(rows.keys[start:stop], rows.values[start:stop]) for rows in block.layers)
     return KVBlock(Range(block.positions.start + start, block.positions.start + stop), layers)

@@ -1,12 +1,12 @@
-"""Token budget of a step for chunked prefill: how many prompt tokens go beside answers, and whose.
+"""Token budget of a step for chunked prefill: the number of prompt tokens next to the decode rows, and their prompts.
 
-Targets for inter-token latency (ITL) and time to first token (TTFT) size it where there are some. The gap between two
-tokens of an answer is then modelled as
+Latency targets determine the budget if there are some: inter-token latency (ITL) and time to first token (TTFT). The
+gap between two tokens of a response is then modelled as
 
-    gap = base + cost * prompt rows        (those that were submitted between the two)
+    gap = base + cost * prompt rows        (rows submitted between the two tokens)
 
-base is the median of the last gaps without a prompt row, cost the upper quartile over the last ones with some. So a
-burst of somebody else's work moves neither, and a lasting change moves both within a few steps.
+base is the median of recent gaps without prompt rows. cost is the upper quartile over recent gaps with prompt rows. So
+a burst of other work moves neither, and a lasting change moves both within a few steps.
 """
 
 from __future__ import annotations
@@ -18,41 +18,47 @@ from typing import Any, NamedTuple
 
 from edge.llm.requests import Running
 
-STEP_S = 0.25  # that a step with prompt tokens may take: a reader hardly sees a pause of that
-MOST_STEP_S = 1.0  # and where many wait for each one that is answered
-SHORT_STEP_S = 0.02  # a step of background requests: whoever comes meanwhile waits for it
+STEP_S = 0.25  # target time of a step with prompt tokens; readers hardly notice such a pause
+MOST_STEP_S = 1.0  # the same if many prompts wait for each running response
+SHORT_STEP_S = 0.02  # target time of a step with background requests only; a new request waits for it
 FIRST_ROWS = 64
-OLDEST_PART = 4  # of a step's rows for prompts, one in so many is for the oldest
-_REMEMBERED = 8  # steps; the best of them counts, so that a burst of somebody else's work does not
-AIM = 0.9  # part of a target that steps are sized for: gaps scatter
-LONGEST_GAP_S = 1.0  # that is made for a first token, where gaps have no target
-LEAST_ROWS, TILE_ROWS = 8, 16  # of prompts in a step; what kernels take at once, with which nothing measured begins
-_REMEMBERED_GAPS = 8  # of each kind
-_GROWTH = 3  # how many times the rows that were measured a next step may have; with 2, whole tiles might never grow
+OLDEST_PART = 4  # 1/4 of a step's prompt rows are for the oldest prompt
+_REMEMBERED = 8  # number of recent steps; the fastest of them counts, so that a burst of other work does not matter
+AIM = 0.9  # fraction of a target that steps are sized for, because gaps scatter
+LONGEST_GAP_S = 1.0  # longest gap for the sake of a first token if gaps have no target
+# Minimum prompt rows of a step; rows that kernels compute together, also the first size tried.
+LEAST_ROWS, TILE_ROWS = 8, 16
+_REMEMBERED_GAPS = 8  # number of recent gaps of each kind
+_GROWTH = 3  # largest growth of prompt rows from step to step; with 2, whole tiles might never grow
 
 
 class Came(NamedTuple):
-    """Tokens of one request that a step chose."""
+    """Tokens of one request that were chosen in a step."""
 
     running: Running
     n_tokens: int
-    is_plain: bool  # its row was the next token of an answer, with no draft behind it
+    is_plain: bool  # True if its row was a single decode row without drafts
 
 
 class LatencyTargets:
-    """Targets, the model of gaps that sizes steps by them, and how many were met. It outlives its schedulers."""
+    """Latency targets, the model of gaps that sizes steps, and counts of met targets. It outlives its schedulers."""
 
     def __init__(self, itl_s: float | None = None, ttft_s: float | None = None) -> None:
-        """itl_s: gaps are to be no longer, and first tokens come as soon as that allows. ttft_s: first tokens are to
-        come no later; without itl_s, gaps are as short as that allows. At least one of them."""
+        """Set at least one target.
+
+        itl_s: largest gap; first tokens come as early as that allows.
+        ttft_s: largest time to first token; without itl_s, gaps are as short as that allows.
+        """
         self.itl_s, self.ttft_s = itl_s, ttft_s
         self.gaps = self.gaps_within = self.first_tokens = self.first_tokens_within = 0
         self._plain_s: deque[float] = deque(maxlen=_REMEMBERED_GAPS)
         self._mixed: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_GAPS)  # (prompt rows, seconds)
 
     def rows(self, waits: Iterable[tuple[int, float]]) -> int:
-        """Return how many prompt rows the next gap may have; `LEAST_ROWS` or more, as prompts must come to their end.
-        waits: of prompts without a first token, tokens to compute and seconds that they waited."""
+        """Return the prompt rows of the next gap, at least `LEAST_ROWS`, so that prompts complete.
+
+        waits: (tokens to compute, seconds waited) of each prompt without a first token.
+        """
         if not self._mixed:
             return TILE_ROWS
         base_s = statistics.median(self._plain_s) if self._plain_s else 0.0
@@ -64,8 +70,12 @@ class LatencyTargets:
         return int(max(LEAST_ROWS, min(most, _GROWTH * max(rows for rows, _ in self._mixed))))
 
     def _for_first_tokens(self, waits: Iterable[tuple[int, float]], base_s: float, cost_s: float, most: float) -> float:
-        """Rows of a gap by which all these first tokens come in time, short prompts first; `most` where one cannot.
-        n tokens take n / rows gaps, which last n / rows * base + n * cost."""
+        """Return the smallest number of rows per gap that makes all first tokens come in time, short prompts first.
+
+        Return `most` if a first token cannot come in time.
+
+        n tokens take n / rows gaps, which last n / rows * base + n * cost.
+        """
         assert self.ttft_s is not None
         needed, n_tokens = 0.0, 0
         for pending, waited_s in sorted(waits):
@@ -75,8 +85,11 @@ class LatencyTargets:
         return needed
 
     def step(self, came: Sequence[Came], now: float, prompt_rows: int) -> None:
-        """Note the tokens that a step chose. now: seconds, as `Running.added_at`. prompt_rows: submitted so far, ever.
-        The longest gap of a step is learned from."""
+        """Record the tokens that a step chose, and learn from its longest gap.
+
+        now: seconds, as `Running.added_at`.
+        prompt_rows: total prompt rows submitted so far.
+        """
         longest: tuple[float, int] | None = None
         for running, n_tokens, is_plain in came:
             if not n_tokens:
@@ -95,11 +108,11 @@ class LatencyTargets:
             gap_s, rows = longest
             if not rows:
                 self._plain_s.append(gap_s)
-            elif rows >= LEAST_ROWS:  # fewer say little of what one costs
+            elif rows >= LEAST_ROWS:  # fewer rows reveal little about the cost of one
                 self._mixed.append((rows, gap_s))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the key `latency` of ServedModel.status: what has no target has no count of what was within it."""
+        """Return the value of the key `latency` of ServedModel.status. Counts without a target are None."""
         itl, ttft = self.itl_s, self.ttft_s
         return {
             "target_itl_ms": None if itl is None else itl * 1000,
@@ -112,26 +125,32 @@ class LatencyTargets:
 
 
 class StepBudget:
-    """Follows how fast steps with prompts are computed here, rows of answers among theirs."""
+    """Learns the speed of steps with prompt and decode rows, and chooses the rows of steps."""
 
-    groups = 1  # that answers form, each for a step of its own
+    groups = 1  # number of decode groups, each with a step of its own
 
     def __init__(self, most_rows: int, clock: Callable[[], float], targets: LatencyTargets | None = None) -> None:
-        """most_rows: of a step. clock: seconds. targets: size steps with prompts, in place of STEP_S."""
+        """most_rows: largest number of rows of a step.
+        clock: returns seconds.
+        targets: latency targets that replace STEP_S.
+        """
         self.clock, self._most_rows, self._targets = clock, most_rows, targets
-        self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
-        self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
-        self._others_wait = False  # for the last step that was chosen
-        self._is_short = False  # the last step that was chosen
-        self._short_rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second of short steps
+        self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows per second
+        self.rows = min(FIRST_ROWS, most_rows)  # rows that take STEP_S
+        self._others_wait = False  # True if other requests waited for the last step
+        self._is_short = False  # True if the last step was short
+        self._short_rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows per second of short steps
 
     def prompt_rows(self, answers: int, waiting: float = 1.0) -> int:
-        """Rows for prompts in a step that has so many answers. waiting: prompts that are being computed for each answer
-        of the engine, in this step or another; above 1, the step may take as many times STEP_S, MOST_STEP_S at most. It
-        has whole tiles, and so many that some rows are left for prompts."""
+        """Return the prompt rows of a step with `answers` decode rows. The step has whole tiles with some prompt rows.
+
+        waiting: prompts being computed per running response; above 1, the step may take this multiple of STEP_S, at
+            most MOST_STEP_S.
+        """
         times = min(MOST_STEP_S / STEP_S, max(1.0, waiting))
         fitting = int(times * self.rows) // TILE_ROWS
-        # A few rows more may be faster: with TinyLlama's shape 16 took 161 ms where 15 took 206, and 14 187.
+        # A few more rows may be faster: with TinyLlama's shape, 16 rows took 161 ms, 15 rows 206 ms, and 14 rows 187
+        # ms.
         return max(fitting, -(-(answers + LEAST_ROWS) // TILE_ROWS)) * TILE_ROWS - answers
 
     def choose(
@@ -143,9 +162,14 @@ class StepBudget:
         *,
         is_short: bool = False,
     ) -> list[tuple[Running, int]]:
-        """Choose the requests whose rows the next step has, and how many of each: the next token of a group of answers,
-        and tokens of prompts beside them. in_flight: requests that wait for logits. chunk: as `TextEngine.chunk`.
-        others: requests that wait for this step, but cannot be in it. is_short: the step may take SHORT_STEP_S."""
+        """Choose the requests of the next step, with the number of rows of each: decode rows of a group, and prompt
+        rows.
+
+        in_flight: number of requests that wait for logits.
+        chunk: as `TextEngine.chunk`.
+        others: requests that wait for this step but cannot be part of it.
+        is_short: the step should take at most SHORT_STEP_S.
+        """
         answering: list[Running] = []
         prefilling: list[Running] = []
         for request in ready:
@@ -163,7 +187,8 @@ class StepBudget:
         elif self._targets is None:
             most = self.prompt_rows(len(group), len(prefilling + waiting) / in_all)
         else:
-            sets = 1 + len({other.adapters for other in waiting})  # each has a step between two tokens of an answer
+            # Each set of adapters has a step between two tokens of a response.
+            sets = 1 + len({other.adapters for other in waiting})
             turns = sets * min(self.groups, in_all)
             most = self._within_targets(self._targets, len(group), turns, prefilling + waiting)
         if is_short:
@@ -172,7 +197,9 @@ class StepBudget:
         return chosen + parts(prefilling, min(self._most_rows - len(group), most))
 
     def _within_targets(self, targets: LatencyTargets, answers: int, turns: int, prefilling: Iterable[Running]) -> int:
-        """Rows for prompts in a step that has so many answers, one of `turns`: whole tiles, where these fit."""
+        """Return the prompt rows of a step with `answers` decode rows, one of `turns` steps in a gap. Whole tiles
+        if they fit.
+        """
         now = self.clock()
         waits = [(prompt.pending, now - prompt.added_at) for prompt in prefilling if not prompt.answer]
         rows = max(LEAST_ROWS, targets.rows(waits) // turns)
@@ -180,13 +207,17 @@ class StepBudget:
         return in_tiles if in_tiles >= LEAST_ROWS else rows
 
     def chosen(self, came: Sequence[Came], prompt_rows: int) -> None:
-        """Note the tokens that a step chose. prompt_rows: submitted so far, ever."""
+        """Record the tokens that a step chose. prompt_rows: total prompt rows submitted so far."""
         if self._targets is not None:
             self._targets.step(came, self.clock(), prompt_rows)
 
     def took(self, rows: int, prompt_rows: int, took_s: float) -> None:
-        """Note what a step with so many rows took, and so many of these of prompts. One that has little of either says
-        nothing of the other."""
+        """Record the time of a step. Steps with few prompt rows, or without decode rows, are ignored.
+
+        rows: rows of the step.
+        prompt_rows: prompt rows among them.
+        took_s: seconds.
+        """
         if self._is_short and took_s > 0:
             self._short_rates.append(rows / took_s)
         elif prompt_rows >= LEAST_ROWS and (prompt_rows < rows or self._others_wait) and took_s > 0:
@@ -195,8 +226,9 @@ class StepBudget:
 
 
 def parts(prefilling: Sequence[Running], room: int) -> list[tuple[Running, int]]:
-    """Return how many of so many rows each of these prompts gets. Short ones come first, so that most answers begin
-    soon; the oldest always has a part, so that it comes to its end."""
+    """Divide `room` rows among prompts. Short prompts come first, so that most responses begin soon. The oldest
+    prompt always gets a part, so that it completes.
+    """
     if not prefilling:
         return []
     oldest = min(prefilling, key=lambda prompt: prompt.number)

@@ -1,7 +1,7 @@
 """Rank 0 as an engine: it has the methods of `Engine` and leads the other ranks.
 
 Rank 0 holds everything that must not leave the device: the tokens, the token table and the sampler. Other ranks see
-    hidden states and return logits.
+hidden states and return logits.
 """
 
 from __future__ import annotations

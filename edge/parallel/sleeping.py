@@ -1,7 +1,7 @@
 """Sleeping rank of a lab: an engine that waits for the times of its device's profile and returns zeros.
 
 Everything else of the rank is real: process, links, frames and collectives. Only the header of its slice is read.
-    `edge.parallel.engine_kinds` opens this engine.
+`edge.parallel.engine_kinds` opens this engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Steps: operations that rank 0 makes all ranks carry out in order, and their encoding on data links.
 
 A step is a CONTROL frame: one byte for the operation, followed by its fields. All values are little-endian, like all
-    processors that llama.cpp supports. `_LAYOUTS` has the numbers and fields of all operations except Decode:
+processors that llama.cpp supports. `_LAYOUTS` has the numbers and fields of all operations except Decode:
 
 | bytes | field of Decode |
 | 0     | 1, the operation |

@@ -43,10 +43,10 @@ def place(rank: int, stages: Sequence[int]) -> Topology:
     computing stage.
 
     The world size may exceed the maximum by one: when layers are timed, a further stage stands in for the rest of the
-        model.
+    model.
 
     All ranks of a stage have the same hidden states at its end, so they divide the transfers: rank number t of a stage
-        receives from number t modulo the width of the previous stage.
+    receives from number t modulo the width of the previous stage.
 
     Raises EdgeError if there is no such rank.
     """

@@ -111,7 +111,7 @@ def promising(points: Sequence[Point], axes: Sequence[str]) -> list[int]:
     """Return the order in which to measure points.
 
     The order is: the knee of the front, its ends, then each time the point of the front that is farthest from the
-        chosen ones. At last come the other points, nearest to the front first.
+    chosen ones. At last come the other points, nearest to the front first.
     """
     values = [point.objectives(axes) for point in points]
     front = [i for i, on in enumerate(on_front(values)) if on]
