@@ -71,8 +71,7 @@ class EngineOptions:
     attention_window: int | None = None  # last tokens of a history that stay, in addition to its first SINKS; None: all
     kv_type: str = "f16"  # type of the KV cache, or KEYS/VALUES; quantized values need flash attention
     memory: int | None = None  # bytes: budget of the whole process; weights that do not fit are paged from disk
-    # Smallest budget in bytes while the model runs, if it follows free memory; None: the budget is fixed.
-    least_memory: int | None = None
+    least_memory: int | None = None  # bytes to which the budget may shrink in use; None: a fixed budget
     prefer: Preference = "speed"  # "speed": fewer bits before weights are paged; "quality": paging before fewer bits
     reserved: int = 0  # bytes of the budget that the caller needs for its own work on logits
     draft_bytes: int = 0  # bytes of `reserved` for a draft model

@@ -54,8 +54,7 @@ class Event:
     logprobs: TokenLogprobs | None = None
     stop_string: str | None = None  # stop string that ended the request
     cached_tokens: int = 0  # prompt tokens that did not have to be computed
-    # Reason for finish_reason "error": an invalid constraint, or pictures that cannot be computed.
-    error: SamplingError | MediaError | None = None
+    error: SamplingError | MediaError | None = None  # reason for finish_reason "error"
     thought: str = ""  # new text of the model's thought, not part of `text`
     thought_tokens: int = 0  # thought tokens of the response so far
 

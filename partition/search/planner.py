@@ -35,11 +35,10 @@ from partition.search.stage_group import StageGroup
 from quant.front import non_dominated
 
 Array = NDArray[np.float64]
-# Largest number of devices for which all groups are tried; with more, only groups with the fastest links.
-MOST_EXACT = 8
+MOST_EXACT = 8  # devices; all groups are tried up to this number, then only groups with the fastest links
 _MOST_GROUPS = 96  # groups of each size with more than MOST_EXACT devices
 _GROUP_OF = 4  # largest group with more than MOST_EXACT devices
-_FEW = 4  # largest number of devices for which any search is fast
+_FEW = 4  # devices; any search is fast up to this number
 BEAM = 250  # beam width with more than MOST_EXACT devices
 _WIDE_BEAM = 1000  # beam width with fewer devices, if memory is one of three objectives
 
