@@ -52,6 +52,10 @@ class SamplingError(EdgeError):
     """A sampling option, grammar or JSON schema cannot be used."""
 
 
+class ConstraintUnavailable(SamplingError):
+    """The machine is too busy to follow a grammar or JSON schema. The same request may succeed later."""
+
+
 class HubError(EdgeError):
     """A model could not be fetched: the repository or file does not exist, the network failed, or the disk is full."""
 

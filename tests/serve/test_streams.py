@@ -12,7 +12,16 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from edge.errors import ContextFull, EdgeError, EngineGone, NotEnoughMemory, Overloaded, SamplingError, TemplateError
+from edge.errors import (
+    ConstraintUnavailable,
+    ContextFull,
+    EdgeError,
+    EngineGone,
+    NotEnoughMemory,
+    Overloaded,
+    SamplingError,
+    TemplateError,
+)
 from edge.serve.app import create_app
 from edge.serve.http import generating
 from edge.serve.options import ServeOptions
@@ -395,6 +404,7 @@ def test_probabilities(url: str, model: Scripted) -> None:
     [
         (ContextFull("needs 2000 tokens, has 1024"), 400, False),
         (SamplingError("top_p must be from 0 to 1, it is 2"), 400, False),
+        (ConstraintUnavailable("this grammar was not compiled in 20 s: the machine is busy"), 503, True),
         (TemplateError("roles must alternate"), 400, False),
         (Overloaded("64 requests wait"), 429, True),
         (EngineGone("it was killed by signal 9"), 503, True),

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from edge.errors import (
+    ConstraintUnavailable,
     ContextFull,
     EdgeError,
     EmptyPrompt,
@@ -60,6 +61,7 @@ class Failure:
 _KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
     (EmptyPrompt, 400, None, None),
     (ContextFull, 400, "context_length_exceeded", None),
+    (ConstraintUnavailable, 503, "overloaded", RETRY_S),
     (SamplingError, 400, None, None),
     (MediaError, 400, None, None),
     (TemplateError, 400, None, None),

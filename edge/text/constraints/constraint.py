@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import SamplingError
+from edge.errors import ConstraintUnavailable, SamplingError
 from edge.llama.llama import Model
 from edge.text.constraints.process import COMPILE_S, ROOM_BYTES, TOKEN_S, process_of
 from quant.text import bytes_text
@@ -50,7 +50,9 @@ class Constraint:
         try:
             self._socket = process_of(model).start(tokenizer=kind != "grammar")
         except OSError as error:
-            raise SamplingError(f"the process that follows a {KINDS[kind]} cannot be started: {error}") from error
+            raise ConstraintUnavailable(
+                f"the process that follows a {KINDS[kind]} cannot be started: {error}"
+            ) from error
         self._socket.settimeout(WAIT_S)
         self._stream = self._socket.makefile("rb")
         self._end = weakref.finalize(self, _close, self._stream, self._socket)
@@ -93,7 +95,7 @@ class Constraint:
             try:
                 self._send({"accept": token})
             except TimeoutError:
-                self._failed(f"was not {self._done} in {WAIT_S:g} s: the machine is busy")
+                self._failed(f"was not {self._done} in {WAIT_S:g} s: the machine is busy", ConstraintUnavailable)
 
     def close(self) -> None:
         """End the process that follows this constraint."""
@@ -110,7 +112,8 @@ class Constraint:
             if "mask" in answer:
                 answer["mask"] = [self._mask() if is_there else None for is_there in answer["mask"]]
         except TimeoutError:
-            raise self._failed(f"was not {self._done} in {WAIT_S:g} s: the machine is busy") from None
+            reason = f"was not {self._done} in {WAIT_S:g} s: the machine is busy"
+            raise self._failed(reason, ConstraintUnavailable) from None
         if "error" in answer:
             self._error = SamplingError(answer["error"])
             raise self._error
@@ -144,10 +147,10 @@ class Constraint:
         with suppress(BrokenPipeError, ConnectionResetError):  # reading the answer reports why the process ended
             self._socket.sendall(json.dumps(request).encode() + b"\n")
 
-    def _failed(self, reason: str) -> SamplingError:
+    def _failed(self, reason: str, kind: type[SamplingError] = SamplingError) -> SamplingError:
         """Close, and return the error that this and all later requests raise."""
         self.close()
-        self._error = SamplingError(f"this {KINDS[self._kind]} {reason}")
+        self._error = kind(f"this {KINDS[self._kind]} {reason}")
         return self._error
 
     @property

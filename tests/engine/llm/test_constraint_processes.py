@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from edge.errors import SamplingError
+from edge.errors import ConstraintUnavailable, SamplingError
 from edge.llama.llama import Model
 from edge.models.demo import MODEL_PATH
 from edge.text.constraints.constraint import Constraint
@@ -117,6 +117,17 @@ def test_processes_that_were_killed_are_replaced(model: Model) -> None:
     assert followed(Constraint(model, "regex", "edge"), model) == "edge"
 
 
+def test_a_busy_machine_is_reported_apart_from_an_unusable_expression(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> socket.socket:
+        raise ChildProcessError("the machine is very busy")
+
+    monkeypatch.setattr("edge.text.constraints.process.ConstraintProcess.start", refuse)
+    with pytest.raises(ConstraintUnavailable, match="expression cannot be started: the machine is very busy"):
+        Constraint(model, "regex", "edge")
+
+
 def test_a_mask_that_comes_in_part_ends_one_answer_alone(model: Model) -> None:
     """A process that stands still behind the first bytes of it is given up like one that has not answered at all."""
     constraint = Constraint(model, "regex", "edge")
@@ -126,7 +137,7 @@ def test_a_mask_that_comes_in_part_ends_one_answer_alone(model: Model) -> None:
         constraint._socket, constraint._stream = ours, stream
         theirs.sendall(b'{"mask": [true]}\nx')
         assert constraint.masks([]) is None
-        with pytest.raises(SamplingError, match="regular expression was not followed in 20 s: the machine is busy"):
+        with pytest.raises(ConstraintUnavailable, match="expression was not followed in 20 s: the machine is busy"):
             constraint.restrict(np.zeros(model.n_vocab, np.float32))
 
 
