@@ -1,4 +1,4 @@
-"""A drafting model on a worker: loaded there, in an engine process of its own, to draft for this device."""
+"""Draft model on a worker, which drafts for this device in its own engine process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from transport import edge_pb2 as pb
 
 
 class LoadedDraft(LoadedHelper):
-    """A drafting model in an engine process of a worker. `close()` it."""
+    """Draft model in an engine process of a worker. Call `close()` when done."""
 
     answer_s = ANSWER_S
 
     def load(self, path: Path, context: int, n_vocab: int, steps: Steps) -> None:
-        """As `DraftDevice`. steps: shows how it loads."""
+        """Load the model. steps: shows the progress. For the other parameters see `DraftDevice`."""
         n_bytes = path.stat().st_size
-        if self.profile.memory_limit_bytes is None:  # else it pages what does not fit
+        if self.profile.memory_limit_bytes is None:  # a worker with a limit pages the rest
             check_memory(
                 self._fleet, [(self._address, {"weights": n_bytes})], "use a smaller drafting model, or another worker"
             )
@@ -42,13 +42,13 @@ class LoadedDraft(LoadedHelper):
         self._closing.then(partial(self._end_quietly, self._proposer.end))
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """As `RemoteProposer.propose`."""
+        """Return draft tokens, as `RemoteProposer.propose` does."""
         with self._waiting():
             return self._proposer.propose(tokens, n)
 
 
 class DraftDevice(HelperDevice[LoadedDraft]):
-    """A worker that drafts. It drafts nothing while it is lost. `close()` it; it is also a context manager."""
+    """Worker that drafts, except while it is lost. Context manager; or call `close()` when done."""
 
     loads = LoadedDraft
     lost_text, back_text = "drafts no more, and the answer goes on without", "drafts again"
@@ -63,16 +63,18 @@ class DraftDevice(HelperDevice[LoadedDraft]):
         insecure: bool = False,
         steps: Steps = SILENT,
     ) -> None:
-        """Load the model at `path` on the worker at `address`. context: tokens that it is to have room for. n_vocab: of
-        its vocabulary. insecure, steps: as of `HelperDevice`.
+        """Load the model at `path` on the worker at `address`.
 
-        NotEnoughMemory, NoRoom, WorkerError or a TransportError where it cannot be.
+        context: size of the context in tokens.
+        n_vocab: size of its vocabulary.
+        insecure, steps: see `HelperDevice`.
+        Raises NotEnoughMemory, NoRoom, WorkerError or a TransportError if that fails.
         """
         self._path, self._room, self.n_vocab = path, context, n_vocab
         super().__init__(address, insecure=insecure, steps=steps)
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """`n` tokens behind these, each the likeliest; none while the device is lost."""
+        """Return the `n` most likely tokens after `tokens`, or none while the worker is lost."""
         return self._ask(lambda loaded: loaded.propose(tokens, n)) or []
 
     def _load(self, loaded: LoadedDraft, steps: Steps) -> None:

@@ -1,4 +1,4 @@
-"""The encoder of pictures and sounds on a worker: the projector is loaded there, in an engine process of its own."""
+"""Image and audio encoder on a worker, with the projector in its own engine process."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from transport import edge_pb2 as pb
 
 @dataclass(frozen=True)
 class EncoderFiles:
-    """A projector, and the text model that it is of."""
+    """Projector and its text model."""
 
     projector: GgufFile
     text_model: GgufFile
 
     @classmethod
     def open(cls, text_model: Path, projector: Path) -> EncoderFiles:
-        """Open both. ModelFileError, MediaError."""
+        """Open both files. Raises ModelFileError or MediaError."""
         return cls(open_projector(projector), GgufFile.open(text_model))
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory that encoding takes of a device."""
+        """Memory in bytes that encoding takes on a device."""
         return self.projector.size_bytes + WORK_BYTES
 
     def blank_recipe(self, digest: str) -> Recipe:
-        """Return the recipe of the projector with weights of zero, which a device makes by itself: for timing it."""
+        """Return the recipe of the projector with zero weights, which a device creates locally for timing."""
         n_bytes = self.projector.header_bytes(self.projector.path)
         with self.projector.path.open("rb") as file:
             head = Literal(file.read(n_bytes))
@@ -47,12 +47,16 @@ class EncoderFiles:
 
 
 class LoadedEncoder(LoadedHelper):
-    """A projector in an engine process of a worker. `close()` it."""
+    """Projector in an engine process of a worker. Call `close()` when done."""
 
     answer_s = WAIT_S
 
     def load(self, files: EncoderFiles, steps: Steps, *, blank: bool = False) -> None:
-        """Load it. blank: with weights of zero. steps: shows how it loads. The errors of `EncoderDevice`."""
+        """Load the projector. Raises the errors of `EncoderDevice`.
+
+        blank: use zero weights.
+        steps: shows the progress.
+        """
         projector, text, own = files.projector, files.text_model, OwnSlices()
         if len(text.paths) > 1 or len(projector.paths) > 1:
             raise EngineError(f"{text.path.name}: a worker encodes for a model of one file; join its parts")
@@ -62,7 +66,7 @@ class LoadedEncoder(LoadedHelper):
         model.close()
         digest, text_digest = own.model_digest(projector.path), own.model_digest(text.path)
         recipe = files.blank_recipe(digest) if blank else whole(digest, projector.size_bytes)
-        # Of the text model the header alone: sizes and vocabulary, and none of its weights.
+        # Only the header of the text model is sent, with its sizes and vocabulary but without weights.
         head = Recipe(text_digest, text.size_bytes, (Copy(0, text.header_bytes(text.path)),))
         slices = ((recipe, projector.path), (head, text.path))
         with steps.step(f"Loading {projector.path.name} on {self.name}") as show:
@@ -78,30 +82,31 @@ class LoadedEncoder(LoadedHelper):
         self._closing.then(partial(self._end_quietly, self._encoder.end))
 
     def encode(self, data: bytes) -> RawMedia:
-        """As `RemoteEncoder.encode`."""
+        """Encode a file, as `RemoteEncoder.encode` does."""
         with self._waiting():
             return self._encoder.encode(data, WAIT_S)
 
 
 class EncoderDevice(HelperDevice[LoadedEncoder]):
-    """A worker that encodes pictures and sounds. `close()` it; it is also a context manager."""
+    """Worker that encodes images and audio. Context manager; or call `close()` when done."""
 
     loads = LoadedEncoder
     lost_text, back_text = "encodes no more, and this device does", "encodes again"
 
     def __init__(self, address: str, files: EncoderFiles, *, insecure: bool = False, steps: Steps = SILENT) -> None:
-        """Load the projector on the worker at `address`. insecure, steps: as of `HelperDevice`.
+        """Load the projector on the worker at `address`. For insecure and steps see `HelperDevice`.
 
-        NotEnoughMemory, NoRoom, WorkerError or a TransportError where it cannot be.
+        Raises NotEnoughMemory, NoRoom, WorkerError or a TransportError if that fails.
         """
         self._files = files
         super().__init__(address, insecure=insecure, steps=steps)
 
     def encode(self, data: bytes) -> RawMedia | None:
-        """As `EncodingDevice.encode`."""
+        """Encode a file, as `EncodingDevice.encode` does."""
         try:
             return self._ask(lambda loaded: loaded.encode(data))
-        except EncoderEnded as error:  # it may lack memory that is here; a file that ends both costs one error
+        # The worker may lack memory that this device has. A file that crashes both costs only one error.
+        except EncoderEnded as error:
             self._steps.say(f"{self.name} could not encode a picture or sound, and this device does: {error}")
             return None
 

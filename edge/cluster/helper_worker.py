@@ -1,5 +1,4 @@
-"""A worker that computes something for this device beside the model's ranks: loaded in an engine process of its own,
-given up where it is lost, and taken back later."""
+"""Helper worker: it loads a model in its own engine process, is dropped when it is lost, and is reconnected later."""
 
 from __future__ import annotations
 
@@ -20,35 +19,39 @@ from transport import edge_pb2 as pb
 from transport.errors import TransportError
 from transport.link import Deadlines
 
-AGAIN_S = 10.0  # until a worker that was lost is tried again, for the first time
-MOST_AGAIN_S = 600.0  # for any time
-_RANK = 1  # the worker's; this process is rank 0
+AGAIN_S = 10.0  # delay before the first attempt to reconnect a lost worker
+MOST_AGAIN_S = 600.0  # maximum delay between two attempts
+_RANK = 1  # rank of the worker; this process is rank 0
 
 
 class LoadedHelper(RankGroup):
-    """A model in an engine process of the one worker of a fleet, which answers requests. `close()` it."""
+    """Model in an engine process of a fleet's only worker, which answers requests. Call `close()` when done."""
 
-    answer_s: float  # for an answer to a request
+    answer_s: float  # deadline for an answer
 
     def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
-        """fleet: is let go at the end. say: called where the worker stops while it is waited for."""
+        """fleet: closed together with this object.
+        say: called if the worker stalls during a wait.
+        """
         deadlines = Deadlines(step_timeout_s=self.answer_s, send_timeout_s=self.answer_s)
         super().__init__(fleet, 2, say, transport="auto", deadlines=deadlines, streams=False, gives_up=True)
         self._closing.then(fleet.close)
         ((self._address, self._worker),) = fleet.workers.items()
         self.name = self._worker.label
         self.profile = fleet.profiles[self._address]
-        self._waits = False  # somebody waits for an answer
+        self._waits = False  # True while a request waits for an answer
 
     def why_lost(self, error: TransportError) -> Exception:
-        """Return the last word of its process, else the error."""
+        """Return the reason from the worker's process, or else the error."""
         return self._by_rank[_RANK].end_reason() or error
 
     # --- pieces ---
 
     def _start(self, load: pb.Load, read: Callable[[float], None]) -> pb.Loaded:
-        """Open the session, load what is on the worker, and let it follow. Afterwards `_end_quietly` is to be called at
-        the end. read: gets the fraction loaded."""
+        """Open the session, load the part on the worker, and start its request loop.
+
+        The caller must arrange for `_end_quietly` at the end. read: receives the fraction loaded.
+        """
         session = self._open_session(_RANK, self._address, ())
         group, _ = self._join(threads=1)
         self.link = group.links[_RANK]
@@ -68,8 +71,8 @@ class LoadedHelper(RankGroup):
         return self._waits
 
     def _end_quietly(self, end: Callable[[], None]) -> None:
-        """Tell the worker that no more requests come."""
-        with suppress(TransportError):  # it is lost, and nothing is to be ended there
+        """Tell the worker that no more requests follow."""
+        with suppress(TransportError):  # the worker is lost, so there is nothing to end
             end()
 
 
@@ -78,20 +81,26 @@ T = TypeVar("T")
 
 
 class HelperDevice(Closing, Generic[Loaded]):
-    """A worker that helps. Where it is lost, or takes too long, this device does without until it is taken back: that
-    is tried in the background, and each try waits twice as long as the one before. `close()` it."""
+    """Worker that helps this device. Call `close()` when done.
+
+    If the worker is lost or too slow, this device continues without it and reconnects in the background. The delay
+    doubles with each attempt.
+    """
 
     loads: type[Loaded]
-    lost_text = back_text = ""  # said behind its name where it is lost, and where it is taken back
+    lost_text = back_text = ""  # message texts after the worker's name
 
     def __init__(self, address: str, *, insecure: bool = False, steps: Steps = SILENT) -> None:
-        """Load the model there. insecure: also where it does not encrypt. steps: shows how it loads, and where it is
-        lost or taken back."""
+        """Load the model on the worker.
+
+        insecure: allow a worker without encryption.
+        steps: shows loading, loss and reconnection.
+        """
         self._address, self._insecure, self._steps = address, insecure, steps
         self._closing, self._over = CancelScope(), threading.Event()
         self._closing.then(self._over.set)
         self._again_s = AGAIN_S
-        self._loaded: Loaded | None = None  # None: it is lost
+        self._loaded: Loaded | None = None  # None: the worker is lost
         try:
             loaded = self._loaded = self._reach(CONNECT_TIMEOUT_S, steps)
         except BaseException:
@@ -101,21 +110,21 @@ class HelperDevice(Closing, Generic[Loaded]):
 
     @property
     def is_lost(self) -> bool:
-        """True if it does nothing now."""
+        """Return whether the worker is lost."""
         return self._loaded is None
 
     def close(self) -> None:
-        """Unload the model there, and take nothing back."""
+        """Unload the model on the worker, and stop reconnecting."""
         self._closing.close()
 
     # --- pieces ---
 
     @abstractmethod
     def _load(self, loaded: Loaded, steps: Steps) -> None:
-        """Load it. NotEnoughMemory, WorkerError or a TransportError where it cannot be."""
+        """Load the model. Raises NotEnoughMemory, WorkerError or a TransportError if that fails."""
 
     def _reach(self, timeout_s: float, steps: Steps) -> Loaded:
-        """Reach the worker and load the model there. timeout_s: for it to answer."""
+        """Connect to the worker and load the model there. timeout_s: deadline for the connection."""
         fleet = Fleet([self._address], insecure=self._insecure, timeout_s=timeout_s)
         loaded = self.loads(fleet, self._steps.say)
         self._closing.then(loaded.close)
@@ -127,7 +136,7 @@ class HelperDevice(Closing, Generic[Loaded]):
         return loaded
 
     def _ask(self, request: Callable[[Loaded], T]) -> T | None:
-        """Return its answer. None while it is lost: who asks goes on without it."""
+        """Return the worker's answer, or None if the worker is lost."""
         loaded = self._loaded
         if loaded is None:
             return None
@@ -141,7 +150,7 @@ class HelperDevice(Closing, Generic[Loaded]):
             return None
 
     def _take_back(self) -> None:
-        """Load the model there again, as soon as that can be."""
+        """Reconnect and load the model again as soon as possible."""
         while not self._over.wait(self._again_s):
             self._again_s = min(2 * self._again_s, MOST_AGAIN_S)
             try:

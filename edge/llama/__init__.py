@@ -1,1 +1,2 @@
-"""Stock llama.cpp: tensors, models, samplers, the quantizer, hooks in its graphs. Nearly all ctypes is here."""
+"""Python interface to stock llama.cpp: models, contexts, samplers, quantizer, graph hooks. Nearly all ctypes code is
+here."""

@@ -1,4 +1,4 @@
-"""Rows of a decode, as llama.cpp is given them. One of nine files with ctypes."""
+"""Rows of a decode in llama.cpp's form. One of nine files with ctypes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ _SECTIONS = 4  # sections of a position in multimodal models
 
 
 class Batch:
-    """Room for up to `capacity` rows of a decode: what they are, where they stand, whose they are, which give logits.
+    """Arrays for up to `capacity` rows of a decode: token or embedding, position, sequence, and whether a row gives
+    logits.
 
-    The arrays are filled in place: tokens int32 [n] or embeddings float32 [n, n_embd], positions int32 [n],
+    The caller fills the arrays in place: tokens int32 [n] or embeddings float32 [n, n_embd], positions int32 [n],
     sequences int32 [n], outputs int8 [n].
     """
 
     def __init__(self, capacity: int, n_embd: int = 0, *, as_tokens: bool = False, both: bool = False) -> None:
-        """as_tokens: llama.cpp is given tokens; who has embeddings puts them where it has looked them up. both: it is
-        given tokens, and the hidden state before each as its embedding."""
+        """Allocate the arrays and llama.cpp's struct.
+
+        as_tokens: pass tokens to llama.cpp. A caller with embeddings writes them over the result of the token look-up.
+        both: pass tokens, and as embeddings the hidden state before each token.
+        """
         self.capacity = capacity
         self.tokens = np.zeros(capacity, np.int32)
         self.embeddings = np.zeros((capacity, n_embd), np.float32)
         self.positions = np.zeros(capacity, np.int32)
         self.sequences = np.zeros(capacity, np.int32)
         self.outputs = np.zeros(capacity, np.int8)
-        self.offsets: NDArray[np.int32] | None = None  # [3, n] of a picture's rows: parts of positions, less the first
-        self.deep: NDArray[np.float32] | None = None  # [layers, n, n_embd]: what goes to the ends of the first layers
-        self.causal = True  # False: each row attends to all others of this decode
+        # [3, n] position offsets of an image's rows, relative to its first position
+        self.offsets: NDArray[np.int32] | None = None
+        self.deep: NDArray[np.float32] | None = None  # [layers, n, n_embd] added to the outputs of the first layers
+        self.causal = True  # False: each row attends to all other rows of this decode
         self.has_embeddings = bool(n_embd) and not as_tokens
         self._one_sequence = np.ones(capacity, np.int32)
         self._in_sections = np.zeros(_SECTIONS * capacity if n_embd and not (as_tokens or both) else 0, np.int32)
@@ -51,7 +56,7 @@ class Batch:
         )
 
     def decode(self, handle: Any) -> int:
-        """Return the code of llama.cpp's decode of the rows. handle: of its context."""
+        """Decode the rows in the llama.cpp context `handle` and return llama.cpp's code."""
         if self.causal:
             return int(L.llama_decode(handle, self.native))
         L.llama_set_causal_attn(handle, False)
@@ -61,8 +66,10 @@ class Batch:
             L.llama_set_causal_attn(handle, True)
 
     def set_sections(self, n: int) -> None:
-        """Let embeddings have positions in time, height and width: those of a picture, or as llama.cpp makes them of a
-        token's, one for all three; and 0."""
+        """Set positions in time, height and width for embeddings.
+
+        Rows of an image have their own positions. Other rows have the position of their token in all three parts.
+        """
         if len(self._in_sections):
             sections = self._in_sections[: _SECTIONS * n].reshape(_SECTIONS, n)
             sections[: _SECTIONS - 1] = self.positions[:n] if self.offsets is None else self.sections(n)
@@ -70,6 +77,7 @@ class Batch:
             self.native.pos = self._in_sections.ctypes.data_as(C.POINTER(C.c_int32))
 
     def sections(self, n: int) -> NDArray[np.int32]:
-        """The three parts [3, n] of positions of a picture's rows, whose `positions` are where the picture begins."""
+        """Return the position parts [3, n] of an image's rows. `positions` must hold the position at which the image
+        begins."""
         assert self.offsets is not None
         return self.positions[:n] + self.offsets

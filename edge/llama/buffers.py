@@ -1,7 +1,7 @@
-"""Weights in memory of our own: llama.cpp asks where a tensor may lie, and we answer. One of nine files with ctypes.
+"""Place model weights in our own memory by a buffer type for llama.cpp. One of nine files with ctypes.
 
-llama.cpp takes a buffer type for the weights. Ours reserves addresses and notes every tensor; nothing is loaded. Where
-a tensor really lies is set later, and may change between two nodes of a graph.
+The buffer type reserves addresses and records every tensor, and loads nothing. The runtime sets the real address of a
+tensor later, and may change it between two nodes of a graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge.llama.ggml import _ggml, _nbytes, _row_size, _Tensor, _tensor_set, cpu
 from edge.llama.library import PINNED_VERSION
 from edge.llama.library import llama_cpp as L
 
-ROW_GROUP = 32  # rows in a chunk that is laid out are a multiple of this; layouts of ggml mix 4, 8 or 16
+ROW_GROUP = 32  # number of rows in a repacked chunk is a multiple of this; ggml's layouts interleave 4, 8 or 16 rows
 
 _P = C.c_void_p
 _Alloc = C.CFUNCTYPE(_P, _P, C.c_size_t)
@@ -42,7 +42,7 @@ _max_size = _ggml("ggml_backend_buft_get_max_size", C.c_size_t, _P)
 _alloc_size = _ggml("ggml_backend_buft_get_alloc_size", C.c_size_t, _P, _P)
 _set_usage = _ggml("ggml_backend_buffer_set_usage", None, _P, C.c_int)
 _free_buffer = _ggml("ggml_backend_buffer_free", None, _P)
-_WEIGHTS = 1  # usage of a buffer: products run on the device that has it
+_WEIGHTS = 1  # buffer usage: the device with this buffer computes the matrix products
 
 
 class _BufferType(C.Structure):
@@ -89,7 +89,7 @@ class _Override(C.Structure):
 
 
 class Weight:
-    """Weight of a loaded model, as the nodes of its graphs use it."""
+    """Weight of a loaded model, as graph nodes use it."""
 
     __slots__ = (
         "_n_matrices", "_plain", "_strides", "_tensor", "_traits", "_twins", "_type", "address", "n_bytes", "name",
@@ -98,9 +98,9 @@ class Weight:
 
     def __init__(self, address: int) -> None:
         t = self._tensor = _Tensor.from_address(address)
-        self.address = address  # of ggml's struct, by which nodes name their sources
+        self.address = address  # address of ggml's struct; nodes refer to their sources by it
         self.name = bytes(t.name).decode(errors="replace")
-        # Matrices (more than one where it holds experts), rows of one, columns.
+        # Matrices (more than one for experts), rows of one matrix, columns.
         self.shape = int(t.ne[2] * t.ne[3]), int(t.ne[1]), int(t.ne[0])
         self.rows = self.shape[0] * self.shape[1]
         self._n_matrices = self.shape[0]
@@ -115,53 +115,60 @@ class Weight:
         self._traits = self._layout()
 
     def _layout(self) -> int | None:
-        """Return ggml's handle of the layout it would repack the weight to; None if it would not."""
+        """Return ggml's handle of the repacked layout for the weight, or None if it would not repack it."""
         if not (buffer := _repack_buffer()):
             return None
-        t = _Tensor.from_buffer_copy(self._tensor)  # ggml notes the layout in it
+        t = _Tensor.from_buffer_copy(self._tensor)  # ggml stores the layout in this copy
         t.type, t.ne[2], t.nb[:] = self._type, self.shape[0], self._strides
         t.buffer, t.extra = buffer, None
         return None if _init_tensor(buffer, C.addressof(t)) else t.extra or None
 
     def in_type(self, type_id: int) -> Weight:
-        """Return the same weight in another ggml type: where that is pointed to, graphs compute with data of that
-        type."""
+        """Return a copy of this weight with another ggml type. If the copy is pointed to data, graphs compute with
+        that type."""
         other = copy(self)
         other._set_type(type_id)
         return other
 
     @property
     def repacks(self) -> bool:
-        """Return whether this CPU has faster kernels for another layout of it, of the same size."""
+        """Return whether this CPU has faster kernels for a repacked layout of the weight. The layout has the same
+        size."""
         return self._traits is not None
 
     def add_twin(self, address: int) -> None:
-        """Let one more of ggml's structs be this weight: of Gemma 4, the head and the token table have one each."""
+        """Make one more of ggml's structs follow this weight. Gemma 4 has two: one for the head and one for the
+        token table."""
         self._twins.append(_Tensor.from_address(address))
 
     def point(self, address: int, repacked: bool) -> None:
-        """Move the weight to `address` from the next node on. repacked: in this CPU's layout."""
+        """Move the weight to `address` from the next node on. repacked: the data has this CPU's layout."""
         for t in (self._tensor, *self._twins):
             t.data, t.type, t.ne[2] = address, self._type, self._n_matrices
             t.nb[:] = self._strides
             t.buffer, t.extra = (_repack_buffer(), self._traits) if repacked else (self._plain, None)
 
     def place(self, buffer: DeviceBuffer, offset: int) -> None:
-        """Let the weight lie `offset` bytes into a device's buffer, for graphs made from now on. Nothing is copied."""
+        """Place the weight at byte `offset` of a device's buffer, for graphs that are built later. Nothing is
+        copied."""
         for t in (self._tensor, *self._twins):
             t.data, t.buffer, t.extra = buffer.address + offset, buffer.handle, None
 
     def copy_from(self, source: int) -> None:
-        """Copy the weight from an address of this machine's memory to where it was placed, and wait for that. Runs
-        without the interpreter's lock. EngineError if the device keeps weights in a form of its own."""
+        """Copy the weight from an address in host memory to its place on the device, and wait for the copy.
+
+        Runs without the interpreter's lock. Raises EngineError if the device stores weights in a form of its own.
+        """
         address, t = self.address, self._tensor
         if _init_tensor(t.buffer, address) or t.extra:
             raise EngineError(f"this GPU cannot have {self.name} copied into a buffer; use --gpu-layers")
         _tensor_set(address, source, 0, _nbytes(address))
 
     def replace(self, type_id: int, address: int) -> Callable[[], None]:
-        """Replace the weight from the next node on by the data at `address`, of another ggml type, until the returned
-        function is called. The weight must not be repacked."""
+        """Replace the weight by the data at `address`, of another ggml type, from the next node on.
+
+        Return a function that restores the original. The weight must not be repacked.
+        """
         t = self._tensor
         before = t.type, t.data, tuple(t.nb)
 
@@ -174,21 +181,24 @@ class Weight:
         return restore
 
     def spread_matrices(self, n_bytes: int, n: int) -> None:
-        """Have `n` matrices, each `n_bytes` after the one before, where the weight is pointed to from now on."""
+        """Expect `n` matrices at the weight's address from now on, with `n_bytes` from one matrix to the next."""
         self._n_matrices, self._strides = n, (*self._strides[:2], n_bytes, n_bytes * n)
 
     def join_matrices(self) -> None:
-        """Have the model's own matrices again, without gaps, where the weight is pointed to from now on."""
+        """Expect the model's own matrices without gaps at the weight's address from now on."""
         self.spread_matrices(self.n_bytes // self.shape[0], self.shape[0])
 
     def repack(self, source: int, rows: int, target: int) -> None:
-        """Write `rows` rows that lie at address `source` to `target`, in this CPU's layout. Rows begin at a multiple of
-        ROW_GROUP, and end at one or where the matrix ends. Runs without the interpreter's lock."""
+        """Repack `rows` rows from address `source` to `target`, in this CPU's layout.
+
+        The rows begin at a multiple of ROW_GROUP. They end at such a multiple or at the end of the matrix. Runs without
+        the interpreter's lock.
+        """
         part = self.part(target, rows, repacked=True)
         _tensor_set(C.addressof(part), source, 0, rows * self.row_bytes)
 
     def part(self, address: int, rows: int, repacked: bool) -> _Tensor:
-        """ggml's struct of a matrix of some rows of it, which lie at `address`."""
+        """Return ggml's struct for a matrix of `rows` rows of this weight, stored at `address`."""
         part = _Tensor.from_buffer_copy(self._tensor)
         part.type, part.nb[0], part.nb[1] = self._type, self._strides[0], self.row_bytes
         part.ne[1], part.ne[2], part.ne[3] = rows, 1, 1
@@ -199,7 +209,7 @@ class Weight:
 
 
 class DeviceBuffer:
-    """Memory that a device computes from, or page-locked memory of this machine that it copies from."""
+    """Device memory for computing, or page-locked host memory for copies to a device."""
 
     def __init__(self, kind: int, n_bytes: int, name: str) -> None:
         self.handle = _alloc_buffer(kind, n_bytes)
@@ -209,7 +219,7 @@ class DeviceBuffer:
         _set_usage(self.handle, _WEIGHTS)
 
     def view(self) -> memoryview:
-        """Its bytes, writable, where it is page-locked memory of this machine. Valid until `close`."""
+        """Return a writable view of the page-locked host memory. The view is valid until `close`."""
         return memoryview((C.c_char * self.n_bytes).from_address(self.address)).cast("B")
 
     def close(self) -> None:
@@ -217,46 +227,50 @@ class DeviceBuffer:
 
 
 class Device:
-    """A device of ggml that weights are brought to."""
+    """ggml device that computes with weights copied to it."""
 
     def __init__(self, handle: int) -> None:
         self.name = device_name(handle)
         self._kind = _device_type(handle)
         self._host_kind = _device_host_type(handle) or _cpu_type()
         self._alignment = int(_alignment(self._kind))
-        self.most_bytes = int(_max_size(self._kind))  # of one buffer
-        self.buffer_name = bytes(_type_name(self._kind)).decode()  # in llama.cpp's log
+        self.most_bytes = int(_max_size(self._kind))  # maximum size of one buffer
+        self.buffer_name = bytes(_type_name(self._kind)).decode()  # name in llama.cpp's log
 
     def span(self, weight: Weight) -> int:
-        """Bytes that a weight takes there, up to where the next may begin."""
+        """Return the bytes that a weight takes on the device, including padding up to the next weight."""
         n_bytes = int(_alloc_size(self._kind, weight.address))
         return -(-n_bytes // self._alignment) * self._alignment
 
     def allocate(self, n_bytes: int) -> DeviceBuffer:
-        """Return so much of its memory. NotEnoughMemory."""
+        """Return a buffer of `n_bytes` in device memory. Raises NotEnoughMemory."""
         return DeviceBuffer(self._kind, n_bytes, self.name)
 
     def allocate_host(self, n_bytes: int) -> DeviceBuffer:
-        """Return so much of this machine's memory, page-locked where the driver does that. NotEnoughMemory."""
+        """Return a buffer of `n_bytes` in host memory, page-locked if the driver supports that. Raises
+        NotEnoughMemory."""
         return DeviceBuffer(self._host_kind, n_bytes, "this machine")
 
 
 def _strides(type_id: int, ne: Any) -> tuple[int, int, int, int]:
-    """Return the bytes from a block, a row, a matrix and a set of these to the next, of a type, without gaps."""
+    """Return the strides in bytes of a block, a row, a matrix and a set of matrices of this type, without gaps."""
     row = int(_row_size(type_id, ne[0]))
     return int(_type_size(type_id)), row, row * ne[1], row * ne[1] * ne[2]
 
 
 class CallerBuffer:
-    """A buffer type that notes the tensors of a model and gives them addresses, but no memory."""
+    """Buffer type that records the tensors of a model and assigns them addresses, but no memory."""
 
     def __init__(self, pattern: bytes = b".*") -> None:
-        """pattern: a regular expression that occurs in the names of the tensors. Raise EngineError if this build of
-        ggml lays its buffers out differently."""
+        """Create the buffer type.
+
+        pattern: regular expression that selects tensors by name.
+        Raises EngineError if this build of ggml has another layout of buffers.
+        """
         self.weights: dict[str, Weight] = {}
-        self.is_ordinary = False  # what comes from now on is no weight of the model, and has memory
+        self.is_ordinary = False  # True: later tensors are not weights of the model and get ordinary memory
         self._spaces: list[AddressSpace] = []
-        self._name = C.create_string_buffer(b"Edge")  # llama.cpp tells types apart by their names
+        self._name = C.create_string_buffer(b"Edge")  # llama.cpp distinguishes buffer types by name
         self._callbacks = (
             _Alloc(self._allocate),
             _InitTensor(self._note),
@@ -272,7 +286,8 @@ class CallerBuffer:
             )
         self._type.alloc_buffer, self._type.get_name = allocate, get_name
         self._overrides = (_Override * 2)(_Override(pattern, C.addressof(self._type)), _Override(None, None))
-        self.overrides = C.addressof(self._overrides)  # for llama.cpp's model parameters: tensors are of this type
+        # for llama.cpp's model parameters: assigns this buffer type to the tensors
+        self.overrides = C.addressof(self._overrides)
 
     def close(self) -> None:
         """Free the buffers. Call it after the model was freed."""
@@ -285,7 +300,7 @@ class CallerBuffer:
         try:
             space = AddressSpace(n_bytes)
         except (OSError, ValueError):
-            return None  # llama.cpp says that it could not allocate
+            return None  # llama.cpp reports that it could not allocate
         self._spaces.append(space)
         address = int(_from_pointer(space.address, n_bytes))
         buffer = _Buffer.from_address(address)
@@ -304,10 +319,10 @@ class CallerBuffer:
 
 
 def disable_amx() -> None:
-    """Take the kernels for Intel's AMX out of what llama.cpp repacks weights for. It then uses its next best ones.
+    """Remove the kernels for Intel AMX from llama.cpp's repacking. llama.cpp then uses its next best kernels.
 
-    GCC before 13 drops the stores in front of `_tile_loadconfig`, and the first product ends the process. And only the
-    kernels of CPU_REPACK compute the same bits for weights that stay in memory and for those that are paged.
+    GCC before 13 drops the stores in front of `_tile_loadconfig`, so the first matrix product crashes. In addition,
+    only the CPU_REPACK kernels compute the same bits for resident and for paged weights.
     """
     types = _extra_types()
     without_amx = [kind for kind in types if _type_name(kind) != b"AMX"]
@@ -317,7 +332,7 @@ def disable_amx() -> None:
 
 @functools.cache
 def _extra_array() -> Any:
-    """ggml's own array of buffer types that repack for this CPU, the preferred one first, ended by a null pointer."""
+    """Return ggml's own array of repacking buffer types for this CPU, best first and null-terminated."""
     procedure = cpu_procedure(b"ggml_backend_dev_get_extra_bufts")
     return C.CFUNCTYPE(C.POINTER(_P), _P)(procedure)(cpu_device()) if procedure else None
 
@@ -328,7 +343,7 @@ def _extra_types() -> list[int]:
 
 @functools.cache
 def _repack_buffer() -> int | None:
-    """A buffer of ggml's type for repacked weights: tensors said to lie in it are computed with its kernels."""
+    """Return a buffer of ggml's type for repacked weights, which selects ggml's repacked kernels for its tensors."""
     for kind in _extra_types():
         if _type_name(kind) == b"CPU_REPACK":
             return int(_alloc_buffer(kind, 64))

@@ -1,5 +1,8 @@
-"""Stacks for tokenizing: llama.cpp cuts texts into words with `std::regex`, which calls itself for each character of a
-word. A word of 26,000 characters overflows an ordinary stack, and that ends the process."""
+"""Run tokenization on a large stack.
+
+llama.cpp splits text into words with `std::regex`, which recurses for each character of a word. A word of 26,000
+characters overflows an ordinary stack and crashes the process.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,32 @@ from edge.llama.interrupt import deferred_interrupts
 
 T = TypeVar("T")
 
-MOST_UNBROKEN = 1 << 18  # characters that one word may have
-SHORT = 2000  # characters of a text that every stack has room for
-_CHARACTER_BYTES = 1024  # of stack for a character of a word; measured: 320 with GCC on x86-64
-_OWN_BYTES = 1 << 20  # of stack for everything else
+MOST_UNBROKEN = 1 << 18  # maximum length of a word in characters
+SHORT = 2000  # a text of this many characters fits on any stack
+_CHARACTER_BYTES = 1024  # stack for one character of a word; 320 measured with GCC on x86-64
+_OWN_BYTES = 1 << 20  # stack for everything else
 
-# A word holds no character of this kind, whichever the tokenizer. Spaces, too, can be one word.
+# No tokenizer has such a character inside a word. A run of spaces can be a word, too.
 _BREAKS = {
-    "exaone-moe": re.compile(r"[^\w\s]|\d"),  # single spaces between letters are part of a word
+    "exaone-moe": re.compile(r"[^\w\s]|\d"),  # a single space between letters is part of a word
     "": re.compile(r"\s"),
 }
 _NO_SPACE = re.compile(r"\S")
-# These look from many characters of a stretch to its end: 8,000 digits, or 130,000 spaces, take more than ten seconds.
+# These tokenizers search from many characters of a run to its end. 8,000 digits or 130,000 spaces take more than ten
+# seconds.
 _QUADRATIC = {
     "superbpe": ("number", 4096, re.compile(r"\D")),
     "jais-2": ("row of spaces", 32768, _NO_SPACE),
 }
 _SPACES = re.compile(r"(\s)\s+")
 
-_starting = threading.Lock()  # the size of stacks is one for the interpreter
+_starting = threading.Lock()  # the stack size of new threads is a global setting of the interpreter
 
 
 def check_unbroken(text: str, pre: str) -> None:
-    """Raise ContextFull for a text that has a word which tokenizing has no stack or time for.
+    """Raise ContextFull if the text has a word that needs too much stack or time to tokenize.
 
-    pre: name of the pre-tokenizer, as `tokenizer.ggml.pre` says it.
+    pre: name of the pre-tokenizer (`tokenizer.ggml.pre`).
     """
     breaks = _BREAKS.get(pre, _BREAKS[""])
     if any(_lacks(text, MOST_UNBROKEN, pattern) for pattern in (breaks, _NO_SPACE)):
@@ -56,33 +60,40 @@ def _too_long(what: str, most: int) -> ContextFull:
 
 
 def without_rows_of_spaces(text: str) -> str:
-    """Return a text with one space for each row of them: the pre-tokenizer `whitespace` drops spaces, and llama.cpp
-    stops the process if there are two."""
+    """Return the text with each run of spaces reduced to one space.
+
+    The pre-tokenizer `whitespace` drops spaces, and llama.cpp aborts the process on two spaces in a row.
+    """
     return _SPACES.sub(r"\1", text)
 
 
 def _lacks(text: str, n: int, pattern: re.Pattern[str]) -> bool:
-    """Return whether n characters in a row lack the pattern. True for some texts where only n / 2 do: one search for
-    each half of n is linear in the length of the text."""
+    """Return whether n consecutive characters lack the pattern. May be True for some texts with only n / 2 such
+    characters.
+
+    One search for each half of n keeps the time linear in the length of the text.
+    """
     half = n // 2
     return any(not pattern.search(text, at, at + half) for at in range(0, len(text) - half + 1, half))
 
 
 def with_deep_stack(work: Callable[[], T], n_characters: int) -> T:
-    """Return what `work` returns in a thread whose stack has room for a word of so many characters. Raise its errors;
-    EngineError if there is no room for such a stack."""
+    """Call `work` in a thread with enough stack for a word of `n_characters` characters, and return its result.
+
+    Raises the errors of `work`, or EngineError if the stack cannot be allocated.
+    """
     outcomes: list[T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
             outcomes.append(work())
-        except BaseException as error:  # raised in the thread that waits
+        except BaseException as error:  # raised again in the calling thread
             errors.append(error)
 
     thread = threading.Thread(target=run, name="tokenizing", daemon=True)
     n_bytes = _OWN_BYTES + min(n_characters, MOST_UNBROKEN) * _CHARACTER_BYTES
-    with deferred_interrupts():  # else the model might be closed while the thread reads it
+    with deferred_interrupts():  # otherwise an interrupt might close the model while the thread reads it
         with _starting:
             before = threading.stack_size(n_bytes)
             try:

@@ -1,7 +1,7 @@
-"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of nine files with ctypes.
+"""Interface to ggml: tensor layout, graph nodes, quantization. One of nine files with ctypes.
 
-Importing this module reads one tensor both through ggml's accessors and through our copy of its struct, and raises
-EngineError if the two disagree: the layout belongs to one exact version of llama-cpp-python.
+Importing this module reads one tensor through ggml's accessors and through our copy of its struct. If the two disagree,
+the import raises EngineError: the layout belongs to one exact version of llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge.errors import EngineError
 from edge.llama.library import LIB_PATH, PINNED_VERSION, described, libllama
 from edge.llama.library import llama_cpp as L
 
-_F32, _I32 = 0, 26  # their ggml type ids
+_F32, _I32 = 0, 26  # ggml type ids
 _NO_OP = 0
 
 
@@ -71,11 +71,11 @@ _device_name = _ggml("ggml_backend_dev_name", C.c_char_p, C.c_void_p)
 _device_description = _ggml("ggml_backend_dev_description", C.c_char_p, C.c_void_p)
 _device_memory = _ggml("ggml_backend_dev_memory", None, C.c_void_p, C.POINTER(C.c_size_t), C.POINTER(C.c_size_t))
 _set_node_callback = _ggml("ggml_backend_sched_set_eval_callback", None, C.c_void_p, C.c_void_p, C.c_void_p)
-# llama.cpp's own one, as there is none of C; None: a build that hides it.
+# C++ symbol of llama.cpp, because the C interface has no such function. None if a build hides the symbol.
 _get_scheduler: Any = getattr(libllama, "_ZNK13llama_context9get_schedEv", lambda context: None)
 _get_scheduler.restype, _get_scheduler.argtypes = C.c_void_p, [C.c_void_p]
 _CPU_DEVICE = 0
-_GPU_DEVICES = (1, 2)  # of their own memory, and of the machine's
+_GPU_DEVICES = (1, 2)  # with their own memory, and with the machine's memory
 _op_name = _ggml("ggml_op_name", C.c_char_p, C.c_int)
 _quantize_chunk = _ggml(
     "ggml_quantize_chunk", C.c_size_t, C.c_int, C.c_void_p, C.c_void_p, C.c_int64, C.c_int64, C.c_int64, C.c_void_p
@@ -83,7 +83,7 @@ _quantize_chunk = _ggml(
 
 
 class _TypeTraits(C.Structure):
-    """struct ggml_type_traits as PINNED_VERSION has it, up to the function that decodes."""
+    """struct ggml_type_traits as PINNED_VERSION has it, up to the dequantization function."""
 
     _fields_ = (
         ("type_name", C.c_char_p),
@@ -109,7 +109,7 @@ _mul_mat = _ggml("ggml_mul_mat", C.c_void_p, C.c_void_p, C.c_void_p, C.c_void_p)
 
 
 def check_layout(version: str = L.__version__) -> None:
-    """Raise EngineError unless `_Tensor` is how this build of ggml lays a tensor out."""
+    """Raise EngineError unless `_Tensor` matches the tensor layout of this build of ggml."""
     memory = _init(_InitParams(1 << 20, None, False))
     a, b = _new_2d(memory, _F32, 32, 3), _new_2d(memory, _F32, 32, 5)
     _ggml("ggml_set_name", C.c_void_p, C.c_void_p, C.c_char_p)(a, b"layout.weight")
@@ -144,14 +144,16 @@ _views: dict[tuple[int, ...], NDArray[np.float32]] = {}
 
 
 def use_node_callback(context: Any, callback: Any) -> None:
-    """Have this callback, or None, called while the graph of the last decode is computed again. A new graph has that of
-    the context. context: handle of one that is open."""
+    """Set the callback, or None, for the reused graph of the last decode. A new graph gets the callback of its context.
+
+    context: handle of an open context.
+    """
     if scheduler := _get_scheduler(context):
         _set_node_callback(scheduler, callback, None)
 
 
 class Node:
-    """A node of the graph being computed, seen from a node callback. Valid only during the callback."""
+    """Node of the graph that is being computed. Valid only during a node callback."""
 
     __slots__ = ("address",)
 
@@ -164,17 +166,20 @@ class Node:
 
     @property
     def weight(self) -> str:
-        """The name of the node's first source, which for a matrix product is its weight; "" if it has none.
+        """Return the name of the node's first source, or "" without a source. For a matrix product this is the weight.
 
-        Where ggml's scheduler moves a product to another backend, the source is a copy called BACKEND#NAME#NUMBER.
+        If ggml's scheduler moves a product to another backend, the source is a copy called BACKEND#NAME#NUMBER.
         """
         source = _Tensor.from_address(self.address).src[0]
         name = bytes(_get_name(source)).decode(errors="replace") if source else ""
         return name.split("#")[1] if name.count("#") == 2 else name
 
     def adapted_weight(self) -> tuple[str, int] | None:
-        """The weight whose product, with what an adapter makes of its input, is summed here, and how many adapters were
-        added by now; None for any other node."""
+        """Return the weight and the number of adapters added so far, if this node adds an adapter's result to a
+        product.
+
+        Return None for any other node.
+        """
         product, added = (_Tensor.from_address(self.address).src[i] for i in (0, 1))
         scaled = _Tensor.from_address(added).src[0] if product and added and self.op == "ADD" else None
         matrix = Node(scaled).weight if scaled else ""
@@ -185,29 +190,31 @@ class Node:
 
     @property
     def op(self) -> str:
-        """Name of the node's operation in ggml: "MUL_MAT"."""
+        """Return the name of the node's operation in ggml, such as "MUL_MAT"."""
         return bytes(_op_name(_Tensor.from_address(self.address).op)).decode()
 
     @property
     def source(self) -> int:
-        """The address of its first source's struct, 0 without one."""
+        """Return the address of the first source's struct, or 0 if the node has no source."""
         return _Tensor.from_address(self.address).src[0] or 0
 
     @property
     def sources(self) -> tuple[int, ...]:
-        """The addresses of all its sources' structs, 0 for those it does not have."""
+        """Return the addresses of all source structs, with 0 for unused places."""
         return tuple(address or 0 for address in _Tensor.from_address(self.address).src)
 
     @property
     def viewed(self) -> tuple[int, ...]:
-        """The addresses of what it, and its sources, are views of."""
+        """Return the addresses of the tensors behind this node and its sources, if these are views."""
         own = _Tensor.from_address(self.address)
         tensors = (own, *(_Tensor.from_address(address) for address in own.src if address))
         return tuple(address.view_src for address in tensors if address.view_src)
 
     def skip(self) -> Callable[[], None]:
-        """Make the graph leave the node out, until what is returned is called: before the graph is used again, or
-        freed."""
+        """Make the graph skip this node. Return a function that restores it.
+
+        Call that function before the graph is reused or freed.
+        """
         t = _Tensor.from_address(self.address)
         op, t.op = t.op, _NO_OP
 
@@ -217,8 +224,10 @@ class Node:
         return restore
 
     def use_source(self, tensor: _Tensor, index: int = 0) -> Callable[[], None]:
-        """Make `tensor` the node's source of this index, until what is returned is called: before the graph is used
-        again, or freed. It must live as long."""
+        """Make `tensor` the node's source `index`. Return a function that restores the original source.
+
+        Call that function before the graph is reused or freed. `tensor` must live until then.
+        """
         t = _Tensor.from_address(self.address)
         source, t.src[index] = t.src[index], C.addressof(tensor)
 
@@ -228,15 +237,17 @@ class Node:
         return restore
 
     def with_integers(self, values: NDArray[np.int32]) -> _Tensor:
-        """Return ggml's struct of the node with other values [rows, columns], which must live as long as it."""
+        """Return a copy of the node's struct with other values [rows, columns]. The values must outlive the struct."""
         t = _Tensor.from_buffer_copy(_Tensor.from_address(self.address))
         t.nb[1], t.nb[2], t.nb[3] = values.strides[0], values.nbytes, values.nbytes
         t.data = values.ctypes.data
         return t
 
     def product_addresses(self) -> tuple[int, int]:
-        """Return the addresses of a matrix product in this machine's own memory: of the input rows, and of the result.
-        EngineError unless both are stored row behind row."""
+        """Return the host addresses of a matrix product's input rows and of its result.
+
+        Raises EngineError unless the rows of both are contiguous.
+        """
         t = _Tensor.from_address(self.address)
         x = _Tensor.from_address(t.src[1])
         if x.type != _F32 or x.nb[1] != 4 * x.ne[0] or t.nb[1] != 4 * t.ne[0] or not _buffer_is_host(t.buffer):
@@ -244,7 +255,7 @@ class Node:
         return x.data, t.data
 
     def integers(self) -> NDArray[np.int32]:
-        """The node's int32 values [rows, columns], where they lie in this machine's own memory."""
+        """Return the node's int32 values [rows, columns] in place. They must be in host memory."""
         t = _Tensor.from_address(self.address)
         rows, columns = self.shape
         if t.type != _I32 or not (t.buffer or t.view_src):
@@ -256,8 +267,10 @@ class Node:
         return values
 
     def values(self) -> NDArray[Any]:
-        """A copy of its float32 or int32 values, [ne3, ne2, ne1, ne0] in ggml's words, out of whatever memory holds
-        them and however its rows lie there. EngineError for other types, or rows that are not whole."""
+        """Return a copy of the node's float32 or int32 values [ne3, ne2, ne1, ne0] from any memory and any row stride.
+
+        Raises EngineError for other types or if the values of a row are not contiguous.
+        """
         t = _Tensor.from_address(self.address)
         if t.type not in (_F32, _I32) or t.nb[0] != 4:
             raise EngineError(f"node {self.name} of ggml type {t.type} does not hold rows of numbers of 32 bits")
@@ -269,18 +282,19 @@ class Node:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, columns) as numpy counts them: for a hidden state, (tokens, embedding length)."""
+        """Return (rows, columns) in numpy's order. A hidden state has (tokens, embedding length)."""
         ne = _Tensor.from_address(self.address).ne
         return ne[1] * ne[2] * ne[3], ne[0]
 
     def view(self) -> NDArray[np.float32] | None:
-        """The node's float32 values [rows, columns] in place, where they lie in this machine's own memory; else None.
+        """Return the node's float32 values [rows, columns] in place, or None if they are not in host memory.
 
-        Views are remembered by where they lie: a graph's nodes lie where they lay in the last graph of its kind.
+        Views are cached by address, because the nodes of a reused graph stay at their addresses.
         """
         t = _Tensor.from_address(self.address)
         key = (t.data, *t.ne)
-        view = _views.get(key)  # another thread may clear them, where two engines of this process compute at once
+        # another thread may clear the cache, if two engines of this process compute concurrently
+        view = _views.get(key)
         if view is not None:
             return view
         n = math.prod(t.ne)
@@ -294,7 +308,7 @@ class Node:
         return view
 
     def read(self, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """The node's float32 values [rows, columns], copied out of whatever memory holds them."""
+        """Return a copy of the node's float32 values [rows, columns], from any memory."""
         if out is None:
             out = np.empty(self.shape, np.float32)
         self._check(out)
@@ -302,28 +316,28 @@ class Node:
         return out
 
     def write(self, values: NDArray[np.float32]) -> None:
-        """Replace the node's values; the rest of the graph sees these."""
+        """Replace the node's values for the rest of the graph."""
         values = np.ascontiguousarray(values, np.float32)
         self._check(values)
         _tensor_set(self.address, values.ctypes.data, 0, values.nbytes)
 
     def _check(self, values: NDArray[np.float32]) -> None:
-        # ggml aborts where sizes differ, and reads other types as if they were floats.
+        # If sizes differ ggml aborts, and it would read other types as floats.
         kind, n_bytes = _Tensor.from_address(self.address).type, _nbytes(self.address)
         if kind != _F32 or values.nbytes != n_bytes:
             raise EngineError(
                 f"node {self.name} holds {n_bytes} bytes of ggml type {kind},"
-                f" {values.nbytes} bytes of float32 are asked for or given"
+                f" {values.nbytes} bytes of float32 were requested or given"
             )
 
 
 def forget_views() -> None:
-    """Drop the views of nodes: what they show is about to be freed."""
+    """Clear the cache of node views, because their memory is about to be freed."""
     _views.clear()
 
 
 def cpu_device() -> int:
-    """ggml's handle of this machine's CPU. EngineError if this build has none."""
+    """Return ggml's handle of this machine's CPU. Raises EngineError if this build has no CPU backend."""
     device = _device_by_type(_CPU_DEVICE)
     if not device:
         raise EngineError("ggml offers no CPU to compute with; reinstall llama-cpp-python")
@@ -331,7 +345,7 @@ def cpu_device() -> int:
 
 
 def gpu_names() -> list[str]:
-    """The GPUs that this build reaches, by ggml's name and the driver's: "Vulkan0 (llvmpipe)"."""
+    """Return the GPUs of this build by ggml's and the driver's name: "Vulkan0 (llvmpipe)"."""
     return [
         f"{_device_name(device).decode(errors='replace')} ({_device_description(device).decode(errors='replace')})"
         for kind in _GPU_DEVICES
@@ -340,17 +354,18 @@ def gpu_names() -> list[str]:
 
 
 def gpu_devices() -> list[int]:
-    """ggml's handles of the GPUs that llama.cpp uses: those with memory of their own, else those without."""
+    """Return ggml's handles of the GPUs that llama.cpp uses: GPUs with their own memory, or else integrated GPUs."""
     return next((devices for kind in _GPU_DEVICES if (devices := _devices(kind))), [])
 
 
 def device_name(device: int) -> str:
-    """ggml's name of a device: "Vulkan0"."""
+    """Return ggml's name of a device: "Vulkan0"."""
     return bytes(_device_name(device)).decode(errors="replace")
 
 
 def gpu_free_bytes(devices: Sequence[int] | None = None) -> int | None:
-    """Bytes that are free on `devices`, or on the GPUs that llama.cpp uses. None if a driver does not tell."""
+    """Return the free bytes on `devices` (default: the GPUs that llama.cpp uses), or None if a driver does not
+    report them."""
     free, total = C.c_size_t(), C.c_size_t()
     free_bytes = 0
     for device in gpu_devices() if devices is None else devices:
@@ -362,21 +377,22 @@ def gpu_free_bytes(devices: Sequence[int] | None = None) -> int | None:
 
 
 def _devices(kind: int) -> list[int]:
-    """ggml's handles of the devices of a kind."""
+    """Return ggml's handles of the devices of a kind."""
     return [device for i in range(_device_count()) if _device_type(device := _device(i)) == kind]
 
 
 def cpu_procedure(name: bytes) -> int | None:
-    """The address of a function that only the CPU's backend has; None if this build has it not."""
+    """Return the address of a function of ggml's CPU backend, or None if this build lacks it."""
     return _procedure(_device_registry(cpu_device()), name)  # type: ignore[no-any-return]
 
 
 def quantize_rows(
     values: NDArray[np.float32], type_id: int, importance: NDArray[np.float32] | None = None
 ) -> NDArray[np.uint8]:
-    """`values` [rows, columns] in ggml type `type_id`, as [rows, bytes per row]. Columns must divide by its block.
+    """Return `values` [rows, columns] quantized to ggml type `type_id`, as [rows, bytes per row].
 
-    importance: of each column, float32 [columns]; some types cannot be without. Runs without the interpreter's lock.
+    The number of columns must be a multiple of the block size. Runs without the interpreter's lock.
+    importance: weight of each column, float32 [columns]. Some types require it.
     """
     rows, columns = values.shape
     values = np.ascontiguousarray(values, np.float32)
@@ -389,7 +405,7 @@ def quantize_rows(
 
 
 def dequantize_rows(rows: NDArray[np.uint8], type_id: int, out: NDArray[np.float32]) -> None:
-    """Write the values of `rows` [n, bytes per row], in ggml type `type_id`, to `out` [n, columns]."""
+    """Dequantize `rows` [n, bytes per row] of ggml type `type_id` into `out` [n, columns]."""
     if type_id == _F32:
         out[:] = rows.view(np.float32)
         return

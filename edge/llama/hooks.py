@@ -1,9 +1,9 @@
-"""Hooks: look at, and write into, chosen nodes while llama.cpp computes a graph.
+"""Hooks that read and write chosen nodes while llama.cpp computes a graph.
 
-llama.cpp asks about every node of every graph (about 700 a token for a 1B model). The order of nodes depends only on
-how many rows a batch has, how many of them give logits, and which adapters are in use, so the first graph of a kind is
-learned by name and later ones are a counter and a list look-up. A shift of positions is a graph of its own, which comes
-before the next one: then all nodes are known by name again.
+llama.cpp calls back for every node of every graph (about 700 per token for a 1B model). The order of nodes depends only
+on the number of rows, the number of output rows, and the active adapters. So the first graph of a kind is matched by
+node name, and later graphs use a counter and a list look-up. A shift of positions adds a graph before the next one; its
+nodes are matched by name.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from edge.llama.llama import Context
 
 @dataclass(frozen=True)
 class Hook:
-    """Hook: the nodes it applies to, and the functions to call there."""
+    """Condition that selects nodes, and the functions to call at these nodes."""
 
-    wants: Callable[[Node], bool]  # asked once per node and kind of graph
-    # Called when the node is computed; returning False ends the graph there. Without one, the graph is not interrupted.
+    wants: Callable[[Node], bool]  # called once per node and kind of graph
+    # Called after the node is computed. If it returns False, the graph ends there. None: the graph is not interrupted.
     run: Callable[[Node], bool | None] | None
     before: Callable[[Node], None] | None = None  # called before the node is computed
-    ready: Callable[[], bool] | None = None  # whether `before` returns at once; if not, what precedes is computed first
+    ready: Callable[[], bool] | None = None  # True: `before` would not block. False: earlier nodes are computed first
 
 
 _Readies = tuple[Callable[[], bool], ...]
@@ -37,7 +37,7 @@ _Run = tuple[Callable[[Node], bool | None], ...]
 
 
 class _Hooks(NamedTuple):
-    """The functions that hooks have for one node."""
+    """Functions that the hooks have for one node."""
 
     before: _Before
     run: _Run
@@ -45,7 +45,7 @@ class _Hooks(NamedTuple):
 
     @classmethod
     def from_hooks(cls, hooks: Sequence[Hook]) -> _Hooks | None:
-        """Those of these hooks, which want the node; None: none does."""
+        """Return the functions of these hooks, or None if there are no hooks."""
         before = tuple(hook.before for hook in hooks if hook.before is not None)
         run = tuple(hook.run for hook in hooks if hook.run is not None)
         ready = tuple(hook.ready for hook in hooks if hook.ready is not None)
@@ -57,36 +57,37 @@ def _that_call(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
 
 
 class NodeHooks:
-    """Turns hooks into llama.cpp's node callback, of the context that `decode` is given.
+    """llama.cpp node callback that runs hooks, for the context passed to `decode`.
 
-    Where several hooks want a node, they run in their order.
+    If several hooks select a node, they run in their order.
     """
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = _that_call(hooks)
         self._cache: dict[Hashable, tuple[list[_Hooks | None], list[_Readies]]] = {}
         self._plan: list[_Hooks | None] = []  # by node index
-        self._next: list[_Readies] = []  # likewise: what the node behind it may have to wait for; empty: none does
-        self._kind: Hashable | None = None  # of the graph that comes; None: it is not to be remembered
+        # by node index: `ready` functions of the following node; empty if no hook has one
+        self._next: list[_Readies] = []
+        self._kind: Hashable | None = None  # kind of the next graph; None: the graph is not cached
         self._learning = True
         self._index = 0
-        self._run: _Run = ()  # at the node that is computed next
+        self._run: _Run = ()  # functions of the node that is computed next
         self._ended = False
         self._interrupted = False  # by Ctrl-C; the graph ends at its next node
         self._error: BaseException | None = None
-        self._unskip: Callable[[], None] | None = None  # the node that an error came before
+        self._unskip: Callable[[], None] | None = None  # restores the node that was skipped after an error
 
     def decode(self, context: Context, rows: Batch, n: int, outputs: int) -> None:
-        """Decode the first `n` rows, of which `outputs` give logits. Errors of `Context.decode`, of hooks and of
+        """Decode the first `n` rows. `outputs` of them give logits. Raises the errors of `Context.decode`, hooks and
         `end`."""
         if context._handle:
             use_node_callback(context._handle, context._on_node if self._hooks else None)
         if not self._hooks:
-            self._ended = True  # a new graph calls all the same
+            self._ended = True  # a new graph still calls back
             context.decode(rows, n)
             return
         kind = (n, outputs, context.active_adapters, context.gives_hidden, rows.has_embeddings, rows.causal)
-        self.begin(None if context.shift_pending else kind)  # a graph that shifts positions may come before it
+        self.begin(None if context.shift_pending else kind)  # a graph that shifts positions may precede it
         completed = False
         try:
             with handled_interrupts(self._interrupt):
@@ -96,12 +97,12 @@ class NodeHooks:
             self.end(completed)
 
     def use(self, hooks: Sequence[Hook]) -> None:
-        """Run these hooks from the next graph on, and learn all graphs anew."""
+        """Run these hooks from the next graph on, and discard all learned graphs."""
         self._hooks = _that_call(hooks)
         self._cache.clear()
 
     def begin(self, kind: Hashable | None) -> None:
-        """A graph of this kind comes next: those of one kind have the same nodes. None: it is not to be remembered."""
+        """Prepare for the next graph. Graphs of one kind have the same nodes. None: do not cache this graph."""
         self._kind = kind
         cached = self._cache.get(kind) if kind is not None else None
         self._learning = cached is None
@@ -109,10 +110,11 @@ class NodeHooks:
         self._index, self._ended, self._interrupted, self._error = 0, False, False, None
 
     def end(self, completed: bool) -> None:
-        """Raise what a hook raised, KeyboardInterrupt after Ctrl-C, or EngineError if the graph was not the one
-        remembered.
+        """Finish the graph.
 
-        completed: the decode ran to its end; what an interrupted graph showed is not remembered.
+        completed: the decode ran to its end. The nodes of an interrupted graph are not cached.
+        Raises the error of a hook, KeyboardInterrupt after Ctrl-C, or EngineError if the graph differs from the cached
+        one.
         """
         if self._unskip is not None:
             self._unskip()
@@ -129,20 +131,22 @@ class NodeHooks:
         elif not self._ended and self._index != len(self._plan):
             del self._cache[self._kind]
             raise EngineError(
-                f"a graph of {self._index} nodes came where one of {len(self._plan)} was remembered for"
+                f"a graph of {self._index} nodes was computed, but {len(self._plan)} nodes were recorded for"
                 f" (rows, outputs, adapters, hidden states, embeddings, causal) = {self._kind}; its hooks may have run"
                 " at the wrong nodes"
             )
 
     def _interrupt(self, frame: FrameType | None) -> None:
-        """Take Ctrl-C while a graph is computed. A hook, which may wait for long, is interrupted at once. Elsewhere the
-        graph ends at its next node: Python comes to a signal where `callback` is entered, which is before its `try`."""
+        """Handle Ctrl-C during a graph. A hook may block for long, so it is interrupted immediately. Other code ends
+        the graph
+        at its next node: Python handles signals on entry to `callback`, which is before its `try`.
+        """
         if not self._interrupted and self._error is None and _is_in_hook(frame):
             raise KeyboardInterrupt
         self._interrupted = self._ended = True
 
     def callback(self, address: int, ask: bool, _: Any) -> bool:
-        """llama.cpp's side. An exception cannot cross native code: it is kept for `end`, and the graph is ended."""
+        """Handle llama.cpp's node callback. Exceptions cannot cross native code, so they are stored for `end`."""
         try:
             if not ask:
                 node = Node(address)
@@ -159,7 +163,7 @@ class NodeHooks:
                 self._plan.append(_Hooks.from_hooks([hook for hook in self._hooks if hook.wants(node)]))
             index = self._index
             self._index += 1
-            if index >= len(self._plan):  # more nodes than remembered: `end` says so
+            if index >= len(self._plan):  # more nodes than recorded: `end` raises the error
                 return False
             if (hooks := self._plan[index]) is not None:
                 self._run = hooks.run
@@ -168,21 +172,21 @@ class NodeHooks:
                 if hooks.run:
                     return True
             if self._next:
-                # A generator would cost a microsecond, and there are hundreds of nodes to a token.
+                # A generator would cost a microsecond for each of hundreds of nodes per token.
                 for ready in self._next[index]:
                     if not ready():
-                        self._run = ()  # it has none of its own, and those of a node before ran
+                        self._run = ()  # this node has no functions, and those of an earlier node have run
                         return True
             return False
         except BaseException as error:
             self._error, self._ended, self._run = error, True, ()
-            if ask:  # not computed: what it needs may not be there, and ggml ends the process over wrong numbers
+            if ask:  # Do not compute this node: its input may be missing, and ggml aborts the process on wrong numbers.
                 self._unskip = Node(address).skip()
-            return ask  # to be called after this node, and end the graph there
+            return ask  # True: llama.cpp calls again after this node, and the graph ends there
 
 
 def _is_in_hook(frame: FrameType | None) -> bool:
-    """Return whether something that `NodeHooks.callback` called is interrupted."""
+    """Return whether the interrupted code was called by `NodeHooks.callback`."""
     caller = frame and frame.f_back
     while caller is not None and caller.f_code is not _CALLBACK:
         caller = caller.f_back

@@ -1,8 +1,8 @@
-"""Ctrl-C around native code: a decode stops at its next graph node, a load ends soon, and none is lost.
+"""Ctrl-C around native code: a decode stops at its next graph node, a load ends soon, and no Ctrl-C is lost.
 
-Python runs signal handlers only between bytecodes, and one decode of a long prompt on a slow device is a minute of
-native code. And an exception that a handler raises in a Python function which native code called is dropped there, and
-the function's answer with it: a graph would go on without its hooks.
+Python runs signal handlers only between bytecodes, but one decode of a long prompt on a slow device takes a minute of
+native code. If a handler raises inside a Python function that native code called, the exception and the function's
+result are dropped. The graph would then continue without its hooks.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from edge.errors import Interrupted
 
 
 class Stoppable(Protocol):
-    """Something whose computation can be stopped from another thread."""
+    """Computation that another thread can stop."""
 
     def stop(self) -> None:
-        """Make what runs, and all that follows, raise Interrupted."""
+        """Make the current and all later passes raise Interrupted."""
 
     def resume(self) -> None:
-        """Compute again."""
+        """Allow passes again."""
 
 
 class PassStopped(Interrupted):
-    """A pass was stopped, and may be computed again."""
+    """A pass was stopped and may be computed again."""
 
 
 class StopFlag:
-    """Flag at which a decode ends, with who has raised it. For any thread."""
+    """Stop flag of decodes that distinguishes one stopped pass from a stopped engine. Safe in any thread."""
 
     def __init__(self, flag: Any) -> None:
-        """flag: bytes that native code looks at between two nodes; empty: go on."""
+        """flag: bytes that native code checks between two nodes; empty means continue."""
         self.flag = flag
-        self._is_stopped = False  # else a flag that is up ends one decode
+        self._is_stopped = False  # False: a raised flag ends one decode only
 
     def stop(self) -> None:
-        """End what runs, and all that follows."""
+        """End the current decode and all later ones."""
         self._is_stopped, self.flag.value = True, b"x"
 
     def end_pass(self) -> None:
-        """End what runs, or what follows if nothing does."""
+        """End the current decode, or the next one if none runs."""
         self.flag.value = b"x"
 
     def resume(self) -> None:
-        """Let all run again."""
+        """Allow decodes again."""
         self._is_stopped, self.flag.value = False, b""
 
     def error(self) -> Interrupted:
-        """Return the error of a decode that ended. If only that was to end, the next one runs."""
+        """Return the error for a stopped decode. If only one pass was stopped, allow the next one."""
         if not self._is_stopped:
             self.flag.value = b""
-        if self._is_stopped:  # also since the line before
+        if self._is_stopped:  # `stop` may have run since the previous line
             self.flag.value = b"x"
             return Interrupted("stopped on request")
         return PassStopped("stopped to be computed again")
@@ -65,11 +65,11 @@ class StopFlag:
 
 @contextmanager
 def interrupt_stops(engine: Stoppable) -> Iterator[None]:
-    """Let Ctrl-C stop the engine inside the block, which raises Interrupted; a second one is an ordinary
+    """Make Ctrl-C stop the engine inside the block, which then raises Interrupted. A second Ctrl-C raises
     KeyboardInterrupt.
 
-    The interpreter writes a signal's number to a socket at once, whatever runs; a thread reads it there.
-    Does nothing outside the main thread, where Python has no signals.
+    The interpreter immediately writes the signal number to a socket, and a thread reads it there. Does nothing outside
+    the main thread, because Python delivers signals only there.
     """
     if not _has_signals():
         yield
@@ -88,7 +88,7 @@ def interrupt_stops(engine: Stoppable) -> Iterator[None]:
     watcher.start()
 
     def on_interrupt(*_: object) -> None:
-        engine.stop()  # the watcher may not be there yet, or no more
+        engine.stop()  # the watcher may not have started yet, or may have ended
         signal.signal(signal.SIGINT, handler)
 
     handler = signal.signal(signal.SIGINT, on_interrupt)
@@ -107,7 +107,7 @@ def interrupt_stops(engine: Stoppable) -> Iterator[None]:
 
 @contextmanager
 def deferred_interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM inside the block; they take effect at its end. For native code with callbacks."""
+    """Defer Ctrl-C and SIGTERM to the end of the block. Needed for native code with callbacks."""
     noted: list[int] = []
     if not _has_signals():
         yield noted
@@ -124,7 +124,7 @@ def deferred_interrupts() -> Iterator[list[int]]:
 
 @contextmanager
 def handled_interrupts(handle: Callable[[FrameType | None], None]) -> Iterator[None]:
-    """Call `handle` on Ctrl-C inside the block, with the frame that is interrupted, in place of a KeyboardInterrupt."""
+    """Call `handle` with the interrupted frame on Ctrl-C inside the block, instead of raising KeyboardInterrupt."""
     if not _has_signals():
         yield
         return
@@ -137,7 +137,7 @@ def handled_interrupts(handle: Callable[[FrameType | None], None]) -> Iterator[N
 
 @contextmanager
 def _termination_deferred(note: Callable[[], None]) -> Iterator[None]:
-    """Call `note` on SIGTERM inside the block; its own handler is called at the end, whatever else is raised then."""
+    """Call `note` on SIGTERM inside the block, and the process's own handler at the end of the block."""
     handler = signal.getsignal(signal.SIGTERM)
     if not callable(handler):
         yield
@@ -158,6 +158,6 @@ def _termination_deferred(note: Callable[[], None]) -> Iterator[None]:
 
 
 def _has_signals() -> bool:
-    """Return whether this is the main thread, and SIGINT has its default handler."""
+    """Return whether this is the main thread and SIGINT has its default handler."""
     main = threading.current_thread() is threading.main_thread()
     return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,5 +1,7 @@
-"""Layers that pass through two buffers of a GPU: each is copied there while the layers before it compute. For passes
-of few rows the processor may compute them where they are."""
+"""Stream layers through two GPU buffers: a layer is copied while the layers before it compute.
+
+For passes of few rows the CPU may compute the layers in host memory instead.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +20,23 @@ from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
 from partition.predict.gpu_memory import SLOTS
 
-LAYER_OUT = re.compile(r"l_out-(\d+)")  # the node of a layer that all others of it come before
+LAYER_OUT = re.compile(r"l_out-(\d+)")  # name of a layer's last node
 
 
 @dataclass(frozen=True)
 class HostWeight:
-    """A weight, and its bytes in this machine's memory."""
+    """Weight and its bytes in host memory."""
 
     weight: Weight
     data: NDArray[np.uint8]
-    locked: tuple[DeviceBuffer, int] | None = None  # page-locked memory that has them, and from which byte on
+    locked: tuple[DeviceBuffer, int] | None = None  # page-locked copy: buffer and byte offset
 
 
 Layer = Sequence[HostWeight]
 
 
 def place_layer(layer: Layer, device: Device, buffer: DeviceBuffer) -> None:
-    """Let the weights of a layer lie one behind the other in a buffer. Nothing is copied."""
+    """Place the weights of a layer one after the other in a buffer. Nothing is copied."""
     at = 0
     for part in layer:
         part.weight.place(buffer, at)
@@ -42,7 +44,7 @@ def place_layer(layer: Layer, device: Device, buffer: DeviceBuffer) -> None:
 
 
 def copy_layer(layer: Layer) -> None:
-    """Copy the weights of a layer to where they were placed."""
+    """Copy the weights of a layer to their places."""
     for part in layer:
         part.weight.copy_from(int(part.data.ctypes.data))
 
@@ -50,24 +52,24 @@ def copy_layer(layer: Layer) -> None:
 class LayerStream:
     """Streamed layers of a model.
 
-    A layer always has the same of the two buffers: graphs may have views of its weights, with their addresses.
+    A layer always uses the same one of the two buffers, because graphs may hold views of its weights by address.
     """
 
     def __init__(self, device: Device, slot_bytes: int) -> None:
-        """slot_bytes: of the largest layer. NotEnoughMemory."""
+        """slot_bytes: size of the largest layer. Raises NotEnoughMemory."""
         self._device = device
         self._layers: dict[int, Layer] = {}
-        self._by_address: dict[int, int] = {}  # layer of each weight
+        self._by_address: dict[int, int] = {}  # layer of each weight address
         self._names: set[str] = set()
         self._slots: list[DeviceBuffer] = []
         self._orders: list[list[int]] = []  # layers of each slot, in the order of use
-        self._arriving: list[tuple[int, Future[None]] | None] = []  # layer that each slot has, or will have
+        self._arriving: list[tuple[int, Future[None]] | None] = []  # layer that each slot holds or is receiving
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="edge-gpu-copy")
         self._in_use: int | None = None
         self._placed: Literal["slots", "here"] | None = None
-        # In a pass of so many rows or fewer the processor computes the layers. Graphs must be learned anew for another.
+        # The CPU computes the layers in passes of at most this many rows. If it changes, graphs must be learned anew.
         self.processor_rows = 0
-        self._seen: int | None = None  # layer of the last node that was learned
+        self._seen: int | None = None  # layer of the node that was learned last
         try:
             for _ in range(SLOTS):
                 self._slots.append(device.allocate(slot_bytes))
@@ -76,7 +78,7 @@ class LayerStream:
             raise
 
     def stream(self, layers: Mapping[int, Layer]) -> None:
-        """Stream these layers from now on, and no others. Graphs must be made and learned anew."""
+        """Stream exactly these layers from now on. Graphs must be built and learned anew."""
         self.finish()
         self._layers = {n: layers[n] for n in sorted(layers)}
         self._by_address = {part.weight.address: n for n, layer in layers.items() for part in layer}
@@ -86,16 +88,17 @@ class LayerStream:
 
     @property
     def is_locked(self) -> bool:
-        """True if the layers are in page-locked memory, from which the processor can compute."""
+        """Return whether the layers are in page-locked memory, so that the CPU can compute with them."""
         return all(part.locked for layer in self._layers.values() for part in layer)
 
     def begin(self, rows: int) -> None:
-        """A pass of so many rows comes next. Call it before its graph is made."""
-        self._in_use = self._seen = None  # also of a pass that was interrupted
+        """Prepare a pass of `rows` rows. Call it before the graph of the pass is built."""
+        self._in_use = self._seen = None  # reset also after an interrupted pass
         place: Literal["slots", "here"] = "here" if rows <= self.processor_rows else "slots"
         moves = place != self._placed
         for slot, arriving in enumerate(self._arriving):
-            # Copies go to where weights are placed, so they end before these move. One that failed is made again.
+            # A copy goes to the current place of its weights, so wait for it before the weights move. Retry a failed
+            # copy.
             if arriving is not None and (moves or arriving[1].done()) and arriving[1].exception() is not None:
                 self._arriving[slot] = None
         if not moves:
@@ -105,7 +108,7 @@ class LayerStream:
             for n in order:
                 if place == "slots":
                     place_layer(self._layers[n], self._device, self._slots[slot])
-                else:  # where they are in this machine's memory
+                else:  # compute in host memory
                     for part in self._layers[n]:
                         assert part.locked is not None
                         part.weight.place(*part.locked)
@@ -120,14 +123,14 @@ class LayerStream:
         ]
 
     def finish(self) -> None:
-        """Wait for copies that have begun, and forget them. Call it before the model is freed."""
+        """Wait for running copies and forget them. Call it before the model is freed."""
         for arriving in self._arriving:
             if arriving is not None:
                 arriving[1].exception()
         self._arriving = [None] * SLOTS
 
     def close(self) -> None:
-        """Free the buffers. The model must have been freed."""
+        """Free the buffers. The model must be freed already."""
         self._copier.shutdown(cancel_futures=True)
         for slot in self._slots:
             slot.close()
@@ -136,7 +139,7 @@ class LayerStream:
     # --- nodes ---
 
     def _enters(self, node: Node) -> bool:
-        """Return whether a node is the first of a streamed layer."""
+        """Return whether the node is the first of a streamed layer."""
         if self._placed == "here":
             return False
         for address in node.sources:
@@ -152,13 +155,13 @@ class LayerStream:
         return True
 
     def _leaves(self, node: Node) -> bool:
-        """Return whether a node is the last of a streamed layer."""
+        """Return whether the node is the last of a streamed layer."""
         if self._placed == "here":
             return False
         match = LAYER_OUT.fullmatch(node.name)
         if match is None or int(match[1]) not in self._layers:
             return False
-        self._seen = None  # a later node of it would bring it back
+        self._seen = None  # a later node of this layer would load it again
         return True
 
     def _layer_of(self, node: Node) -> int | None:
@@ -168,27 +171,27 @@ class LayerStream:
         return None
 
     def _ready(self) -> bool:
-        """Return whether nothing is to be waited for. What precedes a layer is computed while it still arrives."""
+        """Return whether no copy is running. While a layer still arrives, the nodes before it are computed."""
         return all(arriving is None or arriving[1].done() for arriving in self._arriving)
 
     def _acquire(self, node: Node) -> None:
-        """Wait until the layer of a node has arrived."""
+        """Wait until the node's layer is in its buffer."""
         layer = self._layer_of(node)
         assert layer is not None
         if self._in_use is not None:
             raise EngineError(
-                f"the graph of this model does not say where layer {self._in_use} ends, so it cannot be streamed;"
+                f"the graph of this model does not mark the end of layer {self._in_use}, so it cannot be streamed;"
                 " use --gpu-layers"
             )
         slot = next(slot for slot, order in enumerate(self._orders) if layer in order)
         arriving = self._arriving[slot]
-        if arriving is None or arriving[0] != layer:  # a pass ended early
+        if arriving is None or arriving[0] != layer:  # after a pass that ended early
             arriving = self._copy(slot, layer)
         arriving[1].result()
         self._in_use = layer
 
     def _release(self, _: Node) -> None:
-        """Copy the next layer of its buffer in place of the one that is computed."""
+        """Replace the computed layer in its buffer by the next layer of that buffer."""
         for slot, order in enumerate(self._orders):
             if self._in_use in order and len(order) > 1:
                 self._copy(slot, order[(order.index(self._in_use) + 1) % len(order)])
@@ -197,7 +200,7 @@ class LayerStream:
     # --- copies ---
 
     def _copy(self, slot: int, layer: int) -> tuple[int, Future[None]]:
-        """Begin to copy a layer; one copy runs at a time, in the order in which they were begun."""
+        """Start to copy a layer. Copies run one at a time, in the order in which they were started."""
         arriving = layer, self._copier.submit(copy_layer, self._layers[layer])
         self._arriving[slot] = arriving
         return arriving

@@ -1,9 +1,9 @@
-"""Choice of the llama.cpp library, and the check of its version. One of nine files with ctypes.
+"""Choose the llama.cpp library and check its version. One of nine files with ctypes.
 
-llama-cpp-python brings its own, built where it was installed. Another, built before, is used where `LLAMA_CPP_LIB_PATH`
-names its folder, or where llama-cpp-python has none and the system does. Importing this module asks it for its version
-before anything else of it is called, and raises EngineError if that is another: functions, structs and names of
-nodes belong to a version. `edge/llama/ggml.py` and `edge/llama/buffers.py` then check the layout of each struct.
+llama-cpp-python usually contains a llama.cpp that was built at installation. A prebuilt library is used if
+`LLAMA_CPP_LIB_PATH` names its folder, or if llama-cpp-python has none and the system does. Importing this module checks
+the library's version before any other call, and raises EngineError for another version: functions, structs and node
+names belong to one version. `edge/llama/ggml.py` and `edge/llama/buffers.py` then check the layout of each struct.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any
 from edge.errors import EngineError
 from quant.text import printable
 
-PINNED_VERSION = "0.3.36"  # of llama-cpp-python
-# What that one is made for. Builds from between two releases say "-dev" behind it.
+PINNED_VERSION = "0.3.36"  # version of llama-cpp-python
+# The versions that this llama-cpp-python needs. A build from between two releases has the suffix "-dev".
 PINNED_LLAMA, PINNED_GGML = "0.5.0", "0.25.3"
-# Defaults of that version which lie in front, in the middle and at the end of each struct, and are not all 0.
+# Defaults of that version at the beginning, middle and end of each struct that are not all 0.
 _DEFAULTS: dict[str, dict[str, int | float]] = {
     "model": {"n_gpu_layers": -1, "load_mode": -1, "vocab_only": 0, "use_extra_bufts": 1, "no_host": 0},
     "context": {"n_ctx": 512, "n_batch": 2048, "yarn_ext_factor": -1.0, "type_k": 1, "type_v": 1, "swa_full": 1},
     "model_quantize": {"ftype": 7, "token_embedding_type": 43, "quantize_output_tensor": 1, "max_buf_size": 8 << 30},
 }
-LIB_PATH = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python reads it, too
-EXIT_NATIVE_ABORT = 70  # EX_SOFTWARE: ggml found an invariant broken and the process cannot go on
+LIB_PATH = "LLAMA_CPP_LIB_PATH"  # environment variable that llama-cpp-python reads, too
+EXIT_NATIVE_ABORT = 70  # EX_SOFTWARE: ggml aborts after a failed internal check
 _NAME = "libllama.dylib" if sys.platform == "darwin" else "libllama.so"
 _INSTALL = f"pip install llama-cpp-python=={PINNED_VERSION}"
 
 
 def system_folders() -> list[Path]:
-    """Return the folders of a system's libraries, and of environments such as conda's or Termux's."""
+    """Return the library folders of the system and of environments such as conda's or Termux's."""
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
     names = [
         f"{sys.prefix}/lib",
@@ -49,7 +49,11 @@ def system_folders() -> list[Path]:
 
 
 def library_folder(system: list[Path] | None = None) -> Path:
-    """The folder of the llama.cpp to use. system: folders in place of the system's. EngineError if there is none."""
+    """Return the folder of the llama.cpp to use.
+
+    system: folders to search instead of the system's.
+    Raises EngineError if no folder has the library.
+    """
     named = os.environ.get(LIB_PATH)
     if named is not None:
         if not (Path(named) / _NAME).exists():
@@ -73,7 +77,7 @@ def library_folder(system: list[Path] | None = None) -> Path:
 
 
 def check_library(folder: Path) -> None:
-    """Raise EngineError unless the llama.cpp there loads and is of the version that is needed."""
+    """Raise EngineError unless the llama.cpp in `folder` loads and has the needed version."""
     try:
         library = C.CDLL(str(folder / _NAME))
     except OSError as error:
@@ -88,11 +92,13 @@ def check_library(folder: Path) -> None:
 
 
 def check_parameters(package: Any, folder: Path) -> None:
-    """Raise EngineError unless llama.cpp gives its parameters as llama-cpp-python declares them: they go by value, and
-    what lies otherwise would be taken for something else."""
+    """Raise EngineError unless llama.cpp's parameter structs match llama-cpp-python's declarations.
+
+    llama.cpp passes these structs by value, so a different layout would silently change parameters.
+    """
     library = C.CDLL(str(folder / _NAME))
     for name, defaults in _DEFAULTS.items():
-        # With room behind, for a library that gives more.
+        # The padding takes the rest of a larger struct.
         fields = [("declared", getattr(package, f"llama_{name}_params")), ("more", C.c_char * 1024)]
         function = library[f"llama_{name}_default_params"]
         function.restype, function.argtypes = type("_Padded", (C.Structure,), {"_fields_": fields}), []
@@ -105,12 +111,14 @@ def check_parameters(package: Any, folder: Path) -> None:
 
 
 def _open() -> tuple[Any, Any, Path]:
-    """llama-cpp-python with the llama.cpp to use, that library again, for what llama-cpp-python does not declare, and
-    its folder. EngineError if there is none that fits."""
+    """Return llama-cpp-python, the same library opened for undeclared functions, and the library's folder.
+
+    Raises EngineError if no library fits.
+    """
     folder = library_folder()
     check_library(folder)
     if folder in system_folders():
-        os.environ.setdefault(LIB_PATH, str(folder))  # llama-cpp-python, and processes that this one starts, use it
+        os.environ.setdefault(LIB_PATH, str(folder))  # for llama-cpp-python and child processes
     try:
         import llama_cpp
     except (AttributeError, FileNotFoundError, RuntimeError) as error:
@@ -121,12 +129,12 @@ def _open() -> tuple[Any, Any, Path]:
             f"llama-cpp-python {llama_cpp.__version__} is installed, and {PINNED_VERSION} is needed: {_INSTALL}"
         )
     check_parameters(llama_cpp, folder)
-    # ggml's functions are found through libllama: the file beside it may be a copy, with a state of its own.
+    # Find ggml's functions through libllama: the ggml file in the same folder may be a copy with its own state.
     return llama_cpp, C.CDLL(str(folder / _NAME)), folder
 
 
 def described() -> str:
-    """The llama.cpp in use: its version, and where it lies."""
+    """Return the version and folder of the llama.cpp in use."""
     version, of_ggml = _version_text(libllama, "llama_version"), _version_text(libllama, "ggml_version")
     return f"llama.cpp {version} with ggml {of_ggml} of {_folder}"
 
@@ -151,7 +159,7 @@ _AbortHandler = C.CFUNCTYPE(None, C.c_char_p)
 
 @_AbortHandler  # type: ignore[untyped-decorator]
 def _on_abort(message: bytes | None) -> None:
-    # ggml calls abort() after this returns. Say it in one line and leave with a documented code instead.
+    # ggml calls abort() after this returns. Print one line and exit with a documented code instead.
     reason = printable((message or b"unknown").decode(errors="replace").strip())
     sys.stderr.write(f"edge: llama.cpp stopped the process: {reason}\n")
     sys.stderr.flush()
@@ -159,12 +167,12 @@ def _on_abort(message: bytes | None) -> None:
 
 
 def on_abort_exit() -> None:
-    """Leave with one line and EXIT_NATIVE_ABORT where ggml would dump core."""
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # it would attach a debugger to us and print pages
+    """Print one line and exit with EXIT_NATIVE_ABORT when ggml aborts, instead of dumping core."""
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # otherwise ggml attaches a debugger and prints pages of output
     libllama.ggml_set_abort_callback.argtypes = [_AbortHandler]
     libllama.ggml_set_abort_callback(_on_abort)
 
 
 def no_vocabulary(model: object) -> Any:
-    """Raise EngineError: native code would read memory that was given back."""
+    """Raise EngineError: native code would read freed memory."""
     raise EngineError("the model is closed; load it again")

@@ -1,7 +1,7 @@
-"""Projectors of libmtmd: pictures and sounds become embeddings of a text model.
+"""libmtmd projectors, which turn images and audio into embeddings of a text model.
 
-A projector needs the sizes and the vocabulary of the text model, and none of its weights. Native code trusts what it
-is given: the file must have been checked, pictures and sounds bounded, and whoever calls this is a process of its own.
+A projector needs the sizes and the vocabulary of the text model, but not its weights. Native code trusts its input: the
+file must have been checked, the image or audio size must be bounded, and the caller must run in its own process.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from edge.errors import EngineError
 from edge.llama.library import llama_cpp as L
 from edge.llama.llama import Model
 
-_TEXT, _IMAGE = 0, 1  # types of a chunk
-_POSITION_PARTS = ("t", "y", "x", "z")  # in the order of a row's positions; the last must be 0
+_TEXT, _IMAGE = 0, 1  # chunk types
+_POSITION_PARTS = ("t", "y", "x", "z")  # order of the parts of a row's position; the last part must be 0
 
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """A part of what a picture or sound becomes: tokens of the text model, or rows of embeddings."""
+    """Part of an encoded image or audio clip: tokens of the text model, or rows of embeddings."""
 
     tokens: tuple[int, ...] = ()
     embeddings: NDArray[np.float32] | None = None  # [rows, widths]
-    offsets: NDArray[np.int32] | None = None  # [3, rows] time, height, width of each, from the first; None: of one part
-    n_positions: int = 0  # that the rows take
-    causal: bool = True  # False: each row attends to all others, so that one decode must have all of them
+    # [3, rows] time, height and width of each row relative to the first; None: one-part positions
+    offsets: NDArray[np.int32] | None = None
+    n_positions: int = 0  # number of positions that the rows occupy
+    causal: bool = True  # False: each row attends to all others, so one decode must contain all rows
 
 
 class NativeProjector:
-    """A loaded projector. `close()` frees it."""
+    """Loaded projector. `close()` frees it."""
 
     def __init__(self, path: str | os.PathLike[str], model: Model, *, threads: int, use_gpu: bool = False) -> None:
-        """model: the text model, which may be without weights. EngineError where libmtmd cannot load it for that."""
+        """model: the text model, which may have no weights. Raises EngineError if libmtmd cannot load the projector
+        for it."""
         from llama_cpp import mtmd_cpp  # loads libmtmd
 
         self._mtmd, self.n_embd = mtmd_cpp, L.llama_model_n_embd_inp(model._handle)
@@ -64,8 +66,7 @@ class NativeProjector:
             self._handle = None
 
     def samples(self, data: bytes) -> NDArray[np.float32]:
-        """Decode a WAV, MP3 or FLAC file to samples [n] of one channel at `sample_rate`. EngineError where it is
-        none."""
+        """Decode a WAV, MP3 or FLAC file to mono samples [n] at `sample_rate`. Raises EngineError for other data."""
         mtmd, kind = self._mtmd, self._mtmd.mtmd_helper_bitmap_init_from_buf_wrapper.argtypes[1]
         source = np.frombuffer(data, np.uint8)
         with ExitStack() as stack:
@@ -73,24 +74,24 @@ class NativeProjector:
                 self._handle, source.ctypes.data_as(kind), len(source), False
             )
             if not bitmap:
-                raise EngineError("it is no WAV, MP3 or FLAC file, or is damaged")
+                raise EngineError("it is not a WAV, MP3 or FLAC file, or it is damaged")
             stack.callback(mtmd.mtmd_bitmap_free, bitmap)
             if not mtmd.mtmd_bitmap_is_audio(bitmap):
-                raise EngineError("it is no sound")
+                raise EngineError("it is not audio")
             n_bytes = mtmd.mtmd_bitmap_get_n_bytes(bitmap)
             values = np.ctypeslib.as_array(mtmd.mtmd_bitmap_get_data(bitmap), shape=(n_bytes,))
             samples: NDArray[np.float32] = values.view(np.float32).copy()
             return samples
 
     def encode_picture(self, pixels: NDArray[np.uint8]) -> list[EncodedChunk]:
-        """Encode pixels [height, width, 3], red, green and blue. EngineError."""
+        """Encode RGB pixels [height, width, 3]. Raises EngineError if libmtmd fails."""
         height, width, _ = pixels.shape
         init = self._mtmd.mtmd_bitmap_init
         pixels = np.ascontiguousarray(pixels)
         return self._encode(init(width, height, pixels.ctypes.data_as(init.argtypes[2])))
 
     def encode_sound(self, samples: NDArray[np.float32]) -> list[EncodedChunk]:
-        """Encode samples [n] of one channel at `sample_rate`. EngineError."""
+        """Encode mono samples [n] at `sample_rate`. Raises EngineError if libmtmd fails."""
         init = self._mtmd.mtmd_bitmap_init_from_audio
         return self._encode(init(len(samples), samples.ctypes.data_as(init.argtypes[1])))
 
@@ -126,8 +127,10 @@ class NativeProjector:
         return EncodedChunk((), values, offsets, mtmd.mtmd_input_chunk_get_n_pos(chunk), causal)
 
     def _offsets(self, image: Any, n: int) -> NDArray[np.int32]:
-        """Return the parts of positions [3, rows] of a picture that begins at 0. EngineError for a projector whose
-        positions are not relative to that."""
+        """Return the position parts [3, rows] of an image that begins at 0.
+
+        Raises EngineError if the projector's positions are not relative to the beginning.
+        """
 
         def at(start: int) -> NDArray[np.int32]:
             each = [self._mtmd.mtmd_image_tokens_get_decoder_pos(image, start, i) for i in range(n)]

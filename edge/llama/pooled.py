@@ -1,4 +1,4 @@
-"""Contexts of llama.cpp that give one vector for a text."""
+"""llama.cpp contexts that compute one vector per text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from edge.llama.llama import Batch, Model, captured_log
 
 
 class PooledContext:
-    """A context that gives one vector for a text: the pooling the model was made for, or the mean of its tokens."""
+    """Context that computes one vector per text, by the model's own pooling or else by mean pooling."""
 
     def __init__(self, model: Model, tokens: int, threads: int, *, ranks: bool = False) -> None:
-        """tokens: that a text may have. ranks: the vector is what the model's ranking head gives. EngineError if
-        llama.cpp cannot make it."""
+        """Create the context.
+
+        tokens: maximum number of tokens in a text.
+        ranks: the vector is the output of the model's ranking head.
+        Raises EngineError if llama.cpp cannot create it.
+        """
         params = L.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = params.n_outputs_max = tokens
         params.n_threads = params.n_threads_batch = threads
@@ -42,7 +46,7 @@ class PooledContext:
         self._batch = Batch(tokens)
 
     def pooled(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The vector of a text of token ids: [n_embd], or [outputs of the ranking head]."""
+        """Return the vector of a text of token ids: [n_embd], or [outputs of the ranking head]."""
         n, batch = len(tokens), self._batch
         batch.tokens[:n], batch.positions[:n], batch.sequences[:n], batch.outputs[:n] = tokens, range(n), 0, 1
         batch.native.n_tokens = n

@@ -1,8 +1,8 @@
-"""Hidden states behind a model's last layer, and what its layers for multi-token prediction (MTP) make of them.
+"""Hidden states after a model's last layer, for its multi-token prediction (MTP) layers.
 
-llama.cpp has these calls in a header that may change (`src/llama-ext.h`), and llama-cpp-python in a module that it
-calls experimental: this file is the only one that uses them. What is lacking is found when it is imported, and said by
-`check_library`.
+llama.cpp declares these calls in an unstable header (`src/llama-ext.h`), and llama-cpp-python in a module that it calls
+experimental. This file is the only one that uses them. The import detects missing calls, and `check_library` reports
+them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _FIELDS = (("llama_model_params", "load_mtp"), ("llama_context_params", "ctx_typ
 
 
 def _open(package: Any) -> tuple[Any, str]:
-    """The module of these calls, and what is lacking for them; "" where nothing is."""
+    """Return the module with these calls and a description of the missing calls, "" if none is missing."""
     try:
         from llama_cpp import llama_cpp_ext
-    except (ImportError, AttributeError) as error:  # the latter where the library lacks a call
+    except (ImportError, AttributeError) as error:  # AttributeError: the library lacks a call
         return None, str(error)
     lacking = [name for name in _CALLS if not hasattr(llama_cpp_ext, name)]
     lacking += [name for struct, name in _FIELDS if name not in dict(getattr(package, struct)._fields_)]
@@ -38,7 +38,7 @@ _ext, _problem = _open(L)
 
 
 def check_library() -> None:
-    """EngineError where this llama.cpp lacks a call that multi-token prediction needs."""
+    """Raise EngineError if this llama.cpp lacks a call that multi-token prediction needs."""
     if _problem:
         raise EngineError(
             f"the llama.cpp in use cannot draft by a model's own layers: {_problem}; install"
@@ -47,32 +47,36 @@ def check_library() -> None:
 
 
 HiddenListener = Callable[[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]], None]
-"""Gets of a step's rows the tokens, positions and sequences, each [n], and the hidden states behind the last layer
-[n, n_embd]: views until it returns."""
+"""Receives the tokens, positions and sequences of a step's rows, each [n], and the hidden states after the last
+layer [n, n_embd]. The arrays are views that are valid during the call."""
 
 
 class HiddenRows:
-    """Hidden states of a context's last decode, as the model's graph gives them: behind its last norm, or before it."""
+    """Hidden states of a context's last decode, before or after the last norm depending on the model's graph."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.listener: HiddenListener | None = None
 
     def give(self, *, only_outputs: bool = False) -> None:
-        """Let later decodes keep the hidden state of each row, or of those that give logits alone. EngineError where
-        this llama.cpp cannot."""
+        """Make later decodes keep the hidden state of each row, or only of rows with logits.
+
+        Raises EngineError if this llama.cpp cannot do that.
+        """
         check_library()
         self._context.gives_hidden = True
         _ext.llama_set_embeddings_nextn(self._context._handle, True, only_outputs)
 
     def rows(self, n: int) -> NDArray[np.float32]:
-        """Those [n, n_embd] of the first `n` rows that have one, a view until the next decode. EngineError where there
-        are none."""
+        """Return the hidden states [n, n_embd] of the first `n` rows that have one: a view until the next decode.
+
+        Raises EngineError if the model gives no hidden states.
+        """
         values = _ext.llama_get_embeddings_nextn(self._context._handle)
         return self._view(values, (n, L.llama_model_n_embd_out(self._context.model._handle)))
 
     def row(self, number: int) -> NDArray[np.float32]:
-        """That [n_embd] of a row that gave logits, likewise."""
+        """Return the hidden state [n_embd] of a row with logits: a view until the next decode."""
         values = _ext.llama_get_embeddings_nextn_ith(self._context._handle, number)
         return self._view(values, (L.llama_model_n_embd_out(self._context.model._handle),))
 

@@ -1,4 +1,4 @@
-"""Matrix products outside of llama.cpp's graphs, with the same kernels. One of nine files with ctypes."""
+"""Matrix products outside llama.cpp's graphs, with the same kernels. One of nine files with ctypes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _expand = _ggml("ggml_build_forward_expand", None, _P, _P)
 
 @contextmanager
 def loose_weight(type_id: int, columns: int, rows: int) -> Iterator[Weight]:
-    """A matrix of no model, without memory of its own, for the time of the block."""
+    """Yield a matrix that belongs to no model and has no memory of its own. It is valid inside the block."""
     memory = _init(_InitParams(_ROOM, None, True))
     try:
         yield Weight(_new_2d(memory, type_id, columns, rows))
@@ -42,10 +42,10 @@ def loose_weight(type_id: int, columns: int, rows: int) -> Iterator[Weight]:
 
 
 class Products:
-    """Multiplies by weights, with so many threads. `close()` frees it."""
+    """Multiplication by weights on `threads` CPU threads. `close()` frees it."""
 
     def __init__(self, threads: int) -> None:
-        """Raise EngineError if this build cannot compute on the CPU so."""
+        """Raises EngineError if this build cannot compute on the CPU."""
         set_threads = cpu_procedure(b"ggml_backend_set_n_threads")
         self._backend = _device_init(cpu_device(), None)
         if not self._backend or not set_threads:
@@ -55,8 +55,11 @@ class Products:
     def multiply(
         self, weight: Weight, address: int, rows: int, repacked: bool, x: int, n: int, out: int, stride: int
     ) -> None:
-        """Write the products of `n` rows of float32 at address `x` with `rows` rows of a weight, which lie at
-        `address`, to `out`: `rows` float32 for each, `stride` bytes apart."""
+        """Multiply `n` float32 rows at address `x` by `rows` rows of a weight at `address`, and write the products to
+        `out`.
+
+        Each row of `out` has `rows` float32 values. `stride` is the distance of its rows in bytes.
+        """
         memory = _init(_InitParams(_ROOM, None, True))
         try:
             part = weight.part(address, rows, repacked)

@@ -1,6 +1,6 @@
 """llama.cpp's quantizer. One of nine files with ctypes.
 
-It ends the process where it meets what it does not expect, and cannot be stopped: it is meant for a process of its own.
+The quantizer cannot be stopped and aborts the process on unexpected input, so run it in its own process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge.errors import EngineError
 from edge.llama import llama
 from edge.llama.library import llama_cpp as L
 
-_BUFFER_BYTES = 128 << 20  # of rows in work; below this, threads wait for each other
+_BUFFER_BYTES = 128 << 20  # buffer for rows in work; with a smaller buffer threads wait for each other
 
 
 def quantize_model(
@@ -31,11 +31,13 @@ def quantize_model(
     dry: bool,
     on_log: Callable[[str], None],
 ) -> None:
-    """Write the model of the GGUF file `source` to `target`, in a mix. EngineError with llama.cpp's reason.
+    """Quantize the GGUF file `source` to `target` with a quantization mix.
 
-    types: ids of the types of tensors that are not to have what the mix gives them; heeded by mixes other than f32, f16
-    and bf16. importance: by tensor, one figure for each column of each expert. dry: say the types, write nothing.
-    on_log: gets llama.cpp's lines, which name each tensor.
+    types: type ids of tensors that deviate from the mix. The mixes f32, f16 and bf16 ignore them.
+    importance: for each tensor, one value per column of each expert.
+    dry: report the types and write nothing.
+    on_log: receives llama.cpp's lines, which name each tensor.
+    Raises EngineError with llama.cpp's reason.
     """
     llama.initialise()
     params = L.llama_model_quantize_default_params()

@@ -1,6 +1,6 @@
-"""llama.cpp's samplers as Python objects, and the candidates they choose from. One of nine files with ctypes.
+"""llama.cpp's samplers and their candidates as Python objects. One of nine files with ctypes.
 
-What native code prints straight to file descriptor 2, caught.
+`native_stderr` captures text that native code prints directly to file descriptor 2.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _Candidate = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 
 
 class Candidates:
-    """The tokens a sampler chooses from: one row (id, logit, p) each, reset from the logits for every choice."""
+    """Candidate tokens of a sampler: one row (id, logit, p) per token, reset from the logits for each sampled token."""
 
     def __init__(self, n_vocab: int) -> None:
         self._ids = np.arange(n_vocab, dtype=np.int32)
         self._rows = np.empty(n_vocab, _Candidate)
-        self._data = self._rows.ctypes.data_as(L.llama_token_data_p)  # samplers let the array point elsewhere
+        self._data = self._rows.ctypes.data_as(L.llama_token_data_p)  # samplers may change the array's pointer
         self._array = L.llama_token_data_array()
 
     def reset(self, logits: NDArray[np.float32]) -> None:
-        """Set all tokens as candidates, with these logits [n_vocab]."""
+        """Make all tokens candidates, with these logits [n_vocab]."""
         self._rows["id"], self._rows["logit"], self._rows["p"] = self._ids, logits, 0.0
         self._point_at(len(self._ids))
 
     def drop_impossible(self) -> None:
-        """Leave out tokens with a logit of -inf: typical-p would make no numbers of their probability of 0."""
+        """Remove tokens with a logit of -inf, because typical-p would compute NaN from a probability of 0."""
         possible = self._rows[self._rows["logit"] > -np.inf]
         self._rows[: len(possible)] = possible
         self._point_at(len(possible))
 
     def reset_to(self, token: int) -> None:
-        """Set one token as the only candidate, to ask a grammar whether it allows it."""
+        """Make one token the only candidate, to check it against a grammar."""
         self._rows[0] = (token, 0.0, 0.0)
         self._point_at(1)
 
@@ -59,12 +59,12 @@ class Candidates:
 
     @property
     def selected(self) -> int:
-        """The chosen token's id."""
+        """Return the id of the chosen token."""
         return int(self._array.data[self._array.selected].id)
 
     @property
     def logits(self) -> NDArray[np.float32]:
-        """The logits [n_vocab] as samplers that do not reorder left them."""
+        """Return the logits [n_vocab] after samplers that do not reorder the candidates."""
         return np.array(self._rows["logit"], np.float32)
 
     @property
@@ -77,14 +77,14 @@ MAX_GRAMMAR_DEPTH = 500
 
 
 class Sampler:
-    """A handle to one of llama.cpp's samplers, or a chain of them. It remembers the tokens it accepted."""
+    """Handle of a llama.cpp sampler or a chain of samplers. It remembers the accepted tokens."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
 
     @classmethod
     def chain(cls, parts: Sequence[tuple[str, tuple[Any, ...]]]) -> Sampler:
-        """llama.cpp's samplers one after the other, each as (name, arguments): ("top_k", (40,))."""
+        """Return a chain of llama.cpp's samplers, each given as (name, arguments): ("top_k", (40,))."""
         chain = L.llama_sampler_chain_init(L.llama_sampler_chain_default_params())
         for name, arguments in parts:
             if name == "logit_bias":
@@ -102,8 +102,11 @@ class Sampler:
 
     @classmethod
     def grammar(cls, model: Model, gbnf: str) -> Sampler:
-        """A sampler that allows only what the GBNF grammar's rule `root` derives. SamplingError if there is none."""
-        if _depth(gbnf) > MAX_GRAMMAR_DEPTH:  # llama.cpp parses it by recursion, and would run out of stack
+        """Return a sampler that allows only text derived from rule `root` of the GBNF grammar.
+
+        Raises SamplingError if the grammar is not valid.
+        """
+        if _depth(gbnf) > MAX_GRAMMAR_DEPTH:  # llama.cpp's recursive parser would overflow the stack
             raise SamplingError(f"the grammar nests more than {MAX_GRAMMAR_DEPTH} parentheses")
         with native_stderr() as complaints:
             handle = L.llama_sampler_init_grammar(model.vocab, gbnf.encode(), b"root")
@@ -127,8 +130,10 @@ def _depth(gbnf: str) -> int:
 
 @contextmanager
 def native_stderr() -> Iterator[list[str]]:
-    """Capture the lines printed inside the block: llama.cpp's grammar parser reports errors nowhere else. No other
-    thread may print meanwhile."""
+    """Capture the lines that native code prints inside the block. No other thread may print meanwhile.
+
+    llama.cpp's grammar parser reports errors only there.
+    """
     lines: list[str] = []
     with tempfile.TemporaryFile() as sink:
         sys.stderr.flush()

@@ -1,14 +1,14 @@
-"""The sequences that a context holds: positions forgotten, copied and shifted, and states read and written.
+"""Sequences of a context: remove, copy and shift positions, and read and write states.
 
-Attention holds keys and values of each position. A recurrent layer holds one state of all of them, which llama.cpp can
-bring back only for the last rows of the last decode, where it was told to keep those (`n_rs_seq`), and from a copy of
-it: a snapshot (`read_snapshot`).
+Attention layers hold keys and values of each position. A recurrent layer holds one state for all positions. llama.cpp
+can roll that state back only by the last rows of the last decode, if `n_rs_seq` reserves them. Otherwise the state must
+come from a snapshot (`read_snapshot`).
 
-A layer with an attention window has as many cells as any other, but llama.cpp writes new rows over those that the
-window has passed, also where others are free, and a prompt that begins alike could not go on from there. It leaves
-cells alone that two sequences share. So where the window slides, and there are 2 to 127 sequences and no recurrent
-layers, each sequence has a double, which nobody decodes. A chunked window passes a whole chunk at once: no double could
-have its share of the last one in time.
+A layer with a sliding attention window has as many cells as any other layer. llama.cpp still overwrites cells that have
+left the window, even if other cells are free. A later prompt with the same prefix could then not reuse them. llama.cpp
+does not overwrite cells that two sequences share. So each sequence gets a double that is never decoded, if the window
+slides, the number of sequences is 2 to 127, and no layer is recurrent. A chunked window leaves a whole chunk at the
+same time, so a double could not get its share of the last chunk in time.
 """
 
 from __future__ import annotations
@@ -25,50 +25,55 @@ from edge.llama.library import llama_cpp as L
 Bytes = NDArray[np.uint8]
 
 _PARTIAL = L.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-_HEAD_BYTES = 8  # of a state: its magic number and its sequence
+_HEAD_BYTES = 8  # head of a state: magic number and sequence
 
 
 def _closed(context: object) -> Any:
-    """Raise EngineError: native code would read memory that was given back."""
+    """Raise EngineError: native code would read freed memory."""
     raise EngineError("the engine is closed")
 
 
 class Sequences:
-    """Sequences of a KV cache. `Context` is one."""
+    """Sequences of a KV cache. `Context` is a subclass."""
 
-    _native, _memory = functools.cached_property(_closed), functools.cached_property(_closed)  # once it is closed
+    # used after `forget_native`
+    _native, _memory = functools.cached_property(_closed), functools.cached_property(_closed)
 
     def __init__(
         self, handle: Any, scratch: int | None, *, is_recurrent: bool, window: int = 0, first_double: int | None = None
     ) -> None:
-        """handle: of llama.cpp's context. scratch: a sequence that nobody decodes, by which ranges of positions are
-        read and written; None: all layers are recurrent, and there are no such ranges. window: tokens of the model's
-        attention window. first_double: the double of sequence 0, which those of the others follow; None: there are
-        none."""
+        """Set up the sequences of a context.
+
+        handle: handle of the llama.cpp context.
+        scratch: a sequence that is never decoded, for reading and writing ranges of positions. None: all layers are
+            recurrent, so there are no such ranges.
+        window: size of the model's attention window in tokens.
+        first_double: double of sequence 0; the doubles of the other sequences follow. None: no doubles.
+        """
         self._native, self._memory, self._scratch = handle, L.llama_get_memory(handle), scratch
         self.shift_pending = False
         self.rollback: int = L.llama_n_rs_seq(handle)  # rows at the end of a decode that recurrent layers can forget
         self._recurrent = is_recurrent
-        self._first_rows: dict[int, int] = {}  # of each sequence of the last decode: its first position
-        self._broken: set[int] = set()  # sequences of a decode that failed: their recurrent states are of no use
+        self._first_rows: dict[int, int] = {}  # by sequence: its first position in the last decode
+        self._broken: set[int] = set()  # sequences of a failed decode: their recurrent states are invalid
         self._window, self._first_double = window, first_double
-        self._doubled: dict[int, int] = {}  # positions of each sequence, from its first on, that its double shares
-        # A snapshot of an empty sequence, by which the layout of others is known; None without recurrent layers.
+        self._doubled: dict[int, int] = {}  # by sequence: number of leading positions that its double shares
+        # Snapshot of an empty sequence, which shows the layout of other snapshots. None without recurrent layers.
         self.blank_snapshot = self._read(0, _PARTIAL) if is_recurrent else None
 
     def forget_native(self) -> None:
-        """Raise EngineError from now on where llama.cpp would be called: its context is about to be freed."""
+        """Make later calls raise EngineError, because the llama.cpp context is about to be freed."""
         for name in ("_native", "_memory"):
             vars(self).pop(name, None)
 
     def decoding(self, sequences: NDArray[np.int32]) -> None:
-        """Note that rows of these sequences are about to be computed."""
+        """Record that rows of these sequences are about to be computed."""
         if self._recurrent:
             self._first_rows.clear()
             self._broken.update(sequences.tolist())
 
     def decoded(self, sequences: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
-        """Note that they were computed."""
+        """Record that the rows of these sequences were computed."""
         self.shift_pending = False
         if self._first_double is not None:
             for sequence in set(sequences.tolist()):
@@ -78,13 +83,15 @@ class Sequences:
             self._first_rows.update(zip(sequences[::-1].tolist(), positions[::-1].tolist(), strict=True))
 
     def kv_remove(self, sequence: int, start: int, end: int) -> bool:
-        """Forget positions [start, end) of a sequence (-1: to the end). False if this cache can only be cleared, or set
-        back to a snapshot; nothing has changed then."""
+        """Remove positions [start, end) of a sequence (-1: to the end).
+
+        Return False, with nothing changed, if this cache can only be cleared or restored from a snapshot.
+        """
         if self._recurrent and end < 0 < start:
             if sequence in self._broken:
                 return False
             last = self.kv_ends(sequence)[1]
-            # llama.cpp would also set states back to rows of an earlier decode, which it does not have any more.
+            # llama.cpp would also roll back to rows of an earlier decode, whose states no longer exist.
             if start <= last and (start <= self._first_rows.pop(sequence, last) or last + 1 - start > self.rollback):
                 return False
         self._broken.discard(sequence)
@@ -95,7 +102,7 @@ class Sequences:
         return bool(L.llama_memory_seq_rm(self._memory, sequence, start, end))
 
     def kv_copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let `target` share positions [start, end) of `source`, and the state of its recurrent layers."""
+        """Share positions [start, end) of `source` with `target`, including the state of recurrent layers."""
         if self._first_rows.pop(source, None) is None and self.rollback:
             self._rewrite_state(source)
         self._first_rows.pop(target, None)
@@ -103,7 +110,7 @@ class Sequences:
         self._protect(target)
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """Add `delta` to positions [start, end) of a sequence. EngineError if this cache cannot."""
+        """Add `delta` to positions [start, end) of a sequence. Raises EngineError if this cache cannot shift."""
         if not L.llama_memory_can_shift(self._memory):
             raise EngineError("this model's KV cache cannot shift positions")
         L.llama_memory_seq_add(self._memory, sequence, start, end, delta)
@@ -117,12 +124,15 @@ class Sequences:
         self._doubled.clear()
 
     def kv_ends(self, sequence: int) -> list[int]:
-        """The first position that all layers hold of a sequence, and the last; -1 if none."""
+        """Return the first position of a sequence that all layers hold, and the last one; -1 if none."""
         return [end(self._memory, sequence) for end in (L.llama_memory_seq_pos_min, L.llama_memory_seq_pos_max)]
 
     def read_state(self, sequence: int, start: int, end: int) -> Bytes:
-        """Read the keys and values of positions [start, end) of a sequence; partition/state/sequence.py describes the
-        layout. EngineError for a model without attention, and between a shift and the next decode."""
+        """Return the keys and values of positions [start, end) of a sequence. See partition/state/sequence.py for the
+        layout.
+
+        Raises EngineError for a model without attention, and between a shift and the next decode.
+        """
         if self.shift_pending:
             raise EngineError("positions were shifted and their keys were not; decode a token before they are read")
         scratch = self._scratch_sequence()
@@ -136,9 +146,11 @@ class Sequences:
         return data if self.blank_snapshot is None else data[: len(data) - len(self.blank_snapshot) + _HEAD_BYTES]
 
     def write_state(self, sequence: int, data: Bytes) -> bool:
-        """Add to a sequence what `read_state` gave here or in another context; False if it does not fit this one.
-        The data must have been checked before, and its positions must not be held. A recurrent state of the sequence
-        is dropped: a snapshot has to follow."""
+        """Add keys and values from `read_state` to a sequence. Return False if they do not fit this context.
+
+        The data must have been checked before, and the sequence must not hold these positions. A recurrent state of the
+        sequence is dropped, so a snapshot must be written next.
+        """
         scratch = self._scratch_sequence()
         if self.blank_snapshot is not None:
             data = np.concatenate([data, self.blank_snapshot[_HEAD_BYTES:]])
@@ -152,12 +164,15 @@ class Sequences:
         return True
 
     def read_snapshot(self, sequence: int) -> Bytes:
-        """Read the state of a sequence's recurrent layers; partition/state/recurrent.py describes the layout."""
+        """Return the state of a sequence's recurrent layers. See partition/state/recurrent.py for the layout."""
         return self._read(sequence, _PARTIAL)
 
     def write_snapshot(self, sequence: int, data: Bytes, length: int) -> bool:
-        """Set a sequence back to its first `length` positions, by what `read_snapshot` gave of it then; False if it
-        does not fit. The data must have been checked before, and attention must hold these positions."""
+        """Restore a sequence to its first `length` positions from a snapshot of that length. Return False if it does
+        not fit.
+
+        The data must have been checked before, and attention layers must hold these positions.
+        """
         self._first_rows.pop(sequence, None)
         self._broken.discard(sequence)
         if not self._write(sequence, data, _PARTIAL):
@@ -165,8 +180,10 @@ class Sequences:
         return bool(L.llama_memory_seq_rm(self._memory, sequence, length, -1))
 
     def drop_recurrent(self, sequence: int, start: int) -> None:
-        """Forget keys and values from position `start` on, and all that recurrent layers hold of a sequence: states
-        and a snapshot have to follow."""
+        """Remove keys and values from position `start` on, and the whole recurrent state of a sequence.
+
+        States and a snapshot must be written next.
+        """
         self._broken.add(sequence)
         if self._scratch is not None and start and self.blank_snapshot is not None:
             self._write(sequence, self.blank_snapshot, _PARTIAL)
@@ -175,8 +192,8 @@ class Sequences:
         L.llama_memory_seq_rm(self._memory, sequence, start, -1)
 
     def _protect(self, sequence: int) -> None:
-        """Let the double of a sequence share what the window will soon have passed. A part of a window at a time: each
-        call looks at all cells."""
+        """Share positions that will soon leave the window with the sequence's double. Called for a quarter of a
+        window at a time, because each call scans all cells."""
         if self._first_double is None:
             return
         start, end = self._doubled.get(sequence, 0), self.kv_ends(sequence)[1] + 1 - self._window // 2
@@ -185,7 +202,7 @@ class Sequences:
             self._doubled[sequence] = end
 
     def _rewrite_state(self, sequence: int) -> None:
-        """Put the state of a sequence that was set back by rows to where a copy of the sequence looks for it."""
+        """Rewrite the rolled back state of a sequence, so that copies of the sequence find it."""
         self._write(sequence, self._read(sequence, _PARTIAL), _PARTIAL)
 
     def _read(self, sequence: int, flags: int = 0) -> Bytes:

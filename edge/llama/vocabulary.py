@@ -1,4 +1,4 @@
-"""Tokens of a model: texts become tokens and tokens bytes, and a file's table gives their hidden states."""
+"""Tokenizing, detokenizing, and token embeddings from a model file."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from quant.gguf.file import GgufFile
 
 
 class Vocabulary:
-    """The vocabulary of an open model."""
+    """Vocabulary of an open model."""
 
-    vocab = cached_property(library.no_vocabulary)  # of a closed model: an open one has its own in this place
-    pre_tokenizer = ""  # name of what cuts texts into words, as `tokenizer.ggml.pre` says it
+    vocab = cached_property(library.no_vocabulary)  # for a closed model; an open model replaces this attribute
+    pre_tokenizer = ""  # name of the pre-tokenizer, from `tokenizer.ggml.pre`
     _bytes = cached_property(lambda self: lru_cache(1 << 13)(partial(_token_bytes, self.vocab)))
 
     def forget_vocabulary(self) -> None:
-        """Refuse all from now on, as the model is closed."""
+        """Make all later calls raise EngineError, because the model is closed."""
         for name in ("vocab", "_bytes"):
             vars(self).pop(name, None)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of `text`. add_special: put in what the vocabulary wants around a text (BOS).
+        """Return the token ids of `text`.
 
-        ContextFull for a text with a word that is too long for llama.cpp to find its end.
+        add_special: add the tokens that the vocabulary wants around a text, such as BOS.
+        Raises ContextFull if the text has a word that is too long for llama.cpp.
         """
         vocab = self.vocab
         if self.pre_tokenizer == "whitespace":
@@ -56,36 +57,38 @@ class Vocabulary:
             size = -n
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of a token; control tokens are empty unless `special`. May be part of a UTF-8 character."""
+        """Return the bytes of a token, possibly a part of a UTF-8 character. Control tokens are empty unless
+        `special`."""
         return self._bytes(token, special)
 
     def is_end(self, token: int) -> bool:
-        """Return whether the token ends a generation (end of text, of turn, of message)."""
+        """Return whether the token ends a generation (end of text, turn or message)."""
         return bool(L.llama_vocab_is_eog(self.vocab, token))
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
-        """The tokens that end a generation."""
+        """Return the tokens that end a generation."""
         return tuple(token for token in range(L.llama_vocab_n_tokens(self.vocab)) if self.is_end(token))
 
     def is_control(self, token: int) -> bool:
-        """Return whether text is this token only where special tokens are parsed."""
+        """Return whether text becomes this token only if special tokens are parsed."""
         return bool(L.llama_vocab_is_control(self.vocab, token))
 
     def special_token(self, name: str) -> int | None:
-        """Id of "bos", "eos", "eot", "fim_pre" or another by llama.cpp's names; None if the vocabulary has none."""
+        """Return the id of "bos", "eos", "eot", "fim_pre" or another of llama.cpp's names, or None if there is no
+        such token."""
         token = getattr(L, f"llama_vocab_{name}")(self.vocab)
         return None if token < 0 else int(token)
 
     def added(self, name: str) -> list[int]:
-        """The "bos", "eos" or "sep" that the vocabulary wants around texts; empty if it wants none, or has none."""
+        """Return the "bos", "eos" or "sep" token that the vocabulary adds around texts; empty if it adds none."""
         token = self.special_token(name)
         is_added = getattr(L, f"llama_vocab_get_add_{name}")(self.vocab)
         return [token] if is_added and token is not None else []
 
 
 def _token_bytes(vocab: Any, token: int, special: bool) -> bytes:
-    """As `Vocabulary.piece`."""
+    """Return the bytes of a token, as `Vocabulary.piece` does."""
     size = 64
     while True:
         buffer = np.empty(size, np.uint8)
@@ -97,10 +100,10 @@ def _token_bytes(vocab: Any, token: int, special: bool) -> bytes:
 
 
 class TokenTable:
-    """Token embeddings of a model. The file stays mapped; only the requested rows are read."""
+    """Token embeddings of a model. The file stays memory-mapped, and only requested rows are read."""
 
     def __init__(self, file: GgufFile) -> None:
-        """EngineError where the file has no token table."""
+        """Raises EngineError if the file has no token table."""
         tensor = file.tensors.get("token_embd.weight")
         if tensor is None:
             raise EngineError(f"{file.path.name} has no token table, so it takes no text")
@@ -110,9 +113,9 @@ class TokenTable:
         self._scale = np.float32(math.sqrt(self.n_embd)) if scales_input(file.architecture) else None
 
     def look_up(self, tokens: Sequence[int] | NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """Write the hidden states of `tokens` [n] to `out` [n, n_embd], with the bits llama.cpp would compute.
+        """Write the input embeddings of `tokens` [n] to `out` [n, n_embd], bit-identical to llama.cpp's.
 
-        EngineError for ids that are no tokens.
+        Raises EngineError for ids outside the vocabulary.
         """
         ids = np.asarray(tokens, np.int64)
         if ids.size and not 0 <= ids.min() <= ids.max() < self.n_tokens:

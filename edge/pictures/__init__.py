@@ -1,1 +1,1 @@
-"""Results as pictures and pages."""
+"""Draw results as PNG charts and HTML pages."""

@@ -1,4 +1,4 @@
-"""Picture of `edge advise`: models by the time of an answer and by their size, and those worth choosing from."""
+"""Chart of `edge advise`: models by answer time and size, with the Pareto front."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ _LINE, _FAINT = "#9aa5b1", "#c3cad2"
 _COLORS = {"resident": "#0b6fb8", "spread": "#0a8f6a", "paged": "#d1570f"}
 _LINES = ((10.0, "10 s"), (30.0, "30 s"))
 _GB = 1e9
-_MOST_S = 600.0  # seconds of an answer: slower models would press the others together
+_MOST_S = 600.0  # longest answer drawn, in seconds: slower models would compress the rest of the chart
 
 
 def write_picture(result: Mapping[str, Any], path: Path) -> None:
-    """Draw the object of `edge advise --json` as PNG: seconds of an answer to the right, gigabytes up.
+    """Draw the object of `edge advise --json` as PNG: answer time in seconds on the x axis, gigabytes on the y axis.
 
-    The file appears under its name only when it is whole. PictureError as `check_picture`, or without models that fit.
+    The file appears under its name only when it is complete.
+    Raises PictureError if the picture cannot be written or no model fits.
     """
     check_picture(path)
     rows = [row for row in result["rows"] if row["answer_s"] is not None]
     if not rows:
-        raise PictureError("there is no model to draw: none fits these devices")
+        raise PictureError("no model can be drawn, because none fits these devices")
     save(_figure(result, rows), path)
 
 

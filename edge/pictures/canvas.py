@@ -1,4 +1,4 @@
-"""Canvas for pictures of points: axes, a number at each point with a table below, and saving."""
+"""Common parts of scatter charts: axes, numbered points with a table below, and saving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from devices.files import temporary_beside
 from edge.errors import PictureError
 
-SIZE_INCHES = (9.0, 6.0)  # a picture without its table
+SIZE_INCHES = (9.0, 6.0)  # size without the table
 TEXT, GRID, DPI = "#222222", "#e4e7eb", 150
 _ROW_INCHES = 0.19  # height of a row in the table
 
@@ -19,17 +19,17 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True)
 class Entry:
-    """A point with its number, and its row in the table below the chart."""
+    """Numbered point of a chart and its row in the table below."""
 
     number: str
-    place: Place  # in units of the axes
+    place: Place  # in axis units
     text: str
     color: str
     bold: bool = False
 
 
 def check_picture(path: Path) -> None:
-    """Raise PictureError if no picture can be drawn or written there. Called before anything is computed."""
+    """Raise PictureError if no picture can be drawn or written to `path`. Called before any computation."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -56,15 +56,17 @@ def new_axes(size_inches: tuple[float, float]) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure as PNG. The file appears under its name only when it is whole."""
+    """Write a figure as PNG. The file appears under its name only when it is complete."""
     with temporary_beside(path) as temporary:
         figure.savefig(temporary, format="png", dpi=DPI)
         temporary.replace(path)
 
 
 def add_table(axes: Any, entries: Sequence[Entry]) -> None:
-    """Write each number at the upper left of its point, and a table of all entries below the chart. The picture grows
-    by the height of the table."""
+    """Write each number at the upper left of its point, and a table of all entries below the chart.
+
+    The picture grows by the height of the table.
+    """
     from matplotlib.patheffects import withStroke
 
     figure = axes.figure

@@ -1,4 +1,4 @@
-"""Picture of `edge pareto`: plans by latency and by throughput or first tokens, with their front and measurements."""
+"""Chart of `edge pareto`: plans by latency and throughput or TTFT, with their front and measurements."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from quant.text import printable
 
 _QUIET, _LINE, _FILL = "#616e7c", "#52606d", "#f0f4f8"
 KIND_COLORS = {"single": "#5f6b7a", "pipeline": "#0b6fb8", "tensor": "#d1570f", "hybrid": "#0a8f6a"}
-# Colors of types if the plans differ in quality. The type with the least divergence has the first color.
+# Type colors if plans differ in quality. The type with the least divergence gets the first color.
 TYPE_COLORS = ("#0b6fb8", "#0a8f6a", "#a17400", "#d1570f", "#b3246b", "#6b4fbb", "#5f6b7a")
-_FINE = (1, 1.25, 2, 2.5, 4, 5, 8)  # ticks of the axis of first tokens a second
+_FINE = (1, 1.25, 2, 2.5, 4, 5, 8)  # tick multiples of the first-tokens-per-second axis
 _MARKERS = "os^DvPXph<>*"  # shapes of types, or of kinds if types have colors
 _MOST_NAMES, _MOST_LETTERS, _ROW_LETTERS, _MOST_ROWS = 6, 55, 105, 20
 
 
 def write_picture(result: Result, path: PathLike) -> None:
-    """Draw the object of `edge pareto --json` as PNG, 1350 pixels wide: latency (ms) to the right, throughput up.
+    """Draw the object of `edge pareto --json` as PNG, 1350 pixels wide: latency (ms) on the x axis, throughput on the y
+    axis.
 
-    If first tokens are an axis and throughput is not, first tokens go up, the soonest at the top. Points have numbers,
-    which a table below the chart explains.
-
-    The file appears under its name only when it is whole. PictureError as `check_picture`, or without plans.
+    If TTFT is an objective and throughput is not, the y axis shows TTFT, with the shortest at the top. A table below
+    the chart explains the numbered points. The file appears under its name only when it is complete.
+    Raises PictureError if the picture cannot be written or there are no plans.
     """
     path = Path(path)
     check_picture(path)
     if not front_points.front(result):
         raise PictureError("there is no plan to draw: none fits these devices")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a letter of a name that the font lacks is drawn as a box
+        warnings.simplefilter("ignore", UserWarning)  # A letter that the font lacks is drawn as a box.
         save(_figure(front_points.by_first_token(result) if front_points.of_first_tokens(result) else result), path)
 
 
@@ -65,7 +65,7 @@ def _figure(result: Result) -> Any:
 
 
 def _at(point: Point) -> Place:
-    """Return the place of a plan as measured, or else as predicted."""
+    """Return the position of a plan: measured if available, else predicted."""
     return 1e3 * front_points.latency_s(point), front_points.throughput(point)
 
 
@@ -79,7 +79,7 @@ def _measured(point: Point) -> Place | None:
 
 
 class _Look:
-    """Colors and marks of plans. Kinds have colors and types have shapes, or the reverse if plans differ in quality."""
+    """Colors and markers of plans. Kinds have colors and types have shapes; the reverse if plans differ in quality."""
 
     def __init__(self, result: Result) -> None:
         self.types = front_points.several_types(result)
@@ -97,9 +97,9 @@ class _Look:
 
 
 def _scale(axes: Any, places: Sequence[Place], *, prompts: bool) -> None:
-    """Set the ranges of the axes with some room, logarithmic if values span much.
+    """Set the axis ranges with a margin, and logarithmic scales if values span a large factor.
 
-    prompts: the vertical axis has first tokens a second, and its ticks show seconds.
+    prompts: the y axis has first tokens per second, and its ticks show seconds.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -127,7 +127,7 @@ def _scale(axes: Any, places: Sequence[Place], *, prompts: bool) -> None:
 
 
 def _draw_front(axes: Any, points: Sequence[Point], color: str, *, shaded: bool = True) -> None:
-    """Draw the line of these points. shaded: fill the area that it dominates."""
+    """Draw the staircase line of these points. shaded: fill the area that it dominates."""
     (_, right), (low, _) = axes.get_xlim(), axes.get_ylim()
     corners: list[Place] = []
     height = low
@@ -141,7 +141,7 @@ def _draw_front(axes: Any, points: Sequence[Point], color: str, *, shaded: bool 
 
 
 def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequence[Point], look: _Look) -> None:
-    """Write title, axes and legend."""
+    """Write the title, axis labels and legend."""
     counted_unit = front_points.unit(result)
     axes.set_xlabel("latency (ms a token)" if counted_unit == "tokens" else "latency (ms)", fontsize=12, color=TEXT)
     upwards = f"throughput ({counted_unit}/s)"
@@ -211,7 +211,7 @@ def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], look
 
 
 def _entries(result: Result, shown: Sequence[Point], look: _Look) -> list[Entry]:
-    """Return entries for the plans with a role, and for others up to _MOST_ROWS, in order of latency."""
+    """Return entries for plans with a role, and for other plans up to _MOST_ROWS, by latency."""
     roles = front_points.roles(result)
     chosen = sorted(shown, key=lambda point: point["id"] not in roles)[:_MOST_ROWS]
     entries = []

@@ -1,4 +1,4 @@
-"""Plans of a front, read from its JSON object: selection, order and figures for pictures, pages and tables."""
+"""Plans of a front from its JSON object: selection, order and figures for charts, pages and tables."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from partition.predict.objectives import OBJECTIVES, Objective
 from quant.front import non_dominated
 from quant.text import bytes_text
 
-Point = Mapping[str, Any]  # one of "points"
+Point = Mapping[str, Any]  # one entry of "points"
 Result = Mapping[str, Any]  # the object of `edge pareto --json`
 
 KNEE = "beyond it, a little more of one costs much of the other"
 DOMINATED = "no better in anything, worse in some"
-_MOST_ERRORS = 5  # listed errors
-_ALWAYS = ("latency_s", "throughput_per_s", "memory_bytes")  # columns of any table
-TTFT = "ttft_s"  # the figure of first tokens
+_MOST_ERRORS = 5  # maximum number of listed errors
+_ALWAYS = ("latency_s", "throughput_per_s", "memory_bytes")  # columns of every table
+TTFT = "ttft_s"  # key of the time to first token
 LOG_FROM = 20  # an axis is logarithmic if its values span more than this factor
-# Dominated plans are drawn if they are at most _NEAR times worse than the prominent ones, or within a range that is
-# _WIDER times as wide: prominent plans then take up a good part of the picture.
+# Dominated plans are drawn if they are at most _NEAR times worse than the prominent plans, or within a range that is
+# _WIDER times as wide. Prominent plans then take up a good part of the chart.
 _NEAR, _WIDER = 1.25, 2.2
 
 
 def front(result: Result) -> list[Point]:
-    """Return the plans that no other dominates, by measurement if there is one, in order of latency."""
+    """Return the plans on the front by latency. Measured values are used if available."""
     return in_order(point for point in result["points"] if point["on_front"])
 
 
 def dominated(result: Result) -> list[Point]:
-    """Return the other plans, in the same order."""
+    """Return the plans that are not on the front, by latency."""
     return in_order(point for point in result["points"] if not point["on_front"])
 
 
 def in_order(points: Iterable[Point]) -> list[Point]:
-    """Return the plans by latency; of equal ones, the one with the most throughput first."""
+    """Return the plans by latency. Among equal latencies, the highest throughput comes first."""
     return sorted(points, key=_place)
 
 
 def _place(point: Point) -> tuple[float, float]:
-    """Return the latency of a plan, and minus its throughput: both should be small."""
+    """Return a plan's latency and negated throughput, so that smaller is better for both."""
     return latency_s(point), -throughput(point)
 
 
 def visible_plans(result: Result) -> tuple[list[Point], list[Point]]:
-    """Return the prominent plans (the front, measured plans, the best single device), and dominated ones near them."""
+    """Return the prominent plans (the front, measured plans, the best single device) and dominated plans near them."""
     single = best_single(result)
     shown = in_order(point for point in result["points"] if point["on_front"] or point["measured"] or point is single)
     latencies, throughputs = [latency_s(point) for point in shown], [throughput(point) for point in shown]
@@ -57,34 +57,35 @@ def visible_plans(result: Result) -> tuple[list[Point], list[Point]]:
 
 
 def staircase(points: Iterable[Point]) -> list[Point]:
-    """Return the plans that no other dominates in latency and throughput alone, by latency: the line of a picture.
+    """Return the plans that are non-dominated in latency and throughput alone, by latency. They form the chart's line.
 
-    A front of more objectives than these two has further plans.
+    A front of more than these two objectives has additional plans.
     """
     return non_dominated(points, _place)
 
 
 def line(result: Result) -> list[Point]:
-    """Return the corners of a picture's line: of the measured plans of the front, if there are any; else of all of
-    them."""
+    """Return the corners of the chart's line: of the measured plans on the front if there are any, else of all."""
     on_front = front(result)
     return staircase([point for point in on_front if point["measured"]] or on_front)
 
 
 def best_single(result: Result) -> Point | None:
-    """Return the plan for one device with the least latency; None if there is none. Prompts of another placement are
-    computed on other devices."""
+    """Return the single-device plan with the least latency, or None.
+
+    A plan with a separate prefill placement uses other devices for prompts, so it does not count.
+    """
     alone = (point for point in result["points"] if point["parallel"] == "single" and len(point["devices"]) == 1)
     return next(iter(in_order(alone)), None)
 
 
 def knee(result: Result) -> Point | None:
-    """Return the knee of the front; None if there is none."""
+    """Return the knee of the front, or None."""
     return next((point for point in front(result) if point["knee"]), None)
 
 
 def roles(result: Result) -> dict[str, list[str]]:
-    """Return, by the id of a plan, the roles of the knee, of the best single device and of the ends of the line."""
+    """Return role names by plan id: the knee, the best single device, and the ends of the line."""
     corners = line(result)
     named: list[tuple[str, Point | None]] = [
         ("knee", knee(result)),
@@ -102,12 +103,12 @@ def roles(result: Result) -> dict[str, list[str]]:
 
 
 def of_first_tokens(result: Result) -> bool:
-    """Return whether first tokens are an axis of the front, and throughput is not."""
+    """Return whether TTFT is an objective of the front and throughput is not."""
     return TTFT in result["objectives"] and "throughput_per_s" not in result["objectives"]
 
 
 def by_first_token(result: Result) -> Result:
-    """Return the object with first tokens a second instead of throughput, so that more is better."""
+    """Return the object with first tokens per second instead of throughput, so that more is better."""
 
     def changed(figures: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         return figures and {**figures, "throughput_per_s": 1 / figures[TTFT]}
@@ -120,58 +121,61 @@ def by_first_token(result: Result) -> Result:
 
 
 def latency_s(point: Point) -> float:
-    """Return seconds: as measured, or else as predicted."""
+    """Return the latency in seconds: measured if available, else predicted."""
     return float((point.get("measured") or point["predicted"])["latency_s"])
 
 
 def throughput(point: Point) -> float:
-    """Return tokens or inputs a second: as measured, or else as predicted."""
+    """Return tokens or inputs per second: measured if available, else predicted."""
     return float((point.get("measured") or point["predicted"])["throughput_per_s"])
 
 
 def fullest(figures: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the device on which a plan needs the most memory, and the bytes; None if they are unknown."""
+    """Return the device on which a plan needs the most memory, and the bytes, or None if unknown."""
     needed: Mapping[str, int] = figures.get("memory_bytes") or {}
     return max(needed.items(), key=lambda need: (need[1], need[0]), default=None)
 
 
 def relative_error(point: Point, what: str) -> float | None:
-    """Return the relative error of the prediction of `what` (latency_s, throughput_per_s), above 0 if it is above the
-    measurement; None if it was not measured."""
+    """Return the relative error of the predicted `what` (latency_s, throughput_per_s), or None without a measurement.
+
+    The error is positive if the prediction is above the measurement.
+    """
     measured = (point.get("measured") or {}).get(what)
     return point["predicted"][what] / measured - 1 if measured else None
 
 
 def several_types(result: Result) -> list[str]:
-    """Return the types of the plans, those with the least divergence first, if there is more than one; else nothing."""
+    """Return the types of the plans by divergence, or an empty list if there is only one type."""
     divergences = {str(point["type"]): _divergence(point) for point in result["points"] if point["type"] is not None}
     return sorted(divergences, key=divergences.__getitem__) if len(divergences) > 1 else []
 
 
 def has_quality(result: Result) -> bool:
-    """Return whether divergence is an axis of the front and the plans have several types."""
+    """Return whether divergence is an objective of the front and the plans have several types."""
     return "divergence" in result["objectives"] and bool(several_types(result))
 
 
 def type_label(result: Result, type_: str) -> str:
-    """Return a type's name, with its divergence where that was measured."""
+    """Return a type's name, with its divergence if that was measured."""
     divergence = next(_divergence(point) for point in result["points"] if str(point["type"]) == type_)
     return f"{type_}: {figure(divergence)} nats" if math.isfinite(divergence) else type_
 
 
 def _divergence(point: Point) -> float:
-    """Return the nats a token of a plan's type; infinity where they were not measured."""
+    """Return the divergence of a plan's type in nats per token, or infinity if it was not measured."""
     value = point["predicted"].get("divergence")
     return math.inf if value is None else float(value)
 
 
 def _nats(kind: Mapping[str, Any]) -> str:
-    """Describe the divergence of one of "types"."""
+    """Describe the divergence of an entry of "types"."""
     return "not finite" if kind["divergence"] is None else f"{figure(kind['divergence'])} nats a token"
 
 
 def lines(result: Result) -> dict[str, list[Point]]:
-    """Return the corners of a picture's line for each type, by its name, where the front is also one of divergence."""
+    """Return the corners of the chart's line by type name, if divergence is an objective. Otherwise return an empty
+    dict."""
     by_kind = {}
     for type_ in several_types(result) if has_quality(result) else ():
         points = [point for point in result["points"] if str(point["type"]) == type_]
@@ -180,12 +184,12 @@ def lines(result: Result) -> dict[str, list[Point]]:
 
 
 def names(result: Result) -> list[str]:
-    """Return the names of the devices; those with figures from a preset are marked."""
+    """Return the device names. Devices with preset figures are marked as estimates."""
     return [device["name"] + (" (estimate)" if device["estimate"] else "") for device in result["devices"]]
 
 
 def first_few(words: Sequence[str], most: int) -> str:
-    """Return the first words, with commas between, and how many more there are."""
+    """Return the first words separated by commas, and the number of further words."""
     more = len(words) - most
     return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -196,12 +200,12 @@ def unit(result: Result) -> str:
 
 
 def notes(result: Result) -> list[str]:
-    """Return notes about a front, a sentence each."""
+    """Return notes about a front, one sentence each."""
     sentences = []
     if knee(result) is not None:
         sentences.append(f"* the knee: {KNEE}.")
     if any(point["measured"] for point in front(result)):
-        sentences.append("In brackets: by how much the prediction is above what was measured.")
+        sentences.append("In brackets: by how much the prediction is above the measurement.")
     if any(len(point["devices"]) > 1 for point in front(result)):
         sentences.append("Memory is that of the device which needs the most.")
     sentences += _of_measuring(result)
@@ -229,7 +233,7 @@ def notes(result: Result) -> list[str]:
 
 
 def _of_measuring(result: Result) -> list[str]:
-    """Return notes on the measurements, and how reliable they are."""
+    """Return notes about the measurements and their reliability."""
     measured = [point for point in result["points"] if point["measured"]]
     if not measured:
         return []
@@ -247,7 +251,7 @@ def _of_measuring(result: Result) -> list[str]:
     if apart:
         spreads = first_few(apart, _MOST_ERRORS)
         sentences.append(
-            f"Other work disturbed what was measured, by: {spreads}. The best counts; --fresh measures again."
+            f"Other work disturbed measurements, by: {spreads}. The best run counts; --fresh measures again."
         )
     return sentences
 
@@ -258,7 +262,7 @@ def figure(value: float) -> str:
 
 
 def table(result: Result) -> tuple[list[str], list[list[str]]]:
-    """Return the names of the columns, and a row for each plan of the front."""
+    """Return the column names and a row for each plan of the front."""
     types, measured = several_types(result), any(point["measured"] for point in front(result))
     further = [row for row in OBJECTIVES.values() if row.key in result["objectives"] and row.key not in _ALWAYS]
     columns = [
@@ -288,7 +292,7 @@ def table(result: Result) -> tuple[list[str], list[list[str]]]:
 
 
 def _further(point: Point, objective: Objective) -> str:
-    """Return a figure of another axis: as measured, or else as predicted."""
+    """Return the value of another objective: measured if available, else predicted."""
     value = (point["measured"] or {}).get(objective.key, point["predicted"].get(objective.key))
     return "-" if value is None else figure(objective.scale * objective.figure(value))
 
@@ -300,6 +304,6 @@ def _measured(point: Point, what: str, scale: float) -> str:
 
 
 def _memory(point: Point) -> str:
-    """Return the memory needed on the fullest device: as measured, or else as predicted."""
+    """Return the memory on the fullest device: measured if available, else predicted."""
     need = fullest(point["measured"] or {}) or fullest(point["predicted"])
     return "-" if need is None else bytes_text(need[1])

@@ -1,4 +1,4 @@
-"""Page of `edge pareto`: one self-contained HTML file with the chart and each of its plans."""
+"""Page of `edge pareto`: one self-contained HTML file with the chart and all plans."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from edge.pictures import front_points
 from edge.pictures.front_points import Point, Result
 from partition.predict.objectives import OBJECTIVES
 
-SAVED = "plan.json"  # file name of a saved plan in the commands shown
+SAVED = "plan.json"  # file name of a saved plan in the displayed commands
 _FOLDER = Path(__file__).parent
-AXES = _FOLDER / "axes.js"  # a module that the server's page loads unchanged
+AXES = _FOLDER / "axes.js"  # module that the server's page loads unchanged
 
 
 def check_page(path: Path) -> None:
-    """Raise PictureError if no page can be written there. Called before anything is computed."""
+    """Raise PictureError if no page can be written to `path`. Called before any computation."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise PictureError(f"{path}: the page is HTML, so its name must end in .html")
     if path.is_dir() or not path.absolute().parent.is_dir():
@@ -35,16 +35,17 @@ def check_page(path: Path) -> None:
 def write_page(
     result: Result, path: PathLike, *, command: Sequence[str] = ("edge", "pareto", "MODEL"), model: str = ""
 ) -> None:
-    """Write the object of `edge pareto --json` as a page to look at in a browser, offline too.
+    """Write the object of `edge pareto --json` as an HTML page, which also works offline.
 
-    command: the arguments that made the object, without output options; the page shows how to pick a plan with it.
-    model: the model file to put into the shown `edge chat` or `edge run` commands. The page appears under its name only
-    when it is whole. PictureError as `check_page`, or without plans.
+    command: arguments that produced the object, without output options. The page shows how to pick a plan with them.
+    model: model file in the displayed `edge chat` or `edge run` commands.
+    The page appears under its name only when it is complete.
+    Raises PictureError if the page cannot be written or there are no plans.
     """
     path = Path(path)
     check_page(path)
     if not front_points.front(result):
-        raise PictureError("there is no plan to show: none fits these devices")
+        raise PictureError("no plan can be shown, because none fits these devices")
     text = page(result, command, model)
     with temporary_beside(path) as temporary:
         temporary.write_text(text, encoding="ascii")
@@ -52,9 +53,12 @@ def write_page(
 
 
 def page(result: Result, command: Sequence[str], model: str) -> str:
-    """Return the whole page, in ASCII. Its only code is this project's script and style: a policy has their digests,
-    and the script writes the figures as text."""
-    axes = AXES.read_text(encoding="utf-8").replace("export function", "function")  # one file has no modules
+    """Return the whole page in ASCII.
+
+    Its content security policy has the digests of this project's script and style, so that no other code runs. The
+    script writes the figures as text.
+    """
+    axes = AXES.read_text(encoding="utf-8").replace("export function", "function")  # a single file has no modules
     script, style = axes + _part("chart.js") + _part("page.js"), _part("page.css")
     title = html.escape(f"{result['model']}: latency against throughput")
     parts = {
@@ -65,12 +69,12 @@ def page(result: Result, command: Sequence[str], model: str) -> str:
         "script": script,
         "data": embedded({"result": result, "view": _view(result, command, model)}),
     }
-    # In one pass, so that inserted text is not searched for placeholders.
+    # One pass, so that placeholders in inserted text stay as they are.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
 
 
 def embedded(values: Any) -> str:
-    """Return JSON, in ASCII, that can neither end its script element nor begin a comment there."""
+    """Return ASCII JSON that can neither end its script element nor begin a comment."""
     text = json.dumps(values, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -100,9 +104,10 @@ def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
 
 
 def _commands(result: Result, point: Point, command: Sequence[str], model: str) -> list[str]:
-    """Return the commands that save and use a plan, or that use the model if the plan is this device alone."""
+    """Return the commands that save and use a plan, or only the command that uses the model if the plan is this
+    device."""
     if point["type"] is not None:
-        model = str(point.get("model") or model)  # the file of its type
+        model = str(point.get("model") or model)  # file of the plan's type
     use = (
         ["edge", "chat", *([model] if model else [])] if result["kind"] == "llm" else ["edge", "run", model or "MODEL"]
     )

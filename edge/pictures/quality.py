@@ -1,4 +1,4 @@
-"""Picture of models: size against divergence from the model they were made from."""
+"""Chart of models: size against divergence from their reference model."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ _LINE, _POINT, _CHOSEN = "#9aa5b1", "#33658a", "#d1495b"
 
 @dataclass(frozen=True)
 class ModelPoint:
-    """One model."""
+    """Model of the chart."""
 
     label: str
     size_bytes: int
-    divergence: float  # mean, nats
-    uniform: bool = False  # whether it is one of llama.cpp's own types, which a line joins
+    divergence: float  # mean, in nats
+    uniform: bool = False  # True: one of llama.cpp's own types, which are joined by a line
 
 
 def size_against_divergence(
     points: Sequence[ModelPoint], chosen: str | None, path: Path, *, reference: str = ""
 ) -> None:
-    """Draw `points` as PNG: megabytes to the right, mean KL divergence (nats, logarithmic) up.
+    """Draw `points` as PNG: megabytes on the x axis, mean KL divergence (nats, logarithmic) on the y axis.
 
-    chosen: the label of the highlighted model. reference: the model that all are compared with. A divergence of 0 is
-    drawn at the foot. The file appears under its name only when it is whole. PictureError as `check_picture`, or
-    without points.
+    chosen: label of the highlighted model.
+    reference: name of the model that all others are compared with.
+    A divergence of 0 is drawn at the bottom. The file appears under its name only when it is complete.
+    Raises PictureError if the picture cannot be written or there are no points.
     """
     check_picture(path)
     if not points:
@@ -43,8 +44,11 @@ def size_against_divergence(
 
 
 def draw_evaluation(evaluation: Evaluation, path: Path, *, like: str | None = None) -> None:
-    """Draw size against divergence from the first model as PNG. like: the name of the highlighted model among
-    llama.cpp's own types; None: no model is highlighted. The errors of `size_against_divergence`."""
+    """Draw size against divergence from the first model as PNG.
+
+    like: name of the highlighted model among llama.cpp's own types. None: no model is highlighted.
+    Raises the errors of `size_against_divergence`.
+    """
     reference, *names = (name.removesuffix(".gguf") for name in evaluation.names)
     chosen = like.removesuffix(".gguf") if like is not None else None
     if like is None:
@@ -57,7 +61,7 @@ def draw_evaluation(evaluation: Evaluation, path: Path, *, like: str | None = No
 
 
 def without_common_start(names: Sequence[str]) -> list[str]:
-    """Return the names without their common words at the start: "q4_0" of "demo-q4_0", where another is "demo-f16"."""
+    """Return the names without the words that all names begin with: "q4_0" for "demo-q4_0" next to "demo-f16"."""
     letters = enumerate(zip(*names, strict=False))
     differ = next((i for i, at_i in letters if len(set(at_i)) > 1), min(map(len, names)))
     end = 1 + max(names[0].rfind(mark, 0, differ) for mark in "-./")
@@ -88,7 +92,7 @@ def _figure(points: Sequence[ModelPoint], chosen: str | None, reference: str) ->
     axes.set_yscale("log")
     axes.margins(x=0.12, y=0.12)
     low, high = (end(y for _, y in places) for end in (min, max))
-    if high < 10 * low:  # more than a decade is shown all the same: its axis has numbers
+    if high < 10 * low:  # Show more than a decade, so that the axis has numbers.
         middle = math.sqrt(low * high)
         axes.set_ylim(middle / 5, middle * 5)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -105,20 +109,20 @@ def _figure(points: Sequence[ModelPoint], chosen: str | None, reference: str) ->
 
 
 def _foot(points: Sequence[ModelPoint]) -> float:
-    """Return the height at which a divergence of 0 is drawn, below all others."""
+    """Return the height for a divergence of 0, below all other points."""
     positive = [point.divergence for point in points if point.divergence > 0 and math.isfinite(point.divergence)]
     return min(positive, default=1e-6) / 3
 
 
 def _drawn(point: ModelPoint, foot: float) -> float:
-    """Return the height of a point. Infinity, which a broken model has, is drawn very high."""
+    """Return the height of a point. A broken model has infinite divergence, which is drawn very high."""
     if not math.isfinite(point.divergence):
         return 1e3
     return point.divergence if point.divergence > 0 else foot
 
 
 def _entries(points: Sequence[ModelPoint], places: Sequence[Place], chosen: str | None) -> Iterable[Entry]:
-    """Yield an entry for each point, the smallest model first."""
+    """Yield an entry for each point, smallest model first."""
     for number, (place, point) in enumerate(sorted(zip(places, points, strict=True), key=lambda pair: pair[0]), 1):
         is_chosen = point.label == chosen
         text = f"{point.label}: {place[0]:.3g} MB, {point.divergence:.3g} nats"

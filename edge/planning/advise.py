@@ -1,7 +1,7 @@
-"""Advice: published models by how long they take for an answer on the devices there are, and how large they are.
+"""Rank published models by their predicted answer time on the available devices, and by size.
 
-Nothing is downloaded. A model's size, its parameters times the bits of each, stands for its quality: among models of
-one year the larger one is usually the better, and fewer bits do damage. That is a rule of thumb, and is called so.
+Nothing is downloaded. A model's size (parameters x bits per parameter) stands for its quality: among models of the same
+year a larger one is usually better, and fewer bits reduce quality. The output calls this a rule of thumb.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from quant.front import non_dominated
 from quant.mixes import mix_by_name
 
 FORMAT = "edge-advice-1"
-ANSWER_TOKENS = 200  # of the answer that is timed
-LINES_S = (10.0, 30.0)  # an answer feels quick below the first, and is waited for below the second
+ANSWER_TOKENS = 200  # length of the timed answer
+LINES_S = (10.0, 30.0)  # an answer feels quick below the first limit, and acceptable below the second
 
 
 @dataclass(frozen=True)
 class Task:
-    """A use of a model, by the lengths of prompts."""
+    """Typical use of a model, with its prompt length."""
 
-    prompt_tokens: int  # until the first token
+    prompt_tokens: int  # prompt tokens computed before the first answer token
     context: int  # tokens
 
 
 TASKS: Mapping[str, Task] = {
-    "chat": Task(128, 4096),  # a question, with what the conversation has not computed yet
-    "code": Task(1024, 8192),  # a file and what is to be changed
+    "chat": Task(128, 4096),  # a question and the part of the conversation that is not cached
+    "code": Task(1024, 8192),  # a file and the requested change
     "long": Task(6000, 8192),  # a document
 }
 
 
 @dataclass(frozen=True)
 class AdviceOptions:
-    """A question to the advisor. Limits are of this device."""
+    """Options of `edge advise`. Limits apply to this device."""
 
     task: str = "chat"
-    types: Sequence[str] = ()  # in place of those that models are published in
+    types: Sequence[str] = ()  # quantization types to consider instead of the published ones
     min_tokens_per_s: float = 0.0
-    every: bool = False  # measure each model itself
+    every: bool = False  # measure each model instead of interpolating
     kv_type: str = "f16"
     threads: int | None = None
     memory: int | None = None  # bytes
@@ -69,32 +69,32 @@ class Row:
 
     candidate: Candidate
     speeds: CandidateSpeeds
-    point: Point | None  # its best plan; None where nothing fits
-    why: str  # in one line: the plan, or what is in the way
-    command: str  # that runs it; "" where nothing fits
+    point: Point | None  # best plan; None if nothing fits
+    why: str  # one line: the plan, or the reason why nothing fits
+    command: str  # command that runs the model; "" if nothing fits
     on_front: bool = False
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second of one request."""
+        """Tokens per second of a single request."""
         assert self.point is not None
         return 1 / self.point.predicted.latency_s
 
     @property
     def ttft_s(self) -> float:
-        """Seconds to the first token of the task's prompt."""
+        """Seconds to the first token for the task's prompt."""
         assert self.point is not None
         return float(self.point.predicted.ttft_s or 0.0)
 
     @property
     def answer_s(self) -> float:
-        """Seconds to the end of an answer of ANSWER_TOKENS."""
+        """Seconds to the end of an answer of ANSWER_TOKENS tokens."""
         assert self.point is not None
         return self.ttft_s + (ANSWER_TOKENS - 1) * self.point.predicted.latency_s
 
     @property
     def placement(self) -> str:
-        """resident, paged, spread, or none."""
+        """One of "resident", "paged", "spread" and "none"."""
         if self.point is None:
             return "none"
         predicted = self.point.predicted
@@ -103,7 +103,7 @@ class Row:
         return "spread" if len(predicted.memory_bytes) > 1 else "resident"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/advise.md says."""
+        """Return the JSON values that docs/advise.md describes."""
         model, shape = self.candidate.model, self.candidate.shape
         names = {speed.device: speed.name for speed in self.speeds.profile.speeds}
         values: dict[str, Any] = {
@@ -138,7 +138,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """All rows: those that run, the quickest answer first, then those that do not fit."""
+    """All rows: models that fit by answer time, then models that do not fit."""
 
     options: AdviceOptions
     devices: tuple[str, ...]  # names
@@ -146,7 +146,7 @@ class Advice:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/advise.md says."""
+        """Return the JSON values that docs/advise.md describes."""
         task = TASKS[self.options.task]
         return {
             "format": FORMAT,
@@ -161,12 +161,12 @@ class Advice:
 
 
 def advise(models: Sequence[KnownModel], cluster: Cluster, options: AdviceOptions, steps: Steps = SILENT) -> Advice:
-    """Predict each model in each of its types on the devices of a cluster that is open.
+    """Predict each model in each of its types on the devices of an open cluster.
 
-    PlanError where no model is fast enough, or none fits; the errors of `candidates` and of measuring.
+    Raises PlanError if no model fits or is fast enough, and the errors of `candidates` and of measuring.
     """
     if options.task not in TASKS:
-        raise PlanError(f"the task {options.task[:40]!r}; known are {', '.join(TASKS)}")
+        raise PlanError(f"the task {options.task[:40]!r} is unknown; choose one of {', '.join(TASKS)}")
     task = TASKS[options.task]
     least = task.prompt_tokens + ANSWER_TOKENS
     with candidates(models, options.types, steps) as known:
@@ -190,7 +190,7 @@ def advise(models: Sequence[KnownModel], cluster: Cluster, options: AdviceOption
     if not quick:
         best = max(running, key=lambda row: row.tokens_per_s)
         raise PlanError(
-            f"no model makes {options.min_tokens_per_s:g} tokens a second here; the most is {best.tokens_per_s:.3g}, of"
+            f"no model makes {options.min_tokens_per_s:g} tokens a second here; the most is {best.tokens_per_s:.3g}, by"
             f" {best.candidate.name}: use a lower --min-speed"
         )
     front = non_dominated(quick, lambda row: (row.answer_s, -row.candidate.shape.weight_bytes))
@@ -205,7 +205,7 @@ def advise(models: Sequence[KnownModel], cluster: Cluster, options: AdviceOption
 
 
 def _memory_bytes(cluster: Cluster, options: AdviceOptions) -> int | None:
-    """Bytes that the devices have together; None where all of them are presets."""
+    """Return the total memory of the devices in bytes, or None if all of them are presets."""
     own = cluster.devices.local
     if cluster.fleet is None and own is not None and own.preset is not None:
         return None
@@ -252,8 +252,11 @@ def _row(candidate: Candidate, speeds: CandidateSpeeds, cluster: Cluster, option
 
 
 def _command(candidate: Candidate, point: Point, profile: Profile, context: int, cluster: Cluster) -> str:
-    """Return the command line that fetches and runs a candidate, or that makes it first from a published file; "" for a
-    shape that is published nowhere. Names of presets stand for the addresses of such devices."""
+    """Return the command line that downloads and runs a candidate, or "" if its shape is not published.
+
+    If the type is not published, the command line first quantizes a published file. For preset devices, the names of
+    the presets stand in for addresses.
+    """
     source, first = _source(candidate), ""
     if not source:
         return ""
@@ -264,7 +267,7 @@ def _command(candidate: Candidate, point: Point, profile: Profile, context: int,
     if context != DEFAULT_CONTEXT:
         words += ["--context", str(context)]
     own = next(speed for speed in profile.speeds if speed.device == LOCAL)
-    if point.predicted.memory_bytes.get(LOCAL, 0) >= own.memory_bytes:  # it is full: the rest is paged
+    if point.predicted.memory_bytes.get(LOCAL, 0) >= own.memory_bytes:  # this device is full, so the rest is paged
         words += ["--memory", f"{own.memory_bytes >> 20}MiB"]
     addresses = [device for device in dict.fromkeys(point.plan.devices) if device != LOCAL]
     if addresses:
@@ -274,7 +277,7 @@ def _command(candidate: Candidate, point: Point, profile: Profile, context: int,
 
 
 def _source(candidate: Candidate) -> str:
-    """Return the name by which `edge chat` finds the file of this type."""
+    """Return the name under which `edge chat` finds the file of this type."""
     model = candidate.model
     if not model.source:
         return ""
@@ -284,6 +287,6 @@ def _source(candidate: Candidate) -> str:
 
 
 def _widest(candidate: Candidate) -> str:
-    """The published file with the most bits, which another type is made from."""
+    """Return the published file with the most bits per weight, as the source for quantization."""
     best = max(candidate.model.types, key=lambda name: mix_by_name(name).type.bits_per_weight)
     return f"{candidate.model.repo}:{best}" if candidate.model.repo else candidate.model.name

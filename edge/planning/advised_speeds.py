@@ -1,8 +1,8 @@
-"""Speeds of devices with each candidate: measured with made-up slices for some, interpolated between those for others.
+"""Device speeds for each candidate: measured with synthetic slices for some, and interpolated for the others.
 
-Measuring a model takes some seconds, so of models that differ only in their sizes three are measured: the smallest, one
-in the middle, and the largest that the devices hold. Their kernels and their type are the same, so the time of a layer
-follows its weights.
+Measuring a model takes some seconds. Of models that differ only in size, three are measured: the smallest, a middle
+one, and the largest that fits the devices. Their kernels and their type are the same, so the time of a layer depends on
+its weight bytes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Profile = ClusterProfile[DeviceSpeed]
 
 @dataclass(frozen=True)
 class CandidateSpeeds:
-    """Speeds of all devices with one candidate, and how they are known."""
+    """Speeds of all devices with one candidate, and their origin."""
 
     profile: Profile
-    figures: str  # MEASURED, INTERPOLATED or PRESET
-    sources: tuple[str, ...] = ()  # the candidates that were measured for it, where it was not
+    figures: str  # one of MEASURED, INTERPOLATED and PRESET
+    sources: tuple[str, ...] = ()  # names of the measured models behind interpolated speeds
 
 
 def speeds_of_all(
@@ -39,8 +39,9 @@ def speeds_of_all(
 ) -> list[CandidateSpeeds]:
     """Return the speeds of each candidate, in the same order.
 
-    measure: profiles the devices for one. memory_bytes: that all devices have together; None: presets, for which
-    nothing is measured. every: measure each candidate itself.
+    measure: profiles the devices for one candidate.
+    memory_bytes: total memory of all devices. None: devices are presets, and nothing is measured.
+    every: measure each candidate instead of interpolating.
     """
     if memory_bytes is None:
         return [CandidateSpeeds(measure(candidate), PRESET) for candidate in all_candidates]
@@ -60,31 +61,31 @@ def speeds_of_all(
 
 
 def _kind(candidate: Candidate) -> tuple[object, ...]:
-    """Return the group of a candidate: times of a group's members follow from their sizes."""
+    """Return the group key of a candidate. Within a group, times follow from sizes."""
     experts = (
         (candidate.model.name,) if candidate.shape.n_experts else ()
-    )  # a prompt meets more of them than a token does
+    )  # a prompt activates more experts than a token does
     return candidate.mix.name, *experts
 
 
 def references(group: Sequence[Candidate], memory_bytes: int) -> list[Candidate]:
-    """The candidates of a group, sorted by size, that are measured: three, or all where there are no more."""
+    """Return the candidates of a size-sorted group to measure: three, or all if there are no more."""
     fit = [i for i, candidate in enumerate(group) if candidate.shape.weight_bytes <= memory_bytes]
     last = fit[-1] if fit else 0
     if last + 1 < len(group) and AMPLE * group[last].shape.weight_bytes < memory_bytes:
-        last += 1  # the speed of a disk is measured with a model that may need it
+        last += 1  # also measure a model that may need the disk, to know the disk speed
     middle = (_layer_bytes(group[0]) * _layer_bytes(group[last])) ** 0.5
     between = min(range(last + 1), key=lambda i: abs(np.log(_layer_bytes(group[i]) / middle)))
     return [group[i] for i in sorted({0, between, last})]
 
 
 def _layer_bytes(candidate: Candidate) -> float:
-    """Bytes of an average layer that a token reads."""
+    """Return the average bytes per layer that a token reads."""
     return sum(candidate.limits.layer_bytes) / len(candidate.limits.layer_bytes)
 
 
 def _interpolated(candidate: Candidate, known: Sequence[tuple[Candidate, Profile]]) -> CandidateSpeeds:
-    """The speeds of a candidate from those of others: of each part by the bytes that a token reads of it."""
+    """Return speeds interpolated from other candidates, for each part by the bytes that a token reads."""
     profiles = [profile for _, profile in known]
     layers = _Line([_layer_bytes(other) for other, _ in known], _layer_bytes(candidate))
     heads = _Line([other.shape.head_bytes for other, _ in known], candidate.shape.head_bytes)
@@ -118,13 +119,13 @@ def _query_width(candidate: Candidate) -> float:
 
 
 class _Line:
-    """Straight lines through known sizes, read at one size; in proportion below the smallest and above the largest."""
+    """Piecewise linear interpolation at one size, and proportional extrapolation beyond the known sizes."""
 
     def __init__(self, sizes: Sequence[float], size: float) -> None:
         self._sizes, self._size = sizes, size
 
     def at(self, seconds: Sequence[float]) -> float:
-        """The seconds at the size, from those of the known sizes."""
+        """Return the seconds at the size, from the seconds at the known sizes."""
         pairs = dict(sorted(zip(self._sizes, seconds, strict=True)))
         sizes = list(pairs)
         beyond = min(max(self._size, sizes[0]), sizes[-1])
@@ -132,7 +133,9 @@ class _Line:
 
 
 def _curve(curves: Sequence[Curve], line: _Line) -> Curve:
-    """The curve at the size, of the rows that all of these were timed with: beyond its own, a curve only goes on as a
-    straight line."""
+    """Return the interpolated curve at row counts that all curves were timed with.
+
+    Other row counts would use linear extrapolations of single curves.
+    """
     rows = set.intersection(*({n for n, _ in curve.points} for curve in curves))
     return Curve(tuple((n, line.at([curve.at(n) for curve in curves])) for n in sorted(rows)))

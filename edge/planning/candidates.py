@@ -1,4 +1,4 @@
-"""Candidates: published models in the types that they come in, as outlines on this device's disk."""
+"""Candidates: published models in their published types, as outline files on this device's disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quant.mixes import Mix, mix_by_name
 
 @dataclass(frozen=True)
 class Candidate:
-    """A published model in one type: its outline, which planners and surveys take for the file."""
+    """Published model in one type, with its outline. Planners and profilers use the outline like a model file."""
 
     model: KnownModel
     mix: Mix
@@ -34,7 +34,7 @@ class Candidate:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the header, in place of the file's: its weights are a hole."""
+        """SHA-256 of the outline's header. The file's own digest would be useless, because its weights are a hole."""
         with self.file.path.open("rb") as file:
             return hashlib.sha256(file.read(self.file.header_bytes(self.file.path))).hexdigest()
 
@@ -48,7 +48,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Name and type, for people."""
+        """Model name and type for display."""
         return f"{self.model.name} {self.mix.name}"
 
 
@@ -56,10 +56,11 @@ class Candidate:
 def candidates(
     models: Sequence[KnownModel], types: Sequence[str] = (), steps: Steps = SILENT
 ) -> Iterator[list[Candidate]]:
-    """Yield each model that has a shape in each of its types; their outlines are there until the end of the block.
+    """Yield each model that has a shape, in each of its types. Their outline files exist until the end of the block.
 
-    types: in place of those that the models are published in. UnknownTypeError for an unknown type; CatalogError for a
-    shape that llama.cpp would not load; EngineError for a type that llama.cpp's quantizer refuses.
+    types: types to use instead of the published ones.
+    Raises UnknownTypeError for an unknown type, CatalogError for a shape that llama.cpp would not load, and EngineError
+    for a type that llama.cpp's quantizer refuses.
     """
     mixes = {name: mix_by_name(name) for name in types}
     shaped = [model for model in models if model.shape is not None]
@@ -77,7 +78,7 @@ def _candidates(models: Sequence[KnownModel], mixes: Collection[Mix], folder: Pa
         try:
             check_loadable(whole)
         except ModelFileError as error:
-            raise CatalogError(f"the shape of {model.name} is none that llama.cpp loads: {error}") from None
+            raise CatalogError(f"llama.cpp cannot load the shape of {model.name}: {error}") from None
         jobs += [(model, whole, mix) for mix in mixes or map(mix_by_name, model.types)]
     with_types = []
     with closing(types_of_each([(whole, mix) for _, whole, mix in jobs])) as outcomes:

@@ -1,8 +1,8 @@
-"""The cheapest cluster that serves a language model within targets: the first in the order of cost whose simulation
-reaches them.
+"""Find the cheapest cluster that serves a language model within targets.
 
-Plans of a cluster are those on the planner's front of what is limited, and of throughput. Weights stay in memory. More
-than SHARING devices are stages of one each, so that clusters can be tried by the thousand.
+The search tries clusters in order of cost and returns the first whose simulation reaches the targets. A cluster's plans
+are the planner's front of the limited objectives and throughput. Weights stay in memory. More than SHARING devices
+become pipeline stages of one device each, so that thousands of clusters can be tried.
 """
 
 from __future__ import annotations
@@ -40,31 +40,32 @@ from quant.text import bytes_text, number_text, seconds_text
 PRICE, WATTS, DEVICES = BY = ("price", "watts", "devices")
 PERCENTILES = ("p50", "p90", "p99")
 MOST_DEVICES = 8
-SHARING = 4  # devices that may share layers, all groups of them; more are stages of one device each
+# Maximum cluster size with tensor-parallel groups. Larger clusters use stages of one device.
+SHARING = 4
 _ROUNDED = 1 + 1e-9
-_NEAREST_OF = 4  # clusters that are simulated to say what is near, where none reaches the targets
+_NEAREST_OF = 4  # number of clusters simulated for the error message if no cluster reaches the targets
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Requests that come, and what they may take. At least one of the two limits is set."""
+    """Request load and latency limits. At least one of the two limits is set."""
 
     arrivals_per_s: float
-    latency_s: float = inf  # a token after the first
-    ttft_s: float = inf
-    percentile: str = "p90"  # of requests
-    tokens: int = 128  # of an answer
-    requests: int = 200  # that are simulated
+    latency_s: float = inf  # limit of the inter-token latency
+    ttft_s: float = inf  # limit of the time to first token
+    percentile: str = "p90"  # percentile of requests that the limits apply to
+    tokens: int = 128  # length of an answer
+    requests: int = 200  # number of simulated requests
     seed: int = 0
 
     def excess(self, simulated: Simulated) -> float:
-        """Return the worst of what a simulation has over what it may have: 1 or less where it reaches all targets."""
+        """Return the worst ratio of a simulated value to its limit: 1 or less if all targets are reached."""
         ttft_s = getattr(simulated.ttft_s, self.percentile, 0.0)
         latency_s = getattr(simulated.tpot_s, self.percentile, 0.0)
         return max(ttft_s / self.ttft_s, latency_s / self.latency_s, self.arrivals_per_s / simulated.capacity_per_s)
 
     def describe(self) -> str:
-        """The limits in words."""
+        """Return the limits in words."""
         limits = [
             f"{seconds_text(self.latency_s)} a token" if self.latency_s < inf else "",
             f"{number_text(self.ttft_s)} s to the first one" if self.ttft_s < inf else "",
@@ -75,13 +76,13 @@ class Targets:
 
 @dataclass(frozen=True)
 class Offer:
-    """A kind of device, and its speed with the model."""
+    """Kind of device, and its speed with the model."""
 
     kind: DeviceKind
     speed: DeviceSpeed
 
     def cost(self, by: str) -> Cost:
-        """Return the figures that clusters are compared by: the one asked for, then the others, of equals."""
+        """Return the sort key of the device in clusters: the chosen one first, then the others as tie-breakers."""
         price = inf if self.kind.price is None else self.kind.price
         watts = self.kind.preset.watts
         return {PRICE: (price, 1.0, watts), WATTS: (watts, 1.0, price), DEVICES: (1.0, price, watts)}[by]
@@ -89,10 +90,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class Served:
-    """A cluster with the plan by which it serves, simulated."""
+    """Simulated cluster with its serving plan."""
 
-    kinds: tuple[DeviceKind, ...]  # of each device, the owner's first
-    names: tuple[str, ...]  # likewise
+    kinds: tuple[DeviceKind, ...]  # kind of each device, owner first
+    names: tuple[str, ...]  # name of each device, owner first
     plan: Plan
     predicted: Prediction
     simulated: Simulated
@@ -100,32 +101,32 @@ class Served:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Names of devices by what the plan calls them."""
+        """Device names by address in the plan."""
         return {LOCAL: self.names[0], **{name: name for name in self.names[1:]}}
 
     @property
     def price(self) -> float | None:
-        """The price of all devices; None where one is not known."""
+        """Total price of all devices, or None if a price is unknown."""
         prices = [kind.price for kind in self.kinds]
         return None if None in prices else sum(price for price in prices if price is not None)
 
     @property
     def watts(self) -> float:
-        """The power of all devices while they compute, in watts."""
+        """Total power of all devices while they compute, in watts."""
         return sum(kind.preset.watts for kind in self.kinds)
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of devices of each kind."""
+        """Number of devices of each kind."""
         names = [kind.name for kind in self.kinds]
         return {name: names.count(name) for name in dict.fromkeys(names)}
 
     def describe(self) -> str:
-        """The devices in words."""
+        """Return the devices in words."""
         return " + ".join(f"{count} {name}" for name, count in self.counts.items())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/buy.md says."""
+        """Return the JSON values that docs/cli/buy.md describes."""
         memory = self.predicted.renamed(self.addresses).memory_bytes
         return {
             "devices": [
@@ -155,15 +156,15 @@ class Served:
 
 @dataclass(frozen=True)
 class Cheapest:
-    """The answer, and how many clusters were looked at."""
+    """Result of a search, with counts of the examined clusters."""
 
     served: Served
-    cheaper: int  # clusters before it in the order of cost
-    planned: int  # of these and itself, those that no bound ruled out
+    cheaper: int  # number of clusters that come earlier in the order of cost
+    planned: int  # number of clusters, including the result, that no bound ruled out
 
 
 class ClusterSearch:
-    """Clusters of devices on offer that serve one model."""
+    """Search for clusters of the offered devices that serve one model."""
 
     def __init__(
         self,
@@ -175,14 +176,19 @@ class ClusterSearch:
         tensor: bool = True,
         model: str = "",
     ) -> None:
-        """link: between any two devices. tensor: whether the model's layers can be shared."""
+        """Set up the search.
+
+        link: link between any two devices.
+        tensor: the model's layers support tensor parallelism.
+        """
         self._work, self.link, self._targets, self._tensor, self._model = work, link, targets, tensor, model
         self._offers = [replace(offer, speed=replace(offer.speed, disk_bytes_per_s=None)) for offer in offers]
         speeds = [offer.speed for offer in self._offers]
         self._bounds = ClusterBounds(work, speeds, link, tokens=targets.tokens, tensor=tensor)
 
     def cheapest(self, by: str, most_devices: int = MOST_DEVICES, steps: Steps = SILENT) -> Cheapest:
-        """Return the cheapest cluster that reaches the targets. PlanError, with what is nearest, where none does."""
+        """Return the cheapest cluster that reaches the targets. Raises PlanError, naming the nearest cluster, if
+        none does."""
         order = clusters(
             [offer.cost(by) for offer in self._offers], [offer.kind.most for offer in self._offers], most_devices
         )
@@ -201,8 +207,10 @@ class ClusterSearch:
             raise PlanError(self._why_none(ruled_out, most_devices))
 
     def served(self, members: Members, *, nearest: bool = False) -> Served | None:
-        """Serve by plans that use all of these devices; None where none can. The first that reaches the targets, or
-        with `nearest` what comes nearest to them."""
+        """Return the first plan on all of these devices that reaches the targets, or None.
+
+        nearest: return the plan that comes nearest to the targets instead.
+        """
         best: Served | None = None
         for owner in dict.fromkeys(members):
             rest = list(members)
@@ -215,8 +223,10 @@ class ClusterSearch:
         return best
 
     def _each_served(self, members: Members, nearest: bool) -> Iterator[Served]:
-        """Simulate plans in which the first of these devices is the owner's, those first that are predicted the best.
-        nearest: the best of them alone, also where it is too slow for certain."""
+        """Simulate plans in which the first of these devices is the owner's, best predicted plan first.
+
+        nearest: simulate only the best plan, even if it is certainly too slow.
+        """
         targets, kinds = self._targets, tuple(self._offers[kind].kind for kind in members)
         counts = [members[: i + 1].count(kind) for i, kind in enumerate(members)]
         names = tuple(kind.name if n == 1 else f"{kind.name}:{n}" for kind, n in zip(kinds, counts, strict=True))
@@ -228,9 +238,9 @@ class ClusterSearch:
         links = Links(dict.fromkeys(permutations(addresses, 2), self.link))
         planner = Planner(
             self._work, list(speeds.values()), links, self._model, "", tensor=self._may_share(members), thin=False
-        )  # the bounds count on every device that is bought
+        )  # The bounds use every bought device, so plans must not leave devices out.
         most_s = inf if nearest else targets.latency_s * _ROUNDED
-        if not planner.front(("latency",), [1], [most_s])[0]:  # quick, and fails for most clusters
+        if not planner.front(("latency",), [1], [most_s])[0]:  # quick check that fails for most clusters
             return
         limited = {"latency": targets.latency_s, "ttft": targets.ttft_s}
         objectives = (*(name for name, limit in limited.items() if limit < inf), "throughput")
@@ -238,7 +248,7 @@ class ClusterSearch:
         plans = []
         for placed in planner.front(objectives, caps=caps)[0]:
             if len(set(placed.plan.devices)) < len(members) and not nearest:
-                continue  # a smaller cluster, which was looked at
+                continue  # a smaller cluster, which was already tried
             predicted = predict(placed.plan, self._work, speeds, links, placed.microbatches)
             overload = targets.arrivals_per_s / capacity_per_s(predicted, self._work.prompt, targets.tokens)
             if nearest or overload <= _ROUNDED:
@@ -259,7 +269,7 @@ class ClusterSearch:
             )
 
     def _least_excess(self, members: Members) -> float:
-        """Return what any plan on these devices has over what it may have, at least."""
+        """Return a lower bound on the excess of any plan on these devices."""
         least, targets = self._bounds.bound(members, groups=self._may_share(members)), self._targets
         if least.latency_s == inf:
             return inf
@@ -267,7 +277,7 @@ class ClusterSearch:
         return max(overload, least.ttft_s / targets.ttft_s, least.latency_s / targets.latency_s)
 
     def _may_share(self, members: Members) -> bool:
-        """Return whether these devices may share layers."""
+        """Return whether these devices may use tensor parallelism."""
         return self._tensor and len(members) <= SHARING
 
     @cached_property
@@ -276,13 +286,13 @@ class ClusterSearch:
         return poisson(targets.arrivals_per_s, targets.requests, self._work.prompt, targets.tokens, targets.seed)
 
     def _why_none(self, ruled_out: Sequence[tuple[float, Members]], most_devices: int) -> str:
-        """Say what the nearest clusters do."""
+        """Return an error message that describes the nearest clusters."""
         none = f"no cluster of up to {most_devices} of these devices reaches {self._targets.describe()}"
         near = [members for excess, members in sorted(ruled_out)[:_NEAREST_OF] if excess < inf]
         tried = [served for members in near if (served := self.served(members, nearest=True)) is not None]
         if not tried:
             needs = bytes_text(self._bounds.needed_bytes)
-            return f"{none}: none has room for the model's {needs}; add larger devices, or use a smaller type"
+            return f"{none}: no cluster has room for the model's {needs}; add larger devices, or use a smaller type"
         best = min(tried, key=lambda cluster: cluster.excess)
         result, percentile = best.simulated, self._targets.percentile
         token_s, ttft_s = getattr(result.tpot_s, percentile, 0.0), getattr(result.ttft_s, percentile, 0.0)
@@ -303,14 +313,16 @@ def cluster_search(
     concurrency: int = 4,
     kv_type: str = "f16",
 ) -> ClusterSearch:
-    """Return the search for a cluster that serves a model file, or the outline of one.
+    """Return the search for a cluster that serves a model file or an outline file.
 
-    by: what is to be the least. prompt: tokens of each request. concurrency: requests at once. PlanError for kinds
-    without the price that is to be the least, and for requests that are longer than the model's context.
+    by: the cost to minimize.
+    prompt: tokens of each prompt.
+    concurrency: number of concurrent requests.
+    Raises PlanError if a kind lacks the price to minimize, or if a request exceeds the model's context.
     """
     lacking = [kind.name for kind in offered.kinds if kind.price is None]
     if by == PRICE and lacking:
-        raise PlanError(f"no price in {offered.currency} is known of {', '.join(lacking)}; give one in the catalog")
+        raise PlanError(f"no price in {offered.currency} is known for {', '.join(lacking)}; give one in the catalog")
     context = ModelShape.from_gguf(file).context_length
     if prompt + targets.tokens > context:
         raise PlanError(
@@ -327,7 +339,7 @@ def cluster_search(
     )
     sizes = PartSizes.from_file(file)
     offers = [Offer(kind, preset_speed(kind.preset, sizes, kind.name, kind.name)) for kind in offered.kinds]
-    # As stated, and for the rest a home's Wi-Fi.
+    # Use stated link values, and typical home Wi-Fi for missing ones.
     latency_s = ASSUMED_LINK.latency_s if offered.latency_s is None else offered.latency_s
     link = LinkSpeed(latency_s, offered.bytes_per_s or ASSUMED_LINK.bytes_per_s, estimate=True)
     return ClusterSearch(work, offers, link, targets, tensor=can_share(file), model=name_of(file))

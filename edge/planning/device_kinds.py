@@ -1,4 +1,4 @@
-"""Kinds of devices that a cluster can be bought of: the presets, or those of a file that a person wrote."""
+"""Kinds of devices that can be bought for a cluster: the presets, or kinds from a user's TOML file."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from devices.errors import ClusterFileError
 from devices.names import MAX_NAME, is_name
 from devices.toml_tables import Table, reading_toml, tables
 
-USD = "USD"  # the currency of the presets' prices
+USD = "USD"  # currency of the preset prices
 MAX_PRICE = 1e9
-MANY = 1 << 20  # of a kind, where nothing bounds their number
+MANY = 1 << 20  # upper bound if nothing limits the number of devices of a kind
 _KEYS = ("name", "preset", "price", "watts", "memory", "memory_gb_per_s", "gflops", "most", "source")
 _FILE_KEYS = ("currency", "delay_ms", "bandwidth_mbps", "device")
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """A kind of device, its price, and how many of it there are to buy."""
+    """Kind of device, its price, and the available number."""
 
     name: str
-    preset: DevicePreset  # its figures
-    price: float | None = None  # None: not known
+    preset: DevicePreset  # performance figures
+    price: float | None = None  # None: unknown
     price_source: str = ""
     most: int = MANY
 
 
 @dataclass(frozen=True)
 class DeviceKinds:
-    """Kinds of devices, and the network that all devices of a cluster are in."""
+    """Kinds of devices, and the network between all devices of a cluster."""
 
     kinds: tuple[DeviceKind, ...]
     currency: str = USD
-    latency_s: float | None = None  # of the link between any two, one way; None: it is assumed
+    latency_s: float | None = None  # one-way latency between any two devices; None: assumed
     bytes_per_s: float | None = None
 
     def named(self, names: Sequence[str]) -> DeviceKinds:
-        """Return these kinds alone. ClusterFileError for a name that none has."""
+        """Return only these kinds. Raises ClusterFileError for an unknown name."""
         by_name = {kind.name: kind for kind in self.kinds}
         for name in names:
             if name not in by_name:
@@ -50,7 +50,7 @@ class DeviceKinds:
 
 
 def preset_kinds() -> DeviceKinds:
-    """Return all presets, with the prices that are known of them."""
+    """Return all presets with their known prices."""
     return DeviceKinds(
         tuple(
             DeviceKind(name, preset, preset.price_usd, preset.source.get("price_usd", ""))
@@ -60,7 +60,7 @@ def preset_kinds() -> DeviceKinds:
 
 
 def read_kinds(path: Path) -> DeviceKinds:
-    """Read the kinds of a TOML file. ClusterFileError says what is wrong and where; OSError if it cannot be read."""
+    """Read the kinds from a TOML file. Raises ClusterFileError for invalid content, or OSError if it cannot be read."""
     with reading_toml(path, ClusterFileError) as data:
         return _kinds(Table(data, "the file", ClusterFileError))
 

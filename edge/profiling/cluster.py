@@ -1,4 +1,4 @@
-"""This device and its workers, as a program names them, and connected while they are used."""
+"""This device and its workers, which are connected while a program uses them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from partition.plan.plan import LOCAL, Plan
 
 
 class Cluster(Closing):
-    """This device and its workers. `open()` connects the workers, `close()` disconnects them; it is also a context
-    manager.
+    """This device and its workers.
+
+    `open()` connects the workers and `close()` disconnects them. It is also a context manager.
     """
 
     def __init__(
@@ -34,10 +35,14 @@ class Cluster(Closing):
         insecure: bool = False,
         needs_all: bool = False,
     ) -> None:
-        """workers: HOST or HOST:PORT of each; none: this device alone. file: a cluster.toml, instead of workers.
-        insecure: also workers that do not encrypt. needs_all: `open` fails if a worker does not answer, and a worker
-        that is named twice gets two ranks. Raises ValueError if both workers and file are given, or a text instead
-        of a list; PlanError for too many workers; ClusterFileError if the file is invalid.
+        """Describe a cluster without connecting it.
+
+        workers: HOST or HOST:PORT of each worker; empty: only this device.
+        file: a cluster.toml, instead of workers.
+        insecure: allow workers without encryption.
+        needs_all: `open` fails if a worker does not answer, and a worker that is named twice gets two ranks.
+        Raises ValueError if both workers and file are given, or a string instead of a list; PlanError for too many
+        workers; and ClusterFileError if the file is invalid.
         """
         if isinstance(workers, str):
             raise ValueError(f"workers must be a list, such as [{workers!r}]")
@@ -46,9 +51,11 @@ class Cluster(Closing):
         named = tuple(dict.fromkeys(map(device, workers))) if needs_all else workers
         self.devices = read_cluster(Path(file)) if file is not None else ClusterFile.of_addresses(named)
         if (others := sum(not entry.is_local for entry in self.devices.devices)) > MAX_WORKERS:
-            raise PlanError(f"{MAX_WORKERS} devices beside this one are the most, got {others}; leave some out")
-        self.fleet: Fleet | None = None  # the workers that answered; None before `open`, and where there is none
-        self.notes: list[str] = []  # who did not answer, for people
+            raise PlanError(
+                f"a cluster has at most {MAX_WORKERS} devices besides this one, got {others}; leave some out"
+            )
+        self.fleet: Fleet | None = None  # connected workers; None before `open`, or if there are none
+        self.notes: list[str] = []  # text about workers that did not answer
         self.insecure, self._has_names = insecure, file is not None
         self._all = tuple(map(device, workers)) if needs_all else ()
         self._stack = ExitStack()
@@ -62,13 +69,15 @@ class Cluster(Closing):
 
     @classmethod
     def of_presets(cls, names: Sequence[str]) -> Cluster:
-        """Return devices as `devices.catalog` describes them; the first replaces this device. Raises PlanError for
-        an unknown name, and for no or too many names."""
+        """Return preset devices from `devices.catalog`. The first one replaces this device.
+
+        Raises PlanError for an unknown name, and for no or too many names.
+        """
         if not 1 <= len(names) <= MAX_DEVICES:
             raise PlanError(f"1 to {MAX_DEVICES} presets can be compared, got {len(names)}")
         for name in names:
             if name not in CATALOG:
-                raise PlanError(f"no preset {name[:40]!r}; known are {', '.join(CATALOG)}")
+                raise PlanError(f"the preset {name[:40]!r} is unknown; choose from {', '.join(CATALOG)}")
         counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
         titles = [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
         first, *others = (ClusterDevice(title, preset=name) for title, name in zip(titles, names, strict=True))
@@ -79,12 +88,15 @@ class Cluster(Closing):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """HOST:PORT of each worker. A worker with two ranks is there twice."""
+        """HOST:PORT of each worker. A worker with two ranks occurs twice."""
         return self._all or tuple(worker.address for worker in self.devices.workers if worker.address is not None)
 
     def open(self) -> Cluster:
-        """Connect the workers that answer; `notes` names the others. Raises TransportError or WorkerError if a
-        worker answers and cannot take part, or does not answer and is needed."""
+        """Connect the workers that answer. `notes` names the others.
+
+        Raises TransportError or WorkerError if a worker answers but cannot take part, or if a required worker does not
+        answer.
+        """
         if not self._is_open:
             if self._all:
                 self.fleet = self._stack.enter_context(Fleet(self._all, insecure=self.insecure))
@@ -101,7 +113,7 @@ class Cluster(Closing):
         self._stack.close()
 
     def check_open(self) -> None:
-        """Raise WorkerError if `open` was not called: a plan would then be for this device alone."""
+        """Raise WorkerError if `open` was not called, because a plan would then use only this device."""
         if not self._is_open:
             raise WorkerError("the cluster is not open: call open(), or use it in a with block")
 
@@ -122,7 +134,7 @@ class Cluster(Closing):
 
 
 def _named(devices: ClusterFile, fleet: Fleet) -> ClusterFile:
-    """The same with the names that workers have, where these are different."""
+    """Return the devices with the workers' own names, if these are unique."""
     names = {address: worker.name for address, worker in fleet.workers.items()}
     if len({LOCAL, *names.values()}) <= len(names):
         return devices

@@ -1,7 +1,7 @@
-"""Times of the encoder of pictures and sounds: one sample, encoded on this device and on each worker.
+"""Time the image and audio encoder: one sample, encoded on this device and on each worker.
 
-The projector's weights are zero on workers, as layers' are in a survey: nothing but its header crosses the network.
-Times are those that this device waits, with the way of the sample there and of its embeddings back.
+Workers load the projector with zero weights, as profiling does for layers, so only its header crosses the network.
+Times are measured on this device. They include sending the sample and receiving its embeddings.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from edge.profiling.survey import own_profile
 from edge.tasks import SILENT, Steps
 from partition.plan.plan import LOCAL
 
-_ENOUGH_S, _MOST_TIMES = 2.0, 3  # a sample is encoded again until both hold
+_ENOUGH_S, _MOST_TIMES = 2.0, 3  # encoding is repeated until one of these limits is reached
 _REMEMBERED = "encoders"
 _HERE = "this device"
 
 
 @dataclass(frozen=True)
 class EncoderTime:
-    """Time of a device to encode the sample: the fastest of several."""
+    """Fastest of several encodings of the sample on one device."""
 
-    device: str  # as in a plan
-    name: str  # for people
+    device: str  # address as in a plan
+    name: str  # name for display
     encode_s: float
-    transfer_s: float  # the sample there, its embeddings back, and handing over; of this device, too
-    rows: int  # that the sample becomes
+    transfer_s: float  # sending the sample, receiving its embeddings, and overhead; also set for this device
+    rows: int  # number of embedding rows of the sample
 
     @property
     def total_s(self) -> float:
@@ -45,11 +45,11 @@ class EncoderTime:
 
 @dataclass(frozen=True)
 class EncoderTimes:
-    """Times of all devices that can encode, this one first."""
+    """Times of all devices that can encode, this device first."""
 
     devices: tuple[EncoderTime, ...]
-    sample: str  # what was encoded, for people
-    notes: tuple[str, ...] = ()  # workers that cannot, and why
+    sample: str  # description of the sample
+    notes: tuple[str, ...] = ()  # workers that cannot encode, with reasons
 
 
 def encoder_times(
@@ -61,10 +61,13 @@ def encoder_times(
     fresh: bool = False,
     steps: Steps = SILENT,
 ) -> EncoderTimes:
-    """Time this device, and then the workers at `addresses`, one by one. Figures are remembered for a day.
-    insecure: also workers that do not encrypt. threads: of this device. fresh: measure again. steps: shows progress.
+    """Time this device, and then each worker in turn. Times are cached for a day.
 
-    A worker that cannot be reached, or cannot encode, is left out, with a note. MediaError, ModelFileError.
+    insecure: allow workers without encryption.
+    threads: threads of this device.
+    fresh: ignore cached times.
+    steps: shows progress.
+    A worker that cannot be reached or cannot encode is left out, with a note. Raises MediaError or ModelFileError.
     """
     (data, described), threads = sample_for(files.projector), threads or default_threads()
     parts = [identity(files.projector).hex(), files.text_model.architecture, described]
@@ -96,7 +99,7 @@ def encoder_times(
     n, notes = len(addresses) + 1, []
     with steps.step("Measuring the encoder", n, "devices") as show:
         times = [here()]
-        for number, address in enumerate(addresses, 1):  # not at once: they may be one machine
+        for number, address in enumerate(addresses, 1):  # one after the other, because they may be on one machine
             show(number, n)
             try:
                 times.append(there(address))

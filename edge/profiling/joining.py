@@ -1,4 +1,4 @@
-"""Devices that join while a model runs on others: found, and profiled when nobody is disturbed."""
+"""Find devices that join while a model runs, and profile them when this disturbs no request."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from partition.plan.plan import LOCAL
 from partition.predict.speeds import DeviceSpeed
 from quant.gguf.file import GgufFile
 
-TRIES = 3  # to measure a device: more would only disturb the others
-_POLL_S = 0.05  # between two checks whether the measurement may go on
+TRIES = 3  # attempts to measure a device; more would only disturb the others
+_POLL_S = 0.05  # between two checks whether the measurement may continue
 
 T = TypeVar("T")
 
@@ -29,27 +29,27 @@ FindWorkers = Callable[[], Sequence[str]]  # returns the addresses of all worker
 
 @dataclass(frozen=True)
 class JoinedDevice:
-    """A device that joined and was measured."""
+    """Device that joined and was measured."""
 
     address: str  # in the form of `device`
-    name: str  # for people
-    survey: Survey[DeviceSpeed]  # the previous survey with this device
+    name: str  # name for display
+    survey: Survey[DeviceSpeed]  # previous survey extended by this device
 
 
 class JoiningDevices:
-    """Looks for devices that are not in the survey yet, and measures them."""
+    """Finds devices that are not in the survey yet, and measures them."""
 
     def __init__(self, find: FindWorkers, file: GgufFile, model_digest: str, transport: str, *, insecure: bool) -> None:
-        """file: the model to measure them for. transport: of links."""
+        """file: model to measure the devices for. transport: transport of links."""
         self._find, self._file, self._digest = find, file, model_digest
         self._transport, self._insecure = transport, insecure
-        self._tries: Counter[str] = Counter()  # failed tries by address
+        self._tries: Counter[str] = Counter()  # failed attempts by address
 
     def measured(self, known: Survey[DeviceSpeed], check: Progress) -> JoinedDevice | None:
-        """Measure one device that answers and is not known; return None if there is none that can be measured.
+        """Measure one unknown device that answers. Return None if there is no measurable device.
 
-        check: its error ends this within moments, and does not count as a failed try. A device that failed TRIES times
-        is not tried again.
+        check: called often. Its error ends the measurement promptly, and does not count as a failed attempt. A device
+        is not tried again after TRIES failures.
         """
         before = [device(speed.device) for speed in known.speeds]
         for address in dict.fromkeys(map(device, self._find())):
@@ -87,15 +87,15 @@ class JoiningDevices:
 
 
 def _is_known(fleet: Fleet, address: str) -> bool:
-    """Return whether a device takes part already, under another address: names of a cluster's members differ."""
+    """Return whether a secure device already takes part under another address. Members of a cluster have unique
+    names."""
     new = fleet.workers[address]
     others = (worker for other, worker in fleet.workers.items() if other != address)
     return new.secure and any(new.name == worker.name for worker in others)
 
 
 def _while_allowed(work: Callable[[CancelScope], T], check: Progress) -> T:
-    """Return the result of `work`. An error of `check` meanwhile is raised at once, and the scope of the work is
-    closed."""
+    """Return the result of `work`. An error of `check` is raised immediately, and closes the scope of the work."""
     pool = ThreadPoolExecutor(1, "joining")
     try:
         with CancelScope() as scope:

@@ -1,17 +1,18 @@
-"""Times of a model's layers and head on a device: slices with made-up weights, timed and compared.
+"""Times of a model's layers and head on a device, from timed slices with made-up weights.
 
-These slices are timed: n layers, twice as many, n of half width, a few of a long prompt's step, and one with the head.
+The timed slices have n layers, 2n layers, n layers of half width, a few layers for a long prompt's step, and a few
+layers with the head.
 
-    step    = 2 x (n layers) - (2n layers), of one row: the time of a step beside its layers
-    layer   = (n layers - step) / n, by rows; half a layer likewise
-    head    = (a layer and the head) - step - layer, by rows
-    layer   = (a few layers - step) / their number, of as many rows as a long prompt has in a step
+  step    = 2 x (n layers) - (2n layers), for one row: time of a step without its layers
+  layer   = (n layers - step) / n, by rows; half layers likewise
+  head    = (few layers and the head) - step - layers, by rows
+  layer   = (few layers - step) / their number, for as many rows as a step of a long prompt has
 
-The last two are of as few layers as a slice can have. A slice with the head is no measure of a prompt: its last layer
-computes the FFN of the rows that give logits alone.
+The last two slices have as few layers as possible. The slice with the head cannot measure a prompt, because its last
+layer computes the FFN only for rows with logits.
 
-n layers are larger than the processor's caches, because decoding is bound by memory bandwidth; fewer if a budget has no
-room for twice as many.
+The n layers exceed the CPU's caches, because decoding is bound by memory bandwidth. n is smaller if the memory budget
+has no room for 2n layers.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from partition.slices.recipe import Recipe
 from quant.gguf.file import GgufFile
 from transport import edge_pb2 as pb
 
-DECODE_ROWS = (1, 2, 4, 8)  # of the timed steps: kernels are better at some numbers of rows than at others
-FEW_ROWS = (1, 4)  # of slices that are only a part of a step
+DECODE_ROWS = (1, 2, 4, 8)  # rows of timed steps; kernels suit some numbers of rows better than others
+FEW_ROWS = (1, 4)  # rows for slices that measure only a part of a step
 PREFILL_ROWS = 64
-DEPTH = 256  # tokens in the cache, where attention is timed
-CHUNK_ROWS = (DEFAULT_BATCH - DEPTH, 128)  # of a long prompt in one step: as many as do not take too long
-_CHUNK_S = 1.0  # that they may take
-_SAMPLES = 5  # of each timed step, at least
-_LEAST_BYTES = 96 << 20  # of layers
-_MOST_STEP = 0.3  # of the fastest time of n layers: a step's own part seems larger only by noise
+DEPTH = 256  # tokens in the cache for timing attention
+CHUNK_ROWS = (DEFAULT_BATCH - DEPTH, 128)  # rows of a long prompt's step: the first number that is not too slow
+_CHUNK_S = 1.0  # time limit for these rows
+_SAMPLES = 5  # minimum number of samples for each timed step
+_LEAST_BYTES = 96 << 20  # minimum size of the n layers
+_MOST_STEP = 0.3  # limit of `step`, relative to the fastest time of n layers; a larger value is noise
 _OPTIONS = EngineOptions(context=DEFAULT_BATCH, batch=DEFAULT_BATCH, sequences=max(DECODE_ROWS))
 _ROWS = {
     "layers": (*DECODE_ROWS, PREFILL_ROWS),
@@ -57,40 +58,44 @@ _ROWS = {
 
 @dataclass(frozen=True)
 class LayerProbe:
-    """A slice to be timed."""
+    """Slice to time."""
 
     recipe: Recipe
     digest: str
-    path: Path  # of the owner's own copy
+    path: Path  # the owner's own copy
     layers: int
     rows: tuple[int, ...]
-    depth: int = 0  # above 0: the first of `rows` is also timed with so many tokens in the cache
-    last: bool = False  # whether it has the head
-    other_bytes: int = 0  # of weights of the model that a token reads beside those of the slice
+    depth: int = 0  # if above 0, the first of `rows` is also timed with this many tokens in the cache
+    last: bool = False  # True: the slice has the head
+    other_bytes: int = 0  # weights that a token of the whole model reads in addition to the slice's
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Times of the slices of one device."""
+    """Slice times of one device."""
 
-    n: int  # layers of the smaller slices
-    steps: Mapping[str, Curve]  # by slice: layers, more (2n), half, chunk, head; all but the first and last may miss
-    depth_s: float  # how much longer n layers take for a row with DEPTH tokens in the cache
-    runtime_bytes: int  # of the process, beside weights
-    disk_bytes_per_s: float | None  # None if it was not requested, or cannot be measured
-    busy: bool = False  # something else kept the device busy, so it may be faster
-    few_layers: int = 1  # layers of the slice with the head, and of the one for a long prompt's step
-    chunk_depth_s: float = 0.0  # how much longer the latter takes with DEPTH tokens in the cache
+    n: int  # number of layers in the smaller slices
+    # by slice: layers, more (2n), half, chunk, head; only layers and head are always present
+    steps: Mapping[str, Curve]
+    depth_s: float  # additional time of n layers for a row with DEPTH tokens in the cache
+    runtime_bytes: int  # memory of the process without weights
+    disk_bytes_per_s: float | None  # None if it was not requested or cannot be measured
+    busy: bool = False  # True: other work kept the device busy, so it may be faster
+    few_layers: int = 1  # layers of the slice with the head, and of the slice for a long prompt's step
+    chunk_depth_s: float = 0.0  # additional time of the latter slice with DEPTH tokens in the cache
 
 
 def probes(
     file: GgufFile, model_digest: str, closing: CancelScope, most_bytes: int | None = None
 ) -> tuple[dict[str, LayerProbe], int]:
-    """Return the slices to be timed, by name, and n. They stay on this device's disk until `closing` is closed.
-    most_bytes: of the weights of a slice, unless a single layer has more."""
+    """Return the slices to time by name, and n. They stay on this device's disk until `closing` is closed.
+
+    most_bytes: maximum size of a slice's weights, unless a single layer exceeds it.
+    """
     can, slices = limits(file), OwnSlices()
     total = can.sizes.layers
-    ends = [stop for stop in (*can.begins[1:], total) if can.can_be_stage(0, stop)]  # of slices from the first layer on
+    # ends of possible slices that begin with the first layer
+    ends = [stop for stop in (*can.begins[1:], total) if can.can_be_stage(0, stop)]
     twice = [n for n in ends if 2 * n in ends] or ends[:1]
     n = next((n for n in twice if sum(can.layer_bytes[:n]) >= _LEAST_BYTES), twice[-1])
     if most_bytes is not None:
@@ -107,7 +112,7 @@ def probes(
         half = shards(can, ("a", "b"), (1.0, 1.0))[0]
         cuts["half"] = Slice(Range(0, n), half.heads, half.ff, NOTHING, first=True)
     except (CannotSlice, PlanError):
-        pass  # its layers cannot be shared
+        pass  # the model's layers do not support tensor parallelism
     head_bytes = can.vocab_bytes * can.sizes.vocab
     model_bytes = sum(can.layer_bytes) + head_bytes
     probes_by_name = {}
@@ -134,10 +139,14 @@ def timed(
     disk: bool = False,
     memory: int | None = None,
 ) -> LayerTimes:
-    """Load and time the slices one after the other, in a session whose device has them. Slices that were busy are timed
-    once more at the end. threads: None for the device's own. disk: also measure how fast it reads. memory: bytes that
-    its process may use; a worker knows its own limit. Errors of sessions, and WorkerError for answers that are not
-    valid."""
+    """Load and time the slices in turn, in a session whose device has them. Busy measurements are repeated once at the
+    end.
+
+    threads: None: the device's default.
+    disk: also measure the disk's read rate.
+    memory: bytes that the process may use; a worker knows its own limit.
+    Raises errors of sessions, and WorkerError for invalid answers.
+    """
     figures: dict[str, list[BestTime]] = {}
     runtime_bytes, disk_bytes_per_s, layer_s = 0, 0.0, 0.0
     options = replace(_OPTIONS, threads=threads)
@@ -182,8 +191,10 @@ def _curve(probe: LayerProbe, figures: Sequence[BestTime]) -> Curve:
 
 
 def _chunk_rows(seconds: float) -> tuple[int, ...]:
-    """Return the rows of a long prompt's step that a slice is to be timed with; () if even few take too long. seconds:
-    time that the slice's layers take for PREFILL_ROWS."""
+    """Return the rows of a long prompt's step for timing a slice, or () if even the lowest number is too slow.
+
+    seconds: time of the slice's layers for PREFILL_ROWS.
+    """
     fitting = (rows for rows in CHUNK_ROWS if rows / PREFILL_ROWS * seconds <= _CHUNK_S)
     return tuple(islice(fitting, 1))
 
@@ -191,9 +202,9 @@ def _chunk_rows(seconds: float) -> tuple[int, ...]:
 def _timed(
     session: EngineSession, probe: LayerProbe, options: EngineOptions, disk: bool, memory: int | None
 ) -> tuple[list[BestTime], int, float]:
-    """Time one slice: return its figures, bytes of the process beside weights, and bytes a second of the disk if
+    """Time one slice. Return its times, the bytes of the process without weights, and the disk's read rate if
     requested."""
-    # The slice is the last stage, or a stage before it: `place` allows one stage more than there are ranks.
+    # The slice is the last stage or an earlier one. `place` accepts one stage more than there are ranks.
     stages = [1] * (session.rank + (1 if probe.last else 2))
     load = pb.Load(slice=probe.digest, path=str(probe.path), stages=stages, options=options_message(options))
     load.memory_limit_bytes = memory or 0
@@ -204,17 +215,17 @@ def _timed(
     seconds, busy = answered.step_s, answered.busy
     n = len(probe.rows) + bool(probe.depth)
     if not len(seconds) == len(busy) == n or not all(0 < step_s < MOST_S for step_s in seconds):
-        raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
+        raise WorkerError(f"{session.device} returned invalid times; install the same version of edge there")
     figures = [BestTime(*figure) for figure in zip(seconds, busy, strict=True)]
     return figures, loaded.memory_bytes - probe.recipe.n_bytes, answered.disk_bytes_per_s
 
 
 def device_speed(times: LayerTimes, device: str, name: str, memory_bytes: int) -> DeviceSpeed:
-    """Return a device's speed from the times of its slices. Differences are never less than 0."""
+    """Return a device's speed from its slice times. Differences below 0 count as 0."""
     base, n = times.steps["layers"], times.n
     one_s = base.at(1)
     more_s = times.steps["more"].at(1) if "more" in times.steps else 2 * one_s
-    fastest_s = min(seconds for _, seconds in base.points)  # one row may have had a bad moment
+    fastest_s = min(seconds for _, seconds in base.points)  # the sample of one row may be slow
     step_s = min(max(0.0, 2 * one_s - more_s), _MOST_STEP * fastest_s)
 
     def layers(curve: Curve) -> Curve:
@@ -233,7 +244,7 @@ def device_speed(times: LayerTimes, device: str, name: str, memory_bytes: int) -
         half_part = half_layer.at(longest) / layer.at(longest) if layer.at(longest) else 0.5
         layer = Curve((*layer.points, (rows, chunk_s)))
         half_layer = Curve((*half_layer.points, (rows, half_part * chunk_s)))
-        # Rows that are computed together read keys and values together: each costs less than a row alone.
+        # Rows of one batch read keys and values together, so each costs less than a single row.
         prompt_token_s = min(token_s, times.chunk_depth_s / times.few_layers / rows / DEPTH)
     return DeviceSpeed(
         device=device,

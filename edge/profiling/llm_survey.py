@@ -1,7 +1,7 @@
-"""Profiling for plans of a language model: times of its parts on each device, measured, or estimated for presets.
+"""Profiling for plans of a language model: measured times of its parts on each device, and estimates for presets.
 
-Layers are of the model's real shape and types, and their weights are made up. Every device makes such a slice by
-itself, and nothing of the model crosses the network.
+Timed layers have the model's real shape and types, but made-up weights. Every device creates such a slice locally, so
+no weights of the model cross the network.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from partition.predict.presets import PartSizes, preset_speed
 from partition.predict.speeds import DeviceSpeed, Links, speed_of, speed_to_json
 from quant.gguf.file import GgufFile
 
-REMEMBERED = "speeds"  # name of the remembered figures
-# A core's time for an all-reduce: system calls, Python and adding, with caches full of the last layer's weights.
-# Measured on two devices: 50 us if a rank polls, 95 if a CPU quota forbids that. Slow devices take longer in
-# proportion.
+REMEMBERED = "speeds"  # name of the cached measurements
+# CPU time of a core for an all-reduce: system calls, Python and adding, with caches full of the last layer's weights.
+# Measured on two devices: 50 us if a rank polls, 95 if a CPU quota forbids that. Slow devices take proportionally
+# longer.
 SUM_CPU_S = 90e-6
-AMPLE = 1.5  # times a model's file: weights, KV cache and buffers take less, but for very long contexts
-# Part of a device's limit for all its processes: this process or the daemon, and an engine process beside weights.
+AMPLE = 1.5  # factor over a model's file size that covers weights, KV cache and buffers, except for very long contexts
+# Part of a device's memory limit for processes: this process or the daemon, and an engine process without weights.
 PROBE_BYTES = 250 << 20
-_GROWTH_BYTES = 24 << 20  # that this process may allocate while another one measures
+_GROWTH_BYTES = 24 << 20  # memory that this process may allocate while another one measures
 NO_OVERRIDES: Mapping[str, int] = MappingProxyType({})
 
 
@@ -55,12 +55,15 @@ def llm_survey(
     scope: CancelScope | None = None,
     on_step: Progress = lambda done, total: None,
 ) -> Survey[DeviceSpeed]:
-    """Measure this device and the workers, as `survey` does. fleet: connection to them; None: there are none. threads:
-    of devices that compute with other than their default numbers; memory: bytes that they may use at most, where less
-    than they offer. known: survey of devices that are not timed again, at least this one; its figures stay, also of
-    devices that are not connected. scope: ends this when it is closed.
+    """Measure this device and the workers, as `survey` does.
 
-    CannotSlice if the model has no layers to time; else the errors of sessions.
+    fleet: connection to the workers; None: no workers.
+    threads: by address: numbers of threads that differ from the device's default.
+    memory: by address: bytes that a device may use, if less than it offers.
+    known: survey of devices that are not timed again, including this device. Its values stay, even for disconnected
+    devices.
+    scope: closing it ends the measurement.
+    Raises CannotSlice if the model has no layers to time, and errors of sessions.
     """
     devices = Devices(fleet, threads.get(LOCAL))
     known_times = {speed.device: speed for speed in known.speeds} if known else {}
@@ -85,7 +88,7 @@ def llm_survey(
     if known is None:
         return Survey(tuple(_with_sums(speeds)), links)
     speeds = [*known.speeds, *speeds]
-    # Devices that are away have no link to those that joined: one is assumed until they are measured again.
+    # Disconnected devices have no measured link to joined ones, so a link is assumed until the next measurement.
     both = with_links(Cluster(()), [speed.device for speed in speeds], Links({**links.between, **known.links.between}))
     return Survey(tuple(_with_sums(speeds)), both)
 
@@ -107,14 +110,14 @@ class _LayerProfiler:
         addresses = devices.addresses
         self._devices, self._file, self._threads, self._memory = devices, file, threads, memory.get(LOCAL)
         limits_or_none = [self._memory, *(profile.memory_limit_bytes for profile in devices.profiles[1:])]
-        limited = [limit for limit in limits_or_none if limit is not None]  # bytes of all processes of a device
+        limited = [limit for limit in limits_or_none if limit is not None]  # bytes for all processes of a device
         self._slices, self._n = probes(file, model_digest, closing, min(limited) - PROBE_BYTES if limited else None)
         self.steps = len(self._slices)
         self.rooms = [
             min(room, memory.get(address, room)) for room, address in zip(devices.memory_bytes, addresses, strict=True)
         ]
-        self._pages = [room < AMPLE * file.size_bytes for room in self.rooms]  # whether it may have to page
-        # What of the model a slice lacks empties caches between its steps: it takes longer beside more.
+        self._pages = [room < AMPLE * file.size_bytes for room in self.rooms]  # True: the device may have to page
+        # The missing part of the model empties caches between steps, so times depend on its size.
         timed_parts = [f"{probe.digest} {probe.other_bytes}" for probe in self._slices.values()]
         self.keys: Sequence[str] = [
             key_of([*timed_parts, str(threads.get(address)), str(pages)], profile)
@@ -146,7 +149,7 @@ class _LayerProfiler:
 
 
 def _with_sums(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
-    """Set the time of an all-reduce on each processor: known on the fastest one, and longer on others in proportion."""
+    """Set the time of an all-reduce on each CPU: known for the fastest one, and proportionally longer on others."""
     slowness = own_kind().slowness([speed.seconds for speed in speeds])
     return [replace(speed, sum_s=SUM_CPU_S * times) for speed, times in zip(speeds, slowness, strict=True)]
 
@@ -164,15 +167,15 @@ def llm_speeds(
     fresh: bool = False,
     on_step: Progress = lambda done, total: None,
 ) -> ClusterProfile[DeviceSpeed]:
-    """Profile a cluster for a language model. threads, memory (bytes): of this device, at most. Nothing is measured
-    where all devices are presets.
+    """Profile a cluster for a language model. If all devices are presets, nothing is measured.
 
-    The errors of `llm_survey`.
+    threads, memory (bytes): maximum for this device.
+    Raises the errors of `llm_survey`.
     """
     threads_by_address = {
         device.address: device.threads for device in cluster.devices if device.address and device.threads
     }
-    # A preset in place of this device does not limit the memory for measuring this device.
+    # A preset that replaces this device does not limit the memory for measuring this device.
     real_devices = [device for device in cluster.devices if device.preset is None]
     rooms = {real.address: real.memory_bytes for real in real_devices if real.address and real.memory_bytes}
     if fleet is None and cluster.local is not None and cluster.local.preset is not None:
@@ -191,6 +194,6 @@ def llm_speeds(
 
 
 def estimated(device: ClusterDevice, file: GgufFile) -> DeviceSpeed:
-    """Estimate a preset's speed, as `preset_speed`."""
+    """Estimate a preset's speed, as `preset_speed` does."""
     assert device.preset is not None
     return preset_speed(CATALOG[device.preset], PartSizes.from_file(file), device.address or device.name, device.name)

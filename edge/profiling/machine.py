@@ -1,4 +1,4 @@
-"""Description of this machine, with the GPUs that llama.cpp finds, as values and for people."""
+"""Description of this machine and its GPUs, as values and as text."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from quant.text import age_text, bytes_text, number_text
 
 
 def this_machine(folder: Path | None = None, fresh: bool = False) -> Machine:
-    """Describe this machine, with the GPUs that llama.cpp finds. Disk reads are measured on the disk of `folder`."""
+    """Describe this machine with the GPUs that llama.cpp finds. The disk of `folder` is measured."""
     return describe_machine(own_kind().describe(host_name(), gpu=gpu_backends()), folder=folder, fresh=fresh)
 
 
 def gpu_backends() -> str | None:
-    """Return the GPUs that llama.cpp reaches, with their backends, as "Vulkan0 (llvmpipe)"; None without one."""
+    """Return the GPUs and backends of llama.cpp, such as "Vulkan0 (llvmpipe)", or None without a GPU."""
     return ", ".join(gpu_names()) if llama.has_gpu() else None
 
 
 def machine_rows(machine: Machine) -> list[tuple[str, str]]:
-    """Return (name, value) of all that is known, for a table."""
+    """Return a table of all known properties as (name, value)."""
     profile = machine.profile
     cores = f"{machine.cores_performance} performance, {machine.cores_efficiency} efficiency"
     if not machine.cores_efficiency:
@@ -31,7 +31,7 @@ def machine_rows(machine: Machine) -> list[tuple[str, str]]:
     if profile.cores_logical != machine.cores_performance + machine.cores_efficiency:
         cores += f"; {profile.cores_logical} logical"
     if machine.cpu_quota is not None:
-        cores += f"; may keep {machine.cpu_quota:g} busy"
+        cores += f"; limited to {machine.cpu_quota:g}"
     rows = [
         ("processor", f"{profile.cpu}, {profile.machine}, {profile.system}"),
         ("cores", cores),
@@ -52,7 +52,7 @@ def machine_rows(machine: Machine) -> list[tuple[str, str]]:
 
 
 def rate_text(rate: Rate | None) -> str:
-    """Return how fast memory or a disk is read, how that is known, and since when."""
+    """Return the read rate of memory or disk, with its origin and age."""
     return (
         "not measured"
         if rate is None

@@ -1,5 +1,5 @@
-"""Profiling for plans of an ONNX model: times of the segments between cuts on each device, measured, or estimated for
-presets."""
+"""Profiling for plans of an ONNX model: measured times of the segments between cuts on each device, and estimates
+for presets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from edge.version import version
 from partition.plan.onnx_cuts import Cut, choose
 from partition.predict.onnx_predict import OnnxDevice
 
-REMEMBERED = "onnx-speeds"  # name of the remembered figures
-# A core's time for an item on its way through a stage: system calls, Python, threads that wake each other. Measured on
-# two processes: 0.2 ms for small tensors, 0.5 for 0.8 MB in and out. Slow devices take longer in proportion.
+REMEMBERED = "onnx-speeds"  # name of the cached measurements
+# CPU time of a core for an item that passes through a stage: system calls, Python, and threads that wake each other.
+# Measured with two processes: 0.2 ms for small tensors, 0.5 for 0.8 MB in and out. Slow devices take proportionally
+# longer.
 _ITEM_CPU_S = 0.25e-3
-_MOST_SLOWER = 10.0  # times the fastest device, which may compute its nodes on a GPU, but not this
-_ESTIMATED_STAGE_S = 3e-4  # of a preset, beside its nodes
+_MOST_SLOWER = 10.0  # limit relative to the fastest device, which may use a GPU for its nodes but not for this work
+_ESTIMATED_STAGE_S = 3e-4  # time of a preset's stage without its nodes
 _ESTIMATED_RUNTIME_BYTES = 200 << 20
 
 
@@ -42,12 +43,14 @@ def onnx_survey(
     fresh: bool = False,
     on_step: Progress = lambda done, total: None,
 ) -> Survey[OnnxDevice]:
-    """Measure this device, with so many threads, and the workers, as `survey` does. fleet: connection to them; None:
-    there are none. cuts: candidates in ascending order; may be empty. provider: of ONNX Runtime, on every device; None:
-    the best of each.
+    """Measure this device and the workers, as `survey` does.
 
-    PlanError for places that are no cuts, CannotSlice for a part that cannot be sent, EngineError if nothing can be
-    timed; else the errors of sessions.
+    fleet: connection to the workers; None: no workers.
+    cuts: candidate cuts in ascending order; may be empty.
+    threads: threads of this device.
+    provider: execution provider of ONNX Runtime on every device; None: the best of each device.
+    Raises PlanError for invalid cuts, CannotSlice for a part that cannot be sent, EngineError if nothing can be timed,
+    and errors of sessions.
     """
     devices = Devices(fleet, threads)
     with CancelScope() as closing:
@@ -90,13 +93,13 @@ class _SegmentProfiler:
         self.steps = self._probes.steps
         depends = [str(provider), version("onnxruntime")]
         for part in (probe.part for probe in self._probes.parts):
-            # A part's file does not hold its shapes if dimensions are open.
+            # A part's file does not contain its shapes if dimensions are open.
             shapes = [(value.name, value.shape) for value in (*part.takes.tensors, *part.gives.tensors)]
             depends += [part.digest, repr(shapes)]
         self.keys: Sequence[str] = [key_of(depends, profile) for profile in devices.profiles]
 
     def send(self, worker: Remote, check: Progress) -> None:
-        """Send nothing: each part is sent when it is timed."""
+        """Send nothing, because each part is sent when it is timed."""
 
     def time(self, session: EngineSession, on_step: Callable[[], None]) -> SegmentTimes:
         rank = session.rank
@@ -120,8 +123,10 @@ def onnx_speeds(
     fresh: bool = False,
     on_step: Progress = lambda done, total: None,
 ) -> tuple[ClusterProfile[OnnxDevice], list[Cut]]:
-    """Measure the devices that answer, and estimate the presets. Return the profile, and the candidate cuts. The errors
-    of `onnx_survey`."""
+    """Measure the devices that answer, and estimate presets. Return the profile and the candidate cuts.
+
+    Raises the errors of `onnx_survey`.
+    """
     cuts = choose(model.graph, "auto")
     too_few_cuts = model.places_text(len(cluster.devices))
     measurement = onnx_survey(
@@ -142,8 +147,7 @@ def onnx_speeds(
 
 
 def _estimated(device: ClusterDevice, model: OnnxSource, cuts: Sequence[Cut]) -> OnnxDevice:
-    """Estimate a preset's speed: a node takes max(its operations / operations a second, bytes it touches / memory
-    bandwidth)."""
+    """Estimate a preset's speed: a node takes max(operations / operations per second, bytes / memory bandwidth)."""
     assert device.preset is not None
     preset = CATALOG[device.preset]
     ends = [0, *(cut.position for cut in cuts), len(model.graph.nodes)]

@@ -1,7 +1,7 @@
-"""Times of the parts of an ONNX graph on a device, each loaded as a stage of its own and run on noise.
+"""Times of the parts of an ONNX graph on a device. Each part is loaded as its own stage and runs on random inputs.
 
-The whole model is timed as one stage, too. The time of n parts beyond it, divided by n - 1, is a stage's time beside
-its nodes: handing over tensors, and work that ONNX Runtime saves when it sees more of the graph.
+The whole model is also timed as one stage. (sum of n parts - whole model) / (n - 1) is the time of a stage without its
+nodes: passing on tensors, and optimizations that ONNX Runtime can make only across parts.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ from partition.predict.speeds import MOST_S
 from partition.slices.recipe import Recipe
 from transport import edge_pb2 as pb
 
-MOST_PARTS = 40  # timed parts; with more segments, neighbours are timed together
-_LEAST_S = 0.2  # of timing a part
+MOST_PARTS = 40  # maximum number of timed parts; with more segments, neighbours are timed together
+_LEAST_S = 0.2  # minimum time for timing a part
 _LONG_S = 2.0  # a run of that length is not repeated
 _LEAST_RUNS, _MOST_RUNS = 3, 2000
-_COPIES = 3  # of its weights in memory while a stage is loaded
+_COPIES = 3  # copies of a stage's weights in memory while it is loaded
 
 
 @dataclass(frozen=True)
 class StageProbe:
-    """A part to be timed."""
+    """Part to time."""
 
     stage: OnnxStage
     part: CutStage
     recipe: Recipe
-    path: Path  # of the file that it is cut from
+    path: Path  # file that the part is cut from
 
 
 @dataclass(frozen=True)
 class StageProbes:
-    """A graph, cut into parts to be timed."""
+    """Graph cut into parts to time."""
 
     segments_s: tuple[float, ...]  # estimates of the segments between candidate cuts
     groups: tuple[range, ...]  # segments of each part
     parts: tuple[StageProbe, ...]
-    whole: StageProbe | None  # None if there is one part only
+    whole: StageProbe | None  # None if there is only one part
 
     @property
     def steps(self) -> int:
-        """Number of calls of `timed` to its callback."""
+        """Number of times that `timed` calls its callback."""
         return len(self.parts) + (self.whole is not None)
 
 
 @dataclass(frozen=True)
 class SegmentTimes:
-    """Times of the segments on one device."""
+    """Segment times of one device."""
 
-    segments_s: tuple[float, ...]  # of each segment, without `stage_s`
-    stage_s: float  # time of a stage beside its segments
-    runtime_bytes: int  # of the process, beside weights
-    estimated: tuple[int, ...]  # segments that could not be timed: they do not run on noise, or have no room
-    busy: bool = False  # something else kept the device busy, so it may be faster
+    segments_s: tuple[float, ...]  # seconds of each segment, without `stage_s`
+    stage_s: float  # seconds of a stage without its segments
+    runtime_bytes: int  # memory of the process without weights
+    estimated: tuple[int, ...]  # segments that could not be timed, because they reject random inputs or do not fit
+    busy: bool = False  # True: other work kept the device busy, so it may be faster
 
     @property
     def seconds(self) -> float:
@@ -84,7 +84,7 @@ class SegmentTimes:
 
     @classmethod
     def from_json(cls, values: Any, segments: int) -> SegmentTimes | None:
-        """Return the times of so many segments that `to_json` wrote; None for anything else, such as another
+        """Return times for `segments` segments from values of `to_json`, or None for other values, such as another
         version's."""
         try:
             times = cls(
@@ -102,9 +102,9 @@ class SegmentTimes:
 
 
 def probes(model: OnnxSource, cuts: Sequence[Cut], provider: str | None, closing: CancelScope) -> StageProbes:
-    """Return the parts between these cuts, which ascend. The files they are cut from stay until `closing` is closed.
+    """Return the parts between ascending cuts. Their source files stay until `closing` is closed.
 
-    PlanError for places that are no cuts, CannotSlice for a part that cannot be sent.
+    Raises PlanError for invalid cuts, or CannotSlice for a part that cannot be sent.
     """
     nodes = model.graph.nodes
     ends = (0, *(cut.position for cut in cuts), len(nodes))
@@ -130,9 +130,9 @@ def probes(model: OnnxSource, cuts: Sequence[Cut], provider: str | None, closing
 def timed(
     session: EngineSession, worker: Remote | None, parts: StageProbes, room: int, on_part: Callable[[], None]
 ) -> SegmentTimes:
-    """Load and time the parts one after the other, in a session on `worker`; None: on this device. room: bytes.
+    """Load and time the parts in turn, in a session on `worker` (None: this device). room: memory in bytes.
 
-    The errors of sessions; EngineError if nothing can be timed, WorkerError for answers that are not valid.
+    Raises errors of sessions, EngineError if nothing can be timed, or WorkerError for invalid answers.
     """
     took: list[BestTime | None] = []
     runtime_bytes = 0
@@ -158,7 +158,7 @@ def timed(
 def _again(
     session: EngineSession, worker: Remote | None, probe: StageProbe, figure: BestTime | None
 ) -> BestTime | None:
-    """Return the figure. One that was measured while busy is measured once more, and the better counts."""
+    """Return the measurement. If it was busy, measure once more and return the better one."""
     if figure is None or not figure.busy:
         return figure
     again, _ = _timed(session, worker, probe)
@@ -173,18 +173,18 @@ def times_of(
     runtime_bytes: int,
     device: str,
 ) -> SegmentTimes:
-    """Return the times of segments from those of groups of them. seconds: None for a group that could not be timed.
+    """Return the times of segments from the times of groups of segments. seconds: None for a group without a time.
 
-        stage_s   = (sum of the groups' seconds - whole_s) / (groups - 1), at most the time of the fastest group
-        segment_s = (seconds of its group - stage_s), shared within the group in proportion to the estimates
+      stage_s   = (sum of the groups' seconds - whole_s) / (groups - 1), at most the time of the fastest group
+      segment_s = (seconds of its group - stage_s), divided within the group in proportion to the estimates
 
-    A group without seconds is assumed to take as many times its estimate as the others do. EngineError if all lack
-    them.
+    A group without a time is assumed to exceed its estimate by the same factor as the others. Raises EngineError if no
+    group has a time.
     """
     known = [(group, took) for group, took in zip(groups, seconds, strict=True) if took is not None]
     if not known:
         raise EngineError(
-            f"{device}: no part of the model has room and runs on made-up input, so it cannot be measured;"
+            f"{device}: no part of the model fits and runs on random input, so it cannot be measured;"
             " give an input that it takes"
         )
     stage_s = 0.0
@@ -204,7 +204,7 @@ def times_of(
 
 
 def _groups(segments_s: Sequence[float]) -> list[range]:
-    """Return ranges of segments that are timed together: single ones, or MOST_PARTS groups of about the same work."""
+    """Return ranges of segments that are timed together: single segments, or MOST_PARTS groups of similar work."""
     n = len(segments_s)
     if n <= MOST_PARTS:
         return [range(i, i + 1) for i in range(n)]
@@ -216,7 +216,7 @@ def _groups(segments_s: Sequence[float]) -> list[range]:
 
 
 def _timed(session: EngineSession, worker: Remote | None, probe: StageProbe) -> tuple[BestTime | None, int]:
-    """Return (time, bytes of memory) of one part; None and 0 if it has no room, or does not run on noise."""
+    """Return (time, bytes of memory) of one part, or (None, 0) if it does not fit or rejects random inputs."""
     described = stage_message(probe.stage, probe.part.takes, probe.part.gives)
     with _there(worker, probe) as path:
         load = pb.Load(slice=probe.part.digest, path=path, stages=[1], stage=described)
@@ -238,8 +238,8 @@ def _timed(session: EngineSession, worker: Remote | None, probe: StageProbe) -> 
 
 @contextmanager
 def _there(worker: Remote | None, probe: StageProbe) -> Iterator[str]:
-    """Yield the path of a part on this device, until the end of the block; "" for a worker, which has it in its
-    store."""
+    """Yield the path of a part on this device until the end of the block, or "" for a worker, which stores it
+    itself."""
     if worker is not None:
         worker.send_slice(probe.recipe, probe.path, probe.part.digest)
         yield ""
@@ -260,5 +260,5 @@ def _seconds(session: EngineSession) -> BestTime:
 def _run(session: EngineSession, repeats: int) -> BestTime:
     answered = session.ask(pb.Command(time=pb.Time(steps=repeats))).timed
     if not 0 < answered.run_s < MOST_S or len(answered.busy) != 1:
-        raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
+        raise WorkerError(f"{session.device} returned invalid times; install the same version of edge there")
     return BestTime(answered.run_s, answered.busy[0])

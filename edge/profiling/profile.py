@@ -1,4 +1,4 @@
-"""Profile of a cluster: measured on the devices that answer, estimated for presets, overridden by its file."""
+"""Profile of a cluster: measured on devices that answer, estimated for presets, overridden by the cluster file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ASSUMED_LINK = LinkSpeed(2e-3, 12.5e6, estimate=True)  # a home's Wi-Fi, if noth
 
 @dataclass(frozen=True)
 class ClusterProfile(Generic[Speed]):
-    """Speeds and links that plans are made from."""
+    """Speeds and links for planning."""
 
     speeds: tuple[Speed, ...]  # this device first
     links: Links
-    notes: tuple[str, ...]  # for people: devices that did not answer, figures that are estimates
+    notes: tuple[str, ...]  # text about devices that did not answer, and about estimates
 
 
 @contextmanager
@@ -41,19 +41,21 @@ def reachable(
     return_s: float | None = None,
     anyway: bool = False,
 ) -> Iterator[tuple[Fleet | None, list[str]]]:
-    """Yield the workers of a cluster that answer, connected until the end of the block, and a note for each other one.
+    """Yield the connected workers of a cluster that answer, or None, and a note about each other worker.
 
-    None if there are none. The errors of Fleet if those that answer cannot take part together. timeout_s: for each to
-    answer. return_s: as `Remote.return_s`. anyway: where this device's own files keep it from reaching any
-    (TrustError), none answers.
+    timeout_s: deadline for each worker to answer.
+    return_s: see `Remote.return_s`.
+    anyway: if this device's own files prevent all connections (TrustError), treat all workers as not answering.
+    Raises the errors of Fleet if the workers that answer cannot take part together.
     """
 
     def tried(address: str) -> str | None:
-        """Return why a worker does not answer; None if it does."""
+        """Return the reason why a worker does not answer, or None if it does."""
         try:
             Fleet([address], insecure=insecure, timeout_s=timeout_s).close()
         except EdgeError as error:
-            if isinstance(error, TrustError) and not anyway:  # this device's own credentials: no worker can be reached
+            # damaged credentials of this device: no worker can be reached
+            if isinstance(error, TrustError) and not anyway:
                 raise
             return str(error)
         return None
@@ -73,7 +75,7 @@ def reachable(
 def profiled(
     cluster: Cluster, survey: Survey[Speed], estimate: Callable[[ClusterDevice], Speed], notes: Sequence[str]
 ) -> ClusterProfile[Speed]:
-    """Return the profile: measurements with the overrides of the cluster's file, and the presets. estimate: of a
+    """Return the profile: measurements with the overrides of the cluster file, and presets. estimate: estimates a
     preset."""
     by_address = {device.address: device for device in cluster.devices if device.preset is None}
     speeds = [with_overrides(speed, by_address.get(speed.device)) for speed in survey.speeds]
@@ -84,14 +86,14 @@ def profiled(
     speeds += [with_overrides(estimate(preset), preset) for preset in presets]
     all_notes = [*notes, *(f"{d.name} is a preset ({d.preset}): its figures are estimates" for d in presets)]
     if survey.estimated:
-        all_notes.append(f"estimated, as made-up input does not run there: up to {', '.join(survey.estimated)}")
+        all_notes.append(f"estimated, because random input does not run there: up to {', '.join(survey.estimated)}")
     all_notes += shared_hosts(speeds)
     links = with_links(cluster, [speed.device for speed in speeds], survey.links)
     return ClusterProfile(tuple(speeds), links, tuple(all_notes))
 
 
 def shared_hosts(speeds: Sequence[Speed]) -> list[str]:
-    """Return a line for people about each machine that has fewer cores than its devices have threads."""
+    """Return a line about each machine that has fewer cores than its devices have threads."""
     lines = []
     for host in crowded(speed.host for speed in speeds):
         names = listed([speed.name for speed in speeds if speed.host and speed.host.id == host])
@@ -115,8 +117,8 @@ def with_overrides(speed: Speed, overrides: ClusterDevice | None) -> Speed:
 
 
 def with_links(cluster: Cluster, known: Sequence[str], measured: Links) -> Links:
-    """Return the links between these devices: measured, with the overrides of the cluster file; ASSUMED_LINK if not
-    measured."""
+    """Return the links between these devices: measured, or else ASSUMED_LINK, with the overrides of the cluster
+    file."""
     names = {device.address or device.name: device.name for device in cluster.devices} | {LOCAL: cluster.local_name}
     between = {}
     for a, b in permutations(known, 2):

@@ -1,7 +1,7 @@
-"""Straggler watch: notices devices that became slow while a model runs on them.
+"""Straggler watch: detect devices that became slow while a model runs on them.
 
-The next plan of the running model goes by the new speed. The remembered measurement of the device is forgotten, so that
-the next survey measures the device again.
+The next plan of the running model uses the new speed. The cached measurement of the device is discarded, so that the
+next survey measures the device again.
 """
 
 from __future__ import annotations
@@ -27,36 +27,37 @@ from partition.predict.hysteresis import CHANGED, LONE_CHANGED, clearly_better
 from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed
 
-LEAST_STEPS = 16  # steps that a look needs to say anything about a rank
-IN_A_ROW = 3  # windows
+LEAST_STEPS = 16  # minimum number of steps for judging a rank
+IN_A_ROW = 3  # number of consecutive windows
 
 
 class StragglerWatch:
-    """Follows the step times of ranks, plan after plan. Steps of several requests take longer, so each number of rows
-    is followed by itself."""
+    """Follow the step times of ranks across plans. Step times depend on the number of rows, so each number has its
+    own detector."""
 
     def __init__(self, survey: Survey[DeviceSpeed] | None, work: Work | None) -> None:
-        """survey, work: measurements and work that plans are made from; None if a person gave the plan."""
-        self.survey, self._work = survey, work  # speeds in the survey change with each finding
+        """survey, work: measurements and workload for planning. None: the plan was given by the user."""
+        self.survey, self._work = survey, work  # `survey` is updated with each detected change
         self.windows = 0  # number of windows of steps so far
-        self.notes: list[str] = []  # a clause for each device that is clearly slower or faster than it was
+        self.notes: list[str] = []  # a clause for each device that is clearly slower or faster than before
         self._engine: DistributedEngine | None = None
         self._detectors: dict[int, StragglerDetector] = {}  # by rows of a step
         self._seen = 0  # decode steps at the last look
 
     def begin(self, engine: TextEngine, plan: Plan, names: Sequence[str]) -> None:
-        """Follow another plan. names: of its devices by rank, for people."""
+        """Follow another plan. names: display names of its devices by rank."""
         self._engine = engine if isinstance(engine, DistributedEngine) else None
         self._plan, self._names, self._seen = plan, tuple(names), 0
         self._detectors.clear()
 
     @property
     def is_due(self) -> bool:
-        """Return whether there were enough steps since the last look."""
+        """Return whether enough steps have passed since the last look."""
         return self._engine is not None and self._engine.own_times.decoded - self._seen >= LEAST_STEPS
 
     def look(self, engine: TextEngine) -> None:
-        """Ask the ranks for their times. Add each finding to `notes` and to the survey. The errors of links."""
+        """Request the ranks' step times. Add each detected change to `notes` and to the survey. Raises errors of
+        links."""
         if engine is not self._engine or self._engine is None:
             return
         last = min(KEPT, self._engine.own_times.decoded - self._seen)
@@ -72,7 +73,7 @@ class StragglerWatch:
         took_s = [summary.compute_ms.p10 / 1e3 for summary in decode if summary is not None]
         detector = self._detectors.setdefault(rows, StragglerDetector(self._expected_s(rows)))
         changes = detector.window(took_s)
-        if changes:  # expectations for other numbers of rows hold no longer
+        if changes:  # expectations for other numbers of rows are obsolete
             self._detectors = {rows: detector}
         self.notes += [self._noted(change) for change in changes]
 
@@ -81,12 +82,12 @@ class StragglerWatch:
             try:
                 by_device = {device(speed.device): speed for speed in self.survey.speeds}
                 return compute_s(self._plan, self._work, by_device, self.survey.links, rows)
-            except (PlanError, KeyError):  # the running plan has devices that were not measured
+            except (PlanError, KeyError):  # the running plan has unmeasured devices
                 pass
         return [None] * self._plan.world_size
 
     def _noted(self, change: SpeedChange) -> str:
-        """Note a finding in the survey, forget the measurement of its device, and return a clause for people."""
+        """Record a change in the survey, discard the device's cached measurement, and return a clause for display."""
         address = device(self._plan.devices[change.rank])
         mark_slow(address, change.times)
         if self.survey is not None and self._plan.devices.count(self._plan.devices[change.rank]) == 1:
@@ -104,35 +105,39 @@ class StragglerWatch:
 
 
 class SpeedChange(NamedTuple):
-    """A change of a rank's step times."""
+    """Change of a rank's step times."""
 
     rank: int
     times: float  # new time over expected time: above 1 slower, below 1 faster
 
 
 class StragglerDetector:
-    """Straggler detector for the ranks of one plan: devices that became slow, or fast again, by times of their steps.
+    """Straggler detector for the ranks of one plan. It detects devices that became slow, or fast again.
 
-        ratio(rank, window) = time of its steps / expected time of its steps
+      ratio(rank, window) = time of its steps / expected time of its steps
 
-    A window is an answer or several. A rank is slow if its ratio is above CHANGED, and above CHANGED times that of the
-    best rank, in IN_A_ROW windows one after the other. The only rank that computes, beside a thin owner, has none to be
-    compared with, and is slow above LONE_CHANGED. So no single bad moment counts; nor does a cause that slows all
-    devices, such as a long history, because no other plan would help. The time of a window is the 10th percentile of
-    its steps, so that a burst within it does not count either.
+    A window is one answer or several. A rank is slow if its ratio exceeds CHANGED, and CHANGED times the ratio of the
+    best rank, in IN_A_ROW consecutive windows. The only computing rank, with a thin owner, has no rank to compare with,
+    so it is slow above LONE_CHANGED.
+
+    A single slow moment therefore does not count. A cause that slows all devices, such as a long history, does not
+    count either, because no other plan would help. The time of a window is the 10th percentile of its steps, so a burst
+    within the window does not count either.
     """
 
     def __init__(self, expected_s: Sequence[float | None]) -> None:
-        """expected_s: predicted seconds that each rank computes in a decode step. None: learned from its first
-        windows."""
+        """expected_s: predicted compute seconds of each rank in a decode step. None: learned from its first windows."""
         self._expected_s = list(expected_s)
         self._first: list[list[float]] = [[] for _ in expected_s]
-        self._ratios: list[deque[float]] = [deque(maxlen=IN_A_ROW) for _ in expected_s]  # relative to the other ranks'
+        # ratios relative to the other ranks
+        self._ratios: list[deque[float]] = [deque(maxlen=IN_A_ROW) for _ in expected_s]
         self._own: list[deque[float]] = [deque(maxlen=IN_A_ROW) for _ in expected_s]
 
     def window(self, took_s: Sequence[float]) -> list[SpeedChange]:
-        """Add the seconds that each rank computed in a decode step. Return the ranks that are clearly slower, or
-        faster, than expected; from then on they are expected to stay so."""
+        """Add a window: compute seconds of each rank in a decode step.
+
+        Return the ranks that are clearly slower or faster than expected. Their new speed is then the expected one.
+        """
         ratios = [self._ratio(rank, seconds) for rank, seconds in enumerate(took_s)]
         known = [ratio for ratio in ratios if ratio is not None]
         if not known:
@@ -152,7 +157,7 @@ class StragglerDetector:
         return changes
 
     def _ratio(self, rank: int, seconds: float) -> float | None:
-        """Return the ratio; None until the expected time is known."""
+        """Return the ratio, or None until the expected time is known."""
         expected_s = self._expected_s[rank]
         if seconds <= 0:
             return None

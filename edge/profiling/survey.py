@@ -1,6 +1,6 @@
-"""Survey of devices: times of a model's parts on each of them, and speeds of the links between them.
+"""Survey of devices: times of a model's parts on each device, and speeds of the links between devices.
 
-Language models and ONNX models have different parts to time: each has its own `Profiler`.
+Language models and ONNX models have different parts to time, so each kind has its own `Profiler`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from partition.predict.hosts import Host
 from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.speeds import DeviceSpeed, Links
 
-OWN_TRIES = 1  # further measurements of this device, after the workers, while it is busy
-QUIET_AGE_S = 30 * 86400.0  # how long the time of a quiet moment bounds that of a busy device
+OWN_TRIES = 1  # repeated measurements of this device, after the workers, while it is busy
+QUIET_AGE_S = 30 * 86400.0  # age limit of a quiet measurement that bounds a busy device's time
 
 Speed = TypeVar("Speed", DeviceSpeed, OnnxDevice)
 
@@ -38,18 +38,18 @@ class Survey(Generic[Speed]):
 
     speeds: tuple[Speed, ...]  # this device first, then in the order of addresses
     links: Links
-    estimated: tuple[str, ...] = ()  # parts of the model that could not be timed on some device, and are estimates
+    estimated: tuple[str, ...] = ()  # parts of the model without a measured time on some device
 
 
 class Devices:
-    """This device, which is rank 0, and the workers, by rank."""
+    """This device (rank 0) and the workers, by rank."""
 
     def __init__(self, fleet: Fleet | None, threads: int | None) -> None:
-        """fleet: connection to the workers; None: there are none. threads: of this device; None: its default."""
-        self.addresses: tuple[str, ...] = (LOCAL,)  # as in a plan
+        """fleet: connection to the workers; None: no workers. threads: threads of this device; None: its default."""
+        self.addresses: tuple[str, ...] = (LOCAL,)  # addresses as in a plan
         self.workers: list[Remote | None] = [None]
-        self.names = ["this device"]  # for people
-        self.memory_bytes = [available_memory()]  # that a model may use there
+        self.names = ["this device"]  # names for display
+        self.memory_bytes = [available_memory()]  # memory for a model on each device
         self.local_name, self.credentials = (fleet.local_name, fleet.credentials) if fleet else (LOCAL, None)
         self.threads = threads or default_threads()
         self.profiles = [own_profile(self.local_name, self.threads)]
@@ -68,11 +68,11 @@ class TimedResult(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Seconds by which two measurements are compared."""
+        """Seconds for comparing two measurements."""
 
     @property
     def busy(self) -> bool:
-        """True if something else kept the device busy during the measurement."""
+        """True if other work kept the device busy during the measurement."""
 
 
 T = TypeVar("T", bound=TimedResult)
@@ -80,32 +80,32 @@ T = TypeVar("T", bound=TimedResult)
 
 @dataclass(frozen=True)
 class DeviceTiming(Generic[T]):
-    """Times of one device, and how reliable they are."""
+    """Times of one device, and their reliability."""
 
     times: T
-    age_s: float = 0.0  # since they were measured
-    quiet_s: float | None = None  # `seconds` of the last remembered quiet moment; None: there is none
+    age_s: float = 0.0  # seconds since the measurement
+    quiet_s: float | None = None  # `seconds` of the last cached quiet measurement; None: there is none
 
 
 class Profiler(Protocol[T]):
-    """Interface of a profiler of one kind of model."""
+    """Interface of a profiler for one kind of model."""
 
-    cache: str  # name of the file that remembers times
-    keys: Sequence[str]  # keys of all that times depend on, by rank
-    steps: int  # number of calls of `time` to its callback
-    streams: bool  # whether links carry streams (`transport.tcp_link.tune`)
+    cache: str  # name of the cache file for times
+    keys: Sequence[str]  # by rank: key of everything that times depend on
+    steps: int  # number of times that `time` calls its callback
+    streams: bool  # True: links carry streams (`transport.tcp_link.tune`)
 
     def send(self, worker: Remote, check: Progress) -> None:
-        """Send a worker the files that it needs before its session starts. check: called on the way."""
+        """Send a worker the files that it needs before its session starts. check: called repeatedly."""
 
     def time(self, session: EngineSession, on_step: Callable[[], None]) -> T:
         """Measure one device."""
 
     def to_json(self, times: T) -> Any:
-        """Return plain values to be remembered."""
+        """Return plain values for the cache."""
 
     def read(self, rank: int, values: Any) -> T | None:
-        """Return the times that `to_json` wrote; None for anything else, such as another version's."""
+        """Return times from values of `to_json`, or None for other values, such as another version's."""
 
 
 def survey(
@@ -118,14 +118,17 @@ def survey(
     known_times: Mapping[str, T] | None = None,
     on_step: Progress = lambda done, total: None,
 ) -> tuple[list[DeviceTiming[T]], Links]:
-    """Measure the links, this device, and then all workers at once, those of one machine one by one. This device is
-    measured again after the workers while it is busy, because all plans are compared with it alone. closing: ends the
-    sessions; threads that still wait for one then get an error.
+    """Measure the links, then this device, then all workers in parallel. Workers on one machine are measured in turn.
 
-    A device's times are remembered for a day, those of a busy device for a minute; fresh: measure them anyway. Times of
-    a busy device do not replace those of a quiet moment of the same day. known_times: by address, of devices that are
-    not to be timed. on_step(done, total) is called as links and parts are done. The errors of `profiler` and of
-    sessions.
+    If this device is busy, it is measured again after the workers, because all plans are compared with it.
+
+    closing: ends the sessions; threads that wait for one then get an error.
+    fresh: ignore cached times. Otherwise times are cached for a day, or a minute for a busy device. Times of a busy
+    device
+        do not replace quiet ones of the same day.
+    known_times: by address: times of devices that are not measured.
+    on_step: called as on_step(done, total) after each link and part.
+    Raises the errors of `profiler` and of sessions.
     """
     world_size, secret = len(devices.addresses), secrets.token_bytes(SECRET_BYTES)
     cache = Remembered(profiler.cache)
@@ -143,7 +146,7 @@ def survey(
     done: list[None] = []
 
     def step() -> None:
-        closing.check()  # raises if it was cancelled, when nobody shows progress any more
+        closing.check()  # raises an error after cancellation, even if no progress is shown
         done.append(None)
         on_step(len(done), steps)
 
@@ -175,7 +178,7 @@ def survey(
         sessions = results(pool.submit(start, rank) for rank in range(world_size))
         states = connect_all(sessions, transport)
         links = measure_links(sessions, devices.addresses, states, step, fresh=fresh)
-        # This device hands out the work, and a lab emulates devices on a part of it: it is measured alone.
+        # This device distributes the work, and a lab emulates devices on its cores. So it is measured alone.
         own = results([pool.submit(take, sessions[0])])
         others = results(pool.submit(take, session) for session in sessions[1:])
         for _ in range(OWN_TRIES if needs_timing[0] and others else 0):
@@ -185,14 +188,14 @@ def survey(
 
 
 def host_locks(profiles: Sequence[DeviceProfile]) -> list[Lock]:
-    """Return locks to hold while a device is timed, by rank. Devices of one machine share a lock: at once they would
+    """Return locks to hold while a device is timed, by rank. Devices of one machine share a lock, because they would
     compete for its cores."""
     locks: dict[str, Lock] = {}
     return [locks.setdefault(profile.host, Lock()) if profile.host else Lock() for profile in profiles]
 
 
 def host_of(profile: DeviceProfile, threads: int | None = None) -> Host | None:
-    """Return the machine that a device is on. threads: that it computes with; None: its default."""
+    """Return the machine of a device. threads: the device's number of threads; None: its default."""
     if profile.host is None:
         return None
     return Host(profile.host, profile.cpu_quota or profile.cores_physical, threads or profile.threads)
@@ -209,7 +212,7 @@ def own_profile(name: str, threads: int) -> DeviceProfile:
 
 
 def _known(cache: Remembered, profiler: Profiler[T], rank: int) -> DeviceTiming[T] | None:
-    """Return the remembered times of a device; None where it has to be measured."""
+    """Return the cached times of a device, or None if it must be measured."""
     remembered = cache.get(profiler.keys[rank])
     times = None if remembered is None else profiler.read(rank, remembered[0])
     if remembered is None or times is None:
@@ -218,8 +221,7 @@ def _known(cache: Remembered, profiler: Profiler[T], rank: int) -> DeviceTiming[
 
 
 def _better_timing(profiler: Profiler[T], rank: int, new: T, before: DeviceTiming[T] | None) -> DeviceTiming[T]:
-    """Remember and return the better of two measurements of a device. A busy one does not replace a quiet one that was
-    faster."""
+    """Cache and return the better of two measurements of a device. A busy one does not replace a faster quiet one."""
     if not new.busy:
         _quiet(profiler).put(profiler.keys[rank], new.seconds)
     timing = better(new, before.times if before else None)
@@ -230,7 +232,7 @@ def _better_timing(profiler: Profiler[T], rank: int, new: T, before: DeviceTimin
 
 
 def _quiet(profiler: Profiler[Any]) -> Remembered:
-    """Return the remembered seconds of devices in their last quiet moments."""
+    """Return the cache of seconds from devices' last quiet moments."""
     return Remembered(f"quiet-{profiler.cache}")
 
 

@@ -1,1 +1,1 @@
-"""Speculative decoding: drafts of the next tokens, and whether verifying them pays."""
+"""Speculative decoding: draft the next tokens, and decide whether verifying drafts is faster."""

@@ -1,4 +1,4 @@
-"""Benchmark of speculative decoding: passes of several rows, and an answer with drafts beside one without."""
+"""Benchmark of speculative decoding: pass times by number of rows, and an answer with and without drafts."""
 
 from __future__ import annotations
 
@@ -22,23 +22,27 @@ from edge.speculate.factory import Draft, speculation
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
 
-_PASSES = 5  # of each size
+_PASSES = 5  # passes per size
 
 
 @dataclass(frozen=True)
 class SpeculationResult:
-    """One greedy answer to random tokens, with drafts and without. Other texts can be drafted better, or worse."""
+    """Measurement of one greedy answer to random tokens, with and without drafts. Acceptance differs for other
+    texts."""
 
     drafter: Speculation
-    pass_ms: dict[int, float]  # by rows: the median
-    plain_tokens_per_s: float  # 0 where the answer has one token
+    pass_ms: dict[int, float]  # median milliseconds by rows
+    plain_tokens_per_s: float  # 0 if the answer has one token
     tokens_per_s: float
 
     @classmethod
     def measure(
         cls, engine: TextEngine, draft: Draft, prompt_tokens: int, gen_tokens: int, steps: Steps = SILENT
     ) -> SpeculationResult | None:
-        """Measure it; None where nothing drafts. engine: made with `with_room`. The errors of `speculation`."""
+        """Measure an engine that was made with `with_room`. Return None if there is no drafter.
+
+        Raises the errors of `speculation`.
+        """
         with ExitStack() as stack:
             drafter = speculation(draft, engine, stack.enter_context, steps)
             if drafter is None:
@@ -51,7 +55,7 @@ class SpeculationResult:
             return cls(drafter, passes, plain, drafted)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/bench.md says."""
+        """Return the JSON values that docs/cli/bench.md describes."""
         return {
             **self.drafter.to_json(),
             "pass_ms": {str(rows): ms for rows, ms in self.pass_ms.items()},
@@ -60,7 +64,7 @@ class SpeculationResult:
         }
 
     def describe(self) -> str:
-        """The same in a line for people."""
+        """Return a line of text with the figures."""
         passes = ", ".join(f"{ms:.2f} ms for {rows}" for rows, ms in self.pass_ms.items())
         return (
             f"{self.drafter.describe()}; {self.tokens_per_s:.2f} tokens/s, {self.plain_tokens_per_s:.2f} without;"
@@ -69,8 +73,10 @@ class SpeculationResult:
 
 
 def pass_ms(engine: TextEngine, prompt: list[int], clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
-    """Milliseconds of a pass of each size that drafts may have, behind a prompt, by rows. What they computed is
-    forgotten. clock: in seconds."""
+    """Return the milliseconds of a verify pass after a prompt, by number of rows, for each draft size.
+
+    The passes leave no tokens in the cache. clock: clock in seconds.
+    """
     engine.kv_clear()
     slot = Slot(engine)
     slot.prefill(prompt, top=1)
@@ -84,11 +90,12 @@ def _milliseconds(slot: Slot, size: int, clock: Callable[[], float]) -> float:
     began = clock()
     slot.decode([0] * size, "all", top=1)
     seconds = clock() - began
-    slot.forget(size)  # with recurrent layers, by a snapshot and the tokens behind it: no part of a pass
+    # with recurrent layers this restores a snapshot and recomputes tokens, which is not part of a pass
+    slot.forget(size)
     return seconds * 1e3
 
 
 def _tokens_per_s(engine: TextEngine, prompt: list[int], most: int, drafter: Drafter | None) -> float:
-    greedy = SamplingParams(temperature=0, allow_repetition=True)  # the speed of loops counts as well
+    greedy = SamplingParams(temperature=0, allow_repetition=True)  # also measure the speed of repetitive text
     *_, last = generate(Scheduler(engine, slots=1, drafter=drafter), Request(prompt, most, greedy))
     return last.timing.decode_tokens_per_s

@@ -1,4 +1,4 @@
-"""Speculative decoding as a person asks for it: the room that verifying takes, and the drafts themselves."""
+"""Create drafters from user options, and reserve the memory for verification."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ T = TypeVar("T")
 
 
 class Enter(Protocol):
-    """`ExitStack.enter_context`: takes what is to be closed later."""
+    """Signature of `ExitStack.enter_context`, which closes its argument later."""
 
     def __call__(self, opened: AbstractContextManager[T], /) -> T: ...
 
 
 @dataclass(frozen=True)
 class WorkerDraft:
-    """A drafting model that computes on a worker."""
+    """Draft model on a worker."""
 
-    path: Path  # of its file, on this device
-    worker: str  # address
-    insecure: bool = False  # also where it does not encrypt
+    path: Path  # model file on this device
+    worker: str  # worker address
+    insecure: bool = False  # allow a worker without encryption
 
 
 @dataclass(frozen=True)
 class MtpDraft:
-    """Layers of the model itself that predict further tokens."""
+    """Multi-token prediction layers of the model itself."""
 
-    path: Path  # of the model, on this device
-    is_auto: bool = False  # nobody asked for them: where they cannot be, n-grams draft
+    path: Path  # model file on this device
+    is_auto: bool = False  # True: not requested explicitly, so n-grams replace them if they cannot be used
 
 
 Draft = str | Path | WorkerDraft | MtpDraft
-"""Source of drafts: one of KINDS, the file of a model on this device, a model on a worker, or the model itself."""
+"""Source of drafts: one of KINDS, a model file on this device, a model on a worker, or layers of the model itself."""
 
 _FEWER_BITS = "q2_k"
-_SMALLER = 0.9  # of the model's size at most: else there is nothing to win
+_SMALLER = 0.9  # maximum size relative to the model; a larger draft model cannot be faster
 
 
 def drafts(
@@ -72,12 +72,14 @@ def drafts(
     worker: str | None = None,
     insecure: bool = False,
 ) -> Draft:
-    """One of KINDS, or a drafting model: REPO:FILE of the hub is fetched, and "self" is `model` in fewer bits, made
-    once and kept. worker: the address of the one where that model is to compute; None: here. insecure: also one that
-    does not encrypt.
+    """Return one of KINDS or a draft model.
 
-    ModelFileError, HubError; ValueError for a worker, and no model that it could load; EngineError where the model has
-    so few bits that it cannot be much smaller, and where "mtp" is asked for and the model has no such layers.
+    source: one of KINDS, a model file, REPO:FILE on the hub, which is downloaded, or "self". "self" is `model` in fewer
+    bits, which is created once and cached.
+    worker: address of the worker for the draft model; None: this device.
+    insecure: allow a worker without encryption.
+    Raises ModelFileError or HubError; ValueError for a worker without a draft model; and EngineError if the model
+    cannot be made much smaller, or if "mtp" is requested and the model has no such layers.
     """
     if str(source) in KINDS:
         if worker is not None:
@@ -88,7 +90,7 @@ def drafts(
 
 
 def _own_layers(kind: str, model: PathLike | None) -> Draft:
-    """MtpDraft where that is asked for, or left open and possible; else the kind itself."""
+    """Return MtpDraft if it is requested, or optional and possible. Otherwise return the kind itself."""
     if kind not in (MTP, "auto"):
         return kind
     path = model_path(model)
@@ -102,19 +104,21 @@ def _own_layers(kind: str, model: PathLike | None) -> Draft:
 
 
 def _fewer_bits(path: Path, steps: Steps) -> Path:
-    """Return the file of the same model in Q2_K, which is made once."""
+    """Return the file of the same model in Q2_K, which is created once."""
     smaller = model_in_type(path, _FEWER_BITS, steps)
     if smaller.stat().st_size > _SMALLER * GgufFile.open(path).size_bytes:
         raise EngineError(
-            f"{path.name} cannot draft for itself: in {_FEWER_BITS} it would still have"
+            f"{path.name} cannot draft for itself: in {_FEWER_BITS} its size would still be"
             f" {bytes_text(smaller.stat().st_size)}; use --draft {FREE[0]}, or the file of a smaller model"
         )
     return smaller
 
 
 def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
-    """The same with room for the logits that checking takes, and under a budget for a drafting model that is here. The
-    errors of `ModelInfo.from_file`."""
+    """Return the options with rows for verification, and with memory for a draft model on this device.
+
+    Raises the errors of `ModelInfo.from_file`.
+    """
     if draft == "off":
         return options
     outputs = max(min(MOST_ROWS, options.rows), options.outputs or options.sequences)
@@ -126,7 +130,7 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
     if isinstance(draft, MtpDraft) and not draft.is_auto and options.memory is not None:
         draft_bytes = mtp_bytes(GgufFile.open(draft.path), options.sequences)
     reserved = options.reserved + draft_bytes
-    # With rows to forget, recurrent layers compute each sequence by itself: several together need no drafts.
+    # With rollback rows, recurrent layers compute each sequence separately. Several sequences need no drafts.
     rollback = ROLLBACK_ROWS if options.sequences == 1 else 0
     return replace(
         options,
@@ -139,24 +143,32 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
 
 
 def engine_options(draft: Draft, *, prefix_cache: int | None, reproducible: bool, **options: Any) -> EngineOptions:
-    """Return the options of an engine as a person asks for it, with room for drafts. prefix_cache: bytes on disk; None:
-    the default, 0: no cache. options: other fields of EngineOptions. EngineError for one that is out of its range, or
-    that cannot be reproducible."""
+    """Return engine options from user options, with rows for drafts.
+
+    prefix_cache: bytes on disk; None: the default; 0: no cache.
+    options: other fields of EngineOptions.
+    Raises EngineError if an option is out of range or conflicts with reproducible answers.
+    """
     options_of_draft = EngineOptions(prefixes=PrefixOptions.from_limit(prefix_cache), **options)
     return with_room(reproducible_options(options_of_draft, draft) if reproducible else options_of_draft, draft)
 
 
 def reproducible_options(options: EngineOptions, draft: Draft) -> EngineOptions:
-    """As `reproducible` of edge/llm/options.py. EngineError also where tokens are drafted: how many a pass has follows
-    from what passes take, and last bits from how many it has."""
+    """Return the options for reproducible answers, as `reproducible` of edge/llm/options.py does.
+
+    Raises EngineError if drafts are on. Pass times decide the number of drafts, and this number changes the last bits.
+    """
     if draft != "off":
         raise EngineError('drafts depend on how long passes take; reproducible answers need draft="off"')
     return reproducible(options)
 
 
 def model_with(draft: Draft, engine: TextEngine, close: Callable[[], None], steps: Steps = SILENT) -> Model:
-    """A model whose single answers are drafted so. close: ends the engine, also where this fails. The errors of
-    `speculation`."""
+    """Return a model with this drafter for single answers.
+
+    close: closes the engine, also if this function fails.
+    Raises the errors of `speculation`.
+    """
     with ExitStack() as stack:
         stack.callback(close)
         drafter = speculation(draft, engine, stack.enter_context, steps)
@@ -173,26 +185,28 @@ def speculation(
     steps: Steps = SILENT,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speculation | None:
-    """The drafter of `engine`, which was made with `with_room`; None for no drafts. A drafting model drafts for a
-    request that is alone. enter: is given what is to be closed later. steps: shows how a worker loads its model, and
-    where it is lost. clock: in seconds.
+    """Return the drafter of an engine that was made with `with_room`, or None for no drafts.
 
-    EngineError for an engine that cannot forget a wrong draft, unless it is "auto", and for a drafting model of another
-    vocabulary; the errors of Engine, of `DraftDevice`, and of `open_predictor`.
+    A draft model drafts only while a single request runs.
+    enter: registers objects to close later.
+    steps: shows a worker's loading and loss.
+    clock: clock in seconds.
+    Raises EngineError if the engine cannot roll back a wrong draft (unless "auto"), or if a draft model has another
+    vocabulary. Also raises the errors of Engine, `DraftDevice` and `open_predictor`.
     """
     is_auto = draft == "auto" or (isinstance(draft, MtpDraft) and draft.is_auto)
     if draft == "off" or (is_auto and engine.rollback == 0):
         return None
     if engine.rollback == 0:
         raise EngineError(
-            f"{engine.path.name} has recurrent layers, which cannot forget a draft that was wrong {_why_not(engine)};"
+            f"{engine.path.name} has recurrent layers, which cannot roll back a wrong draft {_why_not(engine)};"
             " use --draft off"
         )
     if isinstance(draft, MtpDraft):
         predictor = _predictor(draft, engine, enter, steps)
         if predictor is not None:
             own = Speculation(mtp_drafts(predictor, clock), MTP, clock=clock)
-            if engine.paging is None:  # a pass that reads weights from a disk may take as long as an answer
+            if engine.paging is None:  # a pass that reads weights from disk may take as long as an answer
                 own.profile(engine)
             return own
         draft = "auto"
@@ -204,7 +218,7 @@ def speculation(
     check_vocabulary(engine.file, file)
     device = None
     if isinstance(draft, WorkerDraft):
-        from edge.cluster.draft_worker import DraftDevice  # which takes gRPC with it
+        from edge.cluster.draft_worker import DraftDevice  # imports gRPC
 
         n_vocab, insecure = engine.model.n_vocab, draft.insecure
         device = enter(DraftDevice(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps))
@@ -221,19 +235,21 @@ def speculation(
 
 
 def _why_not(engine: TextEngine) -> str:
-    """The cause for which recurrent layers of an engine forget no rows, as the end of a sentence."""
+    """Return the reason why an engine's recurrent layers cannot roll back, as the end of a sentence."""
     rules = RULES.get(engine.file.architecture)
     if rules is None or not rules.rolls_back:
         return f"with {engine.file.architecture} models"
     if engine.sequences > 1:
         return "with several requests at once"
-    is_thin = engine.gpu_layers is None and engine.memory.parts.get("weights") == 0  # a budget has other parts
+    is_thin = engine.gpu_layers is None and engine.memory.parts.get("weights") == 0  # a memory budget has other parts
     return "on a device without layers" if is_thin else "in the memory there is"
 
 
 def _predictor(draft: MtpDraft, engine: TextEngine, enter: Enter, steps: Steps) -> Predictor | None:
-    """The predictor of an engine; None where nobody asked for it, and it cannot be, or would need a part of a budget.
-    The errors of `open_predictor`."""
+    """Return the predictor of an engine. If it was not requested, return None on failure or under a memory budget.
+
+    Raises the errors of `open_predictor`.
+    """
     if draft.is_auto and engine.paging is not None:
         return None
     try:
@@ -241,5 +257,5 @@ def _predictor(draft: MtpDraft, engine: TextEngine, enter: Enter, steps: Steps) 
     except (EngineError, NotEnoughMemory) as error:
         if not draft.is_auto:
             raise
-        steps.say(f"tokens are drafted from the text: {error}")
+        steps.say(f"drafting from the text by n-grams instead: {error}")
         return None

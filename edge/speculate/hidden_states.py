@@ -1,4 +1,4 @@
-"""Hidden states behind a model's last layer, of the last tokens of each sequence: what its predictors draft from."""
+"""Hidden states after a model's last layer for recent tokens of each sequence, as input of its predictors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge.speculate.speculation import FEW
 
-MOST_TOKENS = 1024  # of a sequence; what lies further back is not seen by a draft
+MOST_TOKENS = 1024  # maximum tokens per sequence; drafts do not use earlier ones
 _LEAST_ROOM = 64  # rows
 
 Tokens = NDArray[np.int32]
@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 
 
 class _Stretch:
-    """Tokens of a sequence at consecutive positions, and the hidden state of each."""
+    """Tokens of a sequence at consecutive positions, with their hidden states."""
 
     def __init__(self, n_embd: int) -> None:
         self.first = self.n = 0
@@ -25,8 +25,10 @@ class _Stretch:
         self.rows = np.empty((_LEAST_ROOM, n_embd), np.float32)
 
     def add(self, position: int, tokens: Tokens, rows: Floats, most: int) -> None:
-        """Add tokens from a position on, in place of those there and behind. Where there is a gap, or no room for more
-        than `most`, those before are left out, half of `most` at a time."""
+        """Add tokens from `position` on, replacing tokens at and after that position.
+
+        Earlier tokens are dropped after a gap, and half of `most` at a time if there are more than `most` tokens.
+        """
         keep = position - self.first if self.first <= position <= self.first + self.n else 0
         if keep + len(tokens) > most:
             tokens, rows, position = tokens[-most:], rows[-most:], position + max(0, len(tokens) - most)
@@ -43,26 +45,28 @@ class _Stretch:
 
 
 class HiddenStates:
-    """The last hidden states of the sequences that were computed last.
+    """Recent hidden states of the sequences that were computed last.
 
-    Nothing has to be said of rows that leave the KV cache, are restored or shifted there: tokens are held with the
-    states, and states of tokens that a text does not have at their positions are not used.
+    Rows that the KV cache drops, restores or shifts need no notification. Tokens are stored with the states, and a
+    state is used only if the text has its token at its position.
     """
 
     def __init__(self, n_embd: int, most: int = MOST_TOKENS) -> None:
-        """most: tokens of a sequence."""
+        """most: maximum tokens per sequence."""
         self.n_embd, self._most = n_embd, most
-        self._stretches: dict[int, _Stretch] = {}  # by sequence; the one added to last comes last
-        self._lock = Lock()  # each group of sequences adds in a thread of its own
+        self._stretches: dict[int, _Stretch] = {}  # by sequence, in the order of the last addition
+        self._lock = Lock()  # each group of sequences adds in its own thread
 
     @staticmethod
     def most_bytes(n_embd: int, sequences: int) -> int:
-        """Bytes that those of a model with so many sequences take at most."""
+        """Return the maximum bytes of hidden states for a model with this number of sequences."""
         return min(FEW, sequences) * MOST_TOKENS * 4 * (n_embd + 1)
 
     def add(self, tokens: Tokens, positions: Tokens, sequences: Tokens, rows: Floats) -> None:
-        """Keep what a step gave: for each of its rows the token, where it stands and whose it is, all [n], and the
-        hidden state [n, n_embd]. A step of many sequences is left out, as none of them has drafts."""
+        """Add the rows of a step: tokens, positions and sequences, all [n], and hidden states [n, n_embd].
+
+        A step with many sequences is ignored, because such sequences get no drafts.
+        """
         each = np.unique(sequences).tolist()
         if len(each) > FEW:
             return
@@ -76,9 +80,12 @@ class HiddenStates:
                 stretch.add(int(positions[own][0]), tokens[own], rows[own], self._most)
 
     def behind(self, sequence: int, text: Tokens, start: int) -> tuple[int, Floats]:
-        """The hidden states [n, n_embd] of the last tokens of a text but its last one, and the position of the first of
-        these. text: tokens of the sequence from position `start` on, the last of which is not computed yet. None of
-        them where what was computed is another text."""
+        """Return the position of the first known hidden state, and the states [n, n_embd] up to the text's second last
+        token.
+
+        text: tokens of the sequence from position `start` on. The last one is not computed yet.
+        The result has no states if the computed tokens belong to another text.
+        """
         end = start + len(text) - 1
         with self._lock:
             stretch = self._stretches.get(sequence)

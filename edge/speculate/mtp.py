@@ -1,16 +1,16 @@
-"""Multi-token prediction (MTP): drafts by a layer of the model itself, which was trained for that.
+"""Multi-token prediction (MTP): draft with a layer of the model itself that was trained for that.
 
-Such a layer stands behind the last one. Of a token and the hidden state before it the layer makes the hidden state and
-the logits of the token that follows; with these two it goes on. It has keys and values of its own:
+This layer follows the last one. From a token and the hidden state before it, the layer computes the next hidden state
+and the logits of the next token. These two are its next input. The layer has its own keys and values:
 
-    position                     p - 1      p       p + 1    p + 2
-    token                        sat        on      the      mat          on: chosen; the rest: drafts
-    hidden state it is given     h(p - 2)   h(p - 1)  d(p)     d(p + 1)     h: the model's; d: the layer's own
+  position               p - 1      p       p + 1    p + 2
+  token                  sat        on      the      mat          on: sampled; the rest: drafts
+  input hidden state     h(p - 2)   h(p - 1)  d(p)     d(p + 1)     h: from the model; d: from the layer
 
-Accepted drafts are computed again with the model's own hidden states. (DeepSeek-V3 Technical Report, 2024, 2.2.)
+Accepted drafts are computed again with the model's hidden states. (DeepSeek-V3 Technical Report, 2024, 2.2.)
 
-The layer is loaded beside the model, with the token table and the head: so it drafts on the first device wherever the
-model computes, and token ids stay there.
+The layer is loaded separately from the model, with the token table and the head. So the first device drafts wherever
+the model computes, and token ids stay on it.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from quant.text import bytes_text
 from quant.types import cache_type
 
 _BATCH = 128  # rows of one decode
-_AHEAD = 256  # tokens behind a text that there is room for: as many windows as few stages have
+_AHEAD = 256  # room for tokens after a text: enough for the windows of a few stages
 _ALIGNMENT = 64  # bytes
 
 
 def check_mtp(file: GgufFile) -> None:
-    """EngineError where this file, or the llama.cpp in use, has no such layer that drafts."""
+    """Raise EngineError if this file or the llama.cpp in use lacks a layer for drafting."""
     if reason := why_no_predictor(file):
         raise EngineError(f"{file.path.name} cannot draft by its own layers: {reason}; use --draft ngram")
     check_library()
 
 
 def mtp_bytes(file: GgufFile, sequences: int) -> int:
-    """Bytes that drafting so takes beside the model: weights, keys and values, buffers, hidden states."""
+    """Return the additional bytes for drafting: weights, keys and values, buffers, hidden states."""
     sizes = _sizes(sequences)
     _, lines = memory.dry_run(file.path, sizes)
     n_embd = ModelShape.from_gguf(file).n_embd
@@ -78,20 +78,22 @@ def _aligned(n_bytes: int) -> int:
 
 @dataclass
 class _Chain:
-    """Drafts behind a text, as far as their keys and values are computed."""
+    """Drafts after a text whose keys and values are computed."""
 
-    end: int  # of the text
-    tokens: list[int]  # that are computed behind it
-    next_token: int  # behind these, by the layer
-    state: NDArray[np.float32]  # of the last of them, as the layer gave it
+    end: int  # position of the end of the text
+    tokens: list[int]  # computed tokens after the text
+    next_token: int  # the layer's prediction after these tokens
+    state: NDArray[np.float32]  # the layer's hidden state of the last of these tokens
 
 
 class Predictor(Closing):
-    """The first layer of a model that predicts further tokens, loaded, with its keys and values of FEW sequences."""
+    """Loaded first MTP layer of a model, with its own keys and values of FEW sequences."""
 
     def __init__(self, file: GgufFile, sequences: int, threads: int, steps: Steps = SILENT) -> None:
-        """sequences: of the model. The errors of `check_mtp` and `load_stub`; NotEnoughMemory; OSError where the file
-        cannot be read."""
+        """sequences: number of the model's sequences.
+
+        Raises the errors of `check_mtp` and `load_stub`, NotEnoughMemory, or OSError if the file cannot be read.
+        """
         check_mtp(file)
         need, available = mtp_bytes(file, sequences), available_memory()
         if need > available:
@@ -101,9 +103,11 @@ class Predictor(Closing):
             )
         n_embd = ModelShape.from_gguf(file).n_embd
         self.hidden = HiddenStates(n_embd)
-        self._computed: dict[int, tuple[int, Tokens]] = {}  # by sequence: its first position, tokens from there on
+        # by sequence: its first position, and the tokens from there on
+        self._computed: dict[int, tuple[int, Tokens]] = {}
         self._chains: dict[int, _Chain] = {}  # by sequence
-        self._places: dict[int, int] = {}  # by sequence of the model: which one is its own; the last used comes last
+        # by sequence of the model: the predictor's sequence, in the order of last use
+        self._places: dict[int, int] = {}
         sizes = _sizes(sequences)
         self._free = list(range(sizes.sequences))
         with ExitStack() as stack:
@@ -120,22 +124,25 @@ class Predictor(Closing):
             self._closing = stack.pop_all()
 
     def close(self) -> None:
-        """Free all of it."""
+        """Free the layer and its memory."""
         self._closing.close()
 
     def behind(self, sequence: int, text: Tokens, start: int, *, whole: bool) -> int:
-        """Tokens before the last one of a text that `take_in` would compute. The text is as `HiddenStates.behind` takes
-        it."""
+        """Return the number of tokens that `take_in` would compute. For the text see `HiddenStates.behind`."""
         return max(0, start + len(text) - 1 - self._first(sequence, text, start, whole))
 
     def take_in(self, sequence: int, text: Tokens, start: int, *, whole: bool) -> None:
-        """Compute a text but for its last token, as far as its hidden states are known; or enough of its end for a
-        trial."""
+        """Compute a text up to its second last token, as far as hidden states are known.
+
+        If not `whole`, compute only as much of its end as a trial needs.
+        """
         self._compute(sequence, text, start, start + len(text) - 1, whole)
 
     def propose(self, sequence: int, text: Tokens, start: int, n: int, assumed: Sequence[int] = ()) -> list[int]:
-        """`n` tokens behind a text and then `assumed`, each the likeliest; none where the hidden state before the last
-        token is not known, or there is no room."""
+        """Return the `n` most likely tokens after a text and `assumed`.
+
+        Return no tokens if the hidden state before the last token is unknown or there is no room.
+        """
         end, tokens = start + len(text), list[int]()
         if len(assumed) + n > _AHEAD or not len(self.hidden.behind(sequence, text, start)[1]):
             return tokens
@@ -160,18 +167,18 @@ class Predictor(Closing):
             chain.next_token, chain.state = self._outcome()
 
     def _same(self, sequence: int, text: Tokens, start: int) -> int:
-        """The position up to which what is held of a sequence is this text."""
+        """Return the first position at which the computed tokens of a sequence do not match this text."""
         first, tokens = self._computed.get(sequence, (start, text[:0]))
         own = tokens[max(0, start - first) :]
         n = min(len(own), start + len(text) - max(start, first))
-        if n <= 0:  # a shorter text, which ends before what is held, or another part of one
+        if n <= 0:  # a shorter text that ends before the computed tokens, or another part of it
             return start
         other = np.flatnonzero(own[:n] != text[max(0, first - start) :][:n])
         return max(start, first) + (int(other[0]) if len(other) else n)
 
     def _first(self, sequence: int, text: Tokens, start: int, whole: bool) -> int:
-        """The first position of a text that is to be computed: behind what is held of it, if that can be gone on with
-        and is enough."""
+        """Return the first position to compute: after the matching computed tokens if these are long enough to
+        continue."""
         last = start + len(text) - 1
         least = self.hidden.behind(sequence, text, start)[0] + 1
         same = min(self._same(sequence, text, start), last)
@@ -185,7 +192,7 @@ class Predictor(Closing):
         return least if whole else max(least, last - PROBE)
 
     def _compute(self, sequence: int, text: Tokens, start: int, end: int, whole: bool = False) -> None:
-        """Compute a text up to position `end`; the logits of its last token are there if that is its end."""
+        """Compute a text up to position `end`. If that is the end of the text, its last token gives logits."""
         known, states = self.hidden.behind(sequence, text, start)
         at = self._first(sequence, text, start, whole)
         if at >= end:
@@ -211,7 +218,8 @@ class Predictor(Closing):
     def _decode(
         self, sequence: int, tokens: Tokens, position: int, states: NDArray[np.float32], *, gives: bool
     ) -> None:
-        """Compute tokens from a position on, each with the hidden state before it. gives: the last one its logits."""
+        """Compute tokens from a position on, each with the hidden state before it. gives: the last token gives
+        logits."""
         rows, n = self._rows, len(tokens)
         rows.tokens[:n], rows.embeddings[:n] = tokens, states
         rows.positions[:n] = range(position, position + n)
@@ -222,11 +230,12 @@ class Predictor(Closing):
         self._context.decode(rows, n)
 
     def _outcome(self) -> tuple[int, NDArray[np.float32]]:
-        """The likeliest token behind the last row, and the hidden state of that row."""
+        """Return the most likely token after the last row, and the hidden state of that row."""
         return int(self._context.logits(self._row).argmax()), self._states.row(self._row).copy()
 
     def _place(self, sequence: int) -> int:
-        """The sequence here that one of the model has; where all are taken, the one that was used first is let go."""
+        """Return the predictor's sequence for a sequence of the model. If all are in use, replace the least recently
+        used."""
         if sequence not in self._places and not self._free:
             oldest = next(iter(self._places))
             self._computed.pop(oldest, None)
@@ -238,7 +247,7 @@ class Predictor(Closing):
 
 
 def _load(file: GgufFile, own: CallerBuffer, steps: Steps) -> AddressSpace:
-    """Read the weights that draft to where llama.cpp is told that they lie. EngineError, OSError."""
+    """Read the MTP weights and point llama.cpp's tensors to them. Raises EngineError or OSError."""
     tensors = predictor_tensors(file)
     n_bytes, at = sum(_aligned(tensor.n_bytes) for tensor in tensors), 0
     space = AddressSpace(n_bytes)
@@ -249,7 +258,7 @@ def _load(file: GgufFile, own: CallerBuffer, steps: Steps) -> AddressSpace:
                 if data.readinto(target) != tensor.n_bytes:
                     space.close()
                     raise EngineError(f"{tensor.path.name} ends inside {tensor.name}; get the file again")
-            if tensor.name in own.weights:  # llama.cpp leaves out what it does not use
+            if tensor.name in own.weights:  # llama.cpp leaves out tensors that it does not use
                 own.weights[tensor.name].point(space.address + at, repacked=False)
             at += _aligned(tensor.n_bytes)
             show(at)
@@ -257,32 +266,36 @@ def _load(file: GgufFile, own: CallerBuffer, steps: Steps) -> AddressSpace:
 
 
 class MtpDrafts(Drafts):
-    """The likeliest tokens of a model's own predictor, for one request.
+    """Most likely tokens of a model's own predictor, for one request.
 
-    It takes in the end of a text where that is enough for a trial, and more of it where that pays.
+    A trial prefills only the end of a text. More of the text is prefilled if that pays.
     """
 
     free = False
     acceptance = ACCEPTANCE[MTP]
 
     def __init__(self, predictor: Predictor, pace: DraftPace, clock: Callable[[], float] = time.perf_counter) -> None:
-        """pace: how fast the predictor takes in text. clock: in seconds."""
+        """pace: prefill speed of the predictor. clock: clock in seconds."""
         self._predictor, self._pace, self._clock = predictor, pace, clock
         self._request: Answer | None = None
-        self._last = 0  # tokens of the last draft
+        self._last = 0  # number of tokens in the last draft
 
     def attach(self, request: Answer) -> None:
         self._request = request
 
     @property
     def behind_s(self) -> float:
-        """Seconds that a trial would spend on text; 0 before the first, and where the last draft goes on."""
+        """Seconds that a trial would spend on prefill. 0 before the first trial, and if the last draft can be
+        continued."""
         n = self._predictor.behind(*self._text(), whole=False)
         return 0.0 if n <= self._last + 1 else self._pace.token_s * n
 
     def catch_up(self, pays: Callable[[float], bool]) -> float:
-        """Compute what is not computed yet of the text, if so many seconds pay, or else of its end: seconds that this
-        took. What the last pass accepted is computed with the next draft."""
+        """Prefill the whole text if its seconds pay, or else only the end of the text. Return the seconds that this
+        took.
+
+        Tokens that the last pass accepted are computed with the next draft.
+        """
         sequence, text, start = self._text()
         n = self._predictor.behind(sequence, text, start, whole=True)
         whole = n > 0 and pays(self._pace.token_s * n)
@@ -297,13 +310,13 @@ class MtpDrafts(Drafts):
         return seconds
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
-        """At most `n` tokens behind the text and then `assumed`, each the likeliest."""
+        """Return at most `n` most likely tokens after the text and `assumed`."""
         sequence, text, start = self._text()
         self._last = n
         return self._predictor.propose(sequence, text, start, n, assumed) if n > 0 else []
 
     def _text(self) -> tuple[int, Tokens, int]:
-        """The sequence of the request, its last tokens, and the position of the first of these."""
+        """Return the request's sequence, its recent tokens, and the position of the first of these."""
         assert self._request is not None
         history = self._request.tokens
         start = max(0, len(history) - MOST_TOKENS)
@@ -311,14 +324,16 @@ class MtpDrafts(Drafts):
 
 
 def mtp_drafts(predictor: Predictor, clock: Callable[[], float]) -> Callable[[], Drafts]:
-    """Return what makes the drafts of a request."""
+    """Return a function that creates the drafts of a request."""
     pace = DraftPace()
     return lambda: MtpDrafts(predictor, pace, clock)
 
 
 def open_predictor(engine: TextEngine, steps: Steps = SILENT) -> Predictor:
-    """The predictor of an engine's model, which is given the hidden states that the engine computes. The errors of
-    `Predictor`, and of `TextEngine.listen`."""
+    """Return the predictor of an engine's model, subscribed to the engine's hidden states.
+
+    Raises the errors of `Predictor` and of `TextEngine.listen`.
+    """
     predictor = Predictor(engine.file, engine.sequences, engine.threads, steps)
     try:
         engine.listen(predictor.hidden.add)

@@ -17,23 +17,23 @@ from quant.gguf.header import GgufArray
 _VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens")
 
 
-PROBE = 12  # tokens at the end of a text that a trial takes in
-ENOUGH = 8  # tokens that say how fast text is taken in
-_AHEAD = 16  # tokens behind the text that there is room for
+PROBE = 12  # tokens at the end of a text that a trial prefills
+ENOUGH = 8  # minimum number of tokens for measuring the prefill speed
+_AHEAD = 16  # room for tokens after the text
 
 
 @dataclass
 class DraftPace:
-    """Speed at which a draft model takes in text, and what it holds: shared by all who draft with it."""
+    """Prefill speed and cached tokens of a draft model, shared by all its users."""
 
-    token_s: float = 0.0  # seconds a token, as measured last; 0: not yet
-    cached: list[int] = field(default_factory=list)  # the tokens it has computed
+    token_s: float = 0.0  # seconds per token in the last measurement; 0: none yet
+    cached: list[int] = field(default_factory=list)  # computed tokens in its cache
 
 
 class ModelDrafts(Drafts):
-    """The likeliest tokens of a smaller model.
+    """Most likely tokens of a smaller model.
 
-    It sees the last tokens of a text where that is enough for a trial, and the whole text where that pays.
+    A trial prefills only the last tokens of a text. The whole text is prefilled if that pays.
     """
 
     free = False
@@ -41,16 +41,19 @@ class ModelDrafts(Drafts):
     def __init__(
         self, proposer: Proposer, pace: DraftPace | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """proposer: of a model with the vocabulary of the one that verifies. pace: of that model. clock: in seconds."""
+        """proposer: a model with the vocabulary of the verifying model.
+        pace: speed and cache of that model.
+        clock: clock in seconds.
+        """
         self._proposer, self._clock = proposer, clock
         self._pace = DraftPace() if pace is None else pace
         self._tokens: list[int] = []
-        self._first = 0  # the first token that the model sees
-        self._cached = self._pace.cached  # from there on; another list once somebody else drafted
-        self._same = 0  # of these: so many are the text's
+        self._first = 0  # index of the first token that the model sees
+        self._cached = self._pace.cached  # cached tokens from there on; a different list once another user has drafted
+        self._same = 0  # number of cached tokens that match the text
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Forget what was, and take in a prompt. Nothing is computed before a draft is asked for."""
+        """Start a new text with a prompt. Nothing is computed before the first draft."""
         self._tokens = list(prompt)
         self._same = common_prefix(self._cached, self._tokens[self._first :])
         self._first = self._first if self._same else 0
@@ -58,21 +61,21 @@ class ModelDrafts(Drafts):
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             follows = self._first + self._same == len(self._tokens)
-            if follows and self._cached[self._same : self._same + 1] == [token]:  # it was drafted
+            if follows and self._cached[self._same : self._same + 1] == [token]:  # this token was drafted
                 self._same += 1
             self._tokens.append(token)
 
     @property
     def behind_s(self) -> float:
-        """Seconds that a trial would spend on text; 0 before the first."""
+        """Seconds that a trial would spend on prefill, or 0 before the first trial."""
         return self._pace.token_s * self._behind(self._cheapest())
 
     def catch_up(self, pays: Callable[[float], bool]) -> float:
-        """Compute what is not computed yet of the whole text, if so many seconds pay, or else of its end: seconds that
-        this took."""
+        """Prefill the whole text if its seconds pay, or else only the end of the text. Return the seconds that this
+        took."""
         whole = self._oldest(len(self._tokens) + self._ahead)
         first = whole if pays(self._pace.token_s * self._behind(whole)) else self._cheapest()
-        n_tokens = self._behind(first) - 1  # the last one is computed with the draft
+        n_tokens = self._behind(first) - 1  # the last token is computed with the draft
         self._first, self._same = first, len(self._tokens) - first - n_tokens - 1
         if n_tokens < 1:
             return 0.0
@@ -85,8 +88,10 @@ class ModelDrafts(Drafts):
         return seconds
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
-        """`n` tokens behind the text and then `assumed`, each the likeliest; fewer where the context is too small for
-        so many, or the device that drafts is lost."""
+        """Return the `n` most likely tokens after the text and `assumed`.
+
+        Return fewer tokens if the context is too small or the drafting device is lost.
+        """
         n = min(n, self._proposer.context // 2)
         if n < 1 or not (self._tokens or assumed):
             return []
@@ -102,12 +107,12 @@ class ModelDrafts(Drafts):
         self._same = common_prefix(tokens, self._tokens[self._first :])
 
     def _behind(self, first: int) -> int:
-        """Tokens from `first` on that are not computed."""
+        """Return the number of tokens from `first` on that are not computed."""
         same = self._same if first == self._first and self._cached is self._pace.cached else 0
         return len(self._tokens) - first - same
 
     def _cheapest(self) -> int:
-        """The first token of what a trial sees."""
+        """Return the index of the first token that a trial sees."""
         oldest, last = self._oldest(len(self._tokens) + self._ahead), len(self._tokens) - PROBE
         return min(max(oldest, self._first), max(oldest, last), key=self._behind)
 
@@ -116,8 +121,10 @@ class ModelDrafts(Drafts):
         return min(_AHEAD, self._proposer.context // 2)
 
     def _oldest(self, n_tokens: int) -> int:
-        """The first token that the context has room for with so many in all. Of a long text half a context at a time is
-        left out, so that the rest is seldom computed again."""
+        """Return the index of the first token that fits the context, if the text had `n_tokens` tokens.
+
+        A long text loses half a context at a time, so that the rest is rarely recomputed.
+        """
         context = self._proposer.context
         half = (context + 1) // 2
         beyond = n_tokens - context
@@ -125,12 +132,12 @@ class ModelDrafts(Drafts):
 
 
 def check_vocabulary(target: GgufFile, draft: GgufFile) -> None:
-    """EngineError, with where they part, unless both models have the same tokens."""
+    """Raise EngineError with the first difference unless both models have the same tokens."""
     for key in _VOCABULARY:
         ours, theirs = (_plain(file.metadata.get(key)) for file in (target, draft))
         if ours != theirs:
             raise EngineError(
-                f"{draft.path.name} cannot draft for {target.path.name}, as its tokens are others:"
+                f"{draft.path.name} cannot draft for {target.path.name}, because its tokens differ:"
                 f" {_difference(key, ours, theirs)}; use a smaller model of the same family, or --draft ngram"
             )
 

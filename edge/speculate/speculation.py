@@ -1,4 +1,4 @@
-"""Speculative decoding: draft tokens of few requests at a time, as many as pay, and learn from what came of them."""
+"""Speculative decoding: draft tokens for a few requests at a time if that pays, and learn from the results."""
 
 from __future__ import annotations
 
@@ -18,81 +18,82 @@ from edge.speculate.windows import Shape, WindowChoice
 from partition.predict.drafts import MODEL_ACCEPTANCE
 
 if TYPE_CHECKING:
-    from edge.cluster.draft_worker import DraftDevice  # which takes gRPC with it
+    from edge.cluster.draft_worker import DraftDevice  # imports gRPC
 
-FEW = 4  # requests: of more, their own rows share the pass, and drafts bring little
+# maximum number of requests with drafts; with more requests, their own rows share the pass, and drafts gain little
+FEW = 4
 PROFILE_S = 2.0  # for all passes that are measured before the first answer
-_PROFILE_PROMPT = 12  # tokens: as many as a trial takes in
-_PROFILE_ROUNDS = (1, *SIZES), SIZES  # the faster of two passes counts, each beside passes of one row that are warm
-_LEAST_PLAIN = 3  # passes of one row, for a mean
+_PROFILE_PROMPT = 12  # number of tokens, the same as a trial prefills
+_PROFILE_ROUNDS = (1, *SIZES), SIZES  # the faster of two passes counts, each close to a warm pass of one row
+_LEAST_PLAIN = 3  # minimum number of one-row passes for a mean
 
 
 class Drafts:
-    """Where drafts come from. They decide how fast an answer comes, never what it says."""
+    """Source of drafts. Drafts affect the speed of an answer, but never its text."""
 
-    free: bool  # whether a draft takes next to no time
-    acceptance: float = MODEL_ACCEPTANCE  # the part of drafts that is expected to be right, before any were verified
+    free: bool  # True: drafting takes almost no time
+    acceptance: float = MODEL_ACCEPTANCE  # expected acceptance rate before any draft was verified
 
     def attach(self, request: Answer) -> None:
-        """Know the request, before its prompt is taken in."""
+        """Set the request, before `begin`."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Forget what was, and take in a prompt."""
+        """Start a new text with a prompt."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take in tokens that follow."""
+        """Add tokens to the text."""
 
     @property
     def behind_s(self) -> float:
-        """Seconds that `catch_up` would take for a trial, as far as that is known."""
+        """Estimated seconds of `catch_up` for a trial."""
         return 0.0
 
     def catch_up(self, pays: Callable[[float], bool]) -> float:
-        """Compute what the next draft needs of the text: more of it where the seconds for that pay. Return the seconds
-        that this took."""
+        """Prefill the text for the next draft, and more of it if the seconds pay. Return the seconds that this took."""
         return 0.0
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
-        """At most `n` tokens that may follow all these and then `assumed`; fewer, or none, where there is no draft."""
+        """Return at most `n` tokens that may follow the text and `assumed`; fewer, or none, without a draft."""
         raise NotImplementedError
 
 
 @dataclass
 class _Passes:
-    """Passes that were measured, of so many requests."""
+    """Measured passes with a given number of requests."""
 
-    tokens: float = 0.0  # that each request got of them
-    seconds: float = 0.0  # that they took, with the drafting
-    plain: int = 0  # those of one row
-    plain_s: float = 0.0  # that these took
-    usual_plain_s: float = 0.0  # of one such pass, also of earlier answers; 0 where there was none
+    tokens: float = 0.0  # generated tokens per request
+    seconds: float = 0.0  # duration of the passes, including drafting
+    plain: int = 0  # number of one-row passes
+    plain_s: float = 0.0  # duration of the one-row passes
+    usual_plain_s: float = 0.0  # duration of one such pass, including earlier answers; 0: unknown
 
     @property
     def of_plain_s(self) -> float:
-        """Seconds that the same tokens take in passes of one row; 0 where that is not known."""
+        """Seconds for the same tokens in one-row passes, or 0 if unknown."""
         return self.tokens * (self.plain_s / self.plain if self.plain >= _LEAST_PLAIN else self.usual_plain_s)
 
 
 @dataclass
 class SpeculationStats:
-    """Figures of drafts. The prompt and its first token are not in it."""
+    """Statistics of drafts, without the prompt and its first token."""
 
-    drafted: int = 0  # tokens that were drafted and verified
-    accepted: int = 0  # of these: that were chosen
-    passes: int = 0  # of one row a request, or more
-    rows: int = 0  # in all passes
-    _measured: dict[int, _Passes] = field(default_factory=lambda: defaultdict(_Passes))  # by requests of a pass
+    drafted: int = 0  # number of drafted tokens that were verified
+    accepted: int = 0  # number of drafted tokens that were accepted
+    passes: int = 0  # number of passes of one or more rows per request
+    rows: int = 0  # number of rows in all passes
+    # by number of requests in a pass
+    _measured: dict[int, _Passes] = field(default_factory=lambda: defaultdict(_Passes))
 
     @property
     def gain(self) -> float | None:
-        """Speed-up of the tokens over passes of one row; None where nothing can be compared."""
+        """Speed-up over one-row passes, or None without a comparison."""
         known = [passes for passes in self._measured.values() if passes.of_plain_s]
         return (
             sum(counted.of_plain_s for counted in known) / sum(counted.seconds for counted in known) if known else None
         )
 
     def count(self, results: Sequence[VerifyResult]) -> None:
-        """Add a pass, and those of windows that it cancelled."""
+        """Add a pass and the windows that it cancelled."""
         cancelled = [rows for result in results for rows in result.cancelled]
         first, rows = sum(result.is_first for result in results), sum(result.rows for result in results)
         self.drafted += rows - first + sum(cancelled)
@@ -101,16 +102,16 @@ class SpeculationStats:
         self.rows += rows + sum(cancelled)
 
     def time(self, results: Sequence[VerifyResult], seconds: float, is_plain: bool, usual_plain_s: float) -> None:
-        """Add what a pass took. is_plain: it had one row of each request and nothing beside it."""
+        """Add the duration of a pass. is_plain: the pass had one row per request and no other work."""
         passes = self._measured[len(results)]
         passes.tokens += sum(result.used for result in results) / len(results)
         passes.seconds += seconds
         passes.plain += is_plain
         passes.plain_s += seconds if is_plain else 0.0
-        passes.usual_plain_s = usual_plain_s or passes.usual_plain_s  # that may be measured anew just now
+        passes.usual_plain_s = usual_plain_s or passes.usual_plain_s  # it may be unknown now, while it is measured anew
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/chat.md and docs/serve.md say."""
+        """Return the JSON values that docs/cli/chat.md and docs/serve.md describe."""
         return {
             "drafted": self.drafted,
             "accepted": self.accepted,
@@ -121,7 +122,7 @@ class SpeculationStats:
 
     def __str__(self) -> str:
         if not self.drafted:
-            return "no token was drafted: it did not pay, or there was no draft"
+            return "no token was drafted: drafting did not pay, or there was no draft"
         gain = "" if self.gain is None else f", {self.gain:.2f} times as fast as one at a time"
         return (
             f"{self.accepted} of {self.drafted} drafted tokens accepted, {self.passes} passes of"
@@ -131,7 +132,7 @@ class SpeculationStats:
 
 @dataclass
 class _RandomText:
-    """A request whose text is random, and ends otherwise each time: of it nothing is drafted yet."""
+    """Request with random text and a different end each time, so that no earlier drafts exist for it."""
 
     prompt: list[int]
     tokens: list[int]
@@ -140,8 +141,10 @@ class _RandomText:
 
 
 class Speculation:
-    """A `Drafter`: each request has its own text to draft from, and all of so many requests one choice of rows. It goes
-    on with what it learned from answer to answer."""
+    """Implementation of `Drafter`. It keeps learned values across answers.
+
+    Each request has its own drafts. Passes with the same number of requests share one choice of rows.
+    """
 
     def __init__(
         self,
@@ -153,27 +156,36 @@ class Speculation:
         choice: Callable[[], WindowChoice] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """drafts: makes those of a request. name: of them, for people. few: requests at once that have drafts. device:
-        that drafts; None: this one. choice: makes one of rows and windows; None: what suits the drafts. clock: in
-        seconds."""
+        """Create the drafter.
+
+        drafts: creates the drafts of a request.
+        name: name of the drafts for display.
+        few: maximum number of concurrent requests with drafts.
+        device: worker that drafts; None: this device.
+        choice: creates a choice of rows and windows; None: the default for these drafts.
+        clock: clock in seconds.
+        """
         self.name, self.device, self.stats = name, device, SpeculationStats()
         self._make, self._few, self._clock = drafts, few, clock
-        self._drafts: dict[Answer, tuple[Drafts, int]] = {}  # and how much of its answer they know
-        self._choices: dict[int, WindowChoice] = defaultdict(choice or self._new_choice)  # by requests
-        self._choice: WindowChoice | None = None  # of the pass that is measured
-        self._began = 0.0  # drafting; or the window before ended, where others were in flight behind it
-        self._caught_up_s = 0.0  # of that time, spent on text
-        self._goes_on = False  # such others are in flight
-        self._was_plain = False  # the last pass that was measured had one row of each request
+        # by request: its drafts, and how many tokens of its answer they know
+        self._drafts: dict[Answer, tuple[Drafts, int]] = {}
+        self._choices: dict[int, WindowChoice] = defaultdict(choice or self._new_choice)  # by number of requests
+        self._choice: WindowChoice | None = None  # choice for the pass that is measured
+        self._began = 0.0  # start of drafting, or end of the previous window if later windows are in flight
+        self._caught_up_s = 0.0  # part of that time that was spent on prefill
+        self._goes_on = False  # later windows are in flight
+        self._was_plain = False  # the last measured pass had one row per request
 
     def begin(self) -> None:
-        """Count figures from now on, and forget those before."""
+        """Reset the statistics."""
         self.stats = SpeculationStats()
 
     def profile(self, engine: TextEngine, limit_s: float = PROFILE_S) -> None:
-        """Measure what passes take, before the first answer: a property of machine and model, not of a text. That is
-        done as far as the limit allows. One pass of a slow model is over it: then its first answers tell. The engine's
-        cache is empty afterwards."""
+        """Measure pass times, which depend on machine and model but not on the text, before the first answer.
+
+        The measurement stops at the limit. If one pass of a slow model exceeds it, the first answers provide the times.
+        The engine's cache is empty afterwards.
+        """
         n_vocab, began = engine.model.n_vocab, self._clock()
         prompt = np.random.default_rng(0).integers(0, n_vocab, _PROFILE_PROMPT).tolist()
         most = min(engine.outputs, engine.batch, engine.context - _PROFILE_PROMPT - 1)
@@ -193,12 +205,13 @@ class Speculation:
                 last_s = self._clock() - pass_began
                 slot.forget(len(slot.tokens) - _PROFILE_PROMPT)
                 plain_s = last_s if size == 1 else plain_s
-                if last_s > size * plain_s:  # it cannot pay, whatever is accepted, and larger ones are seldom cheaper
+                # it cannot pay even with full acceptance, and larger ones are rarely cheaper
+                if last_s > size * plain_s:
                     break
         engine.kv_clear()
 
     def _profile_pass(self, request: Answer, rows: int, slot: Slot) -> None:
-        """Time a pass of so many rows of a request, with the drafting."""
+        """Time a pass of `rows` rows of a request, including drafting."""
         drafts = self._make()
         drafts.attach(request)
         drafts.begin(request.tokens)
@@ -210,9 +223,11 @@ class Speculation:
             self._choices[1].rows.measured(rows, self._clock() - began)
 
     def shape(self, requests: Sequence[Answer], most_rows: int, most_windows: int = 1) -> Shape:
-        """Rows of each of these requests, which are all that run, in the next step; and how many such windows of one
-        that is alone are to be in flight: what pays. Drafting is not to take longer than it is worth, so that counts as
-        a part of the pass."""
+        """Return the rows of each request and the number of windows in flight for the next step.
+
+        requests: all running requests. Only a single request can have several windows.
+        Drafting time counts as part of a pass, so that drafting takes no longer than it is worth.
+        """
         for request in requests if len(requests) <= self._few else ():
             if request not in self._drafts:
                 self._drafts[request] = self._make(), 0
@@ -230,8 +245,11 @@ class Speculation:
         return self._choice.shape(max(1, min(most_rows, SIZES[-1] // len(requests))), most_windows)
 
     def draft(self, request: Answer, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
-        """A window of at most `rows` tokens: `first`, which was chosen, or nothing where the window is behind others;
-        then drafts of what follows the text and `assumed`. Empty where there is nothing to draft."""
+        """Return a window of at most `rows` tokens: `first`, and drafts that follow the text and `assumed`.
+
+        first: the sampled token, or nothing if the window follows other windows.
+        Return an empty window if there is nothing to draft.
+        """
         if rows <= len(first) or self._choice is None:
             return first
         drafts, _ = self._drafts[request]
@@ -239,12 +257,13 @@ class Speculation:
         tokens = [*first, *drafts.draft(rows - len(first), assumed)]
         if self._choice is not self._choices[1]:
             return tokens
-        n_rows = max((size for size in SIZES if size <= len(tokens)), default=0)  # of which times are known
+        # pass times are known for these row counts
+        n_rows = max((size for size in SIZES if size <= len(tokens)), default=0)
         self._choice.drafted(n_rows)
         return tokens[:n_rows]
 
     def verified(self, results: Sequence[VerifyResult]) -> None:
-        """The logits of the oldest step came: what came of the window of each request."""
+        """Learn from the oldest step in flight, whose logits have arrived. results: result of each request's window."""
         now, n = self._clock(), len(results)
         seconds, self._began = now - self._began, now
         self.stats.count(results)
@@ -259,27 +278,27 @@ class Speculation:
             choice.verified(results[0], passed_s)
         else:
             size = next(size for size in SIZES if size * n >= sum(result.rows for result in results))
-            # Where a request had fewer drafts than others, those that it lacked were wrong.
+            # A request with fewer drafts than the others lacked correct ones, so the missing drafts count as wrong.
             tried = sum(min(result.used, size - 1) for result in results) / n
             choice.rows.checked(size, sum(result.used for result in results) / n, passed_s, tried)
         self.stats.time(results, seconds, self._was_plain, choice.rows.plain_s)
 
     def disturbed(self) -> None:
-        """Something else is computed beside the pass: how long it takes says nothing."""
+        """Ignore the duration of the current pass, because other work runs during it."""
         self._choice, self._goes_on = None, False
 
     def ended(self, request: Answer) -> None:
-        """A request has ended."""
+        """Drop the drafts of a request that has ended."""
         self._drafts.pop(request, None)
 
     def to_json(self) -> dict[str, Any]:
-        """Figures since `begin`, as docs/cli/chat.md and docs/serve.md say."""
+        """Return the statistics since `begin` as JSON values, as docs/cli/chat.md and docs/serve.md describe."""
         device = self.device
         worker = {"draft_worker": device and device.name, "draft_worker_lost": device is not None and device.is_lost}
         return {"draft": self.name, **worker, **self.stats.to_json()}
 
     def describe(self) -> str:
-        """The same in a line for people."""
+        """Return a line of text with the statistics."""
         where = f" on {self.device.name}{', which is lost' if self.device.is_lost else ''}" if self.device else ""
         return f"{self.name}{where}: {self.stats}"
 
@@ -288,8 +307,11 @@ class Speculation:
         return WindowChoice(RowChoice(drafts.acceptance, is_watched=drafts.free))
 
     def _take_in(self, request: Answer, choice: WindowChoice) -> None:
-        """Let the drafts of a request know all of its text. Where drafting is free and the last pass had one row, a
-        draft beside it would have been right or not: that is learned at no cost."""
+        """Add a request's new tokens to its drafts.
+
+        If drafting is free and the last pass had one row, also check whether a draft would have been right. This costs
+        nothing.
+        """
         drafts, known = self._drafts[request]
         news = request.answer[known:]
         if self._was_plain and drafts.free and len(news) == 1 and (draft := drafts.draft(1)):

@@ -1,17 +1,19 @@
-"""Choose how many windows are in flight over stages, and their rows, from what they take and the acceptance rate. One,
-unless more are clearly faster.
+"""Choose the number of windows in flight over pipeline stages, and their rows, from measured times and the acceptance
+rate. Use one window unless more are clearly faster.
 
-A window that follows others comes soon behind them; the first after a wrong draft has all stages before it, and what
-was cancelled. A window of r rows is followed with the chance that all r drafts behind its rows are accepted, a^r. So it
-takes, in the mean,
+A window that follows other windows finishes soon after them. The first window after a wrong draft starts an empty
+pipeline, behind cancelled windows. A window of r rows is followed if all r drafts after its rows are accepted, with
+probability a^r. So a window takes on average
 
-    (1 - a^r) first + a^r next        passes of its rows alone, and gives as many tokens as one
+  (1 - a^r) first + a^r next        passes of its rows alone, and gives as many tokens as a single window
 
-`first` and `next` are measured for each shape. Before they are, they are those of half as many rows, or of half as many
-windows with `next` halved; of none, `first` is 1, and `next` the best that can be, one by the number of windows: a
-trial finds out. More windows are tried only where those that follow come as soon as windows that wait for links do, in
-one part of `first` for each: else they wait for a stage, or for drafts. Windows that paid for long and seem to do so no
-more are measured anew, as one row is: that may have been a bad moment.
+`first` and `next` are measured for each shape. An unmeasured shape uses the values of half as many rows, or of half as
+many windows with `next` halved. Without any values, `first` is 1 and `next` is the ideal 1 / windows, so that a trial
+finds out.
+
+More windows are tried only if following windows finish at the ideal rate, one part of `first` for each window.
+Otherwise they wait for a stage or for drafts. If windows paid for long and seem not to any more, they and one row are
+measured anew, because that may have been a slow moment.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from partition.predict.hysteresis import DRAFT, clearly_faster
 Shape = tuple[int, int]
 """Rows of a window, and windows in flight."""
 
-_KEPT = 16  # times of each kind
-_LONGEST = 2.0  # passes alone that one of them counts at most: a bad moment is one of many
-_WAITS = 1.1  # times such a part of `first` that `next` may take where more windows are tried
-_ALONE = 64  # windows until one has the stages to itself again, so that it is known what that takes
-_WAIT = 64  # windows until what was measured and left is tried again; doubles
+_KEPT = 16  # number of recent samples of each kind
+_LONGEST = 2.0  # limit of a sample, in passes alone: a slow moment counts as one of many
+_WAITS = 1.1  # tolerance factor over the ideal `next` for trying more windows
+_ALONE = 64  # windows until one runs alone again, to measure the time of a single window
+_WAIT = 64  # windows until a measured and dropped shape is tried again; doubles each time
 _MOST_WAIT = 1024
 
 
@@ -42,33 +44,33 @@ class _Times:
     def __init__(self) -> None:
         self.first: deque[float] = deque(maxlen=_KEPT)
         self.next: deque[float] = deque(maxlen=_KEPT)
-        self.last = 0  # the number of the last such window
+        self.last = 0  # number of the last such window
         self.wait = _WAIT
 
     def forget(self) -> None:
-        """Let them be measured anew."""
+        """Discard the samples, so that they are measured anew."""
         self.first.clear()
         self.next.clear()
 
 
 class WindowChoice:
-    """Chooses the shape of the next windows, and learns from what came of them."""
+    """Chooses the shape of the next windows and learns from the results."""
 
     def __init__(self, rows: RowChoice) -> None:
-        """rows: chooses them where one window is in flight."""
+        """rows: chooses the rows of a single window in flight."""
         self.rows = rows
         self._times: dict[Shape, _Times] = defaultdict(_Times)
         self._before: VerifyResult | None = None
-        self._windows = self._alone = 0  # numbers of the last window, and of the last that was alone
-        self._last: Shape = 1, 1  # of windows: as it was chosen last, with the rows that were drafted
+        self._windows = self._alone = 0  # numbers of the last window, and of the last window that ran alone
+        self._last: Shape = 1, 1  # last chosen shape, with the rows that were actually drafted
 
     def shape(self, most_rows: int, most_windows: int) -> Shape:
-        """Shape of the next windows."""
+        """Return the shape of the next windows."""
         self._last = self._shape(most_rows, most_windows)
         return self._last
 
     def drafted(self, rows: int) -> None:
-        """Note that a window has so many rows, which may be fewer than were chosen."""
+        """Record the number of rows in a window, which may be lower than chosen."""
         self._last = rows, self._last[1]
 
     def _shape(self, most_rows: int, most_windows: int) -> Shape:
@@ -79,7 +81,7 @@ class WindowChoice:
             return rows, 1
         accepted = self.rows.accepted
         best = self._faster(alone, most_rows, most_windows, accepted)
-        if best is None and rows == alone:  # a trial, of the windows that pay where drafts are right as often as hoped
+        if best is None and rows == alone:  # a trial of windows that would pay with the hoped acceptance
             best = self._faster(alone, most_rows, most_windows, self.rows.hoped)
             if best is not None and not self.rows.affords(
                 tokens_a_pass(accepted, best[0]) / self._speed(best, accepted) - 1
@@ -88,17 +90,18 @@ class WindowChoice:
         return best or (rows, 1)
 
     def _faster(self, alone: int, most_rows: int, most_windows: int, accepted: float) -> Shape | None:
-        """The best shape of several windows, if it is clearly faster than one of `alone` rows."""
+        """Return the best shape of several windows if it is clearly faster than one window of `alone` rows, or else
+        None."""
         best = self.best(most_rows, most_windows, accepted)
         return best if best is not None and self._pays(best, alone, accepted) else None
 
     def _pays(self, shape: Shape, alone: int, accepted: float) -> bool:
-        """Return whether windows of a shape are clearly faster than one of `alone` rows."""
+        """Return whether windows of a shape are clearly faster than one window of `alone` rows."""
         alone_speed = tokens_a_pass(accepted, alone) / self.rows.cost(alone)
         return clearly_faster(self._speed(shape, accepted), alone_speed, by=DRAFT)
 
     def verified(self, window: VerifyResult, seconds: float) -> None:
-        """A window is over, so long after it was begun, or after the one before it."""
+        """Learn from a finished window. seconds: since the window started, or since the previous window finished."""
         self._windows += 1
         before, self._before = self._before, window
         if window.is_alone:
@@ -107,7 +110,7 @@ class WindowChoice:
             return
         alone_s = self._alone_s(window.rows)
         self.rows.learned(window.right, window.looked_at, window.used, min(seconds, _LONGEST * (alone_s or seconds)))
-        # Beside it another window was drafted, and went through the stages: of the same shape, or it says nothing.
+        # A sample counts only if the window that shared the stages had the same shape.
         is_steady = before is not None and (before.rows, before.windows) == (window.rows, window.windows) == self._last
         if window.windows == 1 or not alone_s or before is None or not is_steady:
             return
@@ -125,8 +128,10 @@ class WindowChoice:
             self.rows.forget_plain()
 
     def best(self, most_rows: int, most_windows: int, accepted: float) -> Shape | None:
-        """The fastest shape of more windows than one, of rows that were measured, where so many drafts are accepted.
-        More windows are tried where fewer were, and were the fastest."""
+        """Return the fastest shape with more than one window and measured rows, at this acceptance rate.
+
+        More windows are tried if fewer windows were measured and were the fastest.
+        """
         best, windows, speed = None, 2, partial(self._speed, accepted=accepted)
         while windows <= most_windows:
             shapes = [(size, windows) for size in self.rows.measured_sizes(most_rows)]
@@ -142,20 +147,20 @@ class WindowChoice:
         return best
 
     def _forget(self, times: _Times) -> None:
-        """Forget times of long ago, so that they are measured again, ever more seldom."""
+        """Discard old samples, so that they are measured again, at growing intervals."""
         if (times.first or times.next) and self._windows - times.last >= times.wait:
             times.forget()
             times.wait = min(2 * times.wait, _MOST_WAIT)
 
     def _speed(self, shape: Shape, accepted: float) -> float:
-        """Return the tokens that come in the time of a pass of one row, at this acceptance rate."""
+        """Return the tokens per duration of a one-row pass, at this acceptance rate."""
         size, windows = shape
         first, next_ = self._first(size, windows), self._next(size, windows)
         goes_on = accepted**size
         return tokens_a_pass(accepted, size) / (self.rows.cost(size) * ((1 - goes_on) * first + goes_on * next_))
 
     def _first(self, size: int, windows: int) -> float:
-        """Time of a window behind a wrong draft."""
+        """Return the time of a window after a wrong draft."""
         if times := self._times[size, windows].first:
             return fmean(times)
         if size > 1:
@@ -163,7 +168,7 @@ class WindowChoice:
         return self._first(1, windows // 2) if windows > 2 else 1.0
 
     def _next(self, size: int, windows: int) -> float:
-        """Time of a window behind another one."""
+        """Return the time of a window that follows another one."""
         if times := self._times[size, windows].next:
             return fmean(times)
         if size > 1:
@@ -171,5 +176,5 @@ class WindowChoice:
         return 0.5 * self._next(1, windows // 2) if windows > 1 else 1.0
 
     def _alone_s(self, size: int) -> float:
-        """Seconds of a pass of so many rows alone."""
+        """Return the seconds of a pass of `size` rows alone."""
         return self.rows.cost(size) * self.rows.plain_s if size in SIZES else 0.0

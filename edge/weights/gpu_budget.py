@@ -1,4 +1,4 @@
-"""A model loaded within a budget of a GPU's memory."""
+"""Load a model within a budget of GPU memory."""
 
 from __future__ import annotations
 
@@ -29,25 +29,28 @@ from partition.predict.gpu_memory import SLOTS, GpuBudget, share_out
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
-_ALIGNED = 64  # bytes; the processor's kernels read so many at once
+_ALIGNED = 64  # bytes; the CPU's kernels read this many together
 BUFFERS, PRODUCTS = "two buffers", "products"
-_NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"  # llama.cpp reads it when a context is made
-_PIECE_BYTES = 2 * MIB  # in which drivers give memory
-MARGIN_BYTES = 16 * MIB  # for passes that take more for their products than the first one
+_NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"  # environment variable that llama.cpp reads when it creates a context
+_PIECE_BYTES = 2 * MIB  # granularity in which drivers allocate memory
+MARGIN_BYTES = 16 * MIB  # for passes whose products take more memory than the first pass
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
 _COMPUTE = re.compile(r"(\S+) compute buffer size\s*=\s*([\d.]+) MiB")
-_PRODUCTS_BYTES = 64 * MIB  # a driver's, beside the rows of a pass
-_ROW_COPIES = 4  # a driver's, in floats, of the widest row of a product
+_PRODUCTS_BYTES = 64 * MIB  # driver memory, in addition to the rows of a pass
+_ROW_COPIES = 4  # driver memory in copies of the widest row of a product, as floats
 
 
 def fixed_parts(
     file: GgufFile, shape: ModelShape, sizes: ContextSizes, lines: Sequence[str], name: str
 ) -> dict[str, int]:
-    """Return the bytes by part that a GPU needs beside the layers. lines: llama.cpp's log of a dry run with all layers
-    there. name: of the GPU's buffers in it. The driver's part is an upper bound."""
+    """Return the bytes by part that a GPU needs in addition to the layers. The driver's part is an upper bound.
+
+    lines: llama.cpp's log of a dry run with all layers on the GPU.
+    name: name of the GPU's buffers in that log.
+    """
     outside = [t.n_bytes for t in file.tensors.values() if block_of(t.name) is None and t.name != _TABLE]
     if _HEAD not in file.tensors:
-        outside.append(shape.head_bytes)  # a copy of the token table
+        outside.append(shape.head_bytes)  # copy of the token table
     compute = sum(float(m[2]) for line in lines if (m := _COMPUTE.search(line)) and m[1] == name)
     widest = max(shape.n_embd, *shape.n_ff, shape.n_vocab if sizes.outputs > 1 else 0)
     return {
@@ -59,7 +62,7 @@ def fixed_parts(
 
 
 def too_little(shape: ModelShape, parts: Mapping[str, int], budget: int, free: int | None) -> NotEnoughMemory:
-    """Return the error of a budget, or of free memory, that has no room for `parts`."""
+    """Return the error for a budget, or free memory, that is too small for `parts`."""
     need, named = sum(parts.values()), ", ".join(f"{name} {n / MIB:,.0f}" for name, n in parts.items())
     have = f"the budget has {budget / MIB:,.0f}" + (f" and {free / MIB:,.0f} are free" if free is not None else "")
     return NotEnoughMemory(
@@ -69,21 +72,21 @@ def too_little(shape: ModelShape, parts: Mapping[str, int], budget: int, free: i
 
 
 def first_gpu() -> int:
-    """Return ggml's handle of the first GPU. EngineError if there is none."""
+    """Return ggml's handle of the first GPU. Raises EngineError if there is none."""
     gpus = ggml.gpu_devices() if llama.has_gpu() else []
     if not gpus:
         raise EngineError(
-            "a GPU's memory was to be used, but this build of llama.cpp finds no GPU; leave --gpu-memory out, or"
+            "GPU memory was requested, but this build of llama.cpp finds no GPU; leave --gpu-memory out, or"
             " install llama-cpp-python built for the GPU"
         )
     return gpus[0]
 
 
 def load_on_gpu(request: LoadRequest, budget: int, handle: int) -> ModelInMemory:
-    """Load a model so that it never takes more than `budget` bytes of a device's memory.
+    """Load a model that never takes more than `budget` bytes of a device's memory.
 
-    handle: ggml's, of the device. NotEnoughMemory with the least budget and what it is made of; the errors of
-    llama.cpp.
+    handle: ggml's handle of the device.
+    Raises NotEnoughMemory with the minimum budget and its parts, and the errors of llama.cpp.
     """
     file, shape, sizes, threads = request.file, request.shape, request.sizes, request.threads
     hooks, progress = request.hooks, request.progress
@@ -108,11 +111,11 @@ def load_on_gpu(request: LoadRequest, budget: int, handle: int) -> ModelInMemory
         if stream is not None:
             buffers.callback(stream.close)
             closing.callback(stream.finish)
-            stream.stream(layers)  # all of them, until it is known what the driver takes
-            stream.begin(sizes.batch)  # the context reserves for passes with the layers on the device
+            stream.stream(layers)  # stream all layers until the driver's memory use is known
+            stream.begin(sizes.batch)  # the context reserves memory for passes with the layers on the device
         else:
             _stay_together(layers, account, device, buffers)
-        # Other hooks may wait for ranks, which know nothing of the passes below.
+        # Other hooks may wait for ranks, which do not take part in the passes below.
         first_hooks = stream.hooks() if stream else hooks
         node_hooks = NodeHooks(first_hooks) if first_hooks else None
         on_node = node_hooks.callback if node_hooks else None
@@ -126,7 +129,7 @@ def load_on_gpu(request: LoadRequest, budget: int, handle: int) -> ModelInMemory
                     stream.processor_rows = processor_rows
                     node_hooks.use(stream.hooks())
                 if progress is not None:
-                    progress(1.0)  # who waits may give up
+                    progress(1.0)  # allows a waiting caller to cancel
                 batch = request.new_batch(n)
                 batch.positions[:] = range(n)
                 batch.outputs[n - 1] = 1
@@ -135,7 +138,10 @@ def load_on_gpu(request: LoadRequest, budget: int, handle: int) -> ModelInMemory
                 context.wait()
                 context.kv_clear()
 
-            for n in (sizes.batch, 1):  # a token has kernels of its own, for which the driver takes memory, too
+            for n in (
+                sizes.batch,
+                1,
+            ):  # a single token uses other kernels, and the driver allocates memory for them, too
                 a_pass(n)
             streamed = _settle(stream, layers, account, device, buffers)
             if streamed and is_gpu and stream.is_locked:
@@ -155,8 +161,10 @@ def load_on_gpu(request: LoadRequest, budget: int, handle: int) -> ModelInMemory
 
 @contextmanager
 def _graphs_made_anew() -> Iterator[None]:
-    """Have contexts that are made in the block make each graph anew. A graph that llama.cpp uses again is computed
-    where its weights were before they moved."""
+    """Make contexts that are created in the block build each graph anew.
+
+    A graph that llama.cpp reuses would read weights at their old addresses.
+    """
     before = os.environ.get(_NO_REUSE)
     os.environ[_NO_REUSE] = "1"
     try:
@@ -172,9 +180,9 @@ class _Account:
     """Use of a device's memory."""
 
     shape: ModelShape
-    handle: int  # ggml's, of the device
+    handle: int  # ggml's handle of the device
     budget: int
-    free: int | None  # bytes before anything was loaded; None: the driver does not tell
+    free: int | None  # bytes before anything was loaded; None: the driver does not report it
     parts: dict[str, int]  # bytes by part
     layer_bytes: Mapping[int, int]
 
@@ -184,20 +192,21 @@ class _Account:
         return max(self.layer_bytes.values())
 
     def choose(self) -> tuple[int, ...]:
-        """Return the layers to stream. NotEnoughMemory."""
+        """Return the layers to stream. Raises NotEnoughMemory."""
         chosen = share_out(self.layer_bytes, self._most - sum(self.parts.values()))
         if chosen is None:
             raise too_little(self.shape, self.parts | {BUFFERS: SLOTS * self.largest}, self.budget, self.free)
         return chosen
 
     def count_products(self, uncounted: int = 0) -> None:
-        """See what the driver has given for products, if it tells. uncounted: bytes that are no part yet."""
+        """Update the products part from the driver's report, if it has one. uncounted: bytes that are not in `parts`
+        yet."""
         if (used := self._used()) > 0:
             others = sum(self.parts.values()) - self.parts[PRODUCTS] + uncounted
             self.parts[PRODUCTS] = max(0, used - others) + MARGIN_BYTES
 
     def has_room(self, n_bytes: int) -> bool:
-        """Return whether the driver can give so much more; True if it does not tell."""
+        """Return whether the driver can allocate `n_bytes` more, or True if it does not report its memory."""
         return self._used() + n_bytes + _PIECE_BYTES + MARGIN_BYTES <= self._most if self.free is not None else True
 
     @property
@@ -205,7 +214,7 @@ class _Account:
         return self.budget if self.free is None else min(self.budget, self.free)
 
     def _used(self) -> int:
-        """Return the bytes that the driver has given since; 0 if it does not tell."""
+        """Return the bytes that the driver has allocated since, or 0 if it does not report them."""
         free = None if self.free is None else ggml.gpu_free_bytes([self.handle])
         return 0 if self.free is None or free is None else self.free - free
 
@@ -213,27 +222,27 @@ class _Account:
 def _settle(
     stream: LayerStream, layers: Mapping[int, Layer], account: _Account, device: Device, buffers: ExitStack
 ) -> tuple[int, ...]:
-    """Bring layers to where they stay, and stream the others, which are returned. NotEnoughMemory."""
+    """Move layers to their permanent place, stream the others, and return the streamed ones. Raises NotEnoughMemory."""
     account.count_products(SLOTS * account.largest)
     stream.finish()
     passing = {n: _page_locked(layers[n], device, buffers) for n in account.choose()}
     if passing:
         account.parts[BUFFERS] = SLOTS * account.largest
         for n in sorted(layers.keys() - passing.keys()):
-            # The driver takes more than is asked for: whole pieces, and tables of the page-locked memory.
+            # The driver takes more than requested: whole pieces, and tables of the page-locked memory.
             if account.has_room(account.layer_bytes[n]):
                 _stay(layers[n], device, buffers)
             else:
                 passing[n] = _page_locked(layers[n], device, buffers)
     else:
-        stream.close()  # its buffers make room for the last layers
+        stream.close()  # releases its buffers for the last layers
         _stay_together(layers, account, device, buffers)
     stream.stream(passing)
     return tuple(sorted(passing))
 
 
 def _stay_together(layers: Mapping[int, Layer], account: _Account, device: Device, buffers: ExitStack) -> None:
-    """Bring layers to as few buffers of the device as it can have: a driver gives each in whole pieces."""
+    """Move layers to as few device buffers as possible, because a driver allocates each in whole pieces."""
     together: list[HostWeight] = []
     n_bytes = 0
     for n, layer in layers.items():
@@ -246,7 +255,7 @@ def _stay_together(layers: Mapping[int, Layer], account: _Account, device: Devic
 
 
 def _stay(layer: Layer, device: Device, buffers: ExitStack) -> None:
-    """Bring a layer, or several, to a buffer of the device."""
+    """Move one or more layers to a buffer of the device."""
     buffer = device.allocate(sum(device.span(part.weight) for part in layer))
     buffers.callback(buffer.close)
     place_layer(layer, device, buffer)
@@ -254,7 +263,7 @@ def _stay(layer: Layer, device: Device, buffers: ExitStack) -> None:
 
 
 def _layers(file: GgufFile, own: CallerBuffer) -> dict[int, Layer]:
-    """Return the weights of each layer, with their bytes as the file has them."""
+    """Return the weights of each layer with their bytes from the file."""
     layers: dict[int, list[HostWeight]] = {}
     for name, weight in own.weights.items():
         layer = block_of(name)
@@ -264,7 +273,8 @@ def _layers(file: GgufFile, own: CallerBuffer) -> dict[int, Layer]:
 
 
 def _page_locked(layer: Layer, device: Device, buffers: ExitStack) -> Layer:
-    """Return a layer in memory that the device copies from fastest; as it is, where that has no room."""
+    """Return a copy of the layer in page-locked memory, for fast copies to the device. Without room, return it
+    unchanged."""
     spans = [-(-len(part.data) // _ALIGNED) * _ALIGNED for part in layer]
     if sum(spans) > available_memory():
         return layer

@@ -1,7 +1,7 @@
-"""Choice of the passes whose streamed layers the processor computes.
+"""Choose the passes in which the CPU computes streamed layers.
 
-A copy to the GPU takes as long for one row as for a whole batch. The processor copies nothing, but takes longer for
-each additional row. So the processor may be faster for answers, and the GPU for prompts.
+A copy to the GPU takes as long for one row as for a whole batch. The CPU copies nothing, but takes longer for each
+additional row. So the CPU may be faster for answers, and the GPU for prompts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from devices.remembered import Remembered
 from partition.predict.hysteresis import GPU_LAYERS
 
-_MOST_ROWS = 16  # llama.cpp itself copies the weights of larger passes to the GPU
+_MOST_ROWS = 16  # for larger passes llama.cpp itself copies the weights to the GPU
 _PASSES = 2  # timed passes with each placement; the faster one counts
 
 
@@ -22,16 +22,18 @@ def processor_rows(
     key: Callable[[], str],
     clock: Callable[[], float] = time.perf_counter,
 ) -> int:
-    """Return the largest number of rows whose streamed layers the processor computes; 0 if the GPU computes all.
+    """Return the largest number of rows at which the CPU computes streamed layers, or 0 if the GPU computes all.
 
-    A pass of one row is timed with both placements, once a day for each device and model. The rows follow from that:
-    an additional row takes the processor no longer than the first one.
+    A pass of one row is timed with both placements, once a day for each device and model. The number of rows follows
+    from
+    that: an additional row takes the CPU no longer than the first one.
 
     Args:
         batch: Largest number of rows of a pass.
-        a_pass: Computes the number of rows in its first argument. The processor computes the streamed layers of passes
+        a_pass: Computes a pass. The first argument is its number of rows. The CPU computes the streamed layers of
+            passes
             with at most the number of rows in the second argument.
-        key: Returns the key under which the result is remembered.
+        key: Returns the key under which the result is cached.
     """
     cache, name = Remembered("gpu-rows"), key()
     remembered = cache.get(name)
@@ -44,7 +46,7 @@ def processor_rows(
 
 
 def _fastest(step: Callable[[], None], clock: Callable[[], float]) -> float:
-    """Return the seconds of the fastest step after one that moves the weights."""
+    """Return the seconds of the fastest step, after one step that moves the weights."""
     step()
     times = []
     for _ in range(_PASSES):

@@ -1,1 +1,1 @@
-"""The worker: its daemon, and its engine processes."""
+"""Worker: the daemon and its engine processes."""

@@ -1,4 +1,4 @@
-"""Daemon of a worker: a gRPC server on an address, announced by mDNS, until a signal ends it."""
+"""Daemon of a worker: a gRPC server that runs until a signal, announced by mDNS."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from transport.connection_limit import FIRST_CALL_S, ConnectionLimiter, connecti
 from transport.errors import Refused
 from transport.grpc_link import CHANNEL_OPTIONS
 
-_THREADS = 64  # eight sessions, and the calls beside them, use one each; links have their own
-_CALLS = 512  # at a time, links included
-_STREAMS = 128  # calls over one connection at a time; a client holds further ones back
+_THREADS = 64  # eight sessions and additional calls use one thread each; links have their own threads
+_CALLS = 512  # maximum number of concurrent calls, including links
+_STREAMS = 128  # maximum number of concurrent calls per connection; a client queues further calls
 _HEALTH = f"/{health.SERVICE_NAME}/Check"
-LEAVE_S = 30.0  # for the owner to move away from sessions that run; a second signal ends it at once
+LEAVE_S = 30.0  # for owners to move running sessions to other workers; a second signal ends them immediately
 _LEAVE_POLL_S = 0.1
 _GRACE_S = 2.0  # for running calls when the daemon ends
 _ANNOUNCE_AGAIN_S = 30.0  # between checks of the network
@@ -46,30 +46,29 @@ _ANNOUNCE_AGAIN_S = 30.0  # between checks of the network
 
 @dataclass(frozen=True)
 class DaemonOptions:
-    """Options of the daemon: the worker's own, its address, and its folders."""
+    """Options of the daemon: the worker's options, its port, and its folders."""
 
     worker: WorkerOptions
-    port: int  # 0: any free one
+    port: int  # 0: any free port
     insecure: bool  # listen beyond loopback without TLS
-    announce: bool | None  # by mDNS; None: if it is reachable and secure
+    announce: bool | None  # announce by mDNS; None: only if the worker is reachable and secure
     cache: Path
     cache_bytes: int
-    state: Path  # folder of remembered digests of model files
+    state: Path  # folder for cached digests of model files
 
 
 def serve(options: DaemonOptions) -> None:
-    """Serve until SIGTERM or SIGINT; the log says when and where the worker can be reached.
+    """Serve until SIGTERM or SIGINT. The log reports the worker's address.
 
-    After SIGTERM owners of running sessions have LEAVE_S to move away. SIGINT, or a second signal, ends all at once.
-    SIGUSR1 asks sessions for the memory that they can give back, SIGUSR2 lets them have it again.
-
-    Refused if this address needs credentials; OSError if it cannot be listened on.
+    After SIGTERM, owners of running sessions have LEAVE_S to move away. SIGINT or a second signal ends all sessions
+    immediately. SIGUSR1 makes sessions give back memory, and SIGUSR2 lets them have it again.
+    Raises Refused if this address needs credentials, or OSError if the port cannot be opened.
     """
     worker_options = options.worker
     check_own(worker_options.host)
     check_exposure(worker_options.host, worker_options.credentials is not None, options.insecure)
     if worker_options.least_memory is not None and worker_options.gpu_layers != 0:
-        why = "sessions with layers on a GPU keep to the larger size of --memory; --gpu-layers 0 lets them give way"
+        why = "sessions with layers on a GPU keep the larger size of --memory; --gpu-layers 0 lets them give way"
         log.info("range", why=why)
     share_one_arena()
     end = _EndSignal()
@@ -89,8 +88,10 @@ def serve(options: DaemonOptions) -> None:
 
 
 class _EndSignal:
-    """Signal handler that notes a request to end. It sets plain flags and writes to a pipe: it runs inside whatever the
-    main thread does, so taking a lock could wait for that very thread."""
+    """Signal handler that records a request to end.
+
+    It only sets flags and writes to a pipe. It interrupts the main thread anywhere, so taking a lock could deadlock.
+    """
 
     def __init__(self) -> None:
         self.to_end = False
@@ -101,11 +102,11 @@ class _EndSignal:
     def __call__(self, number: int, _: object) -> None:
         self.at_once = self.to_end or number == signal.SIGINT
         self.to_end = True
-        with contextlib.suppress(BlockingIOError):  # it is full of signals that nobody waited for
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of unread signals
             os.write(self._note, b"!")
 
     def wait(self, seconds: float) -> None:
-        """Sleep for so long, or until a signal."""
+        """Sleep until a signal, for at most `seconds`."""
         select.select([self._noted], [], [], seconds)
 
 
@@ -113,7 +114,7 @@ def _serve(options: DaemonOptions, worker: Worker, limiter: ConnectionLimiter, e
     worker_options = options.worker
     server_options = [
         *CHANNEL_OPTIONS,
-        ("grpc.so_reuseport", 0),  # two daemons on one port would share its connections at random: refuse the second
+        ("grpc.so_reuseport", 0),  # two daemons on one port would get its connections at random, so refuse the second
         ("grpc.max_allowed_incoming_connections", limiter.most),
         ("grpc.server_handshake_timeout_ms", round(FIRST_CALL_S * 1000)),
         ("grpc.max_concurrent_streams", _STREAMS),
@@ -156,7 +157,7 @@ def _serve(options: DaemonOptions, worker: Worker, limiter: ConnectionLimiter, e
 
 
 def _leave(sessions: Sessions, end: _EndSignal) -> None:
-    """Serve until no session needs this worker any more, for LEAVE_S at most."""
+    """Serve until no session uses this worker, for at most LEAVE_S."""
     sessions.leave()
     until = time.monotonic() + LEAVE_S
     if in_use := sessions.in_use:
@@ -166,16 +167,16 @@ def _leave(sessions: Sessions, end: _EndSignal) -> None:
 
 
 def check_exposure(host: str, secure: bool, insecure: bool) -> None:
-    """Raise Refused if everybody on the network could use this worker and `insecure` does not allow that."""
+    """Raise Refused if everyone on the network could use this worker and `insecure` does not allow that."""
     if secure or is_loopback(host):
         return
     if not insecure:
         raise Refused(
-            f"{host} can be reached by others, and this device has no credentials: get a token with"
+            f"others can reach {host}, and this device has no credentials: get a token with"
             " `edge cluster invite NAME` on the owner's machine and start with --join TOKEN; or listen on 127.0.0.1;"
-            " or say --insecure, and everybody who reaches this port can use this device and read what passes"
+            " or use --insecure, but then everyone who reaches this port can use this device and read the traffic"
         )
-    log.warning("insecure", address=host, why="whoever reaches this port can use this device and read what passes")
+    log.warning("insecure", address=host, why="everyone who reaches this port can use this device and read the traffic")
 
 
 def _listen(server: grpc.Server, options: WorkerOptions, port: int, worker: Worker) -> int:
@@ -185,14 +186,16 @@ def _listen(server: grpc.Server, options: WorkerOptions, port: int, worker: Work
             return int(server.add_secure_port(target, security.grpc_server_credentials(worker.credentials)))
         return int(server.add_insecure_port(target))
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {target}: another program has the port, or it is not for this user") from error
+        raise OSError(
+            f"cannot listen on {target}: another program uses the port, or this user may not open it"
+        ) from error
 
 
 def _announce(options: DaemonOptions, port: int, end: _EndSignal) -> None:
-    """Announce the worker by mDNS, if that is wanted, until the end.
+    """Announce the worker by mDNS until the end, if announcing is enabled.
 
-    The network is checked again and again, because it may come up later or change this device's addresses. A network
-    that does not allow announcements does not keep the worker from running.
+    The network is checked repeatedly, because it may come up later or change this device's addresses. The worker also
+    runs in a network that does not allow announcements.
     """
     worker = options.worker
     secure = worker.credentials is not None
@@ -209,13 +212,15 @@ def _announce(options: DaemonOptions, port: int, end: _EndSignal) -> None:
                 current = announced_addresses(worker.host)
                 if current != addresses:
                     announcing.close()
-                    addresses = ()  # so that the same addresses are announced again when they are back
+                    addresses = ()  # announce the same addresses again when they return
                     announcement = Announcement(worker.name, port, current, version("edge-runtime"), cluster, secure)
                     announcer = announcing.enter_context(Announcer(announcement))
                     addresses = current
                     log.info("announced", name=announcer.name, addresses=",".join(current))
                     if announcer.name != worker.name:
-                        log.warning("renamed", name=announcer.name, why=f"another {worker.name} is in the network")
+                        log.warning(
+                            "renamed", name=announcer.name, why=f"the network already has a worker {worker.name}"
+                        )
             except DiscoveryError as error:
                 if str(error) != complaint:
                     complaint = str(error)

@@ -1,5 +1,4 @@
-"""Options of a worker, and what of them limits an engine process: cores, threads, memory it gives back, layers and
-bytes of the GPU."""
+"""Options of a worker, and the resource limits of an engine process."""
 
 from __future__ import annotations
 
@@ -15,21 +14,21 @@ from edge.prefixes.store import DEFAULT_BYTES
 
 @dataclass(frozen=True)
 class ResourceLimits:
-    """Resource limits of an engine process, as its command line has them."""
+    """Resource limits of an engine process, as passed on its command line."""
 
     threads: int
-    affinity: tuple[int, ...] = ()  # cores to compute on; empty: all that the daemon may use
-    gpu_layers: int | None = None  # most layers on the GPU; None: no limit
-    gpu_memory: int | None = None  # most bytes of its memory; None: no limit
-    gives_back: int = 0  # bytes of the memory that it was granted which others may take; 0: none
+    affinity: tuple[int, ...] = ()  # cores to compute on; empty: all cores of the daemon
+    gpu_layers: int | None = None  # maximum number of layers on the GPU; None: no limit
+    gpu_memory: int | None = None  # maximum bytes of GPU memory; None: no limit
+    gives_back: int = 0  # part of the granted memory, in bytes, that others may reclaim; 0: none
 
     def to_text(self) -> str:
-        """Return the limits as the value of an option."""
+        """Return the limits as an option value."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> ResourceLimits:
-        """Return the limits that `to_text` wrote."""
+        """Return the limits from an option value."""
         values = json.loads(text)
         return cls(**{**values, "affinity": tuple(values["affinity"])})
 
@@ -39,16 +38,16 @@ class WorkerOptions:
     """Options that a worker starts with."""
 
     name: str
-    host: str  # address that it listens on
+    host: str  # address to listen on
     threads: int
     memory_limit_bytes: int | None
     models: Path | None  # folder of model files to cut slices from
-    credentials: Path | None  # their folder, if mutual TLS is used
-    affinity: tuple[int, ...] = ()  # cores that sessions may use; empty: all that the daemon may use
-    gpu_layers: int | None = None  # most layers that a session may put on the GPU; None: no limit
-    gpu_memory: int | None = None  # most bytes of a GPU's memory that a session may use; None: no limit
-    least_memory: int | None = None  # bytes that the limit of memory may shrink to, and back; None: it stays
-    prefix_bytes: int = DEFAULT_BYTES  # of the prefix cache for the owner; 0: none
+    credentials: Path | None  # folder of credentials, if mutual TLS is used
+    affinity: tuple[int, ...] = ()  # cores for sessions; empty: all cores of the daemon
+    gpu_layers: int | None = None  # maximum number of layers that a session may put on the GPU; None: no limit
+    gpu_memory: int | None = None  # maximum bytes of GPU memory that a session may use; None: no limit
+    least_memory: int | None = None  # lower bound in bytes of a shrinking memory limit; None: the limit is constant
+    prefix_bytes: int = DEFAULT_BYTES  # size of the owner's prefix cache; 0: no cache
 
     @property
     def limits(self) -> ResourceLimits:
@@ -59,9 +58,9 @@ class WorkerOptions:
 
 
 def compute_on(cores: Sequence[int]) -> None:
-    """Keep this thread, and those it starts, to these of the cores that it may use now; none: to all of them.
+    """Restrict this thread, and threads that it starts, to these cores. An empty list allows all cores.
 
-    EdgeError if it may not use one of them.
+    Raises EdgeError if this process may not use one of the cores.
     """
     if not cores:
         return

@@ -1,4 +1,4 @@
-"""Loading in an engine process: a slice with its place among the ranks, or a whole model, within a limit of memory."""
+"""Load a slice or a whole model in an engine process, within a memory limit."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from transport.collective import Group
 
 T = TypeVar("T")
 
-_MOST_TIMED = 16  # step sizes in one request
+_MOST_TIMED = 16  # maximum number of step sizes in one request
 
 
 class _LoadedRunner(LoadedPart):
-    """Base of a whole model and of a slice: what both load and report alike."""
+    """Common base of a loaded whole model and a loaded slice."""
 
     def __init__(self, runner: ModelRunner, need: MemoryNeed) -> None:
         self._runner, self._need = runner, need
 
     def describe(self) -> pb.Loaded:
-        """Return its peak memory in bytes, its layers and its context."""
+        """Return the peak memory in bytes, the number of layers and the context size."""
         shape, follows = self._runner.shape, isinstance(self._runner.paging, ElasticWeights)
         most = self._need.budget if follows else None
         return pb.Loaded(memory_bytes=most or self._need.total, layers=shape.n_layers, context=self._runner.context)
@@ -63,43 +63,45 @@ class _LoadedRunner(LoadedPart):
 
 
 class WholeModel(_LoadedRunner):
-    """A model that runs on this device alone. In a group of two it drafts tokens for rank 0."""
+    """Model that runs on this device alone. In a group of two it drafts tokens for rank 0."""
 
     def __init__(self, engine: Engine, need: MemoryNeed) -> None:
         super().__init__(engine, need)
         self._engine = engine
 
     def run(self, _: pb.Run, group: Group) -> None:
-        """Answer rank 0's requests for drafts, until its end. EdgeError in a larger group; errors of links and of the
-        engine."""
+        """Answer rank 0's draft requests until their end.
+
+        Raises EdgeError in a larger group, and errors of the link and of the engine.
+        """
         only_other(group, "a whole model drafts")
         follow_drafts(GreedyDrafter(self._engine), group.links[0])
 
 
 class SlicePart(_LoadedRunner):
-    """A slice of a model, with its place among the ranks."""
+    """Slice of a model, with its place among the ranks."""
 
     def __init__(self, shard: Shard, need: MemoryNeed) -> None:
         super().__init__(shard.engine, need)
         self._shard = shard
 
     def run(self, request: pb.Run, group: Group) -> None:
-        """Compute the steps that come, until their end. Raises errors of links and of the engine."""
+        """Compute the incoming steps until their end. Raises errors of links and of the engine."""
         follow(self._shard, group, request.algorithm, WIRES[request.wire])
 
     def time(self, request: pb.Time) -> pb.Timed:
-        """Return how long each of the steps takes, and how fast the disk reads. EdgeError if there are too many
-        steps."""
+        """Return the duration of each step and the disk's read rate. Raises EdgeError if there are too many step
+        sizes."""
         if len(request.rows) > _MOST_TIMED:
             raise EdgeError(f"{len(request.rows)} kinds of steps to time; the most are {_MOST_TIMED}")
         with own_kind().timing_clock(self._shard.engine) as clock:
-            others = 0 if clock else request.other_bytes  # an engine with a clock of its own uses no caches
+            others = 0 if clock else request.other_bytes  # an engine with its own clock uses no caches
             times = time_shard(self._shard, request.rows, request.steps, request.depth, clock, others)
         step_s, busy = [time.seconds for time in times], [time.busy for time in times]
         return pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if request.disk else 0.0, busy=busy)
 
     def _disk(self) -> float:
-        """Return bytes a second from the disk that the slice lies on; 0 if that cannot be measured."""
+        """Return the read rate of the slice's disk in bytes per second, or 0 if it cannot be measured."""
         try:
             return disk_read_rate(self._runner.path.parent)[0]
         except (OSError, ValueError):
@@ -107,19 +109,22 @@ class SlicePart(_LoadedRunner):
 
 
 def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable[[float], None]) -> LoadedPart:
-    """Load a slice or a model. Raises the errors of Engine, and NotEnoughMemory if it would need more than the limit.
-    limits: resources that it may use."""
+    """Load a slice or a model.
+
+    limits: resources that the model may use.
+    Raises the errors of Engine, and NotEnoughMemory if the model needs more than the limit.
+    """
     options = limit_options(options_from(request.options), limits)
     options = replace(options, lora=tuple(request.adapter_paths))
     stages = tuple(request.stages)
     here = place(rank, stages) if stages else None
     if here is not None and not here.last:
-        options = replace(options, outputs=options.rows)  # every row goes on to the next stage
+        options = replace(options, outputs=options.rows)  # every row is sent to the next stage
     file = GgufFile.open(request.path)
     check_loadable(file)
     shape = ModelShape.from_gguf(file)
     context, _, kv = resolve(options, shape)
-    options.check_sequences(min(options.rows, context))  # the dry run would end the process on too many, too
+    options.check_sequences(min(options.rows, context))  # too many would also crash the dry run
     limit = request.memory_limit_bytes
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
     if limit and not uses_gpu:
@@ -129,7 +134,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
     need = None
-    if options.least_memory is None:  # else the engine requests its memory when it knows its sizes
+    if options.least_memory is None:  # otherwise the engine requests its memory once it knows its sizes
         sizes = ContextSizes(
             context,
             kv,
@@ -144,7 +149,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             need = memory.need(request.path, sizes)
             _check_limit(need, limit)
             SHARE.request(need.total, need.total)
-        elif SHARE.is_divided:  # what it takes if all is in memory, and a little more
+        elif SHARE.is_divided:  # memory for all resident weights, plus a margin
             parts = other_parts(file, shape, sizes, options.memory)
             whole = (sum(parts.values()) + options.reserved + file.size_bytes) * 17 // 16
             whole = min(options.memory, whole)
@@ -161,19 +166,19 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
 
 
 def _with_least(load: Callable[[EngineOptions], T], options: EngineOptions) -> T:
-    """Return what `load` loads with these options. Where other sessions have so much that too little of the memory is
-    to stay, as much stays as the model needs. The errors of `load`."""
+    """Load with these options. If this fails because other sessions use much memory, retry with the least that the
+    model needs. Raises the errors of `load`."""
     try:
         return load(options)
     except NotEnoughMemory as error:
         if options.least_memory is None or options.memory is None or options.least_memory >= options.memory:
             raise
-        least = (error.least or options.memory) * 17 // 16  # this process takes more than before the first try
+        least = (error.least or options.memory) * 17 // 16  # this process now takes more than before the first try
         return load(replace(options, least_memory=min(least, options.memory)))
 
 
 def _check_limit(need: MemoryNeed, limit: int) -> None:
-    """Raise NotEnoughMemory above the limit in bytes; 0: no limit."""
+    """Raise NotEnoughMemory if the need exceeds the limit in bytes. 0: no limit."""
     if limit and need.total > limit:
         parts = ", ".join(f"{name} {n / memory.MIB:,.0f}" for name, n in need.parts.items())
         raise NotEnoughMemory(
@@ -183,7 +188,7 @@ def _check_limit(need: MemoryNeed, limit: int) -> None:
 
 
 def limit_options(options: EngineOptions, limits: ResourceLimits) -> EngineOptions:
-    """Return the options with no more threads, GPU layers and bytes of its memory than the limits allow."""
+    """Return the options with threads, GPU layers and GPU memory reduced to the limits."""
     requested, most = options.gpu_layers, limits.gpu_layers
     threads = min(options.threads or limits.threads, limits.threads)
     if limits.gpu_memory is not None and options.memory is None and 0 not in (requested, most):

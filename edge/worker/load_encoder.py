@@ -1,4 +1,4 @@
-"""Loading in an engine process: the projector of pictures and sounds, of a text model that is elsewhere."""
+"""Load an image and audio projector in an engine process, for a text model on another device."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from quant.text import bytes_text
 from transport import edge_pb2 as pb
 from transport.collective import Group
 
-WORK_BYTES = 384 << 20  # beside the weights: a process more, decoding, and what the encoder computes in
+WORK_BYTES = 384 << 20  # memory in addition to the weights: the process, decoded media, and compute buffers
 
 
 class EncoderPart(LoadedPart):
-    """A projector, which encodes pictures and sounds for rank 0."""
+    """Projector that encodes images and audio for rank 0."""
 
     def __init__(self, encoder: MediaEncoder, need: int) -> None:
-        """need: bytes of memory that it takes."""
+        """need: memory that the projector takes, in bytes."""
         self._encoder, self._need = encoder, need
 
     def describe(self) -> pb.Loaded:
         return pb.Loaded(memory_bytes=self._need)
 
     def run(self, _: pb.Run, group: Group) -> None:
-        """Answer rank 0's requests, until its end. EdgeError in a larger group; errors of links."""
+        """Answer rank 0's requests until their end. Raises EdgeError in a larger group, and errors of the link."""
         only_other(group, "an encoder works")
         follow(self._encoder, group.links[0])
 
@@ -48,8 +48,11 @@ class EncoderPart(LoadedPart):
 
 
 def load(request: pb.Load, limits: ResourceLimits, folder: Path, progress: Callable[[float], None]) -> EncoderPart:
-    """Load a projector. folder: of this engine process, for the text model's file with a hole in place of its weights.
-    NotEnoughMemory, MediaError, ModelFileError."""
+    """Load a projector.
+
+    folder: folder of this engine process, for the text model's file with a hole instead of weights.
+    Raises NotEnoughMemory, MediaError or ModelFileError.
+    """
     own_kind().check_whole("encode")
     projector = open_projector(Path(request.path))
     need = projector.size_bytes + WORK_BYTES
@@ -61,7 +64,7 @@ def load(request: pb.Load, limits: ResourceLimits, folder: Path, progress: Calla
     SHARE.request(need, need)
     text, n_bytes = folder / "text-model.gguf", request.encoder.text_model_bytes
     if n_bytes > MAX_BYTES:
-        raise EdgeError(f"a text model of {n_bytes} bytes; the most are {MAX_BYTES}")
+        raise EdgeError(f"the text model has {n_bytes} bytes; the maximum is {MAX_BYTES}")
     shutil.copyfile(request.encoder.text_model_path, text)
     os.truncate(text, n_bytes)
     check_loadable(GgufFile.open(text))

@@ -1,4 +1,4 @@
-"""Loading in an engine process: a stage of an ONNX model."""
+"""Load a stage of an ONNX model in an engine process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from edge.worker.messages import boundaries_from
 from transport import edge_pb2 as pb
 from transport.collective import Group
 
-_MOST_RUNS = 10_000  # of a timing
+_MOST_RUNS = 10_000  # maximum number of timed runs
 
 
 class OnnxPart(LoadedPart):
-    """A loaded stage of an ONNX model; the stages before and after it are on the neighbouring ranks."""
+    """Loaded stage of an ONNX model. The neighbouring ranks have the stages before and after it."""
 
     def __init__(self, stage: onnx_stage.LoadedStage, memory_bytes: int) -> None:
         self.stage = stage
@@ -35,12 +35,12 @@ class OnnxPart(LoadedPart):
         )
 
     def run(self, _: pb.Run, group: Group) -> None:
-        """Compute the items that come, until their end. Raises errors of links and of the engine."""
+        """Compute the incoming items until their end. Raises errors of links and of the engine."""
         before, after = group.rank - 1, (group.rank + 1) % group.world_size
         onnx_stage.follow(self.stage, group.links[before], group.links[after])
 
     def time(self, request: pb.Time) -> pb.Timed:
-        """Return how long one run takes. EngineError if the model does not take noise."""
+        """Return the duration of one run. Raises EngineError if the model cannot run on random inputs."""
         figure = self.stage.time(min(request.steps, _MOST_RUNS))
         return pb.Timed(run_s=figure.seconds, busy=[figure.busy])
 
@@ -49,8 +49,10 @@ class OnnxPart(LoadedPart):
 
 
 def load(request: pb.Load, _: int, limits: ResourceLimits, __: Callable[[float], None]) -> OnnxPart:
-    """Load a stage, with no more threads than the limits allow. EdgeError names the invalid field of its description;
-    the errors of `edge.onnx.stage.load`."""
+    """Load a stage, with at most the threads that the limits allow.
+
+    Raises EdgeError if a field of the stage's description is invalid, and the errors of `edge.onnx.stage.load`.
+    """
     takes, gives = boundaries_from(request.stage)
     threads = max(1, min(request.stage.threads or limits.threads, limits.threads))
     provider = request.stage.provider if request.stage.HasField("provider") else None
@@ -59,7 +61,8 @@ def load(request: pb.Load, _: int, limits: ResourceLimits, __: Callable[[float],
     SHARE.request(need, need)
     stage, n_bytes = onnx_stage.load(request.path, takes, gives, threads, provider, limit)
     try:
-        SHARE.request(before + n_bytes, before + n_bytes)  # less or more: its values are known only now
+        # correct the request, because the sizes of values are known only now
+        SHARE.request(before + n_bytes, before + n_bytes)
     except NotEnoughMemory:
         stage.close()
         raise

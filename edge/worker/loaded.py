@@ -1,4 +1,4 @@
-"""Base of what an engine process has loaded, whatever the kind of model."""
+"""Base class of everything that an engine process can load."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from transport.collective import Group
 
 
 class LoadedPart(ABC):
-    """Part that an engine process loads: a whole model, a slice of one, a projector, or a stage of an ONNX model."""
+    """Loaded part: a whole model, a slice of a model, a projector, or a stage of an ONNX model."""
 
     @abstractmethod
     def describe(self) -> pb.Loaded:
-        """Return its kind of description, and the memory it takes."""
+        """Return the description of the loaded part, with the memory it takes."""
 
     @abstractmethod
     def run(self, request: pb.Run, group: Group) -> None:
-        """Take part in the steps of rank 0 of the group, until it ends them. Raise EdgeError if this part has no work
-        in a group; errors of links and of the engine."""
+        """Take part in the steps of rank 0 of the group until rank 0 ends them.
+
+        Raises EdgeError if this part has no work in a group, and errors of links and of the engine.
+        """
 
     def time(self, request: pb.Time) -> pb.Timed:
-        """Return how long it takes by itself. EdgeError if it cannot be timed."""
-        raise EdgeError("what is loaded here is not timed by itself")
+        """Return the duration of the part's own computation. Raises EdgeError if it cannot be timed alone."""
+        raise EdgeError("the loaded part cannot be timed alone")
 
     def finish(self, timeout_s: float) -> None:  # noqa: B027 - most parts write nothing
-        """Wait until background writes are complete, for `timeout_s` at most: the process is about to end."""
+        """Wait until background writes are complete, for at most `timeout_s`, because the process is about to end."""
 
     @abstractmethod
     def close(self) -> None:
@@ -34,6 +36,6 @@ class LoadedPart(ABC):
 
 
 def only_other(group: Group, what: str) -> None:
-    """Raise EdgeError where what works for one other rank is in a larger group."""
+    """Raise EdgeError if a part that serves one other rank is in a larger group."""
     if group.world_size != 2:
         raise EdgeError(f"{what} for one other rank, {group.world_size} are connected")

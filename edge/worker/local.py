@@ -1,4 +1,4 @@
-"""Worker inside this process, for engine processes on this device that other processes here reach by links."""
+"""Worker inside this process, for engine processes that other processes on this device reach by links."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from transport.connection_limit import ConnectionLimiter
 from transport.grpc_link import CHANNEL_OPTIONS
 
 _HOST = "127.0.0.1"
-_THREADS = 16  # for calls; a session uses one for as long as it lasts
+_THREADS = 16  # for calls; a session uses one thread for its whole life
 _CONNECTIONS = 64
 
 
 @contextmanager
 def local_worker() -> Iterator[str]:
-    """Yield the address of a worker that only this machine can reach, until the end of the block."""
-    # Half of the cores: the caller computes here, too, and threads beyond the cores wait for each other.
+    """Yield the address of a worker that is reachable only from this machine. It ends with the block."""
+    # Use half of the cores: the caller computes here, too, and more threads than cores would wait for each other.
     threads = max(1, default_threads() // 2)
     options = WorkerOptions(host_name(), _HOST, threads, None, None, None, prefix_bytes=0)
     limiter = ConnectionLimiter(_CONNECTIONS)

@@ -1,14 +1,14 @@
-"""Pictures and sounds over a link: rank 0 sends files, the rank with the projector answers with embeddings.
+"""Images and audio over a link: rank 0 sends files, and the rank with the projector answers with embeddings.
 
-A request is a CONTROL frame, and the file in DATA frames (`transport.link.send_parts`):
+A request is a CONTROL frame, followed by the file in DATA frames (`transport.link.send_parts`):
 
 | bytes | field |
 | 0     | operation: 1 encode, 2 end |
 | 1-3   | 0 |
 | 4-7   | uint32: bytes of the file |
 
-The answer is a CONTROL frame with JSON as `edge.media.child` writes it, and the arrays it tells of in DATA frames.
-An error has "ended": true where the process that encodes ended during the file. All little-endian.
+The answer is a CONTROL frame with JSON as written by `edge.media.child`, followed by the arrays in DATA frames. An
+error has "ended": true if the encoding process crashed on the file. All values are little-endian.
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ from transport.errors import ProtocolError
 from transport.frame import Kind
 from transport.link import IDLE_S, Link, receive_parts, send_parts
 
-MOST_ANSWER_BYTES = 1 << 30  # of embeddings
+MOST_ANSWER_BYTES = 1 << 30  # maximum size of embeddings
 _HEAD = struct.Struct("<BBHI")
 _ENCODE, _END = 1, 2
 _DIGEST_BYTES = 32
 
 
 class RemoteEncoder:
-    """The encoder at the other end of a link."""
+    """Encoder at the other end of a link."""
 
     def __init__(self, link: Link, width: int, n_vocab: int) -> None:
-        """width, n_vocab: values of an embedding row, and ids of tokens, that the text model takes."""
+        """width, n_vocab: embedding width and vocabulary size of the text model."""
         self._link, self._width, self._n_vocab = link, width, n_vocab
 
     def encode(self, data: bytes, timeout_s: float) -> RawMedia:
-        """Return what a file becomes. MediaError where it cannot be used; EncoderEnded. A TransportError if the link
-        breaks, or the answer takes longer than `timeout_s` or is not valid: the encoder is of no use then."""
+        """Encode a file on the other device.
+
+        Raises MediaError if the file cannot be used, and EncoderEnded if the encoding process crashed. Raises a
+        TransportError if the link breaks, or if the answer is invalid or takes longer than `timeout_s`. The encoder
+        cannot be used after that.
+        """
         try:
             self._link.send(_HEAD.pack(_ENCODE, 0, 0, len(data)), Kind.CONTROL)
             send_parts(self._link, data)
@@ -56,7 +60,7 @@ class RemoteEncoder:
             rest = b"" if error is not None else _received(self._link, answer["bytes"])
             if error is None:
                 _check(answer, rest, self._width, self._n_vocab, self._link.peer)
-        except BaseException:  # a late answer would be taken for that to the next request
+        except BaseException:  # a late answer would be read as the answer to the next request
             self._link.close()
             raise
         if error is not None:
@@ -64,12 +68,12 @@ class RemoteEncoder:
         return answer, rest
 
     def end(self) -> None:
-        """Tell the other end that no more requests come. A TransportError if the link is broken."""
+        """Tell the other end that no more requests follow. Raises a TransportError if the link is broken."""
         self._link.send(_HEAD.pack(_END, 0, 0, 0), Kind.CONTROL)
 
 
 def follow(encoder: MediaEncoder, link: Link) -> None:
-    """Answer the requests that come over `link`, until its end. Raises errors of links."""
+    """Answer requests from `link` until the end of requests. Raises errors of the link."""
     while True:
         frame = link.receive(IDLE_S)
         if frame.kind is not Kind.CONTROL or len(frame.payload) != _HEAD.size:
@@ -78,7 +82,7 @@ def follow(encoder: MediaEncoder, link: Link) -> None:
         if op == _END:
             return
         if op != _ENCODE or zero or zeros or n_bytes > MOST_BYTES:
-            raise ProtocolError(f"operation {op} with {n_bytes} bytes is none; update both devices")
+            raise ProtocolError(f"operation {op} with {n_bytes} bytes is not known; update both devices")
         data = _received(link, n_bytes)
         try:
             answer, rest = encoder.encode_raw(data)
@@ -95,7 +99,7 @@ def _received(link: Link, n_bytes: int) -> bytes:
 
 
 def _parsed(text: bytes, peer: str) -> dict[str, Any]:
-    """Return an answer with its count of bytes, or its error. ProtocolError for anything else."""
+    """Parse an answer, which has a byte count or an error. Raises ProtocolError for anything else."""
     with _valid(peer):
         answer: dict[str, Any] = json.loads(text)
         _need(isinstance(answer, dict))
@@ -104,7 +108,7 @@ def _parsed(text: bytes, peer: str) -> dict[str, Any]:
 
 
 def _check(answer: dict[str, Any], rest: bytes, width: int, n_vocab: int, peer: str) -> None:
-    """Raise ProtocolError for an answer that no projector of the text model gives: an engine would end on it."""
+    """Raise ProtocolError for an answer that does not fit the text model, because it would crash an engine."""
     at = 0
     with _valid(peer):
         _need(len(bytes.fromhex(answer["digest"])) == _DIGEST_BYTES)
@@ -129,7 +133,7 @@ def _valid(peer: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise ProtocolError(f"{peer} sent embeddings that are not of this model; they are not used") from None
+        raise ProtocolError(f"{peer} sent embeddings that do not fit this model; they are ignored") from None
 
 
 def _need(holds: bool) -> None:

@@ -1,4 +1,5 @@
-"""Memory of a worker: the daemon divides it among sessions, and each engine process asks, reports and follows."""
+"""Memory of a worker: the daemon divides it among sessions, and engine processes request, report and adjust their
+use."""
 
 from __future__ import annotations
 
@@ -17,23 +18,22 @@ from transport import edge_pb2 as pb
 from transport.errors import TransportError
 
 _MIB = 1 << 20
-_PROCESS_BYTES = 96 * _MIB  # of an engine process that has loaded nothing yet; it takes 60 to 75 MiB
-_DAEMON_BYTES = 24 * _MIB  # that the daemon may need later: received data, and its pages
+_PROCESS_BYTES = 96 * _MIB  # engine process without a loaded part; 60 to 75 MiB measured
+_DAEMON_BYTES = 24 * _MIB  # additional memory that the daemon may need later for received data and its pages
 
 
 class WorkerMemory:
-    """The daemon's end: the memory that a worker lends, and what of it each session has."""
+    """Daemon's side: the worker's memory and each session's share."""
 
     def __init__(self, limit_bytes: int, send: Callable[[str, pb.Command], None]) -> None:
-        """send: sends a command to the process of a session, by name."""
+        """send: sends a command to the process of a session by name."""
         self._limit_bytes, self._send = limit_bytes, send
         self._shares = MemoryShares(lambda: limit_bytes - _daemon_bytes())
         self.budget, self.ask, self.figures = self._shares.budget, self._shares.ask, self._shares.figures
         self.leave = self._shares.leave
 
     def open(self, name: str) -> Member:
-        """Return the member for a session, once there is room for its process, which has loaded nothing.
-        NotEnoughMemory."""
+        """Return a member for a new session, after reserving memory for its empty process. Raises NotEnoughMemory."""
         waiting = MemoryShare()
         member = self._shares.join(name, waiting.follow)
         what = "a session that has loaded nothing"
@@ -47,18 +47,18 @@ class WorkerMemory:
         return member
 
     def empty(self, member: Member, pid: int) -> None:
-        """Note that the process of a session has nothing loaded."""
+        """Record that the process of a session has nothing loaded."""
         self._shares.fix(member, max(_PROCESS_BYTES, rss(pid)))
 
     def claim(self, member: Member, claim: pb.MemoryClaim) -> None:
-        """Give the process of a session memory for what it is to load, or say why there is none."""
+        """Reserve memory for a load, or tell the session's process why there is none."""
         try:
-            self._claim(member, claim.least, claim.most, "what is to be loaded")
+            self._claim(member, claim.least, claim.most, "the part to load")
         except NotEnoughMemory as error:
             self._tell(member.name, *member.sent, member.number, True, str(error))
 
     def report(self, member: Member, use: pb.MemoryUse) -> None:
-        """Note what the process of a session reports."""
+        """Record the memory use that the process of a session reports."""
         self._shares.report(member, MemoryUse(use.resident, use.seen, use.computed_s))
 
     def _claim(self, member: Member, least: int, most: int, what: str) -> None:
@@ -76,17 +76,16 @@ class WorkerMemory:
 
 
 def _daemon_bytes() -> int:
-    """Bytes that the daemon holds and may need later, without received data that was freed."""
+    """Return the bytes that the daemon holds and may need later, after freeing unused memory."""
     give_back_memory()
     return own_rss() + _DAEMON_BYTES
 
 
 def join_daemon(emit: Callable[[pb.Event], None]) -> None:
-    """Have this engine process ask the daemon before anything is loaded, and report to it from then on. emit: sends an
-    event."""
+    """Connect this engine process to the daemon's memory share before anything is loaded. emit: sends an event."""
 
     def send(event: pb.Event) -> None:
-        with suppress(TransportError):  # the daemon has gone, and this process ends
+        with suppress(TransportError):  # the daemon has ended, so this process ends, too
             emit(event)
 
     SHARE.join(
@@ -96,5 +95,5 @@ def join_daemon(emit: Callable[[pb.Event], None]) -> None:
 
 
 def follow_daemon(share: pb.MemoryShare) -> None:
-    """Hold so much from now on. Called by the thread that reads what the daemon sends."""
+    """Apply a new memory share. Called by the thread that reads the daemon's commands."""
     SHARE.follow(share.bytes, share.coming, share.number, share.answers, share.refused)

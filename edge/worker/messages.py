@@ -1,6 +1,6 @@
-"""Conversion between messages of transport/edge.proto and the values that they stand for.
+"""Conversion between messages of transport/edge.proto and Python values.
 
-A field that this version does not know is ignored. A field that is absent has its default.
+Unknown fields are ignored. Absent fields have their default.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # describing a device needs neither llama.cpp nor numpy
     from partition.plan.onnx_plan import OnnxStage
 
 _MOST_DEADLINE_S = 86_400.0
-_MOST_TEXT = 300  # characters of what a peer sent, in an error
-_OF_ONE_DEVICE = frozenset(  # engine options that each device has of its own, and those of the owner alone
+_MOST_TEXT = 300  # maximum characters of a peer's text in an error message
+_OF_ONE_DEVICE = frozenset(  # engine options that each device sets for itself, and options of the owner alone
     {"prefixes", "most_gpu_layers", "gpu_memory", "least_memory", "prefer"}
     | {"draft_rows", "draft_bytes", "lora", "attention_window"}
 )
@@ -35,12 +35,12 @@ def profile_message(profile: DeviceProfile) -> pb.DeviceProfile:
 
 
 def profile_from(message: pb.DeviceProfile) -> DeviceProfile:
-    """Return the profile in a message. ValueError names the field that is missing, or out of its range."""
+    """Return the profile in a message. Raises ValueError if a field is missing or out of range."""
     return DeviceProfile.from_json(_present(message))
 
 
 def deadlines_of(request: pb.Open) -> Deadlines:
-    """Return the deadlines of a session's links. EdgeError for a time that never passes, such as NaN."""
+    """Return the deadlines of a session's links. Raises EdgeError for an invalid time, such as NaN."""
     seconds = {}
     for name, usual in dataclasses.asdict(Deadlines()).items():
         value = getattr(request, name) or usual
@@ -59,25 +59,25 @@ def options_message(options: EngineOptions) -> pb.EngineOptions:
 
 
 def options_from(message: pb.EngineOptions) -> EngineOptions:
-    """Return the engine options in a message. EngineError names the option that is out of its range."""
+    """Return the engine options in a message. Raises EngineError if an option is out of range."""
     from edge.llm.options import EngineOptions
 
     return EngineOptions(**_present(message))
 
 
 def stage_message(stage: OnnxStage, takes: Boundary, gives: Boundary) -> pb.Stage:
-    """Return a stage of a plan, with the tensors that cross its boundaries, as a message."""
+    """Return a stage of a plan, with the tensors at its boundaries, as a message."""
     takes_, gives_ = _boundary_message(takes), _boundary_message(gives)
     return pb.Stage(takes=takes_, gives=gives_, threads=stage.threads, provider=stage.provider)
 
 
 def boundaries_from(message: pb.Stage) -> tuple[Boundary, Boundary]:
-    """Return the boundary before and the boundary after a stage. EdgeError names the invalid field."""
+    """Return the boundaries before and after a stage. Raises EdgeError if a field is invalid."""
     return _boundary(message.takes, "takes"), _boundary(message.gives, "gives")
 
 
 def _present(message: Any) -> dict[str, Any]:
-    """Return the values of the fields that are present, by name."""
+    """Return the values of the present fields by name."""
     return {field.name: value for field, value in message.ListFields()}
 
 
@@ -103,9 +103,11 @@ def _tensor(message: pb.Tensor, field: str) -> Tensor:
 
 
 def _named(make: Callable[[], T], field: str) -> T:
-    """Return what `make` returns. EdgeError with the field's name where it raises ValueError."""
+    """Call `make`, and raise EdgeError with the field's name instead of its ValueError."""
     try:
         return make()
     except ValueError as error:
         why = f"{field}: {error}"
-        raise EdgeError(f"this stage is not described as needed: {why:.{_MOST_TEXT}}; update both devices") from error
+        raise EdgeError(
+            f"the description of this stage is invalid: {why:.{_MOST_TEXT}}; update both devices"
+        ) from error

@@ -1,4 +1,4 @@
-"""Handle of a session's engine process in the daemon: start it, exchange messages, report how it died, end it."""
+"""Daemon's handle of a session's engine process: start it, exchange messages, report its death, end it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from transport.frame import Kind
 from transport.link import IDLE_S, Deadlines
 from transport.tcp_link import TcpLink
 
-EXIT_S = 2.0  # for the process to end by itself before it is killed
-KILL_S = 10.0  # for a process that is killed to end: one that waits for a disk or a driver may not
+EXIT_S = 2.0  # time for the process to end by itself before it is killed
+KILL_S = 10.0  # time for a killed process to end; a process that waits for a disk or driver may not end
 _LONGEST_LINE = 4 << 10  # bytes; a longer line is split
-_LAST_LINES = 5  # of its output, for the report of its death
+_LAST_LINES = 5  # number of output lines in the report of its death
 
 
 class RankProcess:
-    """A running engine process."""
+    """Running engine process."""
 
     def __init__(
         self,
@@ -44,17 +44,22 @@ class RankProcess:
         fork_server: ForkServer | None = None,
         shares_memory: bool = False,
     ) -> None:
-        """Start it. host: address of its TCP links; credentials: their folder, if links are encrypted; fork_server:
-        starts it in place of a new interpreter; shares_memory: it asks for memory, and gives some back."""
+        """Start the process.
+
+        host: address of its TCP links.
+        credentials: folder of credentials, if links are encrypted.
+        fork_server: forks the process instead of starting a new interpreter.
+        shares_memory: the process requests its memory from the daemon and may give memory back.
+        """
         self.folder = Path(tempfile.mkdtemp(prefix="edge-"))
-        self._registered = ExitStack()  # so that a signal that ends this process at once leaves no folder
+        self._registered = ExitStack()  # an immediate exit by a signal also removes the folder
         self._registered.enter_context(removed_at_end(self.folder))
         arguments = ["--host", host, "--folder", str(self.folder), "--limits", limits.to_text()]
         if shares_memory:
             arguments.insert(0, "--shares-memory")
         if credentials is not None:
             arguments += ["--credentials", str(credentials)]
-        with ExitStack() as undo:  # of what is there, where it does not start
+        with ExitStack() as undo:  # cleanup if the process does not start
             undo.callback(self._remove_folder)
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
@@ -79,15 +84,15 @@ class RankProcess:
 
     @property
     def door(self) -> Path:
-        """Path of the Unix socket where it accepts links that come through the daemon."""
+        """Path of the Unix socket on which the process accepts links relayed by the daemon."""
         return self.folder / "door"
 
     def send(self, command: pb.Command) -> None:
-        """Send a command. LinkClosed if the process has ended."""
+        """Send a command. Raises LinkClosed if the process has ended."""
         self._link.send(command.SerializeToString(), Kind.CONTROL)
 
     def receive(self) -> pb.Event | None:
-        """Return its next event; None once it has ended."""
+        """Return the next event, or None if the process has ended."""
         try:
             event: pb.Event = pb.Event.FromString(bytes(self._link.receive(IDLE_S).payload))
             return event
@@ -95,20 +100,21 @@ class RankProcess:
             return None
 
     def died(self) -> pb.Event | None:
-        """Wait for its end; return the event that says how it died, or None if it was asked to end."""
+        """Wait until the process ends. Return an event with the reason, or None if it was asked to end."""
         self._end()
         if self._stopping:
             return None
         return pb.Event(died=pb.Died(reason=self._reason()))
 
     def ask_to_end(self) -> None:
-        """Ask it to end without waiting: the thread that waits for its next event sees to the end."""
+        """Ask the process to end, without waiting. The thread that receives its events waits for the end."""
         self._stopping = True
-        with suppress(OSError):  # closed already
-            self._socket.shutdown(socket.SHUT_RDWR)  # the receiving thread closes it: its number may soon be another's
+        with suppress(OSError):  # already closed
+            # The receiving thread closes the socket, because its number could be reused.
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def stop(self) -> None:
-        """End it, and wait until it has ended."""
+        """End the process and wait for its end."""
         self.ask_to_end()
         self._end()
 
@@ -148,7 +154,7 @@ class RankProcess:
 def _start(
     arguments: list[str], descriptors: list[int], fork_server: ForkServer | None
 ) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Start the process. descriptors: of its commands, and of its output."""
+    """Start the process. descriptors: file descriptors of its commands and of its output."""
     if fork_server is not None:
         return fork_server.start(arguments, descriptors)
     control, output = descriptors
@@ -157,7 +163,7 @@ def _start(
         pass_fds=[control],
         stdin=subprocess.DEVNULL,
         stderr=output,
-        start_new_session=True,  # Ctrl-C must end the parent alone
+        start_new_session=True,  # Ctrl-C must end only the parent
     )
 
 

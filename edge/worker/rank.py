@@ -1,8 +1,8 @@
-"""Engine process of a worker: one rank of a group. The daemon starts it, and it ends when the daemon does.
+"""Engine process of a worker: one rank of a group. The daemon starts it, and it ends with the daemon.
 
-It is a process of its own because ggml ends the whole process on unexpected input, and because the engine's callbacks
-need an interpreter that nothing else keeps busy. It gets commands from the daemon over a socket pair and has links to
-the other ranks.
+It is a separate process for two reasons: ggml aborts the process on unexpected input, and the engine's callbacks need
+an interpreter without other work. It receives commands from the daemon over a socket pair, and has links to the other
+ranks.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 _MOST_RANKS = 256
 _MOST_FLOATS = 16 << 20
 _MOST_REPEATS = 10_000
-_LEAST_MEASURED_S, _MOST_MEASURED_S = 0.1, 60.0  # bounds on the seconds that measure a link
-_REMOVALS = 2  # tries to remove the folder: `Rank` may just be opening its socket there
+_LEAST_MEASURED_S, _MOST_MEASURED_S = 0.1, 60.0  # limits of the duration of a link measurement
+_REMOVALS = 2  # attempts to remove the folder: `Rank` may be opening its socket there
 _FINISH_S = EXIT_S / 2  # for background writes; the daemon kills a process that takes EXIT_S to end
-_MOST_TEXT = 4000  # characters of an error, which may repeat what the owner sent: events have 1 MiB
+_MOST_TEXT = 4000  # maximum characters of an error, which may repeat the owner's input; events are limited to 1 MiB
 
 
 class Rank:
-    """State of one rank, and its answers to commands."""
+    """State of one rank, and its command handlers."""
 
     def __init__(
         self,
@@ -74,17 +74,17 @@ class Rank:
     ) -> None:
         if not open_.rank < open_.world_size <= _MOST_RANKS or len(open_.secret) != peers.SECRET_BYTES:
             raise EdgeError(
-                f"a session is of a rank below the number of ranks, at most {_MOST_RANKS}, with a secret of"
+                f"a session needs a rank below the number of ranks, at most {_MOST_RANKS} ranks, and a secret of"
                 f" {peers.SECRET_BYTES} bytes; not of rank {open_.rank} of {open_.world_size} with {len(open_.secret)}"
             )
         cores = tuple(sorted(set(open_.affinity)))
         compute_on(cores)
         self._control = control
         self._open = open_
-        # One thread more than there are cores would keep all others waiting.
+        # One thread more than cores would keep all other threads waiting.
         self._limits = replace(limits, threads=min(limits.threads, len(cores) or limits.threads))
         self._credentials, self._folder = credentials, folder
-        self._poll_s = own_kind().polling_s(limits.threads)  # of all sessions' threads: they share the quota
+        self._poll_s = own_kind().polling_s(limits.threads)  # threads of all sessions: they share the quota
         self._deadlines = deadlines_of(open_)
         self._listener = peers.Listener(
             host, folder / "door", open_.rank, open_.secret, self._deadlines, credentials, self._poll_s, open_.streams
@@ -92,11 +92,11 @@ class Rank:
         self._connecting = False
         self._group: Group | None = None
         self._loaded: LoadedPart | None = None
-        self._stages: tuple[int, ...] = ()  # ranks of each stage, if a slice is loaded; empty for a whole model
+        self._stages: tuple[int, ...] = ()  # ranks of each stage of a loaded slice; empty for a whole model
         self.opened = pb.Opened(tcp_port=self._listener.tcp_port, pid=os.getpid())
 
     def handle(self, command: pb.Command) -> pb.Event:
-        """Carry out a command and return its event."""
+        """Execute a command and return its event."""
         name = command.WhichOneof("command")
         if name not in ("connect", "load", "answer", "measure", "allreduce", "unload", "run", "time"):
             raise EdgeError(f"this worker does not know the command {name}; update it")
@@ -104,14 +104,14 @@ class Rank:
         return event
 
     def _connect(self, request: pb.Connect) -> pb.Event:
-        """Dial the ranks above, and wait for those below."""
-        if self._connecting:  # the other ranks have seen the result of the first time
+        """Dial the ranks above, and wait for the ranks below."""
+        if self._connecting:  # the other ranks have seen the result of the first attempt
             raise EdgeError("the ranks were connected already, or failed to be; open a new session")
         mine, ranks = self._open.rank, {peer.rank for peer in request.peers}
         if ranks != set(range(self._open.world_size)) - {mine}:
             raise EdgeError(f"rank {mine} of {self._open.world_size} was given the peers {sorted(ranks)!s:.200}")
         if request.transport not in ("", *TRANSPORTS):
-            raise EdgeError(f"{request.transport!r} is no transport; use one of {', '.join(TRANSPORTS)}")
+            raise EdgeError(f"{request.transport!r} is not a transport; use one of {', '.join(TRANSPORTS)}")
         self._connecting = True
         others = [
             peers.Peer(p.rank, p.name, p.host, p.port, p.tcp_port, p.session, usable_elsewhere(p.addresses))
@@ -155,7 +155,7 @@ class Rank:
         emit(self._control, pb.Event(loading=pb.Loading(fraction=fraction)))
 
     def finish(self) -> None:
-        """Complete background writes, when the daemon has asked this process to end."""
+        """Complete background writes. Called when the daemon has asked this process to end."""
         if self._loaded is not None:
             self._loaded.finish(_FINISH_S)
 
@@ -174,7 +174,7 @@ class Rank:
         try:
             measured = measure(link, min(max(_LEAST_MEASURED_S, request.seconds), _MOST_MEASURED_S))
         except Exception as error:
-            link.refuse(str(error))  # the rank that answers fails, too, and does not wait
+            link.refuse(str(error))  # the answering rank then fails, too, instead of waiting
             raise
         return pb.Event(
             measured=pb.Measured(
@@ -191,14 +191,14 @@ class Rank:
         )
 
     def _allreduce(self, request: pb.Allreduce) -> pb.Event:
-        """Sum seeded noise again and again. Report the median seconds, and a digest that must be the same on all
+        """Time repeated all-reduces of seeded noise. Report the median seconds, and a digest that must match on all
         ranks."""
         group = self._joined()
         if not 0 < request.n_floats <= _MOST_FLOATS or not 0 < request.repeats <= _MOST_REPEATS:
             raise EdgeError(f"an allreduce takes 1 to {_MOST_FLOATS} floats, 1 to {_MOST_REPEATS} times")
         if request.wire not in WIRES:
-            raise EdgeError(f"{request.wire!r} is no wire type; use one of {', '.join(WIRES)}")
-        chosen: Any = request.algorithm or "auto"  # the group refuses an unknown one
+            raise EdgeError(f"{request.wire!r} is not a wire type; use one of {', '.join(WIRES)}")
+        chosen: Any = request.algorithm or "auto"  # the group refuses an unknown algorithm
         own = np.random.default_rng([request.seed, group.rank]).standard_normal(request.n_floats, np.float32)
         times: list[float] = []
         group.barrier()
@@ -212,7 +212,7 @@ class Rank:
         return pb.Event(allreduced=pb.Allreduced(algorithm=algorithm, median_s=median_s, digest=digest))
 
     def _run(self, request: pb.Run) -> pb.Event:
-        """Follow rank 0. A rank that fails sends the reason to all others, which fail then, too."""
+        """Follow rank 0. If this rank fails, it sends the reason to all other ranks, so that they fail, too."""
         group = self._joined()
         try:
             if request.wire not in WIRES or request.algorithm not in ("auto", *ALGORITHMS):
@@ -258,7 +258,7 @@ def emit(control: TcpLink, event: pb.Event) -> None:
 
 
 def failed(error: Exception) -> pb.Event:
-    """Return an error as an event: its class and its message."""
+    """Return an event with the class and message of an error."""
     known = isinstance(error, (EdgeError, OSError, ValueError))
     text = str(error) if known else f"unexpected {type(error).__name__}: {error}; please report it"
     text = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
@@ -288,11 +288,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
         try:
             emit(control, event)
         except TransportError:
-            reader.join(EXIT_S)  # the daemon has gone: the reader ends this process
+            reader.join(EXIT_S)  # the daemon has ended, and the reader ends this process
 
     opened = pb.Command.FromString(commands.get()).open
     try:
-        compute_on(args.limits.affinity)  # before libraries start threads that compute
+        compute_on(args.limits.affinity)  # before libraries start compute threads
         if args.shares_memory:
             join_daemon(partial(emit, control))
         rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), args.limits)
@@ -306,13 +306,13 @@ def main(argv: list[str] | None = None) -> NoReturn:
         data = commands.get()
         try:
             event = rank.handle(pb.Command.FromString(data))
-        except Exception as error:  # the owner must hear of any error
+        except Exception as error:  # the owner must learn of any error
             event = failed(error)
         report(event)
 
 
 def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
-    """Run `main` in a process that was forked. descriptors: of its commands, and of its output."""
+    """Run `main` in a forked process. descriptors: file descriptors of its commands and of its output."""
     control, output = descriptors
     os.dup2(output, 2)
     os.close(output)
@@ -320,28 +320,28 @@ def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
 
 
 def _send_heartbeats(control: TcpLink) -> None:
-    """Send heartbeats: this process runs, whatever it computes."""
-    with suppress(TransportError):  # the daemon has gone
+    """Send heartbeats while this process runs, even during a long computation."""
+    with suppress(TransportError):  # the daemon has ended
         while True:
             time.sleep(HEARTBEAT_S)
             emit(control, pb.Event(alive=pb.Alive()))
 
 
 def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path, ranks: list[Rank]) -> None:
-    """Queue commands as they come. End this process when the daemon has gone, whatever it computes."""
+    """Queue incoming commands. End this process when the daemon ends, even during a computation."""
     while True:
         try:
             data = bytes(control.receive(IDLE_S).payload)
             command = pb.Command.FromString(data)
-            if command.HasField("share"):  # at once, whatever is computed
+            if command.HasField("share"):  # applied immediately, even during a computation
                 follow_daemon(command.share)
             else:
                 commands.put(data)
         except TransportError:
-            with suppress(Exception):  # this process ends, whatever the error
+            with suppress(Exception):  # this process ends in any case
                 for rank in ranks:
                     rank.finish()
-            for _ in range(_REMOVALS):  # a daemon that was killed cannot do it
+            for _ in range(_REMOVALS):  # a killed daemon cannot remove the folder
                 shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
 

@@ -1,4 +1,4 @@
-"""gRPC service of a worker (transport/edge.proto): its description, sessions, slices, and who may call it."""
+"""gRPC service of a worker (transport/edge.proto): description, sessions, slices, and access control."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from transport.connection_limit import ConnectionLimiter
 from transport.errors import LinkClosed, Refused
 from transport.received import printable
 
-_PROGRESS_S = 0.25  # between two reports about a long cut
+_PROGRESS_S = 0.25  # between two progress reports of a long cut
 
-STALL_S = 120.0  # for the next chunk of an upload, which keeps others from sending that slice
+STALL_S = 120.0  # deadline for the next chunk of an upload, which blocks other uploads of the slice
 
-# Roles that may make a call, for all services. All other calls are for the owner alone.
+# Roles that may make a call, for all services. Only the owner may make other calls.
 _ROLES = {
     f"/{rpc.SERVICE}/{rpc.LINK}": security.MEMBERS,
-    f"/{health.SERVICE_NAME}/Check": security.ANYONE,  # the first call over every connection
+    f"/{health.SERVICE_NAME}/Check": security.ANYONE,  # first call on every connection
 }
 
 
 class Worker:
-    """The service: one object for the whole daemon. gRPC calls its methods from many threads."""
+    """gRPC service: one object for the whole daemon. gRPC calls its methods from many threads."""
 
     def __init__(self, options: WorkerOptions, store: SliceStore, digests: Digests, limiter: ConnectionLimiter) -> None:
-        """limiter: learns which caller each connection belongs to."""
+        """limiter: is informed of the caller of each connection."""
         self._options = options
         self._limiter = limiter
         self._store = store
@@ -56,13 +56,12 @@ class Worker:
         self._cutting = threading.Lock()
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the handlers that the gRPC server registers."""
+        """Return the handlers for the gRPC server."""
         return rpc.handlers(self, self._guarded)
 
     def admit(self, method: str, context: grpc.ServicerContext) -> rpc.Caller:
-        """Return the caller of a call, before every call of every service. A call that its caller may not make is
-        ended."""
-        caller = rpc.Caller("a caller", owner=True)  # without credentials everybody may do everything
+        """Return the caller of a call. Runs before every call of every service, and ends calls without permission."""
+        caller = rpc.Caller("a caller", owner=True)  # without credentials every caller has all rights
         with _explained(method, context):
             if self._options.credentials is not None:
                 roles = _ROLES.get(method, frozenset({security.OWNER}))
@@ -72,19 +71,23 @@ class Worker:
         return caller
 
     def credentials(self) -> security.Credentials:
-        """Return the credentials, at every new connection: enrolment changes the certificate while the daemon runs."""
+        """Return the current credentials for each new connection. Enrolment changes the certificate while the daemon
+        runs."""
         return trust.required(self._folder())
 
     def ask_memory(self, n_bytes: int | None) -> None:
-        """Have all sessions together hold so many bytes, or their least if that is more; None: as at the start.
-        Without a limit of memory nothing is divided."""
+        """Make all sessions together hold at most `n_bytes`, or their minimum if that is more. None restores the
+        initial size.
+
+        Without a memory limit nothing is divided, and the call has no effect.
+        """
         if self.sessions.memory is None:
             log.warning("memory-asked", why="this worker was started without --memory, so it gives none back")
             return
         self.sessions.memory.ask(n_bytes)
         log.info("memory-asked", bytes=n_bytes)
 
-    # --- the calls, named as in the .proto ---
+    # --- calls, named as in the .proto ---
 
     def Describe(self, _: pb.DescribeRequest, __: grpc.ServicerContext) -> pb.Description:  # noqa: N802
         """Return the device's profile, the worker's limits, and its sessions."""
@@ -104,7 +107,7 @@ class Worker:
         )
 
     def Session(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:  # noqa: N802
-        """Run an engine process, and yield its events."""
+        """Run an engine process and yield its events."""
         return self.sessions.run(commands, context)
 
     def Link(self, _: Iterator[bytes], context: grpc.ServicerContext) -> grpc_link.Served:  # noqa: N802
@@ -112,7 +115,7 @@ class Worker:
         return self.sessions.link(context)
 
     def Offer(self, offer: pb.SliceOffer, context: grpc.ServicerContext) -> Iterator[pb.SliceState]:  # noqa: N802
-        """Report whether a slice is here; if its model is, cut it first."""
+        """Report whether a slice is in the store. If only its model is here, cut the slice first."""
         recipe = model = None
         if offer.recipe and not self._store.find(offer.slice):
             recipe = Recipe.from_bytes(offer.recipe)
@@ -124,13 +127,13 @@ class Worker:
                     yield pb.SliceState(state=pb.SliceState.MISSING, held_bytes=held_bytes)
                     return
                 yield from self._cut(offer, recipe, model, _while_active(context))
-            except SliceBusy:  # an upload whose connection broke ends soon, any other one leads to the slice
+            except SliceBusy:  # an upload with a broken connection ends soon; any other upload provides the slice
                 yield pb.SliceState(state=pb.SliceState.WAITING)
                 time.sleep(_PROGRESS_S)
         yield pb.SliceState(state=pb.SliceState.READY)
 
     def Upload(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> pb.SliceState:  # noqa: N802
-        """Receive the bytes of a slice, from where the last attempt ended."""
+        """Receive the bytes of a slice, continuing after the last attempt."""
         metadata = {key: str(value) for key, value in context.invocation_metadata()}
         digest = metadata.get(rpc.SLICE_KEY, "")
         n_bytes, offset = _number(metadata, rpc.SLICE_BYTES_KEY), _number(metadata, rpc.OFFSET_KEY)
@@ -152,7 +155,7 @@ class Worker:
         return pb.SliceState(state=pb.SliceState.READY, held_bytes=n_bytes)
 
     def Enroll(self, _: pb.EnrollRequest, __: grpc.ServicerContext) -> pb.SigningRequest:  # noqa: N802
-        """Return a request to sign a key that was made here and never leaves."""
+        """Return a request to sign a key that was created here and never leaves this device."""
         with self._enrolling:
             membership = self._membership()
             if membership.holder.role != security.INVITED or membership.invitation is None:
@@ -172,7 +175,7 @@ class Worker:
         return pb.Installed(name=membership.holder.name)
 
     def UpdateRevoked(self, revoked: pb.RevokedList, _: grpc.ServicerContext) -> pb.Installed:  # noqa: N802
-        """Install a list of revoked certificates, and return the list that is kept if it is another one."""
+        """Install a list of revoked certificates. Return the list in use if it differs."""
         before = self._membership()
         membership = trust_files.update_crl(self._folder(), revoked.crl_pem)
         name, serial = membership.holder.name, membership.holder.serial
@@ -185,8 +188,8 @@ class Worker:
     # --- helpers ---
 
     def _model_of(self, recipe: Recipe, check: Callable[..., None]) -> Path | None:
-        """Return the file to cut a slice from; None if it is not here. Any file will do for a slice that copies nothing
-        of it."""
+        """Return the model file for cutting a slice, or None if it is not here. A slice without copied bytes can use
+        any file."""
         if not recipe.copies:
             return Path(os.devnull)
         if self._options.models is None:
@@ -196,7 +199,7 @@ class Worker:
     def _cut(
         self, offer: pb.SliceOffer, recipe: Recipe, model: Path, check: Callable[..., None]
     ) -> Iterator[pb.SliceState]:
-        """Cut a slice from a model file here, and report progress now and then. `check` raises to end it."""
+        """Cut a slice from a local model file and report progress. `check` raises to abort."""
         if recipe.n_bytes != offer.n_bytes:
             raise SliceError(f"the recipe makes {recipe.n_bytes} bytes, the slice offered has {offer.n_bytes}")
         done = threading.Event()
@@ -235,7 +238,7 @@ class Worker:
     def _membership(self) -> trust_files.Membership:
         return trust_files.required_membership(self._folder())
 
-    # --- around every call ---
+    # --- wrapping of every call ---
 
     def _guarded(self, name: str, handler: rpc.Handler) -> rpc.Handler:
         """Wrap a handler so that its errors reach the caller as text."""
@@ -253,10 +256,10 @@ class Worker:
 
 @contextmanager
 def _explained(call: str, context: grpc.ServicerContext) -> Iterator[None]:
-    """Turn an error into the end of the call, with the error's class and message."""
+    """Convert an error into the end of the call, with the error's class and message."""
     try:
         yield
-    except grpc.RpcError:  # the caller has gone
+    except grpc.RpcError:  # the caller has disconnected
         raise
     except Exception as error:
         name, why = type(error).__name__, str(error)
@@ -269,11 +272,11 @@ def _explained(call: str, context: grpc.ServicerContext) -> Iterator[None]:
 
 
 def _while_active(context: grpc.ServicerContext) -> Callable[..., None]:
-    """Return a progress callback that ends long work once its call has ended, also because the daemon ends."""
+    """Return a progress callback that aborts long work when its call has ended, including the end of the daemon."""
 
     def check(*_: float) -> None:
         if not context.is_active():
-            raise LinkClosed("the caller has gone")
+            raise LinkClosed("the caller has disconnected")
 
     return check
 

@@ -1,4 +1,4 @@
-"""Sessions of a worker: each is one engine process, for as long as its owner's stream lives."""
+"""Sessions of a worker: each is one engine process that lives as long as its owner's stream."""
 
 from __future__ import annotations
 
@@ -38,38 +38,38 @@ from transport.relay import relay
 from transport.tcp_link import TcpLink
 
 MAX_SESSIONS = 8
-LINKS_PER_RANK = 2  # links to a rank at a time: one in use, and one that is about to end
+LINKS_PER_RANK = 2  # maximum links per rank: one in use, and one that is about to end
 ACCEPT_S = 5.0  # for the engine process to accept a link
-TURN_S = 300.0  # to wait for the loads of other sessions
-_ENDING = "this worker is about to end and takes no new session; go on without it"
+TURN_S = 300.0  # to wait for loads of other sessions
+_ENDING = "this worker is about to end and accepts no new session; continue without it"
 _SIGN_OF_LIFE_S = 5.0  # between two events to an owner whose load waits
 
 
 @dataclass
 class Session:
-    """A session, and the resources it was granted."""
+    """Session and its granted resources."""
 
     name: str
     open: pb.Open
     child: RankProcess
-    links: threading.Semaphore  # of links that it may still accept
-    member: Member | None = None  # of those that divide the worker's memory
+    links: threading.Semaphore  # counts further links that the session may accept
+    member: Member | None = None  # its member among the sessions that divide the worker's memory
     slice: str = ""
-    memory_bytes: int = 0  # that it loaded, or holds now where the worker divides its memory
-    has_turn: bool = False  # whether it is the one session that loads
-    events: queue.SimpleQueue[pb.Event | None] = field(default_factory=queue.SimpleQueue)  # for the owner
+    memory_bytes: int = 0  # memory at loading, or the current memory if the worker divides its memory
+    has_turn: bool = False  # True: the one session that loads now
+    events: queue.SimpleQueue[pb.Event | None] = field(default_factory=queue.SimpleQueue)  # events for the owner
     lease: ExitStack = field(default_factory=ExitStack)  # keeps the loaded slice in the cache
-    pending: deque[str] = field(default_factory=lambda: deque(["open"]))  # commands without an answer, oldest first
+    pending: deque[str] = field(default_factory=lambda: deque(["open"]))  # unanswered commands, oldest first
     answered: threading.Condition = field(default_factory=threading.Condition)  # notified when a command is answered
 
     @property
     def runs(self) -> bool:
-        """Return whether it takes part in the steps of a model."""
+        """Return whether the session takes part in the steps of a model."""
         with self.answered:
             return "run" in self.pending
 
     def state(self, share: Share) -> pb.SessionState:
-        """Return its state for Describe."""
+        """Return the session's state for Describe."""
         return pb.SessionState(
             session=self.name,
             rank=self.open.rank,
@@ -92,11 +92,11 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         limit = options.memory_limit_bytes
         self.memory = None if limit is None else WorkerMemory(limit, self._send)
-        self._starting = 0  # processes that start, and are no sessions yet
+        self._starting = 0  # number of starting processes that are not yet sessions
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held by the session that loads, if memory is limited
-        self.leaving = threading.Event()  # no new sessions start
-        # With a memory limit there is no fork server: its memory would be missing for weights.
+        self.leaving = threading.Event()  # set: no new sessions start
+        # With a memory limit there is no fork server, because it would take memory from weights.
         forks = available() and limit is None
         self._fork_server = ForkServer("edge.worker.rank", "edge.worker.load") if forks else None
 
@@ -113,14 +113,14 @@ class Sessions:
             return sum(session.runs for session in self._sessions.values())
 
     def leave(self) -> None:
-        """Start no new sessions, and tell the owners of running ones to move away."""
+        """Start no new sessions, and tell owners of running ones to move away."""
         with self._lock:
             self.leaving.set()
             for session in self._sessions.values():
                 session.events.put(pb.Event(alive=pb.Alive(leaving=True)))
 
     def close(self) -> None:
-        """End all engine processes, and start no new ones."""
+        """End all engine processes and start no new ones."""
         with self._lock:
             self.leaving.set()
             sessions = list(self._sessions.values())
@@ -132,32 +132,34 @@ class Sessions:
             self._fork_server.close()
 
     def run(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:
-        """Run one session, from its Open to the end of the stream: yield the events of the engine process."""
+        """Run one session from its Open to the end of the stream, and yield the events of its engine process."""
         with rpc.call_deadline(context, rpc.OPEN_S):
             first = next(commands, None)
         if first is None or first.WhichOneof("command") != "open":
             raise Refused("a session begins with Open")
         session = self._start(first)
-        # The stream may end while the process computes, or the process while the stream is silent: each has a thread.
-        context.add_callback(session.child.ask_to_end)  # called in the thread that serves all calls: it must not wait
+        # The stream may end while the process computes, or the process while the stream is silent. So each has a
+        # thread.
+        # called in the thread that serves all calls, so it must not block
+        context.add_callback(session.child.ask_to_end)
         threading.Thread(target=self._feed, args=(session, commands), daemon=True, name="commands").start()
         threading.Thread(target=self._watch, args=(session,), daemon=True, name="events").start()
         return iter(session.events.get, None)
 
     def link(self, context: grpc.ServicerContext) -> Served:
-        """Return the server of a data link from another rank, which relays it to the engine process of the session it
-        names."""
+        """Return the server of a data link from another rank. It relays the link to the engine process of the named
+        session."""
         name = dict(context.invocation_metadata()).get(SESSION_KEY, "")
         with self._lock:
             session = self._sessions.get(str(name))
         if session is None:
-            raise Refused("no such session here: it has ended, or never was")
-        # The engine process sees only the daemon, so the daemon names the caller that it admitted.
+            raise Refused("this worker has no such session: it has ended or never existed")
+        # The engine process sees only the daemon, so the daemon passes on the name of the admitted caller.
         caller = next(iter(context.auth_context().get("x509_common_name", ())), b"")
 
         def serve(outside: Link) -> None:
             if not session.links.acquire(blocking=False):
-                outside.refuse("this session has as many links as it may have")
+                outside.refuse("this session already has its maximum number of links")
                 return
             try:
                 self._relay(outside, session, caller)
@@ -169,36 +171,38 @@ class Sessions:
     # --- one session ---
 
     def _relay(self, outside: Link, session: Session, caller: bytes) -> None:
-        """Relay a link to an engine process, until it ends."""
+        """Relay a link to an engine process until the link ends."""
         sock = socket.socket(socket.AF_UNIX)
         try:
-            # A timeout of Python's own would not wait at all where the queue of the Unix socket is full.
+            # With a Python timeout, connecting to a Unix socket with a full queue fails immediately instead of waiting.
             timeval = struct.pack("@ll", *divmod(round(ACCEPT_S * 1e6), 10**6))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
             sock.connect(str(session.child.door))
         except OSError as error:
             sock.close()
             full = isinstance(error, BlockingIOError)
-            why = f"it accepted none for {ACCEPT_S:g} s" if full else error.strerror
+            why = f"it accepted no link for {ACCEPT_S:g} s" if full else error.strerror
             outside.refuse(f"the engine process takes no links: {why}")
             return
         inside = TcpLink(sock, "the engine process", deadlines_of(session.open), poll_s=0)
-        with suppress(TransportError):  # it has ended: the relay notices
+        with suppress(TransportError):  # the process has ended, which the relay notices
             inside.send(caller, Kind.CONTROL)
         relay(outside, inside)
 
     def _start(self, first: pb.Command) -> Session:
         if self._fork_server is not None:
             with memory_signals_blocked():
-                self._fork_server.prepare()  # takes a while the first time, so it runs without the lock
+                self._fork_server.prepare()  # slow at first, so it runs without the lock
         with self._lock:
             if self.leaving.is_set():
                 raise Refused(_ENDING)
             if len(self._sessions) + self._starting >= MAX_SESSIONS:
-                raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
+                raise Refused(
+                    f"this worker runs {MAX_SESSIONS} sessions already, which is its maximum; end one of them"
+                )
             self._starting += 1
         member: Member | None = None
-        try:  # without the lock: others may have to give memory back, and a process may take minutes to start
+        try:  # without the lock: other sessions may have to give memory back, and a process may take minutes to start
             name = secrets.token_hex(8)
             member = None if self.memory is None else self.memory.open(name)
             options, shares = self._options, member is not None
@@ -219,50 +223,50 @@ class Sessions:
             if self.memory is not None and member is not None:
                 self.memory.leave(member)
             raise
-        with suppress(TransportError):  # it may have died already: its last event says how
+        with suppress(TransportError):  # if the process has died, its last event gives the reason
             child.send(first)
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
         return session
 
     def _send(self, name: str, command: pb.Command) -> None:
-        """Send a command of the daemon's own to the process of a session, if there is one."""
+        """Send a command of the daemon itself to the process of a session, if it exists."""
         session = self._sessions.get(name)
         if session is not None:
-            with suppress(TransportError):  # it has ended
+            with suppress(TransportError):  # the process has ended
                 session.child.send(command)
 
     def _feed(self, session: Session, commands: Iterator[pb.Command]) -> None:
-        """Send commands to the process, until the owner ends the stream."""
+        """Send commands to the process until the owner ends the stream."""
         try:
             for command in commands:
                 kind = command.WhichOneof("command") or ""
-                if kind == "share":  # which this daemon alone gives
+                if kind == "share":  # only this daemon sends shares
                     continue
                 with session.answered:
-                    if kind == "load":  # the memory left for it is known when all commands before it are done
+                    if kind == "load":  # the remaining memory is known when all earlier commands are done
                         session.answered.wait_for(lambda: not session.pending)
                     session.pending.append(kind)
                 if kind == "load":
                     try:
                         self._grant(session, command.load)
                     except EdgeError as error:
-                        if not session.slice:  # else another one is loaded
+                        if not session.slice:  # otherwise another slice is loaded
                             self._release(session)
                         failed = pb.Failed(error=type(error).__name__, message=str(error))
                         self._answer(session, pb.Event(failed=failed))
                         continue
                 session.child.send(command)
-        except TransportError:  # the process has ended: `_watch` says how, unless it was asked to end
+        except TransportError:  # the process has ended; `_watch` reports the reason, unless it was asked to end
             self._release(session)
             return
         except grpc.RpcError:
-            pass  # the owner has gone
+            pass  # the owner has disconnected
         session.child.stop()
-        self._release(session)  # whatever was granted since `_watch` released it
+        self._release(session)  # also resources granted since `_watch` released them
 
     def _grant(self, session: Session, load: pb.Load) -> None:
-        """Fill in the fields that only the daemon knows: the files of the slice and its adapters, and how much memory
-        is left for it."""
+        """Fill in the fields that only the daemon knows: file paths of the slice and its adapters, and the memory
+        limit."""
         if session.slice:
             raise EdgeError("a slice is loaded already; unload it first")
         load.path = str(session.lease.enter_context(self._store.use(load.slice)))
@@ -275,7 +279,7 @@ class Sessions:
         load.prefix_bytes = self._options.prefix_bytes
         session.slice = load.slice
         if self.memory is not None:
-            # One load at a time: the memory that it leaves is known when it is done.
+            # One load at a time, because the remaining memory is known only after a load.
             deadline = time.monotonic() + TURN_S
             while not self._turn.acquire(timeout=_SIGN_OF_LIFE_S):
                 if time.monotonic() > deadline or session.name not in self._sessions:
@@ -290,19 +294,19 @@ class Sessions:
             load.memory_limit_bytes = max(1, self.memory.budget())
 
     def _addresses(self) -> tuple[str, ...]:
-        """Return the addresses of this device that other ranks can try; they may change while the daemon runs."""
+        """Return this device's addresses that other ranks can try. They may change while the daemon runs."""
         try:
             return usable_elsewhere(announced_addresses(self._options.host))
-        except DiscoveryError:  # there are none
+        except DiscoveryError:  # no addresses
             return ()
 
     def _empty(self, session: Session) -> None:
-        """Let others have the memory of a session that has nothing loaded."""
+        """Release the memory of a session without a loaded part to other sessions."""
         if self.memory is not None and session.member is not None:
             self.memory.empty(session.member, session.child.pid)
 
     def _watch(self, session: Session) -> None:
-        """Pass on events of the process, until it ends."""
+        """Pass on events of the process until it ends."""
         try:
             while (event := session.child.receive()) is not None:
                 kind = event.WhichOneof("event")
@@ -332,7 +336,7 @@ class Sessions:
                 log.warning("engine-died", session=session.name, why=died.died.reason)
                 session.events.put(died)
         finally:
-            session.child.stop()  # it has ended, but after an error here
+            session.child.stop()  # it may still run after an error here
             with self._lock:
                 self._sessions.pop(session.name, None)
             self._release(session)
@@ -345,7 +349,7 @@ class Sessions:
             session.events.put(None)
 
     def _answer(self, session: Session, event: pb.Event) -> None:
-        """Send an event to the owner; a final event answers the oldest command."""
+        """Send an event to the owner. A final event answers the oldest command."""
         with session.answered:
             session.events.put(event)
             if event.WhichOneof("event") not in ("loading", "alive") and session.pending:

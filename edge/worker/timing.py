@@ -1,7 +1,8 @@
-"""Timing of a loaded slice alone: seconds of steps of its layers on this device.
+"""Time steps of a loaded slice alone.
 
-A model reads all its weights for a token, so none of them is in a cache when its turn comes again. Those of a slice
-alone would be. So memory as large as the rest of the model is read before each step.
+A whole model reads all its weights for each token, so its weights have left the caches before they are read again.
+Weights of a small slice alone would stay in the caches. So before each step, the timing reads memory as large as the
+rest of the model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from edge.microbenchmark import BestTime, TimedTask, best_of, is_throttled, samp
 from edge.parallel.shard import Shard
 
 _MOST_SAMPLES = 1000
-_CACHES = 2  # times the largest cache: reading so much leaves nothing in it
+_CACHES = 2  # multiple of the largest cache; reading that much replaces its contents
 _MOST_OTHER_BYTES = 256 << 20
 
 
@@ -29,17 +30,20 @@ def time_shard(
     clock: Callable[[], float] | None = None,
     other_bytes: int = 0,
 ) -> list[BestTime]:
-    """Time a step of so many rows, for each of `rows`, by the fastest of at least `samples` samples. depth: if above 0,
-    also time the first of `rows` after so many tokens. clock: by default that of `best_of`. other_bytes: weights that
-    the model reads between two uses of the slice's."""
+    """Time a step of n rows for each n in `rows`, and return the fastest of at least `samples` samples.
+
+    depth: if above 0, also time the first of `rows` after `depth` tokens.
+    clock: clock to use instead of the default of `best_of`.
+    other_bytes: weights that the whole model reads between two uses of the slice's weights.
+    """
     most = shard.rows.capacity
-    # Pauses of a CPU quota would fall on what is read in place of the steps.
+    # CPU quota pauses would hit these reads instead of the steps.
     read_others = None if is_throttled(shard.engine.threads) else memory_reader(bytes_to_read(other_bytes))
     shard.rows.embeddings[:most] = 0
     shard.rows.outputs[:most] = 0
 
     def prepare(n: int, at: int = 0) -> None:
-        # Rows of a batch that decodes are of different sequences; of a prompt they are of one.
+        # Rows of a decode batch belong to different sequences; rows of a prompt to one.
         decode = n <= shard.engine.sequences
         shard.rows.sequences[:n] = range(n) if decode else 0
         shard.rows.positions[:n] = at if decode else range(at, at + n)
@@ -60,7 +64,7 @@ def time_shard(
 
     sizes = [max(1, min(n_rows, most)) for n_rows in rows]
     times = timed([TimedTask(partial(from_empty, n), partial(prepare, n), read_others) for n in sizes])
-    if depth:  # timed apart: filling the cache again for every sample would take longer than the samples
+    if depth:  # timed separately: refilling the cache for every sample would take longer than the samples
         prepare(min(depth, most))
         from_empty(min(depth, most))
         prepare(sizes[0], depth)
@@ -69,15 +73,15 @@ def time_shard(
 
 
 def bytes_to_read(other_bytes: int) -> int:
-    """Return the bytes to read in place of so many weights: no more than it takes to replace all that caches hold."""
+    """Return the bytes to read for `other_bytes` of weights, limited to what replaces the contents of all caches."""
     return min(other_bytes, _CACHES * cache_bytes(), _MOST_OTHER_BYTES, available_memory() // MEMORY_SHARE)
 
 
 def memory_reader(n_bytes: int) -> Callable[[], None] | None:
-    """Return what reads so many bytes of memory of its own; None for 0."""
+    """Return a function that reads `n_bytes` of its own memory, or None for 0 bytes."""
     if n_bytes <= 0:
         return None
-    memory = np.ones(n_bytes // 8 + 1)  # written: all pages of zeros that nobody wrote to are one page
+    memory = np.ones(n_bytes // 8 + 1)  # written, because all unwritten pages share one physical page
 
     def read() -> None:
         memory.sum()

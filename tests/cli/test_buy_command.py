@@ -158,7 +158,9 @@ def test_more_devices_where_one_is_not_enough(edge: Run, mine: Path) -> None:
     cluster = bought(edge, *small)["cluster"]
     assert cluster["counts"] == {"pi4": 2}
     assert [device["name"] for device in cluster["devices"]] == ["pi4", "pi4:2"]
-    assert_refused(edge(*small, "--max-devices", "1"), 2, "no cluster of up to 1", "none has room for the model's 9.03")
+    assert_refused(
+        edge(*small, "--max-devices", "1"), 2, "no cluster of up to 1", "no cluster has room for the model's 9.03"
+    )
 
 
 def test_what_is_near_is_told(edge: Run) -> None:
@@ -190,7 +192,7 @@ def test_a_model_of_the_catalog_is_not_downloaded(edge: Run) -> None:
         ((MODEL_PATH, "--arrivals", "1"), "needs a limit: --max-latency MS"),
         ((*ASKED, "--gen-tokens", "1"), "--max-latency limits tokens after the first, but --gen-tokens 1 has none"),
         ((*ASKED, "--prompt-tokens", "2000000"), "use fewer"),
-        ((*ASKED, "--kinds", "pi5,phone"), "no price in USD is known of phone; give one in the catalog"),
+        ((*ASKED, "--kinds", "pi5,phone"), "no price in USD is known for phone; give one in the catalog"),
         ((*ASKED, "--max-latency", "0.001"), "no cluster of up to 8 of these devices reaches 0.00100 ms a token"),
         (("no-such-model", *ASKED[1:]), "'no-such-model' is neither a file nor a model in the catalog, which has "),
         (("net.onnx", *ASKED[1:]), "edge buy is for language models"),
@@ -223,5 +225,5 @@ def test_a_catalog_that_cannot_be_used(edge: Run, mine: Path) -> None:
     message = "device[0].price needs a number from 0 to 1e+09, without a unit; got '60 EUR'"
     assert_refused(edge(*ASKED, "--catalog", mine), 3, message)
     mine.write_text(MINE.replace("price = 60", ""))
-    assert_refused(edge(*ASKED, "--catalog", mine), 2, "no price in EUR is known of pi4; give one in the catalog")
+    assert_refused(edge(*ASKED, "--catalog", mine), 2, "no price in EUR is known for pi4; give one in the catalog")
     assert_refused(edge(*ASKED, "--kinds", "cray"), 3, "no kind of device is called 'cray'; known are pi4")

@@ -170,7 +170,7 @@ def test_the_line_is_what_was_measured() -> None:
     said = "\n".join(notes(result))
     assert "Front and knee are those of the 2 measured plans" in said
     assert f"Predicted more than 50 % off: {a['id']}, {b['id']}; they were measured again." in said
-    assert f"disturbed what was measured, by: {a['id']} 40 %." in said
+    assert f"disturbed measurements, by: {a['id']} 40 %." in said
 
 
 def test_what_is_noted() -> None:

@@ -73,8 +73,8 @@ def test_a_device_with_room_for_its_daemon_alone(tmp_path: Path, two: list[Worke
         plan = plan_for(MODEL_PATH, [two[0], small], tensor(1, 1, 1))
         with Fleet([small.address, two[0].address]) as fleet:
             words = (
-                r"small: a session that has loaded nothing needs at least 96\.0 MiB, and of 0 B that are shared 0 B can"
-                r" be had: what else is loaded needs 0 B; the daemon takes \d+ MiB of this worker's 100 MiB: start it"
+                r"small: a session that has loaded nothing needs at least 96\.0 MiB, and of 0 B that are shared 0 B are"
+                r" available: other loaded parts need 0 B; the daemon takes \d+ MiB of this worker's 100 MiB: start it"
                 r" with more --memory, or end a session$"
             )
             with pytest.raises(WorkerError, match=words) as caught:

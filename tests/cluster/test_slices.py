@@ -463,7 +463,7 @@ def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:
         first, second = RemoteSession(remote, 0, 1, SECRET), RemoteSession(remote, 0, 1, SECRET)
         with first, second:
             load_slice(first, demo.model_digest, large)
-            words = r"needs at least \d+ MiB, and of \d+ MiB that are shared \d+ MiB can be had: .* end a session$"
+            words = r"needs at least \d+ MiB, and of \d+ MiB that are shared \d+ MiB are available: .* end a session$"
             with pytest.raises(WorkerError, match=words) as caught:
                 load_slice(second, demo.model_digest, large)
             assert caught.value.error == "NotEnoughMemory"

@@ -109,7 +109,7 @@ def test_an_idle_model_leaves_where_both_have_no_room_and_one_in_use_stays(confi
         assert [model.name for model in await router.loaded()] == ["b"]
         assert await tokens(second) == alone
         router.keep("b", float("inf"))
-        with pytest.raises(NotEnoughMemory, match=r"a needs at least .* of 220 MiB that are shared .* can be had"):
+        with pytest.raises(NotEnoughMemory, match=r"a needs at least .* of 220 MiB that are shared .* are available"):
             await router.model("a")
         assert await tokens(second) == alone
 

@@ -448,7 +448,7 @@ def test_strangers_can_call_nothing(owner: Device, joined: Callable[[str], Devic
     # So that the above can fail: with the owner's own certificate all calls arrive.
     said = caller.calls(files_of(owner.credentials))
     assert (said["Describe"], said["Session"], said["Offer"]) == ("Description", "Event", "SliceState")
-    assert said["Link"] == "PERMISSION_DENIED: no such session here: it has ended, or never was"
+    assert said["Link"] == "PERMISSION_DENIED: this worker has no such session: it has ended or never existed"
     for call in ("Upload", "Enroll", "Install", "UpdateRevoked"):
         assert said[call].startswith("FAILED_PRECONDITION: "), said[call]
     assert said["Check"] == said["Watch"] == said["Reflection"] == "bytes"
@@ -461,7 +461,7 @@ def test_a_role_may_call_only_what_is_its_own(owner: Device, joined: Callable[[s
 
     said = caller.calls(files_of(mallory.credentials))
     assert said.pop("Check") == "bytes"
-    assert said.pop("Link") == "PERMISSION_DENIED: no such session here: it has ended, or never was"
+    assert said.pop("Link") == "PERMISSION_DENIED: this worker has no such session: it has ended or never existed"
     refused = "PERMISSION_DENIED: mallory has the role worker, and this is for owner"
     assert said == dict.fromkeys(said, refused)
 

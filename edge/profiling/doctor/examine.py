@@ -1,4 +1,4 @@
-"""Runs all checks one after the other: this device, each worker, each link."""
+"""Run all checks in order: this device, each worker, each link."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ CHECK_TIMEOUT_S = native.NATIVE_TIMEOUT_S + 10.0
 def examine(addresses: Sequence[str] = (), *, insecure: bool = False, steps: Steps = SILENT) -> Report:
     """Check this device, the workers at these addresses, and every link between all of them.
 
-    A check that fails, or takes too long, is a finding, and the others go on. insecure: allow workers without TLS.
+    A failed or late check becomes a finding, and the other checks still run.
+    insecure: allow workers without TLS.
     """
     findings: list[Finding] = []
     checks = LocalChecks().checks()
@@ -48,18 +49,18 @@ def examine(addresses: Sequence[str] = (), *, insecure: bool = False, steps: Ste
 
 
 class LocalChecks:
-    """Checks of this device. Facts that several of them need are read once, by the first that needs them."""
+    """Checks of this device. Shared facts are read once, by the first check that needs them."""
 
     @cached_property
     def installed(self) -> Installed | None:
-        """Installed packages; None for a checkout that runs without being installed."""
+        """Installed packages, or None for a checkout that is not installed."""
         with suppress(PackageNotFoundError):
             return install.read_installed()
         return None
 
     @cached_property
     def build(self) -> Build | EngineError:
-        """llama.cpp's description of its build, or the error of asking for it."""
+        """llama.cpp's description of its build, or the error of reading it."""
         try:
             description = native.ask("describe")
         except EngineError as error:
@@ -119,7 +120,7 @@ def _folder(folder: Path) -> Verdict:
 
 
 def answer_of(build: Build) -> Verdict:
-    """Judge the bundled model's answer, unless a kernel of this build would end the process."""
+    """Check the bundled model's answer, unless a kernel of this build would crash the process."""
     if install.instructions(build).level == PROBLEM:
         return Verdict(NOTE, "not tried: this build does not fit the processor", "see the check instructions")
     try:

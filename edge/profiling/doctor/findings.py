@@ -1,4 +1,4 @@
-"""Findings of checks: the state, whether it is a problem, and advice. Every check has a deadline."""
+"""Findings of checks: state, severity and advice. Every check has a deadline."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LOCAL = "local"  # value of `where` for this device
 class Verdict(NamedTuple):
     """Result of one check."""
 
-    level: str  # OK; NOTE: works, and could be better; PROBLEM: something will fail
-    seen: str  # the state that was found
-    advice: str = ""  # what to do; empty if nothing needs to be done
+    level: str  # OK; NOTE: works, but could be better; PROBLEM: something will fail
+    seen: str  # observed state
+    advice: str = ""  # recommended action; empty if none is needed
 
 
 Check = Callable[[], Verdict]
@@ -30,7 +30,7 @@ class Finding:
     """Verdict of a check on a device or a link."""
 
     where: str  # LOCAL, a worker's name, or "A to B"
-    check: str  # a name of docs/doctor.md
+    check: str  # check name as in docs/doctor.md
     level: str
     seen: str
     advice: str
@@ -47,7 +47,7 @@ class Report:
         return sum(finding.level == level for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, as docs/doctor.md says."""
+        """Return the JSON values that docs/doctor.md describes."""
         counts = {"problems": self.count(PROBLEM), "notes": self.count(NOTE)}
         return {**counts, "findings": [dataclasses.asdict(finding) for finding in self.findings]}
 
@@ -58,8 +58,7 @@ def finding(where: str, check: str, verdict: Verdict) -> Finding:
 
 
 def run_check(where: str, name: str, check: Check, timeout_s: float) -> Finding:
-    """Run a check and return its finding. One that fails, or takes longer than `timeout_s`, is a problem and never an
-    error."""
+    """Run a check and return its finding. A failed check, or one slower than `timeout_s`, becomes a problem finding."""
     verdicts: list[Verdict] = []
 
     def run() -> None:
@@ -69,7 +68,7 @@ def run_check(where: str, name: str, check: Check, timeout_s: float) -> Finding:
             why = f"could not be checked: {error or type(error).__name__}"
             verdicts.append(Verdict(PROBLEM, why, "mend what it names, and run edge doctor again"))
 
-    # A daemon thread: a file system that hangs must not keep the command from ending.
+    # Use a daemon thread, so that a hanging file system does not keep the command from ending.
     thread = threading.Thread(target=run, daemon=True, name=f"check {name}")
     thread.start()
     thread.join(timeout_s)

@@ -19,7 +19,7 @@ from quant.text import counted
 RUNTIME = "edge-runtime"
 EXTRAS = {"onnx": "models in ONNX", "quantize": "edge quantize --size and pictures"}
 REBUILD = "build it on this device: pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python"
-# llama.cpp's names of the instruction sets it was built with, to those of devices.machine_cores.
+# llama.cpp's names of instruction sets, with the names of devices.machine_cores.
 _BUILT = {
     "AVX": "avx", "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "BMI2": "bmi2", "AVX_VNNI": "avx_vnni",
     "AVX512": "avx512f", "AVX512_VBMI": "avx512_vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16",
@@ -27,7 +27,7 @@ _BUILT = {
     "NEON": "neon", "FP16_VA": "fp16", "DOTPROD": "dotprod", "MATMUL_INT8": "i8mm", "SVE": "sve", "SME": "sme",
 }  # fmt: skip
 _AMX = "amx_int8"
-# Files that drivers of GPUs with their own memory create, and the build option that uses the GPU.
+# Device files of drivers for discrete GPUs, and the build option that uses the GPU.
 _GPU_FILES = {"/dev/nvidia0": "-DGGML_CUDA=on", "/dev/kfd": "-DGGML_HIP=on"}
 
 
@@ -36,30 +36,30 @@ class Installed:
     """Requirements of the runtime's package, and the installed versions."""
 
     requires_python: str  # such as ">=3.10"
-    requirements: Sequence[str]  # as in pyproject.toml, those of extras with their markers
-    versions: Mapping[str, str | None]  # of each required package; None: not installed
+    requirements: Sequence[str]  # entries of pyproject.toml; requirements of extras with their markers
+    versions: Mapping[str, str | None]  # installed version of each required package; None: not installed
 
 
 @dataclass(frozen=True)
 class Build:
-    """llama.cpp's description of its build, and the instruction sets of this processor."""
+    """llama.cpp's description of its build, and this processor's instruction sets."""
 
     library: str  # "llama.cpp 0.5.0 with ggml 0.25.3 of /usr/local/lib"
     system_info: str  # "CPU : AVX2 = 1 | CUDA : ARCHS = 890 | "
-    gpu: str | None  # backends that reach a GPU; None: no backend does
-    cpu_sets: frozenset[str]  # names as in devices.machine_cores; empty: the system does not say
-    knowable: frozenset[str]  # sets that this system reports if they are there
-    gpu_files: tuple[str, ...] = ()  # files of _GPU_FILES that exist
+    gpu: str | None  # backends with a GPU; None: no backend has one
+    cpu_sets: frozenset[str]  # names as in devices.machine_cores; empty: the system does not report them
+    knowable: frozenset[str]  # instruction sets that this system would report if present
+    gpu_files: tuple[str, ...] = ()  # existing files of _GPU_FILES
 
     @property
     def built_sets(self) -> frozenset[str]:
-        """Instruction sets that it was built with."""
+        """Instruction sets that llama.cpp was built with."""
         names = re.findall(r"(\w+) = 1", self.system_info)
         return frozenset(_BUILT[name] for name in names if name in _BUILT)
 
 
 def read_installed() -> Installed:
-    """Return the requirements and installed versions. PackageNotFoundError if the runtime itself is not installed."""
+    """Return the requirements and installed versions. Raises PackageNotFoundError if the runtime is not installed."""
     runtime = distribution(RUNTIME)
     requirements = runtime.requires or []
     names = {Requirement(text).name for text in requirements}
@@ -69,12 +69,12 @@ def read_installed() -> Installed:
 
 
 def gpu_files() -> tuple[str, ...]:
-    """Return the files of drivers that show a GPU."""
+    """Return the driver files that indicate a GPU."""
     return tuple(name for name in _GPU_FILES if Path(name).exists())
 
 
 def python(installed: Installed, here: str | None = None) -> Verdict:
-    """Check that the runtime runs on this Python. here: its version."""
+    """Check that the runtime supports this Python. here: version of this Python."""
     here = here or platform.python_version()
     if SpecifierSet(installed.requires_python).contains(here, prereleases=True):
         return Verdict(OK, f"Python {here}, {installed.requires_python} is needed")
@@ -86,7 +86,7 @@ def python(installed: Installed, here: str | None = None) -> Verdict:
 
 
 def packages(installed: Installed) -> Verdict:
-    """Check that every package that edge requires has a version in its range."""
+    """Check that every required package has a version in its range."""
     needed = [r for r in map(Requirement, installed.requirements) if not r.marker or r.marker.evaluate()]
     wrong = _wrong(needed, installed.versions)
     if wrong:
@@ -96,7 +96,7 @@ def packages(installed: Installed) -> Verdict:
 
 
 def extra(name: str, installed: Installed) -> Verdict:
-    """Check that the packages of an extra are installed, all of them in their ranges."""
+    """Check that the packages of an extra are installed in their ranges."""
     needed = [
         requirement
         for requirement in map(Requirement, installed.requirements)
@@ -111,34 +111,36 @@ def extra(name: str, installed: Installed) -> Verdict:
 
 
 def llama_cpp(build: Build) -> Verdict:
-    """Report which llama.cpp is loaded."""
+    """Report the loaded llama.cpp."""
     return Verdict(OK, f"llama-cpp-python {_version('llama-cpp-python')} loads {build.library}")
 
 
 def instructions(build: Build) -> Verdict:
-    """Check that the build uses the instruction sets of this processor, and no others."""
+    """Check that the build uses exactly this processor's instruction sets."""
     if not build.cpu_sets:
-        return Verdict(NOTE, "this system does not say what its processor can do", "trust the check `answer`")
+        return Verdict(NOTE, "this system does not report its processor's instruction sets", "trust the check `answer`")
     lacking = sorted((build.built_sets - build.cpu_sets) & build.knowable)
     if lacking:
-        what = f"llama.cpp was built with {', '.join(lacking)}, which this processor lacks: it ends at such a kernel"
+        what = f"llama.cpp was built with {', '.join(lacking)}, which this processor lacks: such kernels crash"
         return Verdict(PROBLEM, what, REBUILD)
     unused = sorted((build.cpu_sets & set(_BUILT.values())) - build.built_sets - {_AMX})
     if unused:
-        what = f"llama.cpp was built without {', '.join(unused)}, which this processor has: it is slower than it could"
+        what = (
+            f"llama.cpp was built without {', '.join(unused)}, which this processor has: it is slower than it could be"
+        )
         return Verdict(NOTE, what, REBUILD)
     return Verdict(OK, f"built with all that this processor has: {', '.join(sorted(build.built_sets)) or 'none'}")
 
 
 def amx(build: Build) -> Verdict:
-    """Report whether there are kernels for Intel's AMX, which edge does not use (edge/llama/buffers.py)."""
+    """Report whether the build has kernels for Intel AMX, which edge does not use (edge/llama/buffers.py)."""
     if _AMX in build.built_sets:
         return Verdict(NOTE, "llama.cpp has kernels for AMX; edge uses its next best ones", "nothing: it is deliberate")
     return Verdict(OK, "llama.cpp has no kernels for AMX")
 
 
 def gpu(build: Build) -> Verdict:
-    """Check that a GPU is used if there is one."""
+    """Check that llama.cpp uses a GPU if the machine has one."""
     if build.gpu is not None:
         return Verdict(OK, f"llama.cpp uses one: {build.gpu}")
     for name in build.gpu_files:
@@ -151,7 +153,7 @@ def gpu(build: Build) -> Verdict:
 
 
 def answer(text: str) -> Verdict:
-    """Check that the bundled model answers as it does everywhere. text: its greedy answer to QUESTION."""
+    """Check the bundled model's answer. text: the model's greedy answer to QUESTION."""
     if text == ANSWER:
         return Verdict(OK, f"{QUESTION} {text}")
     return Verdict(PROBLEM, f"the bundled model answers {text!r:.80} to {QUESTION!r}, not {ANSWER!r}", REBUILD)
@@ -165,7 +167,7 @@ def _version(name: str) -> str | None:
 
 
 def _wrong(needed: Sequence[Requirement], versions: Mapping[str, str | None]) -> dict[Requirement, str]:
-    """Return the requirements that are not met, each with a description of what is installed."""
+    """Return the unmet requirements, each with a description of the installed version."""
     wrong: dict[Requirement, str] = {}
     for requirement in needed:
         installed_version = versions.get(requirement.name)

@@ -1,4 +1,4 @@
-"""Checks of this machine: memory, disk, cores, clock speed, heat, files, the port of workers."""
+"""Checks of this machine: memory, disk, cores, clock speed, heat, open files, worker port."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from devices.names import DEFAULT_PORT
 from edge.profiling.doctor.findings import NOTE, OK, PROBLEM, Verdict
 from quant.text import bytes_text, counted
 
-# The bundled model takes 100 MiB beside the runtime's 150; a model of a billion parameters takes a gigabyte.
+# The bundled model takes 100 MiB in addition to the runtime's 150 MiB. A model of a billion parameters takes a
+# gigabyte.
 LEAST_MEMORY, ENOUGH_MEMORY = 256 << 20, 1 << 30
 LEAST_DISK, ENOUGH_DISK = 64 << 20, 5 << 30
-ENOUGH_FILES = 1024  # a worker opens three for each connection, and each rank some dozens
-BUSY_SHARE = 0.5  # of the cores: a higher load is reported
-_CAPPED = 0.9  # of a core's highest clock: a lower limit is reported
+ENOUGH_FILES = 1024  # a worker opens three files per connection, and each rank some dozens
+BUSY_SHARE = 0.5  # fraction of the cores; a higher load is reported
+_CAPPED = 0.9  # fraction of a core's highest clock; a lower limit is reported
 _CPUS = Path("/sys/devices/system/cpu")
 _PI_THROTTLED = Path("/sys/devices/platform/soc/soc:firmware/get_throttled")
-# Drivers under which "powersave" is the usual governor, and does not slow down computation.
+# With these drivers "powersave" is the usual governor and does not slow down computation.
 _OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory, now."""
+    """Current memory figures in bytes."""
 
-    available: int  # to this process: without swapping, under the limits of its control groups
-    machine_available: int  # of the machine
+    available: int  # for this process: without swapping, within the limits of its control groups
+    machine_available: int  # available on the machine
     total: int
     swap_total: int
     swap_used: int
@@ -46,21 +47,21 @@ class Memory:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder for files of edge."""
+    """Folder for files of edge."""
 
     path: str
-    error: str  # why no file can be created there; empty if one can
+    error: str  # reason why no file can be created in the folder; empty if one can
     free_bytes: int
 
 
 @dataclass(frozen=True)
 class Cores:
-    """Number of cores, and how many of them may be used."""
+    """Number of cores and usable threads."""
 
     logical: int
-    threads: int  # by default
-    quota: float | None  # of control groups
-    load: float | None  # average number of threads that run or wait, over a minute; None: unknown
+    threads: int  # default number of threads
+    quota: float | None  # CPU quota of control groups
+    load: float | None  # average number of running or waiting threads over a minute; None: unknown
 
 
 @dataclass(frozen=True)
@@ -68,26 +69,26 @@ class Clocks:
     """Clock limits of the cores."""
 
     governors: frozenset[tuple[str, str]]  # (governor, driver)
-    cap: float  # the lowest limit of a core, as a fraction of its highest clock
+    cap: float  # lowest limit of a core, as a fraction of its highest clock
 
 
 @dataclass(frozen=True)
 class Heat:
-    """Temperature level of the processor, and whether it was slowed down."""
+    """Temperature level of the processor, and signs of throttling."""
 
-    level: str | None  # "normal", "hot", "critical"; None: there is no sensor
-    throttled: int  # number of times since the start
-    low_voltage: bool  # now, as a Raspberry Pi reports
+    level: str | None  # "normal", "hot", "critical"; None: no sensor
+    throttled: int  # number of times since boot
+    low_voltage: bool  # current state, as a Raspberry Pi reports it
 
 
 @dataclass(frozen=True)
 class Port:
-    """The port of workers."""
+    """Port of workers."""
 
     number: int
     free: bool
-    holder: str = ""  # the program that has it, if that is visible
-    is_worker: bool = False  # whether an edge worker has it
+    holder: str = ""  # program that listens on the port, if visible
+    is_worker: bool = False  # True: that program is an edge worker
 
 
 def read_memory() -> Memory:
@@ -97,7 +98,7 @@ def read_memory() -> Memory:
 
 
 def memory(memory: Memory) -> Verdict:
-    """Check that a model has room."""
+    """Check that a model has room in memory."""
     seen = f"{bytes_text(memory.available)} free of {bytes_text(memory.total)}"
     if memory.available < memory.machine_available:
         seen += f"; a control group limits it, the machine has {bytes_text(memory.machine_available)} free"
@@ -112,7 +113,7 @@ def memory(memory: Memory) -> Verdict:
 
 
 def read_folder(folder: Path) -> Folder:
-    """Check a folder for writing, or its nearest existing parent, because it is created on first use."""
+    """Check that a folder is writable, or its nearest existing parent, because it is created on first use."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     error = ""
     try:
@@ -124,7 +125,7 @@ def read_folder(folder: Path) -> Folder:
 
 
 def folder(folder: Folder) -> Verdict:
-    """Check that files can be kept in a folder."""
+    """Check that a folder is writable and has free space."""
     seen = f"{bytes_text(folder.free_bytes)} free for {folder.path}"
     if folder.error:
         return Verdict(
@@ -141,16 +142,16 @@ def read_cores() -> Cores:
     """Read the cores and the current load."""
     try:
         load = os.getloadavg()[0]
-    except (AttributeError, OSError):  # older Androids lack it
+    except (AttributeError, OSError):  # missing on older Androids
         load = None
     return Cores(psutil.cpu_count() or 1, probe.default_threads(), probe.cpu_quota(), load)
 
 
 def cores(cores: Cores) -> Verdict:
-    """Report how many cores compute."""
+    """Report the number of computing cores."""
     seen = f"{cores.logical} logical, {counted(cores.threads, 'thread')} by default"
     if cores.quota is not None and cores.quota < cores.logical:
-        seen += f"; control groups let it keep {cores.quota:g} busy"
+        seen += f"; control groups limit it to {cores.quota:g} cores"
         return Verdict(NOTE, seen, "raise the CPU quota of the container or service, if all cores are to compute")
     return Verdict(OK, seen)
 
@@ -158,15 +159,16 @@ def cores(cores: Cores) -> Verdict:
 def load(cores: Cores) -> Verdict:
     """Check that other programs leave the cores free."""
     if cores.load is None:
-        return Verdict(OK, "this system does not say")
+        return Verdict(OK, "this system does not report it")
     seen = f"{cores.load:.1f} threads ran or waited in the last minute, for {cores.logical} logical cores"
     if cores.load > BUSY_SHARE * cores.logical:
-        return Verdict(NOTE, seen, "end what computes beside edge, or give edge fewer --threads")
+        return Verdict(NOTE, seen, "end other programs that compute, or give edge fewer --threads")
     return Verdict(OK, seen)
 
 
 def read_clocks(cpus: Path = _CPUS) -> Clocks | None:
-    """Return the clock limits that Linux reports; None if it reports none. cpus: the folder of its processors."""
+    """Return the clock limits that Linux reports, or None if it reports none. cpus: folder of the processors in
+    /sys."""
     folders = [path for path in cpus.glob("cpu[0-9]*/cpufreq") if read_line(path / "scaling_governor")]
     if not folders:
         return None
@@ -178,7 +180,7 @@ def read_clocks(cpus: Path = _CPUS) -> Clocks | None:
 def clocks(clocks: Clocks | None) -> Verdict:
     """Check that cores may run at their highest clock."""
     if clocks is None:
-        return Verdict(OK, "this system does not say")
+        return Verdict(OK, "this system does not report them")
     seen = ", ".join(f"{governor} ({driver or 'no driver named'})" for governor, driver in sorted(clocks.governors))
     if any(governor == "powersave" and driver not in _OWN_GOVERNORS for governor, driver in clocks.governors):
         return Verdict(NOTE, f"cores stay at their lowest clock: {seen}", "sudo cpupower frequency-set -g schedutil")
@@ -189,22 +191,23 @@ def clocks(clocks: Clocks | None) -> Verdict:
 
 
 def read_heat(cpus: Path = _CPUS, pi: Path = _PI_THROTTLED) -> Heat:
-    """Read the current temperature level. cpus, pi: files of Linux for its processors, and of a Raspberry Pi for its
-    supply."""
+    """Read the current temperature level. cpus: folder of the processors in /sys. pi: throttling file of a Raspberry
+    Pi."""
     counts = [read_number(path) for path in cpus.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")]
     try:
-        bits = int(read_line(pi) or "0", 16)  # 0: too little voltage; 2: slowed down now; 18: was since the start
+        # bit 0: low voltage; bit 2: slowed down now; bit 18: slowed down since boot
+        bits = int(read_line(pi) or "0", 16)
     except ValueError:
         bits = 0
     return Heat(thermal_level(), max([*counts, int(bool(bits & (1 << 2 | 1 << 18)))]), bool(bits & 1))
 
 
 def heat(heat: Heat) -> Verdict:
-    """Check that neither heat nor a weak supply slows this device down."""
-    seen = f"sensors say {heat.level}" if heat.level else "no sensor says"
+    """Check that neither heat nor low voltage slows this device down."""
+    seen = f"temperature is {heat.level}" if heat.level else "no sensor reports a temperature"
     if heat.throttled:
         seen += f"; slowed down {counted(heat.throttled, 'time')} since the start"
-    cool = "let air to it, clean its fans; plans measured while it is hot do not hold when it is cool"
+    cool = "improve its cooling and clean its fans; plans measured while it is hot do not hold when it is cool"
     if heat.low_voltage:
         return Verdict(PROBLEM, f"{seen}; the supply gives too little voltage", "use the supply made for this board")
     if heat.level == "critical":
@@ -213,12 +216,12 @@ def heat(heat: Heat) -> Verdict:
 
 
 def read_files() -> int:
-    """Return how many files this process may have open."""
+    """Return the maximum number of open files of this process."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def files(most: int) -> Verdict:
-    """Check that enough files may be open for many connections. most: below 0 if there is no limit."""
+    """Check that enough files may be open for many connections. most: limit; below 0 if there is none."""
     seen = "no limit on open files" if most < 0 else f"{most} files may be open"
     if 0 <= most < ENOUGH_FILES:
         return Verdict(NOTE, seen, "ulimit -n 4096, or LimitNOFILE=4096 in the unit of the service")
@@ -226,7 +229,7 @@ def files(most: int) -> Verdict:
 
 
 def read_port(number: int = DEFAULT_PORT) -> Port:
-    """Return whether a worker could listen on a port, and which program does."""
+    """Return whether a worker could listen on a port, and the program that already does."""
     with socket.socket() as probing:
         probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -244,7 +247,7 @@ def read_port(number: int = DEFAULT_PORT) -> Port:
 
 
 def port(port: Port) -> Verdict:
-    """Check that a worker can listen on the port, or does."""
+    """Check that the port is free for a worker, or used by one."""
     if port.free:
         return Verdict(OK, f"port {port.number} is free for edge worker")
     holder = port.holder or "a process that this user cannot see"

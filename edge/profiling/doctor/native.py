@@ -1,6 +1,6 @@
-"""llama.cpp in a process of its own, so that a build that does not fit this processor ends that process alone.
+"""llama.cpp in its own process, so that a build that does not fit this processor crashes only that process.
 
-Run as a module with `describe` or `answer`, it prints one JSON object. `ask` starts it and reads that.
+As a module with the argument `describe` or `answer`, it prints one JSON object. `ask` runs it and returns the object.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from devices.processes.interpreter import module_command
 from edge.errors import EngineError
 
-NATIVE_TIMEOUT_S = 60.0  # to load llama.cpp and the bundled model from a slow card, and to answer with it
+NATIVE_TIMEOUT_S = 60.0  # to load llama.cpp and the bundled model from slow storage, and to answer
 QUESTION, ANSWER = "What is 27 plus 38?", "27 plus 38 is 65."
 
 
 def ask(question: str) -> dict[str, Any]:
-    """Return what the process prints: `library`, `system_info` and `gpu` for "describe", the `text` for "answer".
+    """Run the process and return its output: `library`, `system_info` and `gpu` for "describe", `text` for "answer".
 
-    EngineError says how the process ended if it printed nothing.
+    Raises EngineError with the exit reason if the process printed nothing.
     """
     try:
         process = subprocess.run(
@@ -33,7 +33,7 @@ def ask(question: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise EngineError(f"llama.cpp gave no answer within {NATIVE_TIMEOUT_S:g} s") from None
     if process.returncode < 0:
-        raise EngineError(f"llama.cpp ended the process by {signal.Signals(-process.returncode).name}")
+        raise EngineError(f"llama.cpp crashed with {signal.Signals(-process.returncode).name}")
     if process.returncode:
         last = (process.stderr.strip().splitlines() or ["it gives no reason"])[-1]
         raise EngineError(f"llama.cpp cannot be used: {last}")

@@ -1,4 +1,4 @@
-"""Checks of this device's identity: its credentials, who may read them, and the clock that they depend on."""
+"""Checks of this device's identity: its credentials, their file permissions, and the clock for their validity."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from devices.trust.certificates import CLOCK_SKEW_S, DAY_S, INVITED, Holder
 from devices.trust.credentials import DEVICE_FILE
 from edge.profiling.doctor.findings import NOTE, OK, PROBLEM, Verdict
 
-SOON_S = 30 * DAY_S  # before the end of a certificate
-FAR_S = 60.0  # largest difference between two clocks that is not reported; invitations hold for an hour
+SOON_S = 30 * DAY_S  # a certificate that expires within this time is reported
+FAR_S = 60.0  # largest unreported difference between two clocks; invitations are valid for an hour
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class Trust:
     """Credentials of this device. Times are Unix seconds."""
 
     now: float
-    holder: Holder  # of its certificate
-    readable: tuple[str, ...] = ()  # files with keys that other users may read
+    holder: Holder  # holder of the device's certificate
+    readable: tuple[str, ...] = ()  # key files that other users may read
 
 
 def read_trust(now: float | None = None) -> Trust | None:
-    """Read this device's credentials; None if it is in no cluster. TrustError if its files, or the owner's, are
-    damaged.
+    """Read this device's credentials, or return None if it is in no cluster.
 
-    Nothing is repaired: with a wrong clock, that would revoke valid certificates.
+    Nothing is repaired, because a repair with a wrong clock would revoke valid certificates.
+    Raises TrustError if the files of this device or of the owner are damaged.
     """
     owned = is_owned(authority_folder())
     if owned:
@@ -47,7 +47,7 @@ def read_trust(now: float | None = None) -> Trust | None:
 
 
 def trust(trust: Trust | None) -> Verdict:
-    """Check that this device can prove its identity, and nobody else can in its name."""
+    """Check that this device can prove its identity, and that no other user can read its keys."""
     if trust is None:
         return Verdict(OK, "in no cluster; edge cluster init makes one, edge worker --join joins one")
     seen = f"{trust.holder.name}, {trust.holder.role}"
@@ -63,7 +63,7 @@ def trust(trust: Trust | None) -> Verdict:
 def clock(trust: Trust | None) -> Verdict:
     """Check that this device's clock is within the validity of its certificate."""
     if trust is None:
-        return Verdict(OK, "no certificate to hold it against")
+        return Verdict(OK, "no certificate to compare it with")
     set_it = "set the clock (timedatectl set-ntp true)"
     if trust.now < trust.holder.begins:
         seen = f"the clock is {_days(trust.holder.begins - trust.now)} before this device's certificate begins"
@@ -79,11 +79,11 @@ def clock(trust: Trust | None) -> Verdict:
 
 
 def clocks_apart(ahead_s: float) -> Verdict:
-    """Check that two devices agree on the time. ahead_s: by how much a worker's clock is ahead of this device's."""
+    """Check that two devices agree on the time. ahead_s: worker's clock minus this device's clock."""
     seen = f"{abs(ahead_s):,.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this device's clock"
     set_both = "set both clocks by a time server (timedatectl set-ntp true)"
     if abs(ahead_s) > CLOCK_SKEW_S:
-        return Verdict(PROBLEM, f"{seen}: new certificates are not valid there yet, or no more", set_both)
+        return Verdict(PROBLEM, f"{seen}: new certificates are not yet valid there, or have expired", set_both)
     return Verdict(NOTE, seen, set_both) if abs(ahead_s) > FAR_S else Verdict(OK, seen)
 
 

@@ -22,25 +22,25 @@ from edge.tasks import CancelScope
 from quant.text import bytes_text, counted, seconds_text
 from transport.errors import LinkClosed, LinkTimeout, TransportError
 
-WORKER_TIMEOUT_S = 5.0  # for a worker to accept a connection, and again for each of its answers
-LINK_TIMEOUT_S = 60.0  # to start two engine processes, on slow devices too, and to measure between them
+WORKER_TIMEOUT_S = 5.0  # for a worker to accept a connection, and again for each answer
+LINK_TIMEOUT_S = 60.0  # to start two engine processes, even on slow devices, and to measure between them
 HOT_C = 85.0  # most processors slow down at 85 to 100 degrees Celsius
-LOW_PERCENT = 20.0  # of a battery
+LOW_PERCENT = 20.0  # battery level below which the check fails
 
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """A worker's own description, and how it was reached."""
+    """Worker's own description and its connection."""
 
     profile: DeviceProfile
-    secure: bool  # encrypted, and both sides are authenticated
+    secure: bool  # encrypted, with both sides authenticated
     local: bool  # on this machine
     sessions: int
-    ahead_s: float | None  # its clock minus this device's; None: it does not say
+    ahead_s: float | None  # worker's clock minus this device's; None: not reported
 
 
 def check_worker(address: str, *, insecure: bool = False) -> tuple[str | None, list[Finding]]:
-    """Return the worker's name, or None if it cannot be used, and the findings about it."""
+    """Return the worker's name and the findings about it. The name is None if the worker cannot be used."""
     try:
         with reach(address, insecure=insecure, timeout_s=WORKER_TIMEOUT_S) as worker:
             facts = read_worker(worker, WORKER_TIMEOUT_S)
@@ -51,7 +51,7 @@ def check_worker(address: str, *, insecure: bool = False) -> tuple[str | None, l
 
 
 def read_worker(worker: Remote, timeout_s: float, now: Callable[[], float] = time.time) -> WorkerFacts:
-    """Ask a worker for its facts. Its clock is compared with the middle of the question's round trip."""
+    """Request a worker's facts. Its clock is compared with the middle of the round trip."""
     sent_s = now()
     profile, description = worker.describe(timeout_s)
     ahead_s = description.clock_s - (sent_s + now()) / 2 if description.clock_s else None
@@ -59,41 +59,44 @@ def read_worker(worker: Remote, timeout_s: float, now: Callable[[], float] = tim
 
 
 def unreachable(error: Exception) -> Verdict:
-    """Return why a worker cannot be used, with advice."""
+    """Return a verdict for a worker that cannot be used."""
     if isinstance(error, (LinkClosed, LinkTimeout)):
-        advice = "start edge worker there; check its address, and that its firewall lets the port through"
+        advice = "start edge worker there; check its address, and that its firewall allows the port"
     else:
         advice = "do what the message says; edge cluster list on the owner's machine shows who is a member"
     return Verdict(PROBLEM, str(error), advice)
 
 
 def worker_verdicts(address: str, facts: WorkerFacts) -> Mapping[str, Verdict]:
-    """Return the verdicts on a worker that answers, by check."""
+    """Return the verdicts on a reachable worker, by check."""
     profile = facts.profile
     verdicts = {
         "reach": Verdict(OK, f"{address} answers"),
         "versions": _versions(profile),
         "trust": _trust(facts),
         "memory": _memory(profile),
-        "sessions": Verdict(OK, "none run"),
+        "sessions": Verdict(OK, "no sessions run"),
         "heat": _heat(profile.temperature_c),
         "battery": _battery(profile),
-        "clock": Verdict(OK, "it does not say") if facts.ahead_s is None else clocks_apart(facts.ahead_s),
+        "clock": Verdict(OK, "the worker does not report it") if facts.ahead_s is None else clocks_apart(facts.ahead_s),
     }
     if facts.sessions:
         running = f"{counted(facts.sessions, 'session')} run there"
-        verdicts["sessions"] = Verdict(NOTE, running, "what is measured now is of what they leave free")
+        verdicts["sessions"] = Verdict(
+            NOTE, running, "measurements now only see the resources that these sessions leave free"
+        )
     return verdicts
 
 
 def link_findings(workers: Mapping[str, str], *, insecure: bool = False) -> Iterator[Finding]:
-    """Yield a finding for each link, those of this device first. workers: addresses and names of usable workers."""
+    """Yield a finding for each link, links of this device first. workers: addresses and names of usable workers."""
     for a, b in combinations((LOCAL, *workers), 2):
         yield check_link(a, b, f"{workers.get(a, LOCAL)} to {workers[b]}", insecure=insecure)
 
 
 def check_link(a: str, b: str, where: str, *, insecure: bool) -> Finding:
-    """Measure between two addresses; LOCAL is this device. It ends after LINK_TIMEOUT_S, whatever the workers do."""
+    """Measure the link between two addresses; LOCAL is this device. Ends after LINK_TIMEOUT_S even if a worker
+    hangs."""
     scope = CancelScope()
 
     def reached(address: str) -> Remote | None:
@@ -114,7 +117,7 @@ def check_link(a: str, b: str, where: str, *, insecure: bool) -> Finding:
 
 
 def link(report: LinkReport) -> Verdict:
-    """Return the speed of a link, and hints about problems."""
+    """Return a verdict on the speed of a link, with hints about problems."""
     there, back = 1e3 * report.profile.bandwidth_ab_gbps, 1e3 * report.profile.bandwidth_ba_gbps
     trip = f"{seconds_text(2 * report.profile.latency_median_s)} there and back"
     seen = f"{trip}, {there:,.0f} Mbit/s there, {back:,.0f} back"
@@ -131,11 +134,11 @@ def _versions(profile: DeviceProfile) -> Verdict:
 
 def _trust(facts: WorkerFacts) -> Verdict:
     if facts.secure:
-        return Verdict(OK, "encrypted, both sides are known")
+        return Verdict(OK, "encrypted and authenticated on both sides")
     if facts.local:
         return Verdict(OK, "in the clear, on this machine")
     return Verdict(
-        NOTE, "in the clear: everybody in the network can read prompts and use it", "edge cluster invite, and --join"
+        NOTE, "in the clear: everyone in the network can read prompts and use it", "edge cluster invite, and --join"
     )
 
 
@@ -150,9 +153,9 @@ def _memory(profile: DeviceProfile) -> Verdict:
 
 def _heat(celsius: float | None) -> Verdict:
     if celsius is None:
-        return Verdict(OK, "no sensor says")
+        return Verdict(OK, "no sensor reports a temperature")
     seen = f"{celsius:g} degrees Celsius"
-    hot = Verdict(NOTE, seen, "let air to it: it computes slower while it is hot")
+    hot = Verdict(NOTE, seen, "improve its cooling: it computes slower while it is hot")
     return hot if celsius >= HOT_C else Verdict(OK, seen)
 
 
@@ -163,5 +166,5 @@ def _battery(profile: DeviceProfile) -> Verdict:
     if profile.plugged is not False:
         return Verdict(OK, seen)
     if profile.battery_percent < LOW_PERCENT:
-        return Verdict(PROBLEM, f"{seen}, not plugged in", "plug it in: when it ends, all that runs with it ends")
+        return Verdict(PROBLEM, f"{seen}, not plugged in", "plug it in: sessions fail when its battery is empty")
     return Verdict(NOTE, f"{seen}, not plugged in", "plug it in: on its battery it may compute slower")

@@ -1,1 +1,1 @@
-"""Elastic precision: a model that follows the memory there is."""
+"""Elastic precision: a model that adapts its size to the available memory."""

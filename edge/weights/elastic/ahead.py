@@ -1,4 +1,5 @@
-"""Weights of a larger size, read while it is seen whether their room stays: a change then reads what is left."""
+"""Read weights of a larger size ahead, while it is observed whether the memory stays free. The change then reads the
+rest."""
 
 from __future__ import annotations
 
@@ -11,39 +12,42 @@ from edge.weights.elastic.sizes import SizeChoice, Sizes
 from edge.weights.reader import Job, Reader, beside_bytes, helper_reader, started
 from edge.weights.window import Piece
 
-_POPULATED = 8 << 20  # bytes at once: after so many it is seen whether they are still of use
+_POPULATED = 8 << 20  # bytes per step: after each step it is checked whether reading ahead is still useful
 
 
 class ReadAhead:
-    """Reads into places of an arena that nobody uses yet. For one thread at a time.
+    """Reads into places of an arena that are not in use yet. One thread at a time may call it.
 
-    Its threads are its own: a system that has given memory away may take longer to give it back than a disk takes to
-    fill it, and neither passes nor its own reads are to wait for that.
+    It has its own threads. The system may return memory more slowly than a disk fills it, and neither passes nor their
+    reads may wait for that.
     """
 
     def __init__(self, arena: ElasticArena, reader: Reader) -> None:
-        """reader: of the passes."""
+        """reader: reader of the passes."""
         self._arena, self._passes = arena, reader
-        self._reader: Reader | None = None  # while there is something to read
+        self._reader: Reader | None = None  # exists while there is something to read
         self._populates: threading.Thread | None = None
-        self._over = threading.Event()  # of that thread
+        self._over = threading.Event()  # set to stop that thread
         self._jobs: dict[Piece, Job] = {}
-        self.budget = 0  # least one in which they have room; 0: nothing was read
+        self.budget = 0  # minimum budget in which the read pieces fit; 0: nothing was read
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of memory that it takes, or is about to."""
+        """Bytes of memory that it holds or will hold soon."""
         reads = beside_bytes(self._passes, 1) if self._jobs else 0
         return reads + sum(piece.span for piece in [*self._jobs])
 
     @property
     def left(self) -> int:
-        """Bytes that are still to be read. Of a read that failed none are."""
+        """Bytes that are still to be read. Failed reads count as 0."""
         return sum(job.left for job in [*self._jobs.values()] if job.error is None)
 
     def follow(self, sizes: Sizes, budget: int, now: SizeChoice) -> None:
-        """Read what a larger budget has beside the choice of now, as far as both have room in a little less. Where the
-        budget is less than what was read has room in, or much more, begin anew with what arrived."""
+        """Read pieces that a larger budget would add to the current choice, as far as both fit in slightly less.
+
+        If the budget is below the one of the pieces read so far, or much above it, start again with the pieces that
+        arrived.
+        """
         slack = 2 * budget // SLACK
         if self.budget <= budget <= self.budget + 2 * slack:
             return
@@ -57,12 +61,12 @@ class ReadAhead:
         try:
             self._begin(pieces, sizes)
         except BaseException:
-            self._arena.keep_only(now.plan.resident)  # what arrived counts no more
+            self._arena.keep_only(now.plan.resident)  # discard the pieces that arrived
             raise
         self.budget = budget - slack
 
     def _begin(self, pieces: Sequence[Piece], sizes: Sizes) -> None:
-        """Begin to read what is not there. OSError, WeightsError; nothing is read then."""
+        """Start to read missing pieces. If it raises OSError or WeightsError, nothing is being read."""
         self._arena.make_places(pieces, sizes.having)
         jobs = {piece: self._arena.read(piece) for piece in pieces}
         if pieces:
@@ -78,7 +82,7 @@ class ReadAhead:
         self._jobs = jobs
 
     def _populate(self, reader: Reader, jobs: Sequence[tuple[Piece, Job]]) -> None:
-        """Submit each job when there is memory for it."""
+        """Submit each job once its memory is allocated."""
         for piece, job in jobs:
             space, start = self._arena.place(piece)
             for at in range(start, start + piece.span, _POPULATED):
@@ -88,7 +92,8 @@ class ReadAhead:
             reader.submit(job)
 
     def end(self, keep: Sequence[Piece]) -> None:
-        """Read no more. Of what arrived, and of all in the arena, these stay; nobody may use the others any more."""
+        """Stop reading, and keep only these pieces of the arena, including pieces that arrived. Other pieces must
+        not be used."""
         if self._reader is not None:
             self._end_populating()
             self._reader.drop(*self._jobs.values())
@@ -101,7 +106,7 @@ class ReadAhead:
         self._jobs, self.budget = {}, 0
 
     def close(self) -> bool:
-        """Read no more. Return whether nothing is written to the arena any more."""
+        """Stop reading. Return whether nothing is written to the arena any more."""
         if self._reader is not None:
             self._end_populating()
             self._reader.close()

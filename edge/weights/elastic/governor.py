@@ -1,42 +1,45 @@
-"""Decides when the memory that a process may hold has changed: down at once, up when it has stayed."""
+"""Decide when a process's memory budget changes: down immediately, up after the room has been stable."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 
-GROW_AFTER_S = 5.0  # of steady room; reading takes the rest of the ten seconds in which memory is taken back
-SLACK = 64  # a budget that shrinks is one part in so many less than the room, or it would do so again at once
-_STALLED = 0.1  # of the time since the last look: memory that others wait for so long is too little, whatever is free
-_NEAR = 4  # room is scarce where it is no more than what is held and one part in so many of that
-_STALLED_SHARE = 16  # of what is held is then given back: one part in so many
+# required seconds of stable room; reading uses the rest of the ten seconds in which memory is reclaimed
+GROW_AFTER_S = 5.0
+SLACK = 64  # a shrinking budget is smaller than the room by this fraction, or it would shrink again immediately
+# fraction of the time since the last look; more waiting for memory means too little memory, even if some is free
+_STALLED = 0.1
+_NEAR = 4  # room is scarce if it exceeds the loaded bytes by at most this fraction
+_STALLED_SHARE = 16  # fraction of the loaded bytes that is then given back
 
 
 def limit_of(budget: int) -> int:
-    """Return the bytes of room in which a budget that shrinks is so large."""
+    """Return the room in bytes that gives a shrinking budget this size."""
     return -(-budget * SLACK // (SLACK - 1))
 
 
 class Governor:
-    """Budget of a process, by the room that it sees from time to time, at most `most` bytes. For any thread."""
+    """Memory budget of a process, from repeated observations of the room, at most `most` bytes. Thread-safe."""
 
     def __init__(self, most: int, budget: int) -> None:
-        """budget: bytes that it has to begin with."""
+        """budget: initial budget in bytes."""
         self._most, self.budget = most, budget
         self._seen: deque[tuple[float, int]] = deque()  # (time, room) of looks since the budget last shrank
         self._stalled: tuple[float, float] | None = None  # (time, seconds stalled) of the last look
-        self._lock = threading.RLock()  # one thread looks, another changes weights
+        self._lock = threading.RLock()  # one thread looks while another changes weights
 
     def look(self, room: int, loaded: int, stalled_s: float, now_s: float) -> int:
-        """Return the budget from now on.
+        """Return the new budget.
 
-        room: bytes that the process could hold. loaded: bytes that what it has loaded is made for; less room shrinks
-        the budget. stalled_s: seconds, since some time, in which processes waited for memory.
+        room: bytes that the process could hold.
+        loaded: planned bytes of the loaded size; less room shrinks the budget.
+        stalled_s: total seconds in which processes waited for memory, since an arbitrary start.
         """
         with self._lock:
             before, self._stalled = self._stalled, (now_s, stalled_s)
             stalls = before is not None and stalled_s - before[1] > _STALLED * (now_s - before[0]) > 0
-            if stalls and room - loaded < loaded // _NEAR:  # with more, it is others that wait, in groups of their own
+            if stalls and room - loaded < loaded // _NEAR:  # with more room, processes in other groups are waiting
                 room = min(room, loaded - loaded // _STALLED_SHARE)
             room = min(room, self._most)
             if room < loaded:
@@ -51,27 +54,27 @@ class Governor:
             return self.budget
 
     def coming(self, now_s: float) -> int:
-        """Return the budget that there will be if the room stays as it is, once it has for a third of the time;
-        before, the budget of now."""
+        """Return the budget to expect if the room stays, after a third of the waiting time. Before, return the
+        current budget."""
         with self._lock:
             if not self._seen or now_s - self._seen[0][0] < GROW_AFTER_S / 3:
                 return self.budget
-            until = [*(at for at, _ in self._seen), now_s][1:]  # a room is there up to the next look
+            until = [*(at for at, _ in self._seen), now_s][1:]  # a room lasts until the next look
             room = min(room for (_, room), at in zip(self._seen, until, strict=True) if now_s - at < GROW_AFTER_S / 3)
             return room if self._is_more(room) else self.budget
 
     def _is_more(self, room: int) -> bool:
-        """Return whether a room is worth a change."""
+        """Return whether the room is worth a change."""
         return room > self.budget + 2 * self.budget // SLACK
 
     def shrink(self, room: int) -> None:
-        """Take a little less than a room that is smaller than was thought."""
+        """Set the budget slightly below a room that is smaller than expected."""
         with self._lock:
             self._seen.clear()
             self.budget = room - room // SLACK
 
     def bound(self, limit: int) -> int:
-        """Take no more than a limit; return the budget from now on."""
+        """Limit the budget, and return it."""
         with self._lock:
             self.budget = min(self.budget, limit)
             return self.budget

@@ -1,4 +1,4 @@
-"""Loads weights that follow the memory there is."""
+"""Load weights that adapt to the available memory."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from edge.weights.load import Loaded, load_weights
 from edge.weights.memory import MIB, MemoryNeed
 from quant.gguf.elastic import elastic_sizes
 
-_ATTEMPTS = 3  # to open it while others take the memory
+_ATTEMPTS = 3  # attempts to open the model while others take memory
 
 
 def loader(least: int | None, prefer: Preference) -> Callable[[Opening], Loaded]:
-    """Return what loads the weights of a model whose memory may shrink to `least` bytes; None: it stays."""
+    """Return the function that loads a model whose memory may shrink to `least` bytes. None: the memory is constant."""
     return load_weights if least is None else partial(load_elastic, least, prefer)
 
 
 def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = ROOM) -> Loaded:
-    """Load a model in the largest size that its memory has room for now, between `least` and the budget of `opening`.
-    It changes as the memory does. NotEnoughMemory, WeightsError."""
+    """Load a model in the largest size that currently fits, between `least` and the budget of `opening`.
+
+    The size changes with the memory. Raises NotEnoughMemory or WeightsError.
+    """
     sizes_ = elastic_sizes(opening.request.file)
     shared = opening.plan(opening.roles(sizes_[-1].tensors), least)
     sizes = Sizes(opening, sizes_, shared.parts, shared.sizes, least, prefer)
-    # A budget only grows by more than this slack: just below the one of which all is in memory, it could not.
+    # Budgets grow only by more than this slack. Without it, a budget just below the fully resident one could never
+    # reach it.
     most = min(opening.options.memory, sizes.most + 2 * sizes.most // SLACK + 1)
     room.share.request(min(limit_of(sizes.least), most), most)
     for _ in range(_ATTEMPTS):
@@ -41,9 +44,10 @@ def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = 
         need = MemoryNeed({**shared.parts, **choice.plan.parts}, most, budget=most)
         if opening.accounted is not None:
             opening.accounted(need, choice.plan)
-        with suppress(RoomIsGone):  # then what is left now counts
+        with suppress(RoomIsGone):  # retry with the memory that is left now
             weights = ElasticWeights(opening, sizes, Governor(most, budget), room)
-            need = MemoryNeed({**shared.parts, **weights.plan.parts}, most, budget=most)  # it may have become less
+            # the need may have become smaller
+            need = MemoryNeed({**shared.parts, **weights.plan.parts}, most, budget=most)
             return Loaded(weights, need, shared.sizes)
     raise NotEnoughMemory(
         f"{opening.request.shape.name} needs at least {sizes.least / MIB:,.0f} MiB in its smallest size; of the"

@@ -1,4 +1,4 @@
-"""Memory that this process could hold: what it has, and what is free for it."""
+"""Memory that this process could hold: its resident memory and the free memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from edge.weights.elastic.share import SHARE, MemoryShare
 
 @dataclass(frozen=True)
 class Room:
-    """Readings of memory. Tests bring their own."""
+    """Readings of memory. Tests replace them."""
 
     resident: Callable[[], int] = own_rss  # bytes in memory now
-    free: Callable[[], int] = memory_room  # bytes that an allocation could have; below 0: to be given back
-    stalled_s: Callable[[], float] = memory_stalled_s  # seconds, since some time
+    free: Callable[[], int] = memory_room  # bytes available to an allocation; below 0: bytes to give back
+    stalled_s: Callable[[], float] = memory_stalled_s  # seconds since an arbitrary start
     now: Callable[[], float] = time.monotonic
     share: MemoryShare = SHARE
 
     def for_process(self, planned: int) -> int:
-        """Return the bytes that plans of this process may come to. planned: those of its plan now. What it holds beyond
-        that is not there for weights, nor what is beyond its share."""
+        """Return the bytes that plans of this process may use.
+
+        planned: bytes of the current plan. Memory that the process holds beyond its plan, and memory beyond its share,
+        is not available for weights.
+        """
         return min(min(self.resident(), planned) + self.free(), self.share.limit)
 
 

@@ -1,4 +1,4 @@
-"""Share of this process in a memory budget that several processes divide: what it may hold, and what it reports."""
+"""Share of this process in a memory budget that several processes divide: its limit and its reports."""
 
 from __future__ import annotations
 
@@ -10,66 +10,77 @@ from dataclasses import dataclass
 from edge.errors import NotEnoughMemory
 from quant.text import bytes_text
 
-_ANY = 1 << 62  # bytes: without limit
-_REPORT_S = 1.0  # between two reports where nothing but the time of computing has changed
-WAIT_S = 60.0  # for others to give memory back
+_ANY = 1 << 62  # bytes: no limit
+_REPORT_S = 1.0  # minimum interval of reports if only the computing time has changed
+WAIT_S = 60.0  # time limit for others to give memory back
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of one process, as it reports it."""
+    """Memory use of one process, as it reports it."""
 
     resident: int  # bytes that it may have taken
     seen: int  # number of the last limit that it knew before
-    computed_s: float = 0.0  # seconds in which it has computed, or loaded to compute
+    computed_s: float = 0.0  # seconds in which it has computed, or loaded for a pass
 
 
 class MemoryShare:
-    """Share of a process. Where nobody divides a budget, it is without limit."""
+    """Share of a process. It has no limit unless a budget is divided."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.limit = _ANY  # bytes; whoever divides the budget changes it at any time
-        self.seen = 0  # number of this limit, or of one before
-        self._least = 0  # bytes that are needed, whatever is asked for
+        self.limit = _ANY  # bytes; the process that divides the budget changes it at any time
+        self.seen = 0  # number of this limit or of an earlier one
+        self._least = 0  # bytes that are needed regardless of requests to give back
         self._claim: Callable[[int, int], None] | None = None
         self._report: Callable[[MemoryUse], None] = lambda use: None
         self._coming, self._refused = 0, ""
-        self._claims = False  # whether the answer to a claim is on its way
+        self._claims = False  # True: the answer to a claim is pending
         self._changed = threading.Condition()
         self._reported: tuple[int, int] | None = None
         self._reported_s = 0.0
-        self._began_s: float | None = None  # when the pass under way began
-        self._computed_s = 0.0  # of the passes before
+        self._began_s: float | None = None  # start of the current pass
+        self._computed_s = 0.0  # duration of earlier passes
 
     @property
     def is_divided(self) -> bool:
-        """True if somebody divides a budget."""
+        """Return whether a budget is divided."""
         return self._claim is not None
 
     def join(self, claim: Callable[[int, int], None], report: Callable[[MemoryUse], None]) -> None:
-        """Hold nothing but what is requested from now on. claim: says what is needed at least, and what can be used at
-        most; `follow` gets the answer. report: says what is held."""
+        """Join a divided budget. From now on, memory must be requested before it is used.
+
+        claim: sends the minimum and maximum of needed bytes; `follow` receives the answer.
+        report: sends the memory use.
+        """
         self.limit, self._claim, self._report = 0, claim, report
 
     def follow(self, n_bytes: int, coming: int, number: int, answers: bool, refused: str = "") -> None:
-        """Hold so many bytes from now on. coming: bytes, once others have given them back. number: counts up. answers:
-        a claim, and refused: why it is not granted. What was said before the claim came does not count."""
+        """Apply a new limit in bytes.
+
+        coming: limit once others have given memory back.
+        number: increasing number of the limit.
+        answers: True if this answers a claim. Messages from before a pending claim are ignored.
+        refused: reason why a claim is refused.
+        """
         with self._changed:
             if self._claims and not answers:
                 return
             self._claims, self._refused = False, self._refused or refused
             self.limit, self._coming = n_bytes, coming
-            self.seen = number  # last: who reads it first knows no older limit
+            self.seen = number  # set last, so that a reader of the number never sees an older limit
             self._changed.notify_all()
 
     def ask(self, n_bytes: int | None) -> None:
-        """Have this process hold so many bytes, or its least if that is more; None: any again."""
+        """Limit this process to `n_bytes`, or to its minimum if that is more. None removes the limit."""
         self.limit = _ANY if n_bytes is None else max(n_bytes, self._least)
 
     def request(self, least: int, most: int) -> int:
-        """Return the bytes that may be held, before they are taken; `most` where nobody divides a budget. Where `least`
-        is `most`, so much is held from then on. NotEnoughMemory if `least` cannot be had, within a minute."""
+        """Return the bytes that may be held, before they are allocated. Without a divided budget, return `most`.
+
+        If `least` equals `most`, the process holds exactly that amount afterwards. Raises NotEnoughMemory if `least` is
+        not available within WAIT_S.
+        """
         if self._claim is None:
             self._least, self.limit = least, max(least, self.limit)
             return most
@@ -84,23 +95,23 @@ class MemoryShare:
                 raise NotEnoughMemory(self._refused)
             if self.limit < least:
                 raise NotEnoughMemory(
-                    f"{bytes_text(least)} are needed, {bytes_text(self.limit)} are there: what else is loaded did not"
-                    f" give back the rest within {WAIT_S:g} s; try again"
+                    f"{bytes_text(least)} are needed, {bytes_text(self.limit)} are available: other loaded parts did"
+                    f" not give back the rest within {WAIT_S:g} s; try again"
                 )
             return min(most, self.limit)
 
     def begin_pass(self) -> None:
-        """Count the time from now on as time of computing, also that of loading for it."""
+        """Start to count computing time, including loading for a pass."""
         self._began_s = self._clock()
 
     def end_pass(self) -> None:
-        """Count it no more."""
+        """Stop counting computing time."""
         began_s, self._began_s = self._began_s, None
         if began_s is not None:
             self._computed_s += self._clock() - began_s
 
     def report(self, resident: int, seen: int) -> None:
-        """Report what changed at once, and how much is computed every second. resident, seen: of
+        """Report changed memory use immediately, and computing time every second. For the parameters see
         `MemoryUse`."""
         now, began_s, figures = self._clock(), self._began_s, (resident, seen)
         if figures != self._reported or now - self._reported_s >= _REPORT_S:

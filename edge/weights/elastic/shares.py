@@ -1,7 +1,8 @@
-"""Shares of one memory budget: divided among processes by use, not by who came first, and never below what each needs.
+"""Divide one memory budget among processes by use instead of order of arrival, and never below each process's minimum.
 
-A process that computes gets more, one that is idle gives way. Nothing is promised twice: a share grows by what others
-have given back. Nothing waits here: who needs memory does (`edge/weights/elastic/share.py`).
+A busy process gets more, and an idle process gives memory back. No byte is promised twice: a share grows only by memory
+that others have given back. This module never waits; the process that needs memory does
+(`edge/weights/elastic/share.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from edge.weights.elastic.share import MemoryUse
 from quant.text import bytes_text
 
 WHOLE = 1000  # weight of a process that computes all the time
-IDLE = 10  # weight of one that does not: memory that nobody else can use is its
-_MEAN_S = 120.0  # time constant of the mean of use: who takes turns within a minute is used alike
-SETTLED_S = 30.0  # shares that follow use stay for so long
-_GAIN = 8  # and change only where a process in use gains one part in so many
+IDLE = 10  # weight of an idle process: it keeps memory that no other process can use
+_MEAN_S = 120.0  # time constant of the mean use: processes that alternate within a minute count as equally used
+SETTLED_S = 30.0  # minimum seconds between changes that follow use
+_GAIN = 8  # shares change only if a process in use gains more than this fraction
 
 _Name = TypeVar("_Name")
 
@@ -32,13 +33,13 @@ class Claim:
 
     least: int  # bytes
     most: int  # bytes
-    weight: int  # of its use, from IDLE to WHOLE
+    weight: int  # weight of its use, from IDLE to WHOLE
 
 
 def divide(budget: int, claims: Mapping[_Name, Claim]) -> dict[_Name, int]:
-    """Return the bytes of each: its least, and of the rest a part in proportion to its weight, `most` in all.
+    """Return the bytes of each process: its minimum, and a part of the rest in proportion to its weight, up to `most`.
 
-    All get their least, whatever the budget.
+    Each process gets its minimum, even if these exceed the budget.
     """
     shares = {name: claim.least for name, claim in claims.items()}
     rest = max(0, budget - sum(shares.values()))
@@ -48,7 +49,7 @@ def divide(budget: int, claims: Mapping[_Name, Claim]) -> dict[_Name, int]:
         full = [name for name, c in growing.items() if rest * c.weight >= (c.most - c.least) * weight]
         if not full:
             break
-        for name in full:  # what it leaves is there for the others
+        for name in full:  # the bytes it leaves go to the others
             claim = growing.pop(name)
             shares[name], rest = claim.most, rest - (claim.most - claim.least)
     for name, claim in growing.items():
@@ -58,45 +59,45 @@ def divide(budget: int, claims: Mapping[_Name, Claim]) -> dict[_Name, int]:
 
 @dataclass(frozen=True)
 class Share:
-    """Share of one process, for people. Bytes."""
+    """Share of one process in bytes, for display."""
 
-    limit: int = 0  # that it may hold
+    limit: int = 0  # bytes that it may hold
     resident: int = 0
     least: int = 0
     most: int = 0
-    use: float = 0.0  # part of the time that it computed lately, 0 to 1; 0 where it cannot change, and says nothing
+    use: float = 0.0  # recent fraction of time spent computing, 0 to 1; always 0 for a fixed share
 
 
 @dataclass(eq=False)
 class Member:
-    """A process that has a part of the budget. `MemoryShares` alone changes it, but for `tell`."""
+    """Process with a part of the budget. Only `MemoryShares` changes it, except for `tell`."""
 
     name: str
-    # Called with its limit in bytes, what that will be once others have given back, a number that counts up, and
-    # whether this answers a claim, which ends what was said before.
+    # Called with its limit in bytes, the limit once others have given memory back, an increasing number, and whether
+    # this answers a claim, which makes earlier messages obsolete.
     tell: Callable[[int, int, int, bool], None]
     least: int = 0  # bytes that it needs
-    most: int = 0  # bytes that it holds at most, whatever it may
-    share: int = 0  # bytes that it is to have
+    most: int = 0  # bytes that it can use at most
+    share: int = 0  # bytes that it should have
     limit: int = 0  # bytes that it may hold now
-    sent: tuple[int, int] = 0, 0  # limit and share, as it was told last
-    number: int = 0  # of that
-    left: int = 0  # bytes that it may hold until it reports that it knows its limit
-    resident: int = 0  # bytes, as it reported last
-    busy: float = 1.0  # mean part of the time that it computed lately: who comes is about to be used
-    computed: tuple[float, float] | None = None  # seconds that it computed, and when it reported them
+    sent: tuple[int, int] = 0, 0  # limit and share as last sent
+    number: int = 0  # number of the last message
+    left: int = 0  # bytes that it may still hold until it acknowledges its limit
+    resident: int = 0  # bytes in its last report
+    busy: float = 1.0  # recent mean fraction of time spent computing; a new process is assumed to become active soon
+    computed: tuple[float, float] | None = None  # seconds it has computed, and the time of that report
 
     @property
     def reserved(self) -> int:
-        """Bytes that nobody else may have."""
+        """Bytes that no other process may have."""
         return min(max(self.limit, self.left), self.most)
 
 
 class MemoryShares:
-    """Division of one budget among processes. For any thread."""
+    """Division of one budget among processes. Thread-safe."""
 
     def __init__(self, budget: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
-        """budget: returns the bytes that there are now."""
+        """budget: returns the current total in bytes."""
         self._budget_now, self._clock = budget, clock
         self._budget = budget()
         self._target: int | None = None
@@ -105,21 +106,24 @@ class MemoryShares:
         self._lock = threading.Lock()
 
     def budget(self) -> int:
-        """Return the bytes that there are for all."""
+        """Return the total bytes for all processes."""
         with self._lock:
             self._budget = self._budget_now()
             return self._budget
 
     def join(self, name: str, tell: Callable[[int, int, int, bool], None]) -> Member:
-        """Add a process, which may hold nothing yet. tell: as `Member` has it; it must not wait for that process."""
+        """Add a process, which may hold nothing yet. tell: see `Member`; it must not wait for that process."""
         member = Member(name, tell)
         with self._lock:
             self._members.append(member)
         return member
 
     def claim(self, member: Member, least: int, most: int, what: str) -> None:
-        """Divide anew, now that a process needs so much; it is told its limit, in any case. what: it needs that for.
-        NotEnoughMemory, and nothing changes, if the others cannot give it."""
+        """Claim memory for a process and divide anew. The process always receives its limit.
+
+        what: purpose of the claim, for the error message.
+        Raises NotEnoughMemory, without any change, if the others cannot give that much back.
+        """
         with self._lock:
             if member not in self._members:
                 return
@@ -129,19 +133,19 @@ class MemoryShares:
             if least > max(room, member.least):
                 raise NotEnoughMemory(
                     f"{what} needs at least {bytes_text(least)}, and of {bytes_text(max(0, self._budget))} that are"
-                    f" shared {bytes_text(room)} can be had: what else is loaded needs {bytes_text(others)}"
+                    f" shared {bytes_text(room)} are available: other loaded parts need {bytes_text(others)}"
                 )
             self._claimed(member, least, max(least, most))
 
     def fix(self, member: Member, n_bytes: int) -> None:
-        """Note that a process, which knows its limit, holds so many bytes until it claims others."""
+        """Record that a process, which knows its limit, holds `n_bytes` until its next claim."""
         with self._lock:
             if member in self._members:
                 member.limit = n_bytes
                 self._claimed(member, n_bytes, n_bytes)
 
     def report(self, member: Member, use: MemoryUse) -> None:
-        """Note what a process reports, and divide anew where that is clearly better."""
+        """Record a report of a process, and divide anew if that is clearly better."""
         with self._lock:
             if member not in self._members:
                 return
@@ -150,7 +154,7 @@ class MemoryShares:
                 busy = min(1.0, max(0.0, use.computed_s - member.computed[0]) / passed_s)
                 member.busy += (busy - member.busy) * (1 - math.exp(-passed_s / _MEAN_S))
             member.computed, member.resident = (use.computed_s, now), use.resident
-            if use.seen == member.number:  # else it may hold what it knew before
+            if use.seen == member.number:  # otherwise it may still hold its old limit
                 member.left = use.resident
             if now - self._looked_s >= SETTLED_S and self._is_to_change():
                 self._divide()
@@ -158,21 +162,21 @@ class MemoryShares:
                 self._settle()
 
     def leave(self, member: Member) -> None:
-        """Let others have what a process had. It has ended."""
+        """Remove a process that has ended, and give its memory to the others."""
         with self._lock:
             if member in self._members:
                 self._members.remove(member)
                 self._divide()
 
     def ask(self, n_bytes: int | None) -> None:
-        """Have all processes together hold so many bytes from now on, or their least if that is more. None: the whole
-        budget again."""
+        """Limit all processes together to `n_bytes`, or to their minimums if these are more. None restores the whole
+        budget."""
         with self._lock:
             self._target = n_bytes
             self._divide()
 
     def figures(self) -> dict[str, Share]:
-        """Return the share of each process that needs some, by name."""
+        """Return the share of each process that needs memory, by name."""
         with self._lock:
             return {
                 m.name: Share(m.limit, m.resident, m.least, m.most, 0.0 if m.computed is None else round(m.busy, 3))
@@ -188,7 +192,7 @@ class MemoryShares:
         self._divide(member)
 
     def _is_to_change(self) -> bool:
-        """Look at the budget, and return whether it is too small for all shares, or a process in use would gain."""
+        """Update the budget. Return whether it is too small for all shares, or a process in use would gain enough."""
         self._looked_s, self._budget = self._clock(), self._budget_now()
         return sum(m.share for m in self._members) > self._budget or any(
             m.busy * WHOLE > IDLE and share - m.share > m.share // _GAIN for m, share in self._shares().items()
@@ -206,14 +210,16 @@ class MemoryShares:
         self._settle(claimed)
 
     def _settle(self, claimed: Member | None = None) -> None:
-        """Have those hold less that have more than their share, let the others have what is there, and tell who has
-        another limit. claimed: is told in any case."""
+        """Lower limits that exceed a share, distribute the free bytes, and notify processes whose limit has changed.
+
+        claimed: process that is notified in any case.
+        """
         for member in self._members:
             if member.share < member.limit:
                 member.left, member.limit = max(member.left, member.limit), member.share
         free = self._budget - sum(m.reserved for m in self._members)
         for member in self._members:
-            own = member.reserved - member.limit  # that it may hold anyway
+            own = member.reserved - member.limit  # bytes that it may hold anyway
             if (more := min(max(0, free) + own, member.share - member.limit)) > 0:
                 member.limit += more
                 free -= max(0, more - own)

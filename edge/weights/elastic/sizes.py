@@ -1,4 +1,4 @@
-"""Sizes of a model that is loaded, and which of them a budget gets: with what bits, and how much is paged."""
+"""Choose the size of a loaded model for a budget: its quantization, and the part that is paged."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Preference = Literal["speed", "quality"]
 
 @dataclass(frozen=True)
 class SizeChoice:
-    """Use of a budget: a size of the model, and how it is paged."""
+    """Choice for a budget: a size of the model and its paging plan."""
 
-    number: int  # of the size; 0: the largest
+    number: int  # number of the size; 0: the largest
     size: ElasticSize
     roles: Roles
     plan: PagePlan
-    n_bytes: int  # the process is to hold
-    token_s: float  # predicted, of a decoded token
+    n_bytes: int  # bytes that the process will hold
+    token_s: float  # predicted seconds of a decoded token
 
     def is_like(self, other: SizeChoice) -> bool:
         """Return whether another choice has the same weights in memory."""
@@ -47,7 +47,7 @@ class SizeChoice:
 
 
 class Sizes:
-    """The sizes of one model, and the choice among them."""
+    """Sizes of one model, and the choice among them."""
 
     def __init__(
         self,
@@ -58,35 +58,35 @@ class Sizes:
         least: int,
         prefer: Preference,
     ) -> None:
-        """parts: bytes that a budget of `least` bytes spends on other things than weights."""
+        """parts: bytes by part that a budget of `least` bytes spends on things other than weights."""
         self._sizes, self._prefer, self._batch = sizes, prefer, context.batch
         self._roles = [opening.roles(size.tensors) for size in sizes]
-        self._having: dict[Key, tuple[int, ...]] = {}  # by weight: the sizes that it is the same in
+        self._having: dict[Key, tuple[int, ...]] = {}  # by weight: numbers of the sizes in which it is identical
         for number, roles in enumerate(self._roles):
             for piece in roles.pieces:
                 self._having[key_of(piece)] = (*self._having.get(key_of(piece), ()), number)
         self._used = opening.request.shape.n_experts_used
         self._experts = self._used * max(2, context.sequences, context.batch)
         self.read, self._speeds = _speeds(self._roles, replace(opening.options, memory=least), opening.request.threads)
-        self._parts = sum(parts.values()) - least // MARGIN_SHARE  # one part grows with the budget
-        self._whole = [  # bytes of the weights of each size, with all in memory
+        self._parts = sum(parts.values()) - least // MARGIN_SHARE  # the margin grows with the budget
+        self._whole = [  # by size: bytes of the weights if all are resident
             sum(plan(roles, 1 << 62, self.read, speed, self._batch, self._experts).parts.values())
             for roles, speed in zip(self._roles, self._speeds, strict=True)
         ]
         self.least = self._budget(sum(least_parts(self._roles[-1], self.read, self._batch, self._experts).values()))
-        self.most = max(self.least, self._budget(self._whole[0]))  # of which the largest is in memory whole
+        self.most = max(self.least, self._budget(self._whole[0]))  # budget in which the largest size is fully resident
 
     def choose(self, budget: int, prefer: Preference | None = None) -> SizeChoice:
-        """Return what a budget gets, or the least one if that is more. prefer: None: as at the beginning.
+        """Return the choice for a budget, or for the minimum budget if that is more.
 
-        With "speed" that is the largest size that is in memory whole; where none is, the smallest, paged. With
-        "quality" it is the largest that can be paged.
+        With "speed" this is the largest fully resident size, or else the smallest size, paged. With "quality" it is the
+        largest size that can be paged. prefer: None: the preference of this object.
         """
         budget = max(budget, self.least)
         last = len(self._sizes) - 1
         for number in range(last):
             if (prefer or self._prefer) == "speed" and self._whole[number] > self._room(budget):
-                continue  # planning how to page it takes a while
+                continue  # planning its paging takes time
             if (choice := self._within(number, budget)) is not None:
                 return choice
         smallest = self._within(last, budget)
@@ -94,27 +94,27 @@ class Sizes:
         return smallest
 
     def other(self, budget: int) -> tuple[Preference, SizeChoice] | None:
-        """Return the other preference and what the budget would get by it; None if that is the same."""
+        """Return the other preference and its choice for the budget, or None if the choice is the same."""
         prefer: Preference = "speed" if self._prefer == "quality" else "quality"
         choice = self.choose(budget, prefer)
         return None if choice.is_like(self.choose(budget)) else (prefer, choice)
 
     def having(self, key: Key) -> tuple[int, ...]:
-        """Return the numbers of the sizes that have a weight as it lies there; none for a part of a head."""
+        """Return the numbers of the sizes that contain an identical weight; none for a part of a head."""
         return self._having.get(key, ())
 
     @property
     def longest_row(self) -> int:
-        """Bytes of the longest row that is laid out anew, of all sizes."""
+        """Bytes of the longest repacked row of all sizes."""
         return max(roles.longest_row for roles in self._roles)
 
     @property
     def read_rate(self) -> float:
-        """Bytes a second that the disk gives, laid out for the CPU."""
+        """Bytes per second that the disk delivers, including repacking."""
         return min(speed.read for speed in self._speeds)
 
     def _within(self, number: int, budget: int) -> SizeChoice | None:
-        """Return a size, paged as far as the budget makes it; None if it cannot be."""
+        """Return the choice of a size, paged as much as the budget requires, or None if it does not fit."""
         roles, room = self._roles[number], self._room(budget)
         if sum(least_parts(roles, self.read, self._batch, self._experts).values()) > room:
             return None
@@ -129,16 +129,16 @@ class Sizes:
         return SizeChoice(number, self._sizes[number], roles, share, n_bytes, token_s)
 
     def _room(self, budget: int) -> int:
-        """Return the bytes of a budget that weights may take."""
+        """Return the bytes of a budget that are available for weights."""
         return budget - self._parts - budget // MARGIN_SHARE
 
     def _budget(self, room: int) -> int:
-        """Return the bytes of the least budget of which weights may take so many."""
+        """Return the minimum budget in bytes with this room for weights."""
         return -(-(self._parts + room) * MARGIN_SHARE // (MARGIN_SHARE - 1)) + 1
 
 
 def _speeds(roles: Sequence[Roles], options: BudgetOptions, threads: int) -> tuple[ReadOptions, list[Speed]]:
-    """Return how to read, and the speeds of each size: types differ in how fast they decode."""
+    """Return the read options, and the speeds of each size, because types differ in decoding speed."""
     read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
     speeds = []
     for each in roles:
@@ -148,7 +148,7 @@ def _speeds(roles: Sequence[Roles], options: BudgetOptions, threads: int) -> tup
 
 
 def _token_s(roles: Roles, share: PagePlan, speed: Speed, used: int) -> float:
-    """Predict the seconds of a decoded token. Of experts, those that stay are taken to be chosen as often as others."""
+    """Predict the seconds of a decoded token. Resident experts are assumed to be chosen as often as others."""
     pieces = [*roles.factors, *(share.head_pieces or ([roles.head] if roles.head else []))]
     matrices = [Matrix(piece.name, piece.span) for piece in pieces]
     streamed = tuple(piece.name for piece in share.streamed)

@@ -1,4 +1,4 @@
-"""Turns at weights that change: a pass has one, or a change between two passes."""
+"""Turns for changing weights: either a pass or a change between two passes holds the turn."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from edge.weights.elastic.share import MemoryShare
 
 
 class Turn:
-    """Lock of who uses weights or changes them. Time in which a pass has it counts as use of the memory."""
+    """Lock between a forward pass and a weight change. While a pass holds it, the time counts as memory use."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._share: MemoryShare | None = None  # of the pass that has it
+        self._share: MemoryShare | None = None  # share of the pass that holds the turn
 
     @property
     def is_of_a_pass(self) -> bool:
-        """True from `begin_pass` to `end_pass`."""
+        """Return whether a pass holds the turn."""
         return self._share is not None
 
     def begin_pass(self, share: MemoryShare) -> None:
-        """Wait for the turn, and let a pass have it, or a load before the first one."""
+        """Wait for the turn, and take it for a pass or for the load before the first pass."""
         self.lock.acquire()
         self._share = share
         share.begin_pass()
 
     def end_pass(self) -> None:
-        """End the pass that has it, if one does."""
+        """Release the turn, if a pass holds it."""
         share, self._share = self._share, None
         if share is not None:
             share.end_pass()

@@ -1,4 +1,4 @@
-"""Weights that change between two passes: other bits, or other parts in memory, as the room changes."""
+"""Weights that change between two passes to another quantization, or to other resident parts, as the memory changes."""
 
 from __future__ import annotations
 
@@ -28,58 +28,67 @@ from quant.text import bytes_text
 
 _MOST_NEWS = 16
 LOOK_S = 0.1  # between two looks at the memory
-_CHECK_S = 0.02  # likewise, while weights are read
-PASS_WAIT_S = 0.5  # that a pass goes on for when memory shrinks; what is longer is stopped, and computed again
-GROW_WAIT_S = 0.02  # of reading that a pass may wait for on the way up; with more to read it is computed as before
-_LITTLE = 16 << 20  # bytes that are worth no delay on any disk
-RETRY_S = 1.0  # from a change that failed to the next try, unless a pass comes before
-_ATTEMPTS = 3  # to load what others take the memory of meanwhile; the last one loads the least
+_CHECK_S = 0.02  # between two looks while weights are read
+PASS_WAIT_S = 0.5  # time that a running pass may take when memory shrinks; a longer pass is stopped and computed again
+# seconds of reading that a pass may wait for when memory grows; with more to read, the pass uses the old weights
+GROW_WAIT_S = 0.02
+_LITTLE = 16 << 20  # bytes that never justify a delay, on any disk
+RETRY_S = 1.0  # from a failed change to the next attempt, unless a pass comes first
+_ATTEMPTS = 3  # attempts to load while others take memory; the last attempt loads the minimum
 
 
 class RoomIsGone(Exception):
-    """Others took, or are to have, the memory that a change was for."""
+    """Others took, or will get, the memory for a change."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change that was made."""
+    """Completed change."""
 
-    budget: int  # bytes of the process, since then
+    budget: int  # new budget of the process in bytes
     choice: SizeChoice
     took_s: float
 
 
 class ElasticWeights(PagedWeights):
-    """Weights of a model that has several sizes. A thread looks at the memory; what has to change, changes between two
-    passes: at the beginning of the next one, or at once while none is computed."""
+    """Weights of a model with several sizes, which change only between two passes.
+
+    A thread observes the memory. A due change happens at the beginning of the next pass, or immediately if no pass
+    runs.
+    """
 
     def __init__(self, opening: Opening, sizes: Sizes, governor: Governor, room: Room = ROOM) -> None:
-        """Load what the budget gets. WeightsError if it cannot be read; RoomIsGone if even the least has no room."""
+        """Load the size for the budget. Raises WeightsError if reading fails, or RoomIsGone if even the minimum does
+        not fit."""
         self.sizes, self._governor, self._room = sizes, governor, room
         self._turn, self.pass_size = Turn(), 0
-        self._was_stopped = False  # since a pass ended by itself: then the next one is computed to its end
-        self._intact = True  # False: a change failed, and is to be tried again
+        # True: a pass was stopped since the last complete one, so the next one runs to its end
+        self._was_stopped = False
+        self._intact = True  # False: a change failed and must be tried again
         self._changing = False
-        self._retry_s = 0.0  # when a change that failed is tried again
-        self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None  # and those that are not of the weights
+        self._retry_s = 0.0  # time of the next attempt after a failed change
+        self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = (
+            None  # node hooks, and the hooks that do not belong to the weights
+        )
         self._shown = opening.request.progress
         self._watch: Repeated | None = None
-        self._checked_s = 0.0  # when `_loads` looked last
-        self.choice = sizes.choose(governor.budget)  # changed by who has the turn
-        self._target = self.choice  # for the budget of now; until it is loaded, a change is due
-        self.changes: deque[Change] = deque(maxlen=_MOST_NEWS)  # that `news` has not told yet
+        self._checked_s = 0.0  # time of the last check in `_loads`
+        self.choice = sizes.choose(governor.budget)  # changed only by the holder of the turn
+        self._target = self.choice  # choice for the current budget; a change is due until it is loaded
+        self.changes: deque[Change] = deque(maxlen=_MOST_NEWS)  # changes that `news` has not reported yet
         arena = ElasticArena()
         reader = Reader(sizes.longest_row, sizes.read.threads, sizes.read.chunk, verify=opening.options.verify)
-        self._ahead, self._arena_lock = ReadAhead(arena, reader), threading.Lock()  # of what is read ahead, or a change
-        self._turn.begin_pass(room.share)  # who loads is about to compute
+        # held for reading ahead, or for a change
+        self._ahead, self._arena_lock = ReadAhead(arena, reader), threading.Lock()
+        self._turn.begin_pass(room.share)  # loading is followed by a pass
         super().__init__(opening, self.choice.roles, self.choice.plan, reader, arena, self._loads)
         self._shown = None
         self._turn.end_pass()
         self._watch = Repeated(self.follow, LOOK_S, "memory")
 
     def prepare(self) -> int:
-        """Change the weights if that is due; then they stay until the next pass is over, or `reset`. Return the number
-        of their size."""
+        """Make a due change. The weights then stay until the next pass ends, or until `reset`. Return the number of
+        their size."""
         if not self._turn.is_of_a_pass:
             self._turn.begin_pass(self._room.share)
             try:
@@ -90,8 +99,8 @@ class ElasticWeights(PagedWeights):
         return self.choice.number
 
     def begin(self, rows: llama.Batch, n: int) -> None:
-        """Change the weights if that is due, then as `PagedWeights`."""
-        self.pass_size = self.prepare()  # that the last pass was computed with
+        """Make a due change, and then begin a pass as `PagedWeights` does."""
+        self.pass_size = self.prepare()  # size of the last pass
         try:
             super().begin(rows, n)
         except BaseException:
@@ -111,16 +120,16 @@ class ElasticWeights(PagedWeights):
 
     @property
     def due(self) -> SizeChoice | None:
-        """Return what is to be loaded; None: what is there stays."""
+        """Choice to load, or None if the loaded one stays."""
         return None if self._intact and self._target is self.choice else self._target
 
     @property
     def planned_bytes(self) -> int:
-        """Return the bytes that the process is to hold."""
+        """Bytes that the process plans to hold."""
         return self.choice.n_bytes + self._ahead.n_bytes
 
     def hooks(self) -> list[Hook]:
-        """Return the hooks the graphs need now, and one that is always there: later they may need more."""
+        """Return the hooks that the graphs need now, and one permanent hook, because later graphs may need hooks."""
         return [_NO_HOOK, *super().hooks()]
 
     def node_hooks(self, hooks: Sequence[Hook]) -> NodeHooks:
@@ -131,8 +140,8 @@ class ElasticWeights(PagedWeights):
     def close(self) -> None:
         if self._watch is not None:
             self._watch.close()
-        self._turn.end_pass()  # the model was freed
-        with self._turn.lock, self._arena_lock:  # a change may be under way, or what is read ahead
+        self._turn.end_pass()  # the model is already freed
+        with self._turn.lock, self._arena_lock:  # a change or reading ahead may be running
             self._reader.close()
             if self._ahead.close() and not self._reader.hangs:
                 self._release()
@@ -150,27 +159,29 @@ class ElasticWeights(PagedWeights):
         return lines
 
     def look(self) -> None:
-        """See how much memory there is, and note what has to change."""
+        """Observe the memory, and record a due change."""
         before, planned = self._governor.budget, self.planned_bytes
         room, stalled_s = self._room.for_process(planned), self._room.stalled_s()
         if self._changing or planned != self.planned_bytes:
-            return  # that is not there yet, or still there
+            return  # this memory is not allocated yet, or not released yet
         due = self.due
-        promised = due.n_bytes - due.n_bytes // SLACK if due is not None else 0  # and being read
+        promised = due.n_bytes - due.n_bytes // SLACK if due is not None else 0  # bytes that are still being read
         self._governor.look(room, max(self.choice.n_bytes, promised), stalled_s, self._room.now())
-        budget = self._governor.bound(self._room.share.limit)  # others are to have the rest, whatever has to change
+        budget = self._governor.bound(self._room.share.limit)  # others get the rest, regardless of due changes
         if budget != before:
             self._target = self.sizes.choose(budget)
 
     def follow(self) -> None:
-        """Look, and change what is due unless a pass is computed, which has the next one change it. What may be due
-        soon is read ahead."""
+        """Observe the memory, and make a due change unless a pass runs. Then the next pass makes it.
+
+        Pieces that may be needed soon are read ahead.
+        """
         seen = self._room.share.seen
         self.look()
-        resident = _resident(self)  # before it is known that nothing changes
-        if self._intact and not self._changing:  # else what a change gives back may still be there
+        resident = _resident(self)  # read before it is known that nothing changes
+        if self._intact and not self._changing:  # otherwise memory that a change releases may still be resident
             self._room.share.report(resident, seen)
-        with suppress(WeightsError, OSError):  # the next pass tries again, and says what is wrong
+        with suppress(WeightsError, OSError):  # the next pass retries, and raises the error
             due = self.due
             shrinks = due is not None and due.n_bytes < self.choice.n_bytes and not due.is_like(self.choice)
             if due is None or self._room.now() < self._retry_s:
@@ -187,11 +198,14 @@ class ElasticWeights(PagedWeights):
             _read_ahead(self)
 
     def _change(self) -> None:
-        """Change to what is due; until that is done, it stays due. It is its turn. WeightsError if it cannot be read:
-        then the weights may not be usable until it can."""
+        """Make the due change, while holding the turn. Until it is complete, it stays due.
+
+        Raises WeightsError if reading fails. The weights may be unusable then until a change succeeds.
+        """
         if _due_now(self) is None:
             return
-        began_s, self._changing = self._room.now(), True  # before it is known what is due: `follow` may just look
+        # set before the due change is read, because `follow` may be looking
+        began_s, self._changing = self._room.now(), True
         try:
             due = self._target
             if self._intact and due.is_like(self.choice):
@@ -211,8 +225,8 @@ class ElasticWeights(PagedWeights):
 
     def _change_to(self, choice: SizeChoice) -> None:
         super().reset()
-        self._reader.drop(*self._jobs.values())  # of a change that failed: they write where memory is given back now
-        self._ahead.end([*self.choice.plan.resident, *choice.plan.resident])  # where that fails, all stays as it is
+        self._reader.drop(*self._jobs.values())  # jobs of a failed change write to memory that is released below
+        self._ahead.end([*self.choice.plan.resident, *choice.plan.resident])  # if this fails, everything stays as it is
         self.choice, self._intact = choice, False
         self._use(choice.roles, choice.plan)
         self._intact, self._retry_s = True, 0.0
@@ -221,9 +235,9 @@ class ElasticWeights(PagedWeights):
             node_hooks.use((*self.hooks(), *others))
 
     def _use(self, roles: Roles, plan: PagePlan) -> None:
-        """Load the choice, which has this plan; where its room goes meanwhile, what has room then."""
+        """Load this plan of the current choice. If its memory disappears meanwhile, load the choice that still fits."""
         assert isinstance(self._arena, ElasticArena)
-        lost = 0  # times that others took the room, who may go on to
+        lost = 0  # times that others took the memory, which may continue
         while True:
             self._release()
             self._arena.keep_only(plan.resident)
@@ -248,7 +262,7 @@ class ElasticWeights(PagedWeights):
                 raise
 
     def _loads(self, fraction: float) -> None:
-        """Show how far loading is. RoomIsGone, Interrupted."""
+        """Report the loading progress. Raises RoomIsGone or Interrupted."""
         if self._shown is not None:
             self._shown(fraction)
         now = self._room.now()
@@ -258,8 +272,11 @@ class ElasticWeights(PagedWeights):
 
 
 def _check_room(weights: ElasticWeights) -> None:
-    """Report what is held when all is loaded: whoever divides a budget does not wait for that. RoomIsGone if what is
-    left has no room any more, or others are to have it; Interrupted if the weights are closed."""
+    """Report the memory after loading early, because the process that divides a budget does not wait for loading.
+
+    Raises RoomIsGone if the rest does not fit any more or others will get its memory, or Interrupted if the weights are
+    closed.
+    """
     if weights._watch is not None:
         weights._watch.check()
     share, choice = weights._room.share, weights.choice
@@ -277,7 +294,7 @@ def _resident(weights: ElasticWeights) -> int:
 
 
 def _read_ahead(weights: ElasticWeights) -> None:
-    """Read what a larger budget would have if it stays likely, and give that back where it does not."""
+    """Read ahead for a larger budget that is likely. If it is not likely any more, release that memory."""
     if not weights._arena_lock.acquire(blocking=False):
         return
     try:
@@ -293,14 +310,14 @@ def _read_ahead(weights: ElasticWeights) -> None:
 
 
 def _due_now(weights: ElasticWeights) -> SizeChoice | None:
-    """Return what is due. More is not yet, while much of it can be read as passes go on, and they can."""
+    """Return the due change. Growth is deferred while running passes leave time to read much of it ahead."""
     due = weights.due
     if due is None or due.n_bytes <= weights.choice.n_bytes or not weights._intact:
         return due
-    if not weights._arena_lock.acquire(blocking=False):  # no pass waits for reads that end
+    if not weights._arena_lock.acquire(blocking=False):  # passes do not wait for reads that are ending
         return None
     try:
-        with suppress(WeightsError, OSError):  # the change itself tells
+        with suppress(WeightsError, OSError):  # the change itself raises the error
             if not weights._ahead.budget:
                 weights._ahead.follow(weights.sizes, weights._governor.budget, weights.choice)
     finally:
@@ -309,13 +326,14 @@ def _due_now(weights: ElasticWeights) -> SizeChoice | None:
 
 
 def next_size(weights: PagedWeights | None) -> int:
-    """Return the number of the size that a pass would be computed with now; 0: the largest, or the only one."""
+    """Return the number of the size that the next pass would use. 0: the largest or only size."""
     return (_due_now(weights) or weights.choice).number if isinstance(weights, ElasticWeights) else 0
 
 
 @contextmanager
 def next_pass(weights: PagedWeights | None) -> Iterator[int]:
-    """Yield the number of the size that the pass in the block is computed with. WeightsError as of `begin`."""
+    """Yield the number of the size that the pass in the block uses. Raises WeightsError as `begin`
+    does."""
     if not isinstance(weights, ElasticWeights):
         yield 0
         return
@@ -327,7 +345,7 @@ def next_pass(weights: PagedWeights | None) -> Iterator[int]:
 
 
 def pass_size(weights: PagedWeights | None) -> int:
-    """Return the same of the last pass."""
+    """Return the number of the size that the last pass used."""
     return weights.pass_size if isinstance(weights, ElasticWeights) else 0
 
 

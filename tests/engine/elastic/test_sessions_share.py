@@ -115,7 +115,7 @@ def test_a_session_that_is_killed_leaves_its_memory_and_one_too_many_is_refused(
         expected = tokens(first.engine, 6)
         [before] = first.shares()
         with owner(device, model) as second:
-            full = r"needs at least .* of \d+ MiB that are shared .* can be had: .*more --memory, or end a session"
+            full = r"needs at least .* of \d+ MiB that are shared .* are available: .*more --memory, or end a session"
             with pytest.raises(WorkerError, match=full), owner(device, model):
                 pass
             until(lambda: len(first.shares()) == 2, "the end of the session that was refused")

@@ -85,7 +85,7 @@ def test_models_of_every_architecture(arch: str, tmp_path: Path) -> None:
         expected = answer(engine)
     assert np.isfinite(expected).all()
     if arch in NOT_STREAMED:
-        with pytest.raises(EngineError, match="does not say where layer 0 ends, so it cannot be streamed"):
+        with pytest.raises(EngineError, match="does not mark the end of layer 0, so it cannot be streamed"):
             Engine(path, with_streamed(path, 4))
         return
     with Engine(path, with_streamed(path, 4)) as engine:

@@ -222,6 +222,6 @@ def test_a_graph_that_is_not_the_remembered_one_is_an_error(nodes: int) -> None:
 
     graph(5)
     graph(5)
-    with pytest.raises(EngineError, match=f"graph of {nodes} nodes came where one of 5 was remembered"):
+    with pytest.raises(EngineError, match=f"graph of {nodes} nodes was computed, but 5 nodes were recorded"):
         graph(nodes)
     graph(nodes)  # learned anew

@@ -210,7 +210,7 @@ def test_what_cannot_be_reached_is_told_with_what_is_near() -> None:
     with pytest.raises(PlanError, match=r"reaches 2\.00 ms a token .*nearest of those tried, 1 fast, takes 16\.0 ms"):
         search.cheapest(PRICE, 2)
     tiny = [Offer(offer.kind, replace(offer.speed, memory_bytes=1 << 20)) for offer in offers]
-    with pytest.raises(PlanError, match="none has room for the model's 3"):
+    with pytest.raises(PlanError, match="no cluster has room for the model's 3"):
         ClusterSearch(to_do, tiny, LinkSpeed(0.1, 1e9), targets).cheapest(PRICE, 2)
 
 

@@ -132,7 +132,7 @@ def test_a_folder_that_is_not_there_yet_is_that_above_it(tmp_path: Path) -> None
     ("cores", "level", "words"),
     [
         (Cores(8, 4, None, 0.0), OK, "8 logical, 4 threads"),
-        (Cores(8, 2, 2.0, 0.0), NOTE, "let it keep 2 busy"),
+        (Cores(8, 2, 2.0, 0.0), NOTE, "limit it to 2 cores"),
         (Cores(2, 2, 2.0, 0.0), OK, "2 logical"),
     ],
 )
@@ -142,7 +142,7 @@ def test_cores(cores: Cores, level: str, words: str) -> None:
 
 def test_load() -> None:
     assert_verdict(machine.load(Cores(8, 4, None, 4.0)), OK, "4.0 threads")
-    assert_verdict(machine.load(Cores(8, 4, None, None)), OK, "does not say")
+    assert_verdict(machine.load(Cores(8, 4, None, None)), OK, "does not report")
     assert_verdict(machine.load(Cores(8, 4, None, 4.1)), NOTE, "for 8 logical cores", "--threads")
 
 
@@ -353,7 +353,7 @@ def test_a_worker_that_is_well() -> None:
     [
         ({"runtime": "9.9.1"}, "versions", PROBLEM, "pi runs edge 9.9.1, this device"),
         ({"llama_cpp": "0.0.1"}, "versions", PROBLEM, "pi runs llama-cpp-python 0.0.1, this device"),
-        ({"secure": False}, "trust", NOTE, "in the clear: everybody"),
+        ({"secure": False}, "trust", NOTE, "in the clear: everyone"),
         ({"secure": False, "local": True}, "trust", OK, "on this machine"),
         ({"memory_available_bytes": GIB // 2}, "memory", NOTE, "512 MiB for models"),
         ({"memory_limit_bytes": GIB // 8}, "memory", PROBLEM, "128 MiB for models"),
@@ -365,7 +365,7 @@ def test_a_worker_that_is_well() -> None:
         ({"battery_percent": 80.0, "plugged": False}, "battery", NOTE, "not plugged in"),
         ({"battery_percent": 19.0, "plugged": False}, "battery", PROBLEM, "19 %, not plugged in"),
         ({"ahead_s": 90.0}, "clock", NOTE, "90.0 s ahead of this device's clock"),
-        ({"ahead_s": None}, "clock", OK, "does not say"),
+        ({"ahead_s": None}, "clock", OK, "does not report"),
     ],
 )
 def test_a_worker_that_is_not(changes: dict[str, Any], check: str, level: str, words: str) -> None:

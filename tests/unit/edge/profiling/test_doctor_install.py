@@ -92,7 +92,7 @@ def test_a_build_with_what_the_processor_lacks_would_crash_and_is_not_tried(monk
 
 def test_what_the_system_does_not_tell_is_not_lacking() -> None:
     assert_verdict(install.instructions(replace(BUILD, cpu_sets=INTEL - {"bmi2"}, knowable=INTEL - {"bmi2"})), OK)
-    assert_verdict(install.instructions(replace(BUILD, cpu_sets=frozenset())), NOTE, "does not say")
+    assert_verdict(install.instructions(replace(BUILD, cpu_sets=frozenset())), NOTE, "does not report")
 
 
 def test_amx_is_left_out_and_neither_missed_nor_lacking() -> None:

@@ -216,8 +216,8 @@ def test_what_others_need_is_refused_with_need_and_have() -> None:
     with pytest.raises(NotEnoughMemory) as refused:
         processes.shares.claim(late, 2 * GIB, 3 * GIB, "the model b")
     assert str(refused.value) == (
-        "the model b needs at least 2.00 GiB, and of 3.00 GiB that are shared 1.00 GiB can be had: what else is loaded"
-        " needs 2.00 GiB"
+        "the model b needs at least 2.00 GiB, and of 3.00 GiB that are shared 1.00 GiB are available: other loaded"
+        " parts need 2.00 GiB"
     )
     assert processes.limits == {"a": 3 * GIB}
     processes.shares.leave(late)

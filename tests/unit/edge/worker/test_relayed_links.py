@@ -68,5 +68,5 @@ def test_a_process_that_accepts_no_link_is_not_waited_for_without_end(
     with socket.socket(socket.AF_UNIX) as before:
         before.connect(door.getsockname())  # it fills the queue
         start(serve, outside).result(WAIT_S)
-    with pytest.raises(Refused, match=r"takes no links: it accepted none for 0\.0625 s"):
+    with pytest.raises(Refused, match=r"takes no links: it accepted no link for 0\.0625 s"):
         here.receive()

@@ -52,9 +52,9 @@ def test_a_session_starts_where_the_others_leave_room(memory: WorkerMemory) -> N
     with pytest.raises(NotEnoughMemory) as refused:
         memory.open("c")
     assert str(refused.value) == (
-        "a session that has loaded nothing needs at least 96.0 MiB, and of 324 MiB that are shared 28.0 MiB can be had:"
-        " what else is loaded needs 296 MiB; the daemon takes 76.0 MiB of this worker's 400 MiB: start it with more"
-        " --memory, or end a session"
+        "a session that has loaded nothing needs at least 96.0 MiB, and of 324 MiB that are shared 28.0 MiB are"
+        " available: other loaded parts need 296 MiB; the daemon takes 76.0 MiB of this worker's 400 MiB: start it"
+        " with more --memory, or end a session"
     )
     assert memory.figures().keys() == {"a", "b"}
     memory.leave(second)
@@ -81,8 +81,8 @@ def test_a_session_that_asks_gets_its_share_or_hears_why_not(
     name, share = sent.pop()
     assert (name, share.answers, share.bytes) == ("b", True, 96 * MIB)
     assert share.refused == (
-        "what is to be loaded needs at least 300 MiB, and of 324 MiB that are shared 224 MiB can be had: what else is"
-        " loaded needs 100 MiB; the daemon takes 76.0 MiB of this worker's 400 MiB: start it with more --memory, or"
+        "the part to load needs at least 300 MiB, and of 324 MiB that are shared 224 MiB are available: other loaded"
+        " parts need 100 MiB; the daemon takes 76.0 MiB of this worker's 400 MiB: start it with more --memory, or"
         " end a session"
     )
     memory.ask(0)
