@@ -1,1 +1,1 @@
-"""Plans of a model: found, compared, measured, and brought to life on devices."""
+"""Plans of a model: search, comparison, measurement and deployment."""

@@ -1,4 +1,4 @@
-"""Which rank gets what: as the person says, and for the rest what the planner finds best by measurement."""
+"""Plan which device computes what: by the user's choices, and otherwise by the planner from measurements."""
 
 from __future__ import annotations
 
@@ -27,23 +27,28 @@ from quant.gguf.file import GgufFile
 from quant.types import cache_type
 from transport.choice import choose
 
-PROMPT, DEPTH = 128, 64  # tokens of a prompt, and behind a row that decodes, where none are said
+PROMPT, DEPTH = 128, 64  # default tokens of a prompt, and default tokens before a decoded row
 
 
 def chosen(
     planner: Planner, objective: str = "latency", limits: Mapping[str, float] | None = None
 ) -> tuple[Placed, str]:
-    """Return the best plan by an objective, and why, in one line. limits: on objectives. PlanError, with need and have,
-    where nothing fits."""
+    """Return the best plan by an objective, and the reason in one line. limits: limits of objectives.
+
+    Raises PlanError with needed and available resources if nothing fits.
+    """
     placed = best(planner, objective, limits)
     return placed, reason(planner, placed, objective, limits)
 
 
 def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str) -> tuple[Plan, str]:
-    """A plan that a person gave, for this device and some of its workers, with the shares that were, and why it is this
-    one. plan: with addresses as `device` writes them. PlanError where none can be."""
+    """Return a user's plan reduced to this device and the answering workers, with the previous shares, and the reason.
+
+    plan: plan with addresses as `device` writes them.
+    Raises PlanError if no plan is possible.
+    """
     answering = list(workers)
-    for rank in (plan, plan.placements[0]):  # without the placement of prompts, where only that lacks a device
+    for rank in (plan, plan.placements[0]):  # drop the prefill placement if only that lacks a device
         if set(rank.all_devices) <= {LOCAL, *answering}:
             return rank, "as the plan says"
     done = (work_shares(plan.prefill) if plan.prefill else {}) | work_shares(plan)
@@ -53,18 +58,18 @@ def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str)
         try:
             fewer = replace(shared(shares, kind, file, model_digest), microbatches=plan.microbatches)
             return fewer, f"{kind}, with shares as before"
-        except PlanError:  # too many for that kind: a device to each stage may be more than there are layers
+        except PlanError:  # too many devices for that kind: with one device per stage, stages may outnumber layers
             if not answering:
                 raise
             least = min(answering, key=lambda rank: shares[rank])
             answering.remove(least)
             del shares[least]
-            if not answering:  # a thin owner has no share to go on with
+            if not answering:  # a thin owner had no share, so give it all
                 shares = {LOCAL: 1.0}
 
 
 def shared(shares: Mapping[str, float], kind: str, file: GgufFile, model_digest: str) -> Plan:
-    """A plan of these shares of the work, by device. PlanError where it cannot be."""
+    """Return a plan with these shares of the work by device. Raises PlanError if it is not possible."""
     return make_plan(limits(file), name_of(file), model_digest, list(shares), kind, list(shares.values()))
 
 
@@ -78,7 +83,7 @@ def work_of(
     kv_type: str = "f16",
     wire: str = "f32",
 ) -> Work:
-    """Return the work of a model that plans are made for."""
+    """Return the workload of a model for planning."""
     return Work(
         ModelShape.from_gguf(file), limits(file), context, depth, prompt, concurrency, cache_type(kv_type),
         allreduce_s, wire,
@@ -95,8 +100,11 @@ def measured_speeds(
     what: str = "devices",
     transport: str = "auto",
 ) -> tuple[str, ClusterProfile[DeviceSpeed]]:
-    """Return the digest of a file, and what devices take for its parts: measured, or as remembered. what: is measured,
-    for people. The errors of `llm_speeds`."""
+    """Return the digest of a file, and the measured or cached times of its parts on the devices.
+
+    what: description of the measured devices.
+    Raises the errors of `llm_speeds`.
+    """
     with steps.step(f"Reading {file.path.name}") as show:
         digest = OwnSlices().model_digest(file.path, show)
     with steps.step(f"Measuring {what}", unit="steps") as show:
@@ -113,7 +121,7 @@ def allreduce_s(n_bytes: int, wire_bytes: int, ranks: int, latency_s: float, byt
 
 
 def can_share(file: GgufFile) -> bool:
-    """Return whether several ranks can share a layer of the model."""
+    """Return whether the model supports tensor parallelism."""
     try:
         check_tensor(file)
     except CannotSlice:
@@ -122,12 +130,12 @@ def can_share(file: GgufFile) -> bool:
 
 
 def name_of(file: GgufFile) -> str:
-    """Return a model's name, for people."""
+    """Return a model's display name."""
     return str(file.metadata.get("general.name") or file.path.stem)
 
 
 def work_shares(plan: Plan) -> dict[str, float]:
-    """Return the part of the layers' work that each device of a plan does, by address as `device` writes it."""
+    """Return each device's fraction of the layers' work, by address as `device` writes it."""
     done: dict[str, float] = defaultdict(float)
     for rank, address in enumerate(plan.devices):
         cut = plan.slice(rank)

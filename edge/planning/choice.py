@@ -1,4 +1,4 @@
-"""A plan that was chosen for one model: it can be saved, loaded and deployed."""
+"""Chosen plan for one model, which can be saved, loaded and deployed."""
 
 from __future__ import annotations
 
@@ -30,37 +30,43 @@ _NUMBERS = re.compile(r"\[[\d,\s]+\]")
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """A plan for one model, and the reason for it. `edge.deploy` and `edge.deploy_onnx` run it.
+    """Plan for one model, and the reason for it. `edge.deploy` and `edge.deploy_onnx` run it.
 
-    If the planner chose it, it is planned again after a loss, by the same measurements and for the same objective. A
-    plan that a person wrote or picked keeps its shares as far as possible.
+    After a loss, a plan from the planner is planned again from the same measurements and for the same objective. A plan
+    that a user wrote or picked keeps its shares as far as possible.
     """
 
     model: Path
     plan: Plan | OnnxPlan
     why: str  # reason in one line
     predicted: Prediction | None = None  # None for a saved plan
-    options: PlanOptions = DEFAULTS  # the work it was made for; defaults for a saved plan
+    options: PlanOptions = DEFAULTS  # workload of the plan; defaults for a saved plan
     figures: Mapping[str, Any] = field(default_factory=dict, repr=False)  # figures for `edge simulate` in a saved plan
-    planner: Planner | None = field(default=None, repr=False)  # the planner that chose it; None: a person did
-    objective: str = "latency"  # the objective that the plan optimizes, within `limits`
+    planner: Planner | None = field(default=None, repr=False)  # planner that chose the plan; None: the user chose it
+    objective: str = "latency"  # objective that the plan optimizes, within `limits`
     limits: Mapping[str, float] = field(default_factory=dict)
-    encoder: EncoderPlace | None = None  # place of the encoder of pictures and sounds
-    is_given: bool = False  # a person chose the shares
-    keeps_off: bool = False  # this device never has a stage of the network
+    encoder: EncoderPlace | None = None  # place of the image and audio encoder
+    is_given: bool = False  # True: the user chose the shares
+    keeps_off: bool = False  # True: this device never has a stage of the network
 
     @classmethod
     def load(cls, model: PathLike | None, plan: PathLike, *, options: PlanOptions = DEFAULTS) -> PlanChoice:
-        """Return a saved plan for a model. options: the work, which the file does not contain. Raises PlanError if
-        the file is no plan for this kind of model, OSError if it cannot be read."""
+        """Return a saved plan for a model.
+
+        options: the workload, which the file does not contain.
+        Raises PlanError if the file is not a plan for this kind of model, or OSError if it cannot be read.
+        """
         path = model_path(model)
         file = Path(plan)
         chosen = read_plan(file, OnnxPlan) if is_onnx(path) else read_plan(file, Plan)
         return cls(path, chosen, f"as {file} says", options=options, is_given=True)
 
     def with_own(self, **values: Any) -> PlanChoice:
-        """Return the plan of a language model with a person's options of this device, so that a saved plan has them.
-        values: fields of its shard; None: as planned."""
+        """Return the plan of a language model with a user's options for this device, so that a saved plan contains
+        them.
+
+        values: fields of this device's shard; None: as planned.
+        """
         assert isinstance(self.plan, Plan)
         changes = {name: value for name, value in values.items() if value is not None}
         return replace(
@@ -74,23 +80,26 @@ class PlanChoice:
 
 
 def read_plan(path: Path, kind: type[AnyPlan]) -> AnyPlan:
-    """The plan in a file. PlanError, with the file's name, where it holds none of this kind, or one that cannot run."""
+    """Return the plan in a file.
+
+    Raises PlanError with the file's name if the file lacks a plan of this kind, or its plan cannot run.
+    """
     try:
         plan = kind.from_json(plan_in(json.loads(path.read_text(encoding="utf-8"))))
         for device, count in _threads(plan):
             if device != LOCAL:
                 parse_address(device)
             if (count or 1) > MAX_THREADS:
-                raise PlanError(f"{device} is to have {count} threads, {MAX_THREADS} are the most")
-    except (ValueError, RecursionError) as error:  # among them PlanError, and what is not JSON
+                raise PlanError(f"{device} has {count} threads; the maximum is {MAX_THREADS}")
+    except (ValueError, RecursionError) as error:  # includes PlanError and JSON errors
         raise PlanError(f"{path} cannot be used as a plan: {error}; make one with edge plan") from None
     return plan
 
 
 def save_plan(path: Path, plan: Plan | OnnxPlan, figures: Mapping[str, Any] | None = None) -> None:
-    """Write a plan for people to read and edit, and figures that are saved with it. OSError if it cannot be written."""
+    """Write an editable plan with additional figures. Raises OSError if writing fails."""
     text = json.dumps({**plan.to_json(), **(figures or {})}, indent=1, ensure_ascii=False)
-    text = _NUMBERS.sub(lambda match: " ".join(match[0].split()), text)  # a range on one line
+    text = _NUMBERS.sub(lambda match: " ".join(match[0].split()), text)  # keep each range on one line
     write_whole(path, (text + "\n").encode())
 
 

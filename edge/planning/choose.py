@@ -1,4 +1,4 @@
-"""The plan that a model gets: the best one by an objective, or as a person says which device does how much."""
+"""Choose the plan of a model: the best one by an objective, or one with the user's shares."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ PARALLEL = ("auto", "tensor", "pipeline")
 
 
 def best_of(spaces: Sequence[PlanSpace], objective: str, caps: Mapping[str, float]) -> tuple[PlanSpace, Point, str]:
-    """Return the best plan by an objective among those of one model, or of its types; its space; and why, in one line.
+    """Return the space with the best plan by an objective, the plan, and the reason in one line.
 
-    caps: what objectives may cost at most. PlanError, with need and have, where nothing fits; with the least divergence
-    there is, where limits contradict each other.
+    spaces: plans of one model, or of each of its types.
+    caps: limits of objectives.
+    Raises PlanError with needed and available resources if nothing fits. If only the divergence limit prevents a plan,
+    the error names the lowest possible divergence.
     """
     check_objectives([objective])
     row, most = OBJECTIVES[objective], caps.get("divergence")
@@ -67,7 +69,7 @@ def best_of(spaces: Sequence[PlanSpace], objective: str, caps: Mapping[str, floa
     divergence = OBJECTIVES["divergence"]
     least = min(beyond, key=lambda space: divergence.figure(space.divergence))
     raise PlanError(
-        f"{reasons}; the least divergence there is within the other limits is"
+        f"{reasons}; the lowest divergence within the other limits is"
         f" {divergence.describe(divergence.figure(least.divergence))}, of {least.type}"
     )
 
@@ -75,7 +77,7 @@ def best_of(spaces: Sequence[PlanSpace], objective: str, caps: Mapping[str, floa
 def best_choice(
     spaces: Sequence[PlanSpace], options: PlanOptions, objective: str, caps: Mapping[str, float]
 ) -> PlanChoice:
-    """Return the best plan by an objective. caps: what objectives may be at most. The errors of `best_of`."""
+    """Return the best plan by an objective. caps: limits of objectives. Raises the errors of `best_of`."""
     space, point, why = best_of(spaces, objective, caps)
     planner = space.planner_for(point) if isinstance(space, LlmSpace) else None
     encoder = space.encoder if isinstance(space, LlmSpace) else None
@@ -85,7 +87,7 @@ def best_choice(
 
 
 def work_options(path: Path, options: EngineOptions, transport: str, wire: str) -> PlanOptions:
-    """Return the work that a plan is made for where a model is to be loaded with these options."""
+    """Return the workload for planning a model that will be loaded with these options."""
     context, _, kv = resolve(options, ModelShape.from_gguf(GgufFile.open(path)))
     return PlanOptions(
         context=context,
@@ -106,15 +108,17 @@ def arrange(
     shares: Sequence[float] | None = None,
     steps: Steps = SILENT,
 ) -> PlanChoice:
-    """Choose a plan for a language model on the devices of a cluster that is open.
+    """Choose a plan for a language model on the devices of an open cluster.
 
-    parallel: "tensor" and "pipeline" use all devices, in their order; "auto" those that make decoding the fastest, as
-    the planner says, which may be this one alone. shares: how much each is to compute, this one first; None: by
-    measurement. PlanError for shares or ranks that cannot be, CannotSlice where the model cannot be cut so; else the
-    errors of `llm_space`.
+    parallel: "tensor" and "pipeline" use all devices in their order. "auto" uses the devices that decode fastest, which
+    may
+        be only this one.
+    shares: fraction of the work for each device, this one first; None: from measurements.
+    Raises PlanError for invalid shares or ranks, CannotSlice if the model cannot be cut this way, and the errors of
+    `llm_space`.
     """
     if parallel not in PARALLEL:
-        raise PlanError(f"parallel is {parallel[:40]!r}; known are {', '.join(PARALLEL)}")
+        raise PlanError(f"parallel is {parallel[:40]!r}; choose one of {', '.join(PARALLEL)}")
     file, devices = GgufFile.open(path), [LOCAL, *cluster.addresses]
     check_loadable(file)
     if parallel == "tensor":

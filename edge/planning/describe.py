@@ -1,4 +1,4 @@
-"""Plans, and what is known of devices and links, for people and as plain values: devices are called by their names."""
+"""Plans, devices and links as text and as plain values, with devices called by their names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from partition.predict.onnx_predict import OnnxDevice
 
 STAGE_COLUMNS = ("stage", "device", "holds", "computes", "then sends", "memory")
-_OLD_S = 60.0  # figures that are older are said to be
+_OLD_S = 60.0  # a note reports measurements older than this
 _SPEEDS = ("layer_s", "half_layer_s", "head_s", "step_s", "token_s", "prompt_token_s", "disk_bytes_per_s")
 
 
 def known_json(space: PlanSpace) -> dict[str, Any]:
-    """The devices and links that plans were made from."""
+    """Return the devices and links behind the plans."""
     known, names = space.known, space.names
     return {
         "devices": [
@@ -54,7 +54,7 @@ def known_json(space: PlanSpace) -> dict[str, Any]:
 
 
 def notes(space: PlanSpace) -> list[str]:
-    """Return notes on the figures that plans were made from, a sentence each."""
+    """Return notes on the measurements behind the plans, one sentence each."""
     known = space.known
     oldest_s = max(measured.age_s for measured in (*known.speeds, *known.links.between.values()))
     notes = [f"measured {age_text(oldest_s)}; --fresh measures again"] if oldest_s > _OLD_S else []
@@ -72,8 +72,10 @@ def planned_json(
     changes: Sequence[Change],
     encoder: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The object of `edge plan --json`: the plan that is best by an objective, why, and what changes would buy.
-    encoder: of pictures, as `place_json` describes it."""
+    """Return the object of `edge plan --json`: the best plan by an objective, the reason, and the gain of changes.
+
+    encoder: place of the image encoder, from `place_json`.
+    """
     return {
         "format": PLANNED,
         "kind": space.kind,
@@ -91,13 +93,13 @@ def planned_json(
 
 
 def saved_figures(space: PlanSpace, point: Point) -> dict[str, Any]:
-    """Return the values that are saved beside a plan, so that it can be simulated."""
+    """Return the values to save with a plan, so that it can be simulated."""
     devices = [{"name": name, "address": device} for device, name in space.names.items()]
     return {"predicted": point.predicted.to_json(), "devices": devices}
 
 
 def _speeds_json(speed: DeviceSpeed | OnnxDevice) -> dict[str, Any]:
-    """Return the times that were measured on a device, or estimated."""
+    """Return the measured or estimated times of a device."""
     if not isinstance(speed, DeviceSpeed):
         return {"segments_s": list(speed.segments_s), "stage_s": speed.stage_s}
     values = speed_to_json(speed)
@@ -105,7 +107,7 @@ def _speeds_json(speed: DeviceSpeed | OnnxDevice) -> dict[str, Any]:
 
 
 def bound_text(predicted: Prediction, names: Mapping[str, str]) -> str:
-    """Name the part that takes most of the latency, with devices called by their names."""
+    """Return the part that takes most of the latency, with devices called by their names."""
     text = predicted.bound
     for device, name in sorted(names.items(), key=lambda item: -len(item[0])):
         text = text.replace(device, name) if device != "local" else text
@@ -113,8 +115,10 @@ def bound_text(predicted: Prediction, names: Mapping[str, str]) -> str:
 
 
 def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns, and a row for each stage; those of a placement for prompts are behind the others, with the time of the
-    whole prompt."""
+    """Return the columns, and a row for each stage.
+
+    Stages of a prefill placement come last, with the time of the whole prompt.
+    """
     rows = _stage_rows(predicted, names)
     if predicted.prefill is not None:
         stages = zip(predicted.prefill.stages, _stage_rows(predicted.prefill, names), strict=True)
@@ -145,7 +149,7 @@ def _stage_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tuple[s
 
 
 def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Figures of the whole plan: its objectives, but for memory, which stages have, and what bounds it."""
+    """Return the figures of the whole plan: its objectives except memory, which stages show, and its bottleneck."""
     thing = "token" if predicted.ttft_s is not None else "input"
     many = f"{predicted.in_flight} in flight"
     if predicted.ttft_s is not None:

@@ -1,4 +1,4 @@
-"""Draft models in plans: the acceptance rate, and the time that drafting takes."""
+"""Draft models in plans: acceptance rate and drafting time."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from partition.predict.speeds import DeviceSpeed, Links
 from partition.search.planner import Planner
 from quant.gguf.file import GgufFile
 
-_WHAT = "the draft"  # that is measured
+_WHAT = "the draft"  # name of the measured model in progress lines
 
 
 def draft_of(
     options: PlanOptions, file: GgufFile, cluster: Cluster, work: Work, steps: Steps, *, insecure: bool = False
 ) -> Draft | None:
-    """Return the draft of a model, with the rows still to be chosen; None where there is none. insecure: also by a
-    worker that does not encrypt.
+    """Return the draft for a model, with the number of rows still open, or None without drafts.
 
-    A drafting model is measured on the device that is to draft, as other models are. PlanError for a model that cannot
-    forget drafts, or not those of several requests, and for an acceptance that cannot be; the errors of `drafts`, of
-    vocabularies that differ, of measuring, and of Fleet.
+    insecure: allow a drafting worker without encryption.
+    A draft model is measured on the device that will draft.
+    Raises PlanError if the model cannot roll back drafts, or not with several requests, or for an invalid acceptance
+    rate. Also raises the errors of `drafts`, of differing vocabularies, of measuring, and of Fleet.
     """
     what, rules = str(options.draft), RULES.get(file.architecture)
     is_recurrent = file.architecture in RECURRENT_ARCHITECTURES
@@ -46,7 +46,7 @@ def draft_of(
     if not forgets:
         several = rules is not None and rules.rolls_back
         raise PlanError(
-            f"{file.path.name} has recurrent layers, which cannot forget a draft that was wrong"
+            f"{file.path.name} has recurrent layers, which cannot roll back a wrong draft"
             + (
                 " with several requests at once; use --draft off, or --concurrency 1"
                 if several
@@ -60,7 +60,7 @@ def draft_of(
 def _measured_draft(
     options: PlanOptions, file: GgufFile, cluster: Cluster, work: Work, steps: Steps, *, insecure: bool
 ) -> Draft:
-    """Return the draft of a model that can forget drafts, as `draft_of`."""
+    """Return the draft for a model that can roll back drafts, as `draft_of` does."""
     what = str(options.draft)
     drafts_of_model = drafts(options.draft, file.path, steps, worker=options.draft_worker, insecure=insecure)
     own_layers = isinstance(drafts_of_model, MtpDraft) and not (drafts_of_model.is_auto and options.memory)
@@ -92,14 +92,16 @@ def _measured_draft(
 
 
 def assumed_text(draft: Draft, acceptance: float | None) -> str:
-    """Return the assumption behind plans with drafts, in a sentence. acceptance: as a person gave it."""
+    """Return a sentence about the acceptance rate behind plans with drafts. acceptance: rate from the user."""
     whose = "usual for such drafts" if acceptance is None else "as given"
-    return f"of the drafts of {draft.name}, {draft.acceptance:g} are taken to be right ({whose}; --acceptance A)"
+    return f"of the drafts of {draft.name}, {draft.acceptance:g} are assumed to be right ({whose}; --acceptance A)"
 
 
 def with_drafts(work: Work, draft: Draft | None, devices: int = 1) -> list[Work]:
-    """The same work, plain and with each number of rows that can be better; stages on several devices may have several
-    windows of one row."""
+    """Return the workload without drafts, and with each useful number of draft rows.
+
+    With stages on several devices, several windows of one row are useful, too.
+    """
     if draft is None or not draft.acceptance:
         return [work]
     sizes = [rows for rows in draft.possible_rows if rows > 1 or (devices > 1 and len(draft.possible_windows) > 1)]
@@ -107,7 +109,7 @@ def with_drafts(work: Work, draft: Draft | None, devices: int = 1) -> list[Work]
 
 
 def with_draft_held(speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:
-    """The devices where the one that drafts holds what that takes, too."""
+    """Return the devices, with the memory for drafting added to the drafting device."""
     if draft is None:
         return list(speeds)
     owner, n_bytes = draft.worker or LOCAL, draft.held_bytes
@@ -118,7 +120,7 @@ def with_draft_held(speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[
 
 
 def _with_worker(cluster: Cluster, fleet: Fleet) -> Cluster:
-    """This device and the one worker of `fleet`, as far as the cluster says something of them, and of their link."""
+    """Return this device and the only worker of `fleet`, with the cluster's settings for them and their link."""
     ((address, worker),) = fleet.workers.items()
     said = [entry for entry in cluster.devices if entry.is_local or entry.address == address]
     new = [] if any(entry.address == address for entry in said) else [ClusterDevice(worker.label, address)]
@@ -126,13 +128,14 @@ def _with_worker(cluster: Cluster, fleet: Fleet) -> Cluster:
 
 
 def _own_layer_s(speed: DeviceSpeed, work: Work) -> float:
-    """Seconds of a draft by the model's own layer: one like the others, behind the text that it sees, and the head."""
+    """Return the seconds of a draft by the model's own layer: a layer like the others with its attention, and the
+    head."""
     attention_s = speed.token_s * min(work.depth, MOST_TOKENS)
     return speed.step_s.at(1) + speed.layer_s.at(1) + attention_s + speed.head_s.at(1)
 
 
 def _drafting_s(file: GgufFile, speed: DeviceSpeed, target: Work, where: str) -> float:
-    """Seconds of a token of a drafting model on one device. where: for people."""
+    """Return the seconds per token of a draft model on one device. where: name of the device for errors."""
     work = work_of(file, context=target.context, kv_type=target.kv.name)
     placed = Planner(work, [replace(speed, device=LOCAL)], Links(), name_of(file), "").best("latency", {})
     if placed is None:

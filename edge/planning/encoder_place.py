@@ -1,4 +1,4 @@
-"""The place of the encoder of pictures and sounds: this device, unless a worker is clearly faster."""
+"""Choose the place of the image and audio encoder: this device, unless a worker is clearly faster."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from partition.predict.speeds import DeviceSpeed
 from quant.text import counted, seconds_text
 
 AUTO, HERE = "auto", "here"
-NOT_TIMED = EncoderTimes((), "")  # where a person named the device
+NOT_TIMED = EncoderTimes((), "")  # used if the user named the device
 
 
 def by_preference(times: EncoderTimes) -> list[EncoderTime]:
-    """Return the devices that come into question, the best first: workers that are clearly faster than this device,
-    and at last this device."""
+    """Return the candidate devices, best first: workers that are clearly faster than this device, then this device."""
     here, *workers = times.devices
     faster = [time for time in workers if clearly_better(time.total_s, here.total_s, by=ENCODER)]
     return [*sorted(faster, key=lambda time: time.total_s), here]
@@ -32,15 +31,15 @@ def by_preference(times: EncoderTimes) -> list[EncoderTime]:
 
 @dataclass(frozen=True)
 class EncoderPlace:
-    """Device that encodes, beside its part of a model."""
+    """Device of the encoder."""
 
-    device: str  # as in a plan
-    name: str  # for people
-    held_bytes: int  # of memory there
-    times: EncoderTimes = NOT_TIMED  # of all devices
+    device: str  # device as in a plan
+    name: str  # name for display
+    held_bytes: int  # memory on that device
+    times: EncoderTimes = NOT_TIMED  # times of all devices
 
     def with_encoder(self, speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
-        """Return the speeds with the encoder's memory counted on the device that encodes."""
+        """Return the speeds with the encoder's memory added to its device."""
         return [
             replace(speed, runtime_bytes=speed.runtime_bytes + self.held_bytes)
             if device(speed.device) == self.device
@@ -50,28 +49,34 @@ class EncoderPlace:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that encoding takes of this device's memory once the device that encodes is lost."""
+        """Bytes of this device's memory that encoding takes after the encoder's device is lost."""
         return 0 if self.device == LOCAL else self.held_bytes
 
     def held_after_loss(self, all_speeds: Sequence[DeviceSpeed], left: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
-        """Return the devices that are left of all, where this one holds what encoding takes once the one that did is
-        lost. all_speeds: as `with_encoder` returned them."""
+        """Return the remaining devices. If the encoder's device is lost, this device needs the encoder's memory.
+
+        all_speeds: result of `with_encoder`.
+        """
         names = [[device(speed.device) for speed in speeds] for speeds in (all_speeds, left)]
         is_lost = self.device in names[0] and self.device not in names[1]
         return replace(self, device=LOCAL).with_encoder(left) if is_lost else [*left]
 
     @property
     def chosen(self) -> EncoderTime:
-        """Time of the device, where devices were timed."""
+        """Time of the encoder's device, if devices were timed."""
         return next(time for time in self.times.devices if time.device == self.device)
 
 
 def encoder_places(
     place: str, files: EncoderFiles, workers: Sequence[str], *, timed: bool = True, **how: Any
 ) -> list[EncoderPlace]:
-    """Return the devices that may encode, the best first. place, workers: as of `encoder_device`; how: options of
-    `encoder_times`. timed: False: one that a person named is not timed. EdgeError where the device of an address cannot
-    encode; the errors of `encoder_times`."""
+    """Return the possible places of the encoder, best first.
+
+    place, workers: see `encoder_device`.
+    how: options of `encoder_times`.
+    timed: False: do not time a device that the user named.
+    Raises EdgeError if the device of an address cannot encode, and the errors of `encoder_times`.
+    """
     address = LOCAL if place == HERE else device(place)
     if place != AUTO and not timed:
         return [EncoderPlace(address, "this device" if place == HERE else address, files.held_bytes)]
@@ -95,12 +100,13 @@ def encoder_device(
     threads: int | None = None,
     steps: Steps,
 ) -> Iterator[EncoderDevice | None]:
-    """Yield the worker that encodes, with the projector loaded there, until the end of the block; None: this device
-    does. place: AUTO, the fastest of this device and `workers`; HERE; or the address of one. The others as of
-    `encoder_times`.
+    """Yield the worker that encodes, with the projector loaded until the end of the block. None: this device encodes.
 
-    A worker of AUTO's choice that cannot load the projector is passed over, with a line of `steps`. The errors of
-    `encoder_times`; those of `EncoderDevice` for an address.
+    place: AUTO (the fastest of this device and `workers`), HERE, or the address of a worker. For the other parameters
+    see
+        `encoder_times`.
+    With AUTO, a worker that cannot load the projector is skipped, with a line to `steps`. Raises the errors of
+    `encoder_times`, and those of `EncoderDevice` for an address.
     """
     loaded = partial(EncoderDevice, files=files, insecure=insecure, steps=steps)
     with ExitStack() as stack:
@@ -136,7 +142,7 @@ def place_text(times: EncoderTimes, chosen: EncoderTime) -> str:
 
 
 def place_json(times: EncoderTimes, chosen: EncoderTime, first_token_s: float | None) -> dict[str, Any]:
-    """Return the place and the times as plain values. first_token_s: of a prompt, with its picture encoded before."""
+    """Return the place and the times as plain values. first_token_s: TTFT of a prompt, including its image."""
     devices = [
         {"name": time.name, "address": time.device, "encode_s": time.encode_s, "transfer_s": time.transfer_s}
         for time in times.devices

@@ -1,4 +1,4 @@
-"""All plans of a model that are worth choosing from, as predicted and as measured, and the one a person picks."""
+"""Pareto front of a model's plans, predicted and measured, and the user's pick from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMAT = "edge-pareto-1"
 
 
 class Front:
-    """The plans of one model, or of one model in several types: the Pareto front and the plans that it dominates."""
+    """Plans of one model, or of one model in several types: the Pareto front and dominated plans."""
 
     def __init__(
         self,
@@ -33,27 +33,33 @@ class Front:
         *,
         max_divergence: float | None = None,
     ) -> None:
-        """Find the plans. axes: of AXES. options: the options that the spaces were made with. max_divergence: types
-        that diverge more are left out. Raises PlanError, with need and have, if no plan fits or no type is within
-        the limit."""
+        """Find the plans.
+
+        axes: objectives from AXES.
+        options: options that the spaces were created with.
+        max_divergence: types with a higher divergence are left out.
+        Raises PlanError with needed and available resources if no plan fits or no type is within the limit.
+        """
         self.options, self.axes = options, tuple(axes)
         self._all_spaces = tuple(spaces)
         self.spaces = tuple(within_divergence(spaces, max_divergence))
         self.points: list[Point] = []
-        self.space_of: dict[str, PlanSpace] = {}  # by the key of a point
-        # The front of all is that of the fronts of each type: what all plans of a file have alike orders none of them.
+        self.space_of: dict[str, PlanSpace] = {}  # by key of a point
+        # The front of all types is the front of each type's front, because all plans of a file share the type's values.
         for space in self.spaces:
             points = space.points(searched(axes))
             self.points += points
             self.space_of |= {point.key: space for point in points}
         if not self.points:
-            self.spaces[0].best("latency", {})  # which says why
-        self.measured: Measurements = {}  # by the key of a point
-        self.errors: dict[str, str] = {}  # why plans could not be measured, likewise
+            self.spaces[0].best("latency", {})  # raises an error with the reason
+        self.measured: Measurements = {}  # by key of a point
+        self.errors: dict[str, str] = {}  # by key of a point: reason why it could not be measured
 
     def measure(self, most: int, fleet: Fleet | None, *, fresh: bool = False, steps: Steps = SILENT) -> None:
-        """Run the `most` most promising plans on their devices. From then on the front uses the measured figures,
-        even if this is interrupted. Measurements of the last day are reused unless `fresh`."""
+        """Run the `most` most promising plans on their devices. The front then uses the measured values.
+
+        The front also uses them after an interruption. Measurements of the last day are reused unless `fresh`.
+        """
         self.measured, self.errors = {}, {}
         measure(
             self.points, self.space_of, fleet, self.axes, most,
@@ -61,7 +67,7 @@ class Front:
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object of `edge pareto --json`: the inputs of planning, and all plans, the front first."""
+        """Return the object of `edge pareto --json`: the inputs of planning, and all plans, front first."""
         values = [point.objectives(self.axes) for point in self.points]
         chosen = [
             _measured_values(self.measured[p.key], p, self.axes) if p.key in self.measured else None
@@ -93,7 +99,7 @@ class Front:
                     "model": str(space.path),
                     "size_bytes": space.size_bytes,
                     "divergence": space.divergence,
-                    "left_out": space not in self.spaces,  # beyond the limit of divergence
+                    "left_out": space not in self.spaces,  # exceeds the divergence limit
                 }
                 for space in self._all_spaces
                 if space.type is not None
@@ -112,7 +118,7 @@ class Front:
         }
 
     def _described(self, point: Point) -> dict[str, Any]:
-        """Return the figures of one plan, whatever the others do; devices are called by their names."""
+        """Return the figures of one plan, independent of other plans, with devices called by their names."""
         space, plan = self.space_of[point.key], point.plan
         devices = plan.all_devices if isinstance(plan, Plan) else dict.fromkeys(plan.devices)
         return {
@@ -132,8 +138,10 @@ class Front:
         }
 
     def pick(self, which: str) -> PlanChoice:
-        """Return one plan: "knee", an axis for its best plan, or an id of `to_json`. If plans were measured, the
-        knee and the best are among the measured ones. Raises PlanError for anything else."""
+        """Return one plan: "knee", an objective for its best plan, or an id of `to_json`.
+
+        If plans were measured, the knee and the best plans are chosen among these. Raises PlanError for anything else.
+        """
         picked = pick(self.to_json(), which)
         point = self._point(picked)
         space = self.space_of[point.key]
@@ -141,12 +149,12 @@ class Front:
         return PlanChoice(space.path, point.plan, why, point.predicted, self.options, saved_figures(space, point))
 
     def plan(self, picked: Mapping[str, Any]) -> tuple[Plan | OnnxPlan, dict[str, Any]]:
-        """Return the plan of a point of `to_json`, and the figures that are saved with it."""
+        """Return the plan of a point of `to_json`, and the figures to save with it."""
         point = self._point(picked)
         return point.plan, saved_figures(self.space_of[point.key], point)
 
     def _point(self, picked: Mapping[str, Any]) -> Point:
-        """Read a point from what `to_json` wrote."""
+        """Return the point for an entry of `to_json`."""
         return next(
             point
             for point in self.points
@@ -157,10 +165,11 @@ class Front:
 
 
 def pick(result: Mapping[str, Any], which: str) -> Mapping[str, Any]:
-    """The point that is called so: an id, "knee", or an axis for the best of it. PlanError where there is none.
+    """Return the point with an id, the "knee", or the best point by an objective.
 
-    The knee and the best are those of the front as measured, where plans were measured: what is only predicted is not
-    chosen before them.
+    If plans were measured, the knee and the best are chosen among the measured front, before plans that are only
+    predicted.
+    Raises PlanError if there is no such point.
     """
     points: list[Mapping[str, Any]] = result["points"]
     front = [point for point in points if point["on_front"]]
@@ -175,19 +184,19 @@ def pick(result: Mapping[str, Any], which: str) -> Mapping[str, Any]:
         if point["id"] == which:
             return point
     raise PlanError(
-        f"there is no plan {which[:40]!r}; needed is one of {points[0]['id']} to {points[-1]['id']}, knee,"
+        f"there is no plan {which[:40]!r}; choose one of {points[0]['id']} to {points[-1]['id']}, knee,"
         f" {', '.join(OBJECTIVES)}"
     )
 
 
 def _figure(point: Mapping[str, Any], what: str) -> Any:
-    """As measured, where it was; else as predicted."""
+    """Return the measured value if available, else the predicted one."""
     measured = (point["measured"] or {}).get(what)
     return point["predicted"][what] if measured is None else measured
 
 
 def _measured_values(measured: dict[str, Any], point: Point, axes: Sequence[str]) -> tuple[float, ...]:
-    """As `Point.objectives`; what is not measured, such as energy, is as predicted."""
+    """Return the objectives of a measured point. Unmeasured values, such as energy, are the predicted ones."""
     objectives = [OBJECTIVES[axis] for axis in axes]
     predicted = zip(objectives, point.objectives(axes), strict=True)
     return tuple(row.on_axis(measured[row.key]) if row.key in measured else value for row, value in predicted)

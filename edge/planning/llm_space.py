@@ -1,4 +1,4 @@
-"""The plans of a language model."""
+"""Plans of a language model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from quant.gguf.file import GgufFile
 
 
 class LlmSpace(PlanSpace):
-    """The plans of one file."""
+    """Plans of one model file."""
 
     kind, cache = "llm", REMEMBERED
     known: ClusterProfile[DeviceSpeed]
@@ -57,9 +57,13 @@ class LlmSpace(PlanSpace):
         encoder: EncoderPlace | None = None,
         phases: bool = True,
     ) -> None:
-        """type_file: of the weights, where several are compared. draft: what may draft; its rows are chosen. encoder:
-        of pictures and sounds, beside the model. phases: whether a plan may have a placement for prompts beside the one
-        that generates."""
+        """Set up the plans.
+
+        type_file: type of the weights, if several types are compared.
+        draft: possible draft; its rows are chosen by the search.
+        encoder: place of an image and audio encoder that shares the devices.
+        phases: allow a separate prefill placement.
+        """
         super().__init__(path, known, options)
         self.file, self.digest, self.work = file, digest, work
         self.title, self.size_bytes = name_of(file), file.size_bytes
@@ -67,7 +71,7 @@ class LlmSpace(PlanSpace):
             self.type, self.divergence = type_file.name, type_file.divergence
         self._exchange = Exchange(options.transport, wire=options.wire)
         self._phases, self.encoder = phases, encoder
-        self._works = with_drafts(work, draft, len(known.speeds))  # the plain one first
+        self._works = with_drafts(work, draft, len(known.speeds))  # the one without drafts comes first
 
     def planner(
         self,
@@ -77,11 +81,12 @@ class LlmSpace(PlanSpace):
         pipeline: bool = True,
         work: Work | None = None,
     ) -> Planner:
-        """Return the planner of some devices, this one among them; None: of all. work: with drafts; None: without."""
+        """Return the planner for some devices, including this one; None: all. work: workload with drafts; None:
+        without."""
         planned_work = work or self.work
         speeds = [self.known.speeds[i] for i in members] if members is not None else self.known.speeds
         own, *others = self._with_reserved(speeds, planned_work.draft)
-        named_speeds = [replace(own, name="this device"), *others]  # the name that messages use
+        named_speeds = [replace(own, name="this device"), *others]  # name in messages
         share = tensor and can_share(self.file)
         return Planner(
             planned_work,
@@ -94,18 +99,18 @@ class LlmSpace(PlanSpace):
         )
 
     def planner_for(self, point: Point) -> Planner:
-        """The planner by which a point is planned again where devices were lost: without drafts, beside what its own
-        holds."""
+        """Return the planner for replanning a point after a loss: without drafts, but with the memory of its draft
+        reserved."""
         planner = self.planner()
         return planner.like(with_draft_held(planner.speeds, point.predicted.draft), planner.links)
 
     def _with_reserved(self, speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:
-        """Return the devices with what they hold beside the model: what drafts, and the encoder."""
+        """Return the devices with the memory of the draft and of the encoder reserved."""
         reserved = with_draft_held(speeds, draft)
         return reserved if self.encoder is None else self.encoder.with_encoder(reserved)
 
     def points(self, axes: Sequence[str]) -> list[Point]:
-        """The front, and other plans that tell what it is worth: the fronts of fewer devices, and of one kind alone."""
+        """Return the front and plans for comparison: fronts of fewer devices, and of only one kind of parallelism."""
         n = len(self.known.speeds)
         subsets: list[tuple[int, ...]] = [tuple(range(n)), (0,)]
         if n <= MOST_SUBSETS_OF:
@@ -126,7 +131,7 @@ class LlmSpace(PlanSpace):
         return without_repeats([*points, *self._drafted(points)])
 
     def _pairs(self, axes: Sequence[str]) -> list[Point]:
-        """Plans with a placement for prompts, where the first token is clearly sooner than without it."""
+        """Return plans with a prefill placement that clearly lowers the TTFT."""
         phases = Phases(self.planner())
         pairs = [(pair, self.point(pair.plan, pair.microbatches)) for pair in phases.pairs(axes)]
         self.exact, self.pairs_gap = self.exact and phases.exact, phases.gap
@@ -141,7 +146,7 @@ class LlmSpace(PlanSpace):
         ]
 
     def _drafted(self, points: Sequence[Point]) -> list[Point]:
-        """Each of these plans with the rows a pass that are the best for it, where drafts make it faster."""
+        """Return each of these plans with its best number of draft rows, if drafts make it faster."""
         drafted = []
         for point in points:
             assert isinstance(point.plan, Plan)
@@ -157,14 +162,14 @@ class LlmSpace(PlanSpace):
         return drafted
 
     def _tried(self, plan: Plan, microbatches: int | None, work: Work) -> Point | None:
-        """A plan with drafts; None where what drafts has no room beside it."""
+        """Return a plan with drafts, or None if the draft does not fit."""
         try:
             return self.point(plan, microbatches, work)
         except PlanError:
             return None
 
     def point(self, plan: Plan, microbatches: int | None = None, work: Work | None = None) -> Point:
-        """Predict a plan. work: the work with drafts; None: without drafts."""
+        """Predict a plan. work: workload with drafts; None: without drafts."""
         planned_work = work or self.work
         by_device = {speed.device: speed for speed in self._with_reserved(self.known.speeds, planned_work.draft)}
         predicted = replace(
@@ -179,7 +184,7 @@ class LlmSpace(PlanSpace):
         return Point(plan, predicted, kind_of(plan), label, self.type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
-        """As `Space`; the plan also gets a placement for prompts where that is clearly better."""
+        """Return the best plan as `PlanSpace.best` does, with a prefill placement if that is clearly better."""
         refused: PlanError | None = None
         planner, plain = self.planner(), None
         try:
@@ -203,7 +208,8 @@ class LlmSpace(PlanSpace):
         return point, "; ".join([why, *more])
 
     def _best(self, objective: str, caps: Mapping[str, float]) -> tuple[Planner, Placed]:
-        """The best plan, plain unless drafts are clearly better or no plain one is within the caps."""
+        """Return the best plan: without drafts, unless drafts are clearly better or no other plan is within the
+        caps."""
         candidates: list[tuple[Planner, Placed]] = []
         refused: PlanError | None = None
         for work in self._works:
@@ -236,7 +242,7 @@ class LlmSpace(PlanSpace):
         draft = point.predicted.draft
         memory = min((n for n in (plan.shard(0).memory, self._options.memory) if n is not None), default=None)
         options = self._engine_options(
-            threads=self._options.threads or plan.shard(0).threads or default_threads(),  # as predicted
+            threads=self._options.threads or plan.shard(0).threads or default_threads(),  # the number in the prediction
             memory=memory,
             reserved=draft.held_bytes if draft and draft.worker is None and memory else 0,
             outputs=max(ROWS[-1], self.work.concurrency) if draft else None,
@@ -250,6 +256,6 @@ class LlmSpace(PlanSpace):
             return measured(deployment.engine, self.work, many, deployment.memory_bytes, draft)
 
     def _engine_options(self, **options: Any) -> EngineOptions:
-        """Return the options of an engine that does the work."""
+        """Return the options of an engine for the workload."""
         work = self.work
         return EngineOptions(context=work.context, sequences=work.concurrency, kv_type=work.kv.name, **options)

@@ -1,4 +1,4 @@
-"""Measuring a plan of a language model on its devices, the way `partition.predict.predict` predicts it."""
+"""Measure a plan of a language model on its devices, with the workload of `partition.predict.predict`."""
 
 from __future__ import annotations
 
@@ -24,35 +24,38 @@ from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
 from partition.predict.drafts import Draft
 
-ROUNDS = 3  # of measuring everything: what disturbs one is over in the next
-_SAMPLE_S, _SAMPLES = 0.1, 3  # of the latency, in a round
-_STEPS = 24  # that lie between the depth at the beginning of a piece and at its end, at most
-_WINDOW_TOKENS = 100  # of an answer with windows
-_RIGHT, _WRONG = 1, 2  # tokens: as drafted, and another one
+ROUNDS = 3  # rounds of all measurements, because a disturbance rarely lasts for several
+_SAMPLE_S, _SAMPLES = 0.1, 3  # seconds and samples for the latency in each round
+_STEPS = 24  # maximum number of steps over which the depth grows in a sample
+_WINDOW_TOKENS = 100  # tokens of an answer with windows
+_RIGHT, _WRONG = 1, 2  # tokens: a drafted one, and another one
 _SETTLED = 3  # tokens of each request before throughput counts
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of a plan that ran on its devices: the best of several rounds."""
+    """Best figures of several rounds of a plan on its devices."""
 
-    latency_s: float  # between two tokens of one request alone; of a network in ONNX, one input alone
-    throughput_per_s: float  # tokens of all requests, while all of them decode; inputs, with the pipeline full
-    ttft_s: float | None  # of a prompt alone; None for a network in ONNX
-    memory_bytes: Mapping[str, int]  # by device: what this process holds, what the others' ranks were granted
-    spread: float  # by what part the worst round was worse, in latency or throughput
+    latency_s: float  # seconds between two tokens of a single request; for an ONNX model, of a single input
+    throughput_per_s: float  # tokens of all requests while all decode; for an ONNX model, inputs with a full pipeline
+    ttft_s: float | None  # seconds to the first token of a single prompt; None for an ONNX model
+    memory_bytes: Mapping[str, int]  # by device: resident bytes of this process, and granted bytes of other ranks
+    spread: float  # relative difference of the worst and the best round in latency or throughput
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def measured(
     engine: TextEngine, work: Work, microbatches: int, others: Mapping[str, int], draft: Draft | None = None
 ) -> Measured:
-    """Measure an engine with this work. others: bytes of the other devices' ranks. draft: what is assumed to draft:
-    its passes are measured, and how many drafts are right and what they take is as assumed."""
-    _read(engine, work.prompt)  # the first takes longer
+    """Measure an engine with this workload.
+
+    others: bytes of the other devices' ranks.
+    draft: assumed draft. Its passes are measured, while acceptance rate and drafting time are as assumed.
+    """
+    _read(engine, work.prompt)  # the first prompt takes longer
     ttft_s, latency_s, throughput_per_s = [], [], []
     for _ in range(ROUNDS):
         ttft_s.append(_prompt_s(engine, work.prompt))
@@ -70,12 +73,12 @@ def measured(
 
 
 def spread(values: Sequence[float]) -> float:
-    """By what part the largest of these is larger than the smallest."""
+    """Return by what fraction the largest value exceeds the smallest."""
     return max(values) / max(min(values), 1e-12) - 1
 
 
 def _alone_s(engine: TextEngine, depth: int, draft: Draft | None) -> float:
-    """A token of one request alone."""
+    """Return the seconds per token of a single request."""
     if draft is None:
         return token_s(engine, depth).seconds
     if draft.windows == 1:
@@ -84,14 +87,14 @@ def _alone_s(engine: TextEngine, depth: int, draft: Draft | None) -> float:
 
 
 def _prompt_s(engine: TextEngine, prompt: int) -> float:
-    """Seconds until a prompt has its first logits."""
+    """Return the seconds until a prompt has its first logits."""
     began = time.perf_counter()
     _read(engine, prompt)
     return time.perf_counter() - began
 
 
 def _read(engine: TextEngine, n: int) -> None:
-    """Forget everything, and read a prompt of `n` tokens."""
+    """Clear the cache and prefill a prompt of `n` tokens."""
     tokens = np.arange(n, dtype=np.int32) % engine.model.n_vocab
     engine.kv_clear()
     chunk = engine.chunk(n)
@@ -101,7 +104,7 @@ def _read(engine: TextEngine, n: int) -> None:
 
 
 def token_s(engine: TextEngine, depth: int, rows: int = 1) -> BestTime:
-    """A token of one request alone, with about `depth` tokens behind it; or a pass that checks several."""
+    """Return the time of a token of a single request at about `depth` tokens, or of a verify pass of several rows."""
     start = max(1, depth - _STEPS // 2)
     end = min(engine.context, start + _STEPS) - rows + 1
     _read(engine, start)
@@ -110,7 +113,7 @@ def token_s(engine: TextEngine, depth: int, rows: int = 1) -> BestTime:
     def step() -> None:
         nonlocal position
         if position >= end:
-            if not engine.kv_remove(0, start):  # recurrent layers cannot go back so far
+            if not engine.kv_remove(0, start):  # recurrent layers cannot roll back that far
                 _read(engine, start)
             position = start
         engine.decode([1] * rows, position, top=1)
@@ -121,57 +124,59 @@ def token_s(engine: TextEngine, depth: int, rows: int = 1) -> BestTime:
 
 
 class _Assumed:
-    """A `Drafter` of windows of one shape. What it drafts is no matter, and takes as long as it is assumed to."""
+    """Implementation of `Drafter` with windows of one shape. Its drafts are arbitrary and take the assumed time."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
 
     def begin(self) -> None:
-        """Nothing is counted."""
+        """Do nothing: there are no statistics."""
 
     def shape(self, requests: Sequence[Answer], most_rows: int, most_windows: int) -> tuple[int, int]:
-        """As assumed."""
+        """Return the assumed shape."""
         return min(self._draft.rows, most_rows), min(self._draft.windows, most_windows)
 
     def draft(self, request: Answer, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
-        """A window of so many."""
+        """Return a window of `rows` tokens after the assumed drafting time."""
         if wait_s := self._draft.waiting_s(rows - len(first)):
             time.sleep(wait_s)
         return [*first, *[_RIGHT] * (rows - len(first))]
 
     def verified(self, results: Sequence[VerifyResult]) -> None:
-        """Nothing is learned."""
+        """Do nothing: nothing is learned."""
 
     def disturbed(self) -> None:
-        """Nothing is learned."""
+        """Do nothing: nothing is learned."""
 
     def ended(self, request: Answer) -> None:
-        """There is nothing to forget."""
+        """Do nothing: there are no drafts to drop."""
 
     def to_json(self) -> dict[str, Any]:
-        """There is nothing to tell."""
+        """Return no statistics."""
         return {}
 
     def describe(self) -> str:
-        """The same for people."""
+        """Return no text."""
         return ""
 
 
 class _AssumedSampler(TokenSampler):
-    """Chooses what was drafted as often as it is assumed to be accepted, whatever the logits are."""
+    """Sampler that accepts drafts at the assumed rate, regardless of the logits."""
 
     def __init__(self, engine: TextEngine, sampling: SamplingParams, accepted: Iterator[bool]) -> None:
         super().__init__(engine.model, sampling)
         self._accepted = accepted
 
     def choose(self, logits: NDArray[np.float32], *, constrained: bool = True, may_end: bool = True) -> int:
-        """As assumed."""
+        """Return the drafted token or another one."""
         return _RIGHT if next(self._accepted) else _WRONG
 
 
 def windows_s(engine: TextEngine, depth: int, draft: Draft) -> float:
-    """Seconds of a token of one request alone, about `depth` tokens behind it, with windows of drafts in flight. The
-    assumed part of these is accepted, in random places that are the same each time."""
+    """Return the seconds per token of a single request at about `depth` tokens, with windows of drafts in flight.
+
+    The assumed fraction of drafts is accepted, at random places that are the same each time.
+    """
     start = max(1, depth - _STEPS // 2)
     n_tokens = max(1, min(_WINDOW_TOKENS, engine.context - start - draft.rows * draft.windows))
     accepted = [i < round(draft.acceptance * _WINDOW_TOKENS) for i in range(_WINDOW_TOKENS)]
@@ -191,7 +196,7 @@ def windows_s(engine: TextEngine, depth: int, draft: Draft) -> float:
 
 
 def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: int | None = None) -> float:
-    """Tokens a second with so many requests, counted while all of them decode with about `depth` tokens behind them."""
+    """Return the tokens per second of `requests` requests, while all decode at about `depth` tokens."""
     times: list[tuple[float, int]] = []
     room = engine.context // requests - 2
     each = min(room // 2, 4 * _SETTLED)
@@ -199,7 +204,7 @@ def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: in
     if each <= _SETTLED + 1:
         least = requests * 2 * (_SETTLED + 4)
         raise ContextFull(
-            f"{requests} requests at once need a context of {least} tokens or more; it has {engine.context}"
+            f"{requests} concurrent requests need a context of {least} tokens or more; it has {engine.context}"
         )
     queue = [Request([1 + i] * max(1, depth - each // 2), each, ends=False) for i in range(requests)]
     with Scheduler(engine, microbatches) as scheduler:
@@ -219,6 +224,6 @@ def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: in
             end = i
             break
     assert begin is not None
-    # From a token of the request that ends: requests that share steps then count for whole steps.
+    # Begin at a token of the request that ends first, so that requests sharing steps count for whole steps.
     begin = next((i for i in range(begin, end) if times[i][1] == times[end][1]), begin)
     return (end - begin) / (times[end][0] - times[begin][0])

@@ -1,7 +1,7 @@
-"""Measuring the most promising plans on the real workers; what was measured in the last day is taken from then.
+"""Measure the most promising plans on the real workers. Measurements of the last day are reused.
 
-A figure that is not to be believed is measured again when all others have been: one whose rounds differ, or that is far
-from what was predicted, until two visits agree. The better counts, as other work only makes a plan slower.
+A doubtful measurement is repeated after all others: one whose rounds differ, or that is far from the prediction. It is
+repeated until two visits agree. The better one counts, because other work only slows a plan down.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 Values = dict[str, Any]
 Measurements = dict[str, Values]
 
-VISITS = 3  # of a plan, at most
-SCATTER = 0.15  # between rounds, or visits: more, and it is measured again
-OFF = 0.5  # of the prediction: likewise
+VISITS = 3  # maximum number of measurements of a plan
+SCATTER = 0.15  # relative difference of rounds or visits that causes another measurement
+OFF = 0.5  # relative difference from the prediction that causes another measurement
 INTERRUPTED = "interrupted before it was measured"
 
 
@@ -39,10 +39,10 @@ def measure(
     measured: Measurements,
     errors: dict[str, str],
 ) -> None:
-    """Note by the key of a point what the `most` most promising plans did (`measured`), and why others could not be
-    measured (`errors`).
+    """Measure the `most` most promising plans. Store results in `measured` and reasons for failures in `errors`, by
+    point key.
 
-    Each is noted, and remembered, as soon as it is known, so that whoever was interrupted goes on where it was.
+    Each result is stored and cached immediately, so that an interrupted user can continue.
     """
     remembered = Remembered("measured-plans")
     runnable = [points[i] for i in promising(points, axes) if space_of[points[i].key].can_run(points[i])]
@@ -50,7 +50,7 @@ def measure(
     keys = {point.key: space_of[point.key].measured_key(point, fleet) for point in chosen}
     for point in chosen:
         known = None if fresh else remembered.get(keys[point.key])
-        if known is not None and "visits" in known[0]:  # else of an older version
+        if known is not None and "visits" in known[0]:  # otherwise written by an older version
             measured[point.key] = known[0] | {"age_s": round(known[1], 1)}
     try:
         for visit in range(VISITS):
@@ -81,13 +81,15 @@ def measure(
         raise
     for point in chosen:
         if point.key in measured and point.predicted.latency_s > (1 + OFF) * measured[point.key]["latency_s"]:
-            space_of[point.key].forget(point)  # nothing makes a plan faster: its devices were measured in a bad moment
-    for key in measured.keys() & errors.keys():  # it was measured, though not once more
+            # nothing makes a plan faster, so its devices were measured in a slow moment
+            space_of[point.key].forget(point)
+    for key in measured.keys() & errors.keys():  # an earlier measurement succeeded
         del errors[key]
 
 
 def in_doubt(point: Point, measured: Values | None) -> bool:
-    """Return whether to measure a plan: it never was, or its figures scatter, disagree, or are far from predicted."""
+    """Return whether to measure a plan: it was never measured, or its values scatter, disagree, or are far from
+    predicted."""
     if measured is None:
         return True
     if measured["visits"] >= VISITS or measured["agree"]:
@@ -96,14 +98,17 @@ def in_doubt(point: Point, measured: Values | None) -> bool:
 
 
 def is_off(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> bool:
-    """Return whether a prediction is more than OFF above or below what was measured."""
+    """Return whether a prediction differs from the measurement by more than OFF."""
     pairs = [(predicted[what], measured[what]) for what in ("latency_s", "throughput_per_s")]
     return any(not 1 / (1 + OFF) <= said / max(was, 1e-12) <= 1 + OFF for said, was in pairs)
 
 
 def better(before: Values | None, now: Values) -> Values:
-    """One measurement of a plan out of those before and this one: the best of each, how often it was measured
-    (`visits`), whether two visits say the same (`agree`), and by how much rounds or visits differ (`spread`)."""
+    """Merge the earlier measurements of a plan with a new one.
+
+    Return the best values, with the number of measurements (`visits`), whether two visits agree (`agree`), and the
+    relative difference of rounds or visits (`spread`).
+    """
     if before is None:
         return now | {"visits": 1, "agree": False}
     slower, faster = sorted((before["latency_s"], now["latency_s"]), reverse=True)

@@ -1,4 +1,4 @@
-"""The pipelines of an ONNX model."""
+"""Pipeline plans of an ONNX model."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from partition.search.changes import FASTER, Change, faster_links
 from partition.search.explain import busy_words, is_busy
 from partition.search.onnx_planner import OnnxPlaced, OnnxPlanner
 
-_LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0  # of measuring: of a round, and of all
+_LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0  # repeats of a round, and total seconds of measuring
 
 
 class OnnxSpace(PlanSpace):
-    """The plans of a network in ONNX: pipelines."""
+    """Pipeline plans of an ONNX model."""
 
     kind, cache = "onnx", REMEMBERED
     known: ClusterProfile[OnnxDevice]
@@ -56,14 +56,14 @@ class OnnxSpace(PlanSpace):
         self.work = OnnxWork.from_graph(model.graph, cuts, options.wire)
 
     def planner(self, speeds: Sequence[OnnxDevice] | None = None, links: Links | None = None) -> OnnxPlanner:
-        """Return the planner of some of the devices, or of all."""
+        """Return the planner for some of the devices, or for all."""
         return OnnxPlanner(
             self.work, speeds or self.known.speeds, links or self.known.links, self.model.name, self.model.digest,
             self._options.concurrency,
         )  # fmt: skip
 
     def points(self, axes: Sequence[str]) -> list[Point]:
-        """The front, the whole model on each device, and the fronts of fewer devices."""
+        """Return the front, the whole model on each device, and the fronts of fewer devices."""
         speeds = self.known.speeds
         placed, self.exact = self.planner().front(axes)
         placements = [*placed, *self.planner().singles(axes)]
@@ -74,7 +74,7 @@ class OnnxSpace(PlanSpace):
         return without_repeats([self.point(placement) for placement in placements])
 
     def point(self, placed: OnnxPlaced) -> Point:
-        """A plan, predicted."""
+        """Return a point for a placed plan."""
         parallel = "pipeline" if len(placed.predicted.stages) > 1 else "single"
         label = stages_text(placed.predicted, self.names)
         return Point(placed.plan, placed.predicted, parallel, label, None, str(self.path))
@@ -87,7 +87,7 @@ class OnnxSpace(PlanSpace):
         text = partial(OBJECTIVES[objective].describe, thing="input")
         several = f"pipeline of {len(best.plan.stages)} stages: {text(best.objectives[0])}"
         if single is None:
-            return self.point(best), f"{several}, no device alone can do it"
+            return self.point(best), f"{several}, no single device can run it"
         alone = f"{text(single.objectives[0])} on {self.names[single.plan.devices[0]]} alone"
         busy = busy_words(self.known.speeds)
         if not self._outdoes(best, single, objective):
@@ -96,8 +96,7 @@ class OnnxSpace(PlanSpace):
         return self.point(best), f"{several}, {alone}{busy}"
 
     def _outdoes(self, new: OnnxPlaced, old: OnnxPlaced, objective: str) -> bool:
-        """Return whether a plan is clearly better than the whole model on one device, however fast that one may be when
-        it is quiet."""
+        """Return whether a plan is clearly better than the whole model on one device, even if that device were idle."""
         row = OBJECTIVES[objective]
         if not row.time:
             return new.objectives[0] < old.objectives[0]
@@ -112,7 +111,7 @@ class OnnxSpace(PlanSpace):
         return [Change(f"links {FASTER:g} times faster", placed.objectives[0] if placed else None)]
 
     def depends_on(self, point: Point) -> list[str]:
-        sizes = [repr(self.work.crossing_bytes), repr(self.work.activation_bytes)]  # they differ with open dimensions
+        sizes = [repr(self.work.crossing_bytes), repr(self.work.activation_bytes)]  # sizes differ with open dimensions
         options = self._options
         return [point.key, options.transport, options.wire, str(options.concurrency), *sizes]
 
@@ -134,7 +133,7 @@ class OnnxSpace(PlanSpace):
             return _best(rounds, {stage.device: stage.memory_bytes or own_rss() for stage in deployment.loaded})
 
     def _single(self, objectives: Sequence[str], most: Sequence[float]) -> OnnxPlaced | None:
-        """The whole model on one device, within what is asked for: this device, unless another is clearly better."""
+        """Return the whole model on one device within the limits: this device, unless another is clearly better."""
         singles = [
             placement for placement in self.planner().singles(objectives)
             if all(value <= cap for value, cap in zip(placement.objectives, most, strict=True))
@@ -150,15 +149,15 @@ class OnnxSpace(PlanSpace):
             f"{speed.name} has {max(0, speed.memory_bytes - speed.runtime_bytes) / 2**20:,.0f}"
             for speed in self.known.speeds
         )
-        limits = f" with {', '.join(caps)} as asked" if caps else ""
+        limits = f" within the limits of {', '.join(caps)}" if caps else ""
         return (
-            f"no plan fits{limits}: the weights need {need:,.0f} MiB beside activations, and beside its own process"
-            f" {have}; ask for less, or add a device"
+            f"no plan fits{limits}: the weights need {need:,.0f} MiB besides activations, and besides its own process"
+            f" {have}; relax the limits, or add a device"
         )
 
 
 def _rounds(flow: Flow, feeds: Mapping[str, Array], repeats: int, window: int | None) -> list[FlowSpeed]:
-    """Measured several times, with as many in flight as the first time."""
+    """Measure several times, with the number of inputs in flight of the first time."""
     rounds = [measure_flow(flow, feeds, repeats, window)]
     return rounds + [measure_flow(flow, feeds, repeats, rounds[0].window) for _ in range(ROUNDS - 1)]
 
@@ -179,10 +178,12 @@ def arrange_network(
     threads: int | None = None,
     steps: Steps = SILENT,
 ) -> PlanChoice:
-    """Choose a plan for a network on these devices, in their order.
+    """Choose a plan for an ONNX model on these devices, in their order.
 
-    cuts: labels or positions; None: by `shares`, what part of the work each device does; None: equal parts. threads: of
-    this device. PlanError for cuts that do not exist.
+    cuts: labels or positions; None: by `shares`.
+    shares: fraction of the work for each device; None: equal parts.
+    threads: threads of this device.
+    Raises PlanError for unknown cuts.
     """
     path = model.file.path
     model.check_places(len(devices))

@@ -1,4 +1,4 @@
-"""Every cut in two: what each stage takes alone, what the cut should give by that, and what it gives on two devices."""
+"""Measure every cut into two stages: each stage alone, the expected pipeline, and the pipeline on two devices."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from partition.predict.onnx_predict import wire_bytes
 
 @dataclass(frozen=True)
 class CutSpeed:
-    """One cut, measured."""
+    """Measurements of one cut."""
 
     cut: Cut
-    stage_s: tuple[float, ...]  # one run of each stage alone on its device, means
-    transfer_s: tuple[float, ...]  # how long one input keeps each link busy: to the first stage, on, and back here
-    delay_s: float  # of these links together
-    speed: FlowSpeed | None = None  # of the pipeline, where it ran as one
+    stage_s: tuple[float, ...]  # mean seconds of one run of each stage alone on its device
+    # seconds that one input occupies each link: to the first stage, to the second, and back
+    transfer_s: tuple[float, ...]
+    delay_s: float  # total latency of these links
+    speed: FlowSpeed | None = None  # measured pipeline, if it ran
 
     @property
     def expected_latency_s(self) -> float:
-        """The sum of what the stages and the links take."""
+        """Sum of the times of the stages and links."""
         return sum(self.stage_s) + sum(self.transfer_s) + self.delay_s
 
     @property
     def expected_throughput_per_s(self) -> float:
-        """One over the slowest of the stages and the links."""
+        """Inverse of the time of the slowest stage or link."""
         return 1 / max(*self.stage_s, *self.transfer_s)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/bench.md says."""
+        """Return the JSON values that docs/cli/bench.md describes."""
         return {
             "label": self.cut.label,
             "position": self.cut.position,
@@ -60,7 +61,7 @@ class CutSpeed:
 def sweep_here(
     model: OnnxSource, cuts: Sequence[Cut], repeats: int, threads: int | None
 ) -> tuple[FlowSpeed, Iterator[CutSpeed]]:
-    """The whole model, and each cut in turn, on this device alone. The errors of OnnxEngine."""
+    """Measure the whole model and each cut on this device alone. Raises the errors of OnnxEngine."""
     with OnnxEngine(model.file.path, threads) as engine:
         whole = measure(sequential(engine.run), model.sample, repeats, 1)
     return whole, stages_here(model, cuts, repeats, threads)
@@ -78,8 +79,11 @@ def sweep_devices(
     threads: int | None = None,
     insecure: bool = False,
 ) -> tuple[FlowSpeed, Iterator[CutSpeed]]:
-    """The whole model on the last of two devices, and each cut in turn as a pipeline of both. threads: of this device,
-    which can be the first. The errors of Fleet and of `sweep`."""
+    """Measure the whole model on the last of two devices, and each cut as a pipeline of both.
+
+    threads: threads of this device, if it is the first.
+    Raises the errors of Fleet and of `sweep`.
+    """
     last = tuple(devices[-1:])
     with (
         Fleet(last, insecure=insecure) as fleet,
@@ -100,7 +104,7 @@ def sweep_devices(
 
 
 def stages_here(model: OnnxSource, cuts: Sequence[Cut], repeats: int, threads: int | None) -> Iterator[CutSpeed]:
-    """Each cut in turn, on this device: what both stages take, one after the other."""
+    """Measure each cut on this device: both stages in turn."""
     for cut in cuts:
         stage_s = []
         item, tensors = Item(Op.RUN), model.sample
@@ -122,12 +126,13 @@ def sweep(
     window: int | None = None,
     wire: str = "f32",
 ) -> Iterator[CutSpeed]:
-    """Each cut in turn, on the two devices of a deployment. Errors as of `OnnxDeployment.load` and of pipelines."""
+    """Measure each cut on the two devices of a deployment. Raises the errors of `OnnxDeployment.load` and of
+    pipelines."""
     hops = deployment.hops()
     own = deployment.plan.own is not None
     for cut in cuts:
         deployment.load(model.plan(deployment.plan.devices, [cut]))
-        deployment.start().run(feeds)  # what each stage is timed with
+        deployment.start().run(feeds)  # provides the input that each stage is timed with
         stage_s = deployment.times(repeats)
         speed = measure(partial(deployment.start().map, wire=wire), feeds, repeats, window)
         before, between, after = routes(model.graph, [cut.position])

@@ -1,4 +1,4 @@
-"""Input of a simulation: a plan with its predictions, as it was saved or printed, and times of requests."""
+"""Input of a simulation: a saved or printed plan with its predictions, and times of requests."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from partition.plan.plan import Range
 from partition.predict.prediction import NO_LAYERS, Prediction
 from partition.simulate.arrivals import MOST_REQUESTS, Arrivals, TraceError, closed, poisson, trace
 
-MOST_BYTES = 64 << 20  # of a file that is read
-REQUESTS, GEN_TOKENS = 200, 128  # where nothing is said
+MOST_BYTES = 64 << 20  # maximum size of a file
+REQUESTS, GEN_TOKENS = 200, 128  # defaults
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and its predictions, as a file has them."""
+    """Plan and its predictions from a file."""
 
     predicted: Prediction  # with devices called by their names
-    names: dict[str, str]  # of devices, by address
-    point: str | None  # of a front: which one it is
-    known: dict[str, Any]  # the same in the format of edge plan
+    names: dict[str, str]  # device names by address
+    point: str | None  # id of the point, for a front
+    known: dict[str, Any]  # the plan in the format of edge plan
 
 
 def read_planned(path: Path, point: str | None) -> Planned:
-    """The plan in a file of edge plan, edge pareto or edge simulate.
+    """Return the plan in a file of edge plan, edge pareto or edge simulate.
 
-    point: an id, "knee", or None for the knee, else the first on the front. PlanError for a file that is none of those,
-    or has no predictions, and for a point that is not there; OSError.
+    point: an id or "knee"; None: the knee, or else the first on the front.
+    Raises PlanError if the file is of another kind or has no predictions, or if the point does not exist; OSError if it
+    cannot be read.
     """
     content = _content(path)
     try:
@@ -41,11 +42,11 @@ def read_planned(path: Path, point: str | None) -> Planned:
             values = values.get("planned")
         kind = values.get("format") if isinstance(values, dict) else None
         if kind not in (PLANNED, PARETO, *SAVED):
-            raise PlanError("it is no plan: needed is what edge plan, edge pareto or edge simulate wrote")
+            raise PlanError("it is not a plan: use a file of edge plan, edge pareto or edge simulate")
         devices = values.get("devices", [])
         names = _names(devices)
         if point is not None and kind != PARETO:
-            raise PlanError("--point is of edge pareto; this file has one plan")
+            raise PlanError("--point is for files of edge pareto; this file has one plan")
         values_of_plan = _point(values, point) if kind == PARETO else values
         if kind in SAVED:
             _check_beside(values)
@@ -57,7 +58,7 @@ def read_planned(path: Path, point: str | None) -> Planned:
             values_of_plan["id"] if kind == PARETO else None,
             known,
         )
-    except (ValueError, RecursionError, OverflowError) as error:  # among them PlanError, and what is not JSON
+    except (ValueError, RecursionError, OverflowError) as error:  # includes PlanError and JSON errors
         raise PlanError(f"{path} cannot be simulated: {error}") from None
 
 
@@ -71,17 +72,19 @@ def arrivals(
     tokens: int | None = None,
     seed: int = 0,
 ) -> Arrivals:
-    """When requests come: "poisson" at a rate a second, "closed" for so many clients, or "trace" from a file.
+    """Return arrivals of requests.
 
-    requests, prompt, tokens: as many of each; None: as a trace says or the plan was made for. PlanError for more than
-    can be, and for tokens of a model that has none; TraceError for a file that is no trace; OSError.
+    kind: "poisson" with a rate per second, "closed" with a number of clients, or "trace" with a file.
+    requests, prompt, tokens: number of requests, and tokens of each; None: from the trace or the plan.
+    Raises PlanError for too many requests, and for tokens with an ONNX model; TraceError for an invalid trace; OSError
+    if the file cannot be read.
     """
     of_text = predicted.prompt is not None
     if not of_text and (prompt or tokens):
         option = "--prompt-tokens" if prompt else "--gen-tokens"
-        raise PlanError(f"{option} is of language models; this plan is of an ONNX model")
+        raise PlanError(f"{option} is for language models; this plan is for an ONNX model")
     if max(requests or 0, int(value) if kind == "closed" else 0) > MOST_REQUESTS:
-        raise PlanError(f"{MOST_REQUESTS:,} requests or clients are the most")
+        raise PlanError(f"the maximum is {MOST_REQUESTS:,} requests or clients")
     prompt, tokens = prompt or predicted.prompt or 1, (tokens or GEN_TOKENS) if of_text else 1
     if kind == "poisson":
         return poisson(float(value), requests or REQUESTS, prompt, tokens, seed)
@@ -92,18 +95,18 @@ def arrivals(
     try:
         requests_of_trace = trace(content.decode().splitlines(), prompt, tokens, requests or MOST_REQUESTS)
         if not of_text and any((arrival.prompt, arrival.tokens) != (1, 1) for arrival in requests_of_trace.requests):
-            raise TraceError("tokens are of language models; for an ONNX model give the seconds alone")
+            raise TraceError("tokens are for language models; for an ONNX model give only the seconds")
         return requests_of_trace
     except ValueError as error:
         raise TraceError(f"{path} cannot be used as a trace: {error}") from None
 
 
 def _content(path: Path) -> bytes:
-    """Read a file. PlanError where it has more than MOST_BYTES; OSError."""
+    """Read a file. Raises PlanError if it exceeds MOST_BYTES, or OSError if it cannot be read."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
-        raise PlanError(f"{path} has more than {MOST_BYTES >> 20} MiB, which is the most that is read")
+        raise PlanError(f"{path} has more than {MOST_BYTES >> 20} MiB, which is the maximum")
     return content
 
 
@@ -113,11 +116,11 @@ def _names(devices: Any) -> dict[str, str]:
         known = entry if isinstance(entry, dict) else {}
         address = fields.text(known.get("address"), f"devices[{i}].address")
         names[address] = fields.text(known.get("name"), f"devices[{i}].name")
-    return names if len(set(names.values())) == len(names) else {}  # then addresses tell them apart
+    return names if len(set(names.values())) == len(names) else {}  # otherwise addresses distinguish them
 
 
 def _check_beside(plan: dict[str, Any]) -> None:
-    """PlanError where a saved plan has no predictions, or others than it would have: it was edited."""
+    """Raise PlanError if a saved plan has no predictions, or if they do not match because it was edited."""
     if "predicted" not in plan:
         raise PlanError("it has no predictions; edge plan --save and edge pareto --save write them")
     stages = plan.get("stages")
@@ -130,7 +133,7 @@ def _check_beside(plan: dict[str, Any]) -> None:
 
 
 def _stage_parts(stage: Any) -> tuple[list[Any], str]:
-    """The devices of a stage of a saved plan, and its layers; "" of an ONNX model."""
+    """Return the devices of a stage of a saved plan, and its layers ("" for an ONNX model)."""
     known = stage if isinstance(stage, dict) else {}
     shards = known.get("shards", [known])
     shards = [shard for shard in shards if isinstance(shard, dict)] if isinstance(shards, list) else []
@@ -145,26 +148,26 @@ def _layers(layers: Any) -> str:
 
 
 def _said(stage: Any, parts: tuple[list[Any], str]) -> tuple[Any, Any]:
-    """The same, as it was predicted."""
+    """Return the same values from the prediction."""
     known = stage if isinstance(stage, dict) else {}
     return known.get("devices"), known.get("what") if parts[1] else ""
 
 
 def _point(values: dict[str, Any], point_id: str | None) -> dict[str, Any]:
-    """The point of this id; else the knee, else the first on the front."""
+    """Return the point with this id, or by default the knee, or else the first on the front."""
     points = fields.items(values.get("points"), "points")
     for i, point in enumerate(points):
         if not isinstance(point, dict):
             raise PlanError(f"points[{i}]: {fields.short(point)}; needed is an object")
         fields.text(point.get("id"), f"points[{i}].id")
     if not points:
-        raise PlanError("points is empty; needed is one plan or more")
+        raise PlanError("points is empty; at least one plan is needed")
     wants_knee = point_id in (None, "knee")
     chosen = at_knee(points) if wants_knee else next((point for point in points if point["id"] == point_id), None)
     if point_id == "knee" and chosen is not None and chosen.get("knee") is not True:
         chosen = None
     if chosen is None:
         raise PlanError(
-            f"there is no plan {point_id!r:.60}; needed is one of {points[0]['id']} to {points[-1]['id']}, or knee"
+            f"there is no plan {point_id!r:.60}; choose one of {points[0]['id']} to {points[-1]['id']}, or knee"
         )
     return chosen

@@ -1,4 +1,4 @@
-"""All plans of one model on one cluster that are worth looking at, and what they do when they are run."""
+"""Candidate plans of one model on one cluster, with predictions and measurements."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
 from partition.search.changes import Change
 
-MOST_SUBSETS_OF = 4  # devices: fronts of all their subsets are looked at; of more, only of the whole
+MOST_SUBSETS_OF = 4  # devices: up to this number, fronts of all subsets are computed; with more, only of the whole
 
 
 class PlanSpace(ABC):
-    """The plans of one model on one cluster: what all kinds of model have in common."""
+    """Base class of the plans of one model on one cluster, for all kinds of models."""
 
-    kind: str  # of model: "llm" or "onnx"
-    cache: str  # what its devices' times are remembered as
-    title: str  # the model's name, for people
+    kind: str  # kind of model: "llm" or "onnx"
+    cache: str  # name of the cached device times
+    title: str  # display name of the model
     known: ClusterProfile[Any]
-    type: str | None = None  # of the weights, where several files of one model are compared
-    divergence: float | None = None  # of that type from the model, nats a token; None: not measured
-    size_bytes: int = 0  # of the file
+    type: str | None = None  # type of the weights, if several files of one model are compared
+    divergence: float | None = None  # divergence of that type in nats per token; None: not measured
+    size_bytes: int = 0  # size of the file
 
     def __init__(self, path: Path, known: ClusterProfile[Any], options: PlanOptions) -> None:
-        """options: of the work; those that the space was measured with."""
+        """options: workload that the space was measured with."""
         self.path, self.known, self._options = path, known, options
-        self.exact = True  # the search of `points`
-        self.pairs_gap = 0.0  # as `Phases.gap`
+        self.exact = True  # True: the search of `points` was exhaustive
+        self.pairs_gap = 0.0  # see `Phases.gap`
 
     @property
     def names(self) -> dict[str, str]:
-        """Names of devices, by what a plan calls them."""
+        """Device names by address in a plan."""
         return {speed.device: speed.name for speed in self.known.speeds}
 
     @abstractmethod
     def points(self, axes: Sequence[str]) -> list[Point]:
-        """The front, and other plans that tell what it is worth."""
+        """Return the front, and other plans for comparison."""
 
     @abstractmethod
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
-        """The plan to take by one objective, and why, in one line. caps: what objectives may be at most.
+        """Return the best plan by one objective, and the reason in one line. caps: limits of objectives.
 
-        PlanError, with need and have, where nothing fits.
+        Raises PlanError with needed and available resources if nothing fits.
         """
 
     @abstractmethod
@@ -64,20 +64,19 @@ class PlanSpace(ABC):
 
     @abstractmethod
     def measure(self, point: Point, fleet: Fleet | None) -> Measured:
-        """Run a plan on its devices. The errors of deployments and engines."""
+        """Run a plan on its devices. Raises the errors of deployments and engines."""
 
     @abstractmethod
     def depends_on(self, point: Point) -> list[str]:
-        """Return the values that a measurement depends on, beside devices and links."""
+        """Return the values that a measurement depends on, in addition to devices and links."""
 
     def can_run(self, point: Point) -> bool:
-        """Return whether a plan can be measured: all of its devices are there, which presets are not, and prompts have
-        no placement of their own."""
+        """Return whether a plan can be measured: none of its devices is a preset, and it lacks a prefill placement."""
         estimated = any(speed.estimate for speed in self.known.speeds if speed.device in point.plan.devices)
         return not estimated and point.predicted.prefill is None
 
     def measured_key(self, point: Point, fleet: Fleet | None) -> str:
-        """Return the key that a measurement is remembered under."""
+        """Return the cache key of a measurement."""
         others = [fleet.profiles[device] for device in point.plan.devices if fleet and device != LOCAL]
         pairs = permutations(dict.fromkeys((LOCAL, *point.plan.devices)), 2)
         links = [rough_text(self.known.links.between.get(pair)) for pair in pairs]
@@ -85,15 +84,17 @@ class PlanSpace(ABC):
         return key_of([*self.depends_on(point), *links], own, *others)
 
     def forget(self, point: Point) -> None:
-        """Let the next command measure the devices of a plan anew."""
+        """Discard the cached times of a plan's devices, so that the next command measures them."""
         for speed in self.known.speeds:
             if speed.device in point.plan.devices and speed.key:
                 Remembered(self.cache).forget(speed.key)
 
 
 def within_divergence(spaces: Sequence[PlanSpace], most: float | None) -> list[PlanSpace]:
-    """Return the types whose divergence is at most so many nats a token; all without a limit. PlanError, with the least
-    divergence there is, where none is."""
+    """Return the types with a divergence of at most `most` nats per token; None: all.
+
+    Raises PlanError with the lowest divergence if no type is within the limit.
+    """
     if most is None:
         return list(spaces)
     row = OBJECTIVES["divergence"]
@@ -101,7 +102,7 @@ def within_divergence(spaces: Sequence[PlanSpace], most: float | None) -> list[P
     if not within:
         least = min(spaces, key=lambda space: row.figure(space.divergence))
         raise PlanError(
-            f"no type has a divergence of at most {row.describe(most)}; the least there is is"
+            f"no type has a divergence of at most {row.describe(most)}; the lowest is"
             f" {row.describe(row.figure(least.divergence))}, of {least.type}; raise the limit or name a larger type"
         )
     return within

@@ -1,4 +1,4 @@
-"""From a model file and a cluster to its plans, for language models and networks in ONNX alike."""
+"""Return the plans of a model file on a cluster, for language models and ONNX models."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
 _CONCURRENCY, _PROMPT = 4, 128
-_ANSWER = 64  # tokens that are to have room after a prompt
-_A_REQUEST = 16  # tokens that each of several requests needs at least
+_ANSWER = 64  # tokens that must fit after a prompt
+_A_REQUEST = 16  # minimum tokens for each of several requests
 
 
 def spaces(
@@ -40,11 +40,12 @@ def spaces(
     divergence_on: Path | None = None,
     steps: Steps = SILENT,
 ) -> list[PlanSpace]:
-    """Return all plans of a model on the devices of a cluster that is open, measured: one space, or one for each of
-    `types`, which the model is quantized to, or files that have it.
+    """Return the measured plans of a model on an open cluster: one space, or one for each of `types`.
 
-    divergence_on: a text to measure the divergence of each type on; None: it is not measured. PlanError where the
-    context has no room for the work; the errors of reading, quantizing and measuring, and those of `type_files`.
+    types: types to quantize the model to, or files of such types.
+    divergence_on: text to measure the divergence of each type on; None: not measured.
+    Raises PlanError if the context is too small for the workload; the errors of reading, quantizing and measuring; and
+    those of `type_files`.
     """
     if is_onnx(path):
         return [_onnx_space(path, cluster, options, steps)]
@@ -80,8 +81,11 @@ def llm_space(
     *,
     phases: bool = True,
 ) -> LlmSpace:
-    """Return the plans of a language model. type_file: of its weights, where several files are compared. phases:
-    whether prompts may have a placement of their own."""
+    """Return the plans of a language model.
+
+    type_file: type of its weights, if several files are compared.
+    phases: allow a separate prefill placement.
+    """
     file = GgufFile.open(path)
     check_loadable(file)
     work = work_of(
@@ -113,7 +117,7 @@ def llm_space(
 
 
 def with_encoder(space: Callable[..., LlmSpace], places: Sequence[EncoderPlace]) -> LlmSpace:
-    """Return the plans beside an encoder, in the first place where both fit. PlanError where that is none."""
+    """Return the plans with an encoder in the first place where both fit. Raises PlanError if there is none."""
     alone, refused = space(), list[str]()
     for place in places:
         both, name = space(encoder=place), place.name
@@ -127,15 +131,15 @@ def with_encoder(space: Callable[..., LlmSpace], places: Sequence[EncoderPlace])
             refused.append(f"on {name}: {error}")
         else:
             return both
-    best(alone.planner(), "latency")  # without an encoder it may not fit either
+    best(alone.planner(), "latency")  # raises an error if the model does not fit even without an encoder
     raise PlanError(
         f"the model and the encoder of pictures, which takes {bytes_text(places[0].held_bytes)}, do not fit together"
-        f" ({'; '.join(refused)}); use a smaller type or a smaller --context, add a device, or go without the projector"
+        f" ({'; '.join(refused)}); use a smaller type or a smaller --context, add a device, or leave the projector out"
     )
 
 
 def _onnx_space(path: Path, cluster: Cluster, options: PlanOptions, steps: Steps) -> PlanSpace:
-    from edge.onnx.model import load_source  # an extra
+    from edge.onnx.model import load_source  # optional dependency
     from edge.planning.onnx_space import OnnxSpace
     from edge.profiling.onnx_survey import onnx_speeds
 

@@ -1,7 +1,7 @@
-"""Files of one model in several types, and how far the predictions of each diverge from the model's.
+"""Files of one model in several types, and the divergence of each type's predictions from the model's.
 
-A type is a name of llama.cpp's quantizer, whose file is made once, or a GGUF file, such as one fitted to a size. Its
-divergence is measured once, too: a mean over text, which depends on the weights and hardly on the device.
+A type is a name of llama.cpp's quantizer, whose file is created once, or a GGUF file, such as one fitted to a size. Its
+divergence is also measured once. It is a mean over text, which hardly depends on the device.
 """
 
 from __future__ import annotations
@@ -29,26 +29,28 @@ from quant.gguf.file import GgufFile
 from quant.mixes import Mix, is_type_file, mix_by_name
 from quant.types import TensorType
 
-CHUNKS = 4  # of the bundled text; of another one, all
+CHUNKS = 4  # chunks of the bundled text; of another text, all are used
 _REMEMBERED = "divergences"
 
 
 @dataclass(frozen=True)
 class TypeFile:
-    """One type of a model, and the file that has it."""
+    """One type of a model, and its file."""
 
     name: str
     path: Path
-    note: str = ""  # for people: tensors that have another type
-    divergence: float | None = None  # mean, nats a token, from the model; None: not measured
+    note: str = ""  # text about tensors with another type
+    divergence: float | None = None  # mean divergence from the model in nats per token; None: not measured
 
 
 def divergence_text(
     types: Collection[str], axes: Collection[str], most: float | None, text: Path | None
 ) -> Path | None:
-    """Return the text to measure divergence on; None where nothing asks for divergence.
+    """Return the text to measure divergence on, or None if divergence is not needed.
 
-    most: the limit. text: of a person; None: the bundled one. PlanError for an axis, a limit or a text without types.
+    most: limit of the divergence.
+    text: text from the user; None: the bundled text.
+    Raises PlanError for a divergence objective, a limit or a text without types.
     """
     if "divergence" not in axes and most is None and text is None:
         return None
@@ -60,11 +62,12 @@ def divergence_text(
 def type_files(
     path: Path, types: Sequence[str], text: Path | None, options: EngineOptions, steps: Steps = SILENT
 ) -> list[TypeFile]:
-    """Return the file of each type of the model at `path`, made where it is not there.
+    """Return the file of each type of the model at `path`, creating missing files.
 
-    text: to measure divergence on; None: it is not measured. options: threads and memory to measure with.
-    UnknownTypeError, and PlanError for a type that is named twice or that this model cannot have, before anything is
-    made; TextError; the errors of quantizing and evaluating.
+    text: text to measure divergence on; None: not measured.
+    options: threads and memory for measuring.
+    Before creating files, raises UnknownTypeError, or PlanError for a duplicate type or a type that this model cannot
+    have. Also raises TextError, and the errors of quantizing and evaluating.
     """
     words = read_text(text) if text is not None else None
     mixes = {type_: mix_by_name(type_) for type_ in types if not is_type_file(type_)}
@@ -72,7 +75,9 @@ def type_files(
     names = [mixes[type_].name if type_ in mixes else files[type_].stem for type_ in types]
     for name, count in Counter(names).items():
         if count > 1:
-            raise PlanError(f"types has {count} that are called {name}; name each once, and rename files called alike")
+            raise PlanError(
+                f"types has {count} entries called {name}; use each name once, and rename files with equal names"
+            )
     outcomes, same = _outcomes(path, list(mixes.values())), _types(path)
     quantized_files = []
     for type_, name in zip(types, names, strict=True):
@@ -94,7 +99,7 @@ def _types(path: Path) -> dict[str, TensorType]:
 
 
 def _outcomes(path: Path, mixes: Sequence[Mix]) -> dict[str, Outcome]:
-    """Return the types that each mix gives the tensors, by its name. PlanError for one that the model cannot have."""
+    """Return the tensor types of each mix by name. Raises PlanError for a mix that the model cannot have."""
     for mix in mixes:
         if mix.needs_importance:
             raise PlanError(
@@ -108,13 +113,16 @@ def _outcomes(path: Path, mixes: Sequence[Mix]) -> dict[str, Outcome]:
         by_name = {mix.name: outcome for mix, outcome in zip(mixes, outcomes, strict=True)}
     for mix in mixes:
         if mix.type not in by_name[mix.name].types.values():
-            why = _misfits(by_name[mix.name], mix) or f"llama.cpp would make none of its tensors {mix.type.name}"
+            why = (
+                _misfits(by_name[mix.name], mix) or f"llama.cpp would give none of its tensors the type {mix.type.name}"
+            )
             raise PlanError(f"{path.name} cannot have the type {mix.name}: {why}; name another one")
     return by_name
 
 
 def _misfits(outcome: Outcome, mix: Mix) -> str:
-    """Describe the tensors whose rows do not divide into blocks of the mix's main type; "" if there are none."""
+    """Describe the tensors whose rows do not divide into blocks of the mix's main type, or return "" if there are
+    none."""
     misfits = [misfit for misfit in outcome.misfits if misfit.requested == mix.type.name]
     if not misfits:
         return ""
@@ -129,7 +137,7 @@ def _misfits(outcome: Outcome, mix: Mix) -> str:
 def _measured(
     path: Path, files: Sequence[TypeFile], text: str, most: int | None, options: EngineOptions, steps: Steps
 ) -> list[TypeFile]:
-    """Return the files with their divergence: as remembered, or measured on the first `most` chunks of a text."""
+    """Return the files with their divergence, cached or measured on the first `most` chunks of a text."""
     remembered, slices = Remembered(_REMEMBERED), OwnSlices()
     with steps.step(f"Reading {path.name}") as show:
         digests = {model: slices.model_digest(model, show) for model in (path, *(file.path for file in files))}

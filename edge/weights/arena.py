@@ -1,4 +1,4 @@
-"""Memory of the weights that stay."""
+"""Memory of the resident weights."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from edge.llama.address_space import HUGE_PAGE, AddressSpace
 from edge.weights.reader import Job
 from edge.weights.window import Piece
 
-_BLOCK_BYTES = 32 << 20  # of small weights in one block
+_BLOCK_BYTES = 32 << 20  # maximum size of a block of small weights
 
 
 class Arena(Protocol):
-    """Places in memory for weights that stay."""
+    """Places in memory for resident weights."""
 
     def read(self, piece: Piece) -> Job:
-        """Return the job that brings a piece to its place. Nothing is left of it where that has the piece already."""
+        """Return the job that reads a piece to its place. The job is complete if the piece is already there."""
 
     def arrived(self, piece: Piece) -> None:
-        """The piece was read to its place."""
+        """Record that the piece was read to its place."""
 
     def close(self) -> None:
-        """Give everything back. Nobody may use the weights any more."""
+        """Free all memory. The weights must not be used afterwards."""
 
 
 class OneArena:
-    """One memory in huge pages, for weights that all stay to the end."""
+    """Single allocation in huge pages, for weights that stay until the end."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._space = AddressSpace(sum(piece.span for piece in pieces), huge=True)
@@ -43,13 +43,13 @@ class OneArena:
         self._space.close()
 
 
-Key = tuple[str, int, int, bool]  # of what a place holds: file, offset, bytes, layout
+Key = tuple[str, int, int, bool]  # contents of a place: file, offset, bytes, layout
 
 
 class ElasticArena:
-    """A memory for each large weight, and blocks of small ones, so that any of them can go while the others stay.
+    """Separate memory for each large weight, and blocks of small weights, so that some can be freed while others stay.
 
-    Small ones share blocks because a disk fills huge pages at twice the speed; a block goes as a whole.
+    Small weights share blocks because a disk fills huge pages at twice the speed. A block is freed as a whole.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class ElasticArena:
         self._arrived: set[Key] = set()
 
     def place(self, piece: Piece) -> tuple[AddressSpace, int]:
-        """Return (memory, its first byte) of `span` bytes for a piece."""
+        """Return (memory, offset of the first byte) of the `span` bytes for a piece."""
         return self._places[key_of(piece)]
 
     def read(self, piece: Piece) -> Job:
@@ -70,8 +70,7 @@ class ElasticArena:
         self._arrived.add(key_of(piece))
 
     def keep_only(self, pieces: Collection[Piece]) -> None:
-        """Give the memory of all others, and of what has not arrived, back to the system. Nothing may use it any
-        more."""
+        """Free the memory of all other pieces, and of pieces that have not arrived. It must not be used afterwards."""
         keep = {key_of(piece) for piece in pieces}
         gone = {space for key, (space, _) in self._places.items() if key not in keep & self._arrived}
         for key, (space, _) in [*self._places.items()]:
@@ -82,8 +81,11 @@ class ElasticArena:
             space.close()
 
     def make_places(self, pieces: Collection[Piece], goes_with: Callable[[Key], Hashable]) -> None:
-        """Have places for these pieces, too. goes_with: of two small pieces that go at different times it is another,
-        and they share no block."""
+        """Allocate places for these pieces, in addition to the existing ones.
+
+        goes_with: key of a small piece. Pieces with different keys are freed at different times, so they share no
+        block.
+        """
         groups: dict[Hashable, list[list[Piece]]] = {}
         for piece in pieces:
             if key_of(piece) not in self._places:
@@ -103,5 +105,5 @@ class ElasticArena:
 
 
 def key_of(piece: Piece) -> Key:
-    """Return what a place for the piece holds."""
+    """Return the key of the place for a piece."""
     return str(piece.file.path), piece.offset, piece.n_bytes, piece.repacked

@@ -1,4 +1,4 @@
-"""Division of a memory budget: accounted part by part before any weight is read."""
+"""Divide a memory budget into parts before any weight is read."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ from partition.predict.paging import Speed
 from quant.gguf.file import GgufFile, TensorInfo
 from quant.types import CacheType
 
-_MARGIN = 26 * MIB  # what comes to be needed while it runs: a terminal takes 14, the process of chat templates 11
-MARGIN_SHARE = 128  # and this part of the budget: page tables, ends of pages
-_TOKEN_BYTES = 32  # of a vocabulary's entry: logits, their copy, candidates of the sampler
-_THREADS_BESIDE = 2  # that read while all cores compute; more get in their way
-_BUFFERS_SHARE = 24  # buffers to read with take at most this part of the budget
-_CACHE_SHARE = 8  # a context that is not asked for takes at most this part of the budget
+# memory needed later while the process runs: 14 MiB for a terminal, 11 for the chat template process
+_MARGIN = 26 * MIB
+MARGIN_SHARE = 128  # additional margin as a fraction of the budget, for page tables and partial pages
+_TOKEN_BYTES = 32  # bytes per vocabulary entry: logits, their copy, and sampler candidates
+_THREADS_BESIDE = 2  # reader threads while all cores compute; more threads slow down computation
+_BUFFERS_SHARE = 24  # read buffers take at most this fraction of the budget
+_CACHE_SHARE = 8  # a default context takes at most this fraction of the budget
 _LEAST_CONTEXT = 512  # tokens
-_COUNTER_BYTES = 72  # of ggml for every expert of a product, or slot for one: a cache line and a number
-_BATCHES = (128, 256, 512, 1024, 2048)  # rows, to choose from
-_COMPUTE_OVER_READ = 2.0  # a pass over a prompt's rows should compute for so much longer than it reads
+_COUNTER_BYTES = 72  # ggml memory per expert of a product, or per slot of one: a cache line and a number
+_BATCHES = (128, 256, 512, 1024, 2048)  # candidate batch sizes in rows
+_COMPUTE_OVER_READ = 2.0  # a prompt pass should compute this many times longer than it reads
 
 
 @dataclass(frozen=True)
 class OtherUses:
-    """Uses of a budget beside the model and its context."""
+    """Memory in a budget for other things than the model and its context."""
 
-    results: int = 0  # bytes, of whoever runs the engine
-    prefix_cache: int = 0  # bytes, of blocks on their way to the disk and back
-    more_rows: int = 0  # rows with logits beside one a sequence: their logits are copied when they are collected
-    draft_rows: int = 0  # of these, those that only check drafts
-    draft_model: int = 0  # bytes, of a model that drafts
+    results: int = 0  # bytes for results of the engine's caller
+    prefix_cache: int = 0  # bytes of blocks in transfer to or from the disk
+    more_rows: int = 0  # rows with logits beyond one per sequence: their logits are copied when they are collected
+    draft_rows: int = 0  # rows among `more_rows` that only verify drafts
+    draft_model: int = 0  # bytes of a draft model
 
     def parts(self, n_vocab: int) -> dict[str, int]:
-        """Bytes by part."""
+        """Return the bytes by part."""
         named = {
             "results": self.results,
             "draft model": self.draft_model,
@@ -59,7 +60,8 @@ class OtherUses:
         return {name: n for name, n in named.items() if n}
 
     def savings(self, n_vocab: int) -> dict[str, int]:
-        """Bytes by the option that saves them. Rows of drafts take them twice: in llama.cpp's buffer, and as copies."""
+        """Return the bytes that each option would save. Draft rows count twice: in llama.cpp's buffer, and as
+        copies."""
         drafts = self.draft_model + 2 * 4 * n_vocab * self.draft_rows
         named = {"--prefix-cache 0": self.prefix_cache, "--draft off": drafts}
         return {option: n for option, n in named.items() if n}
@@ -67,9 +69,9 @@ class OtherUses:
 
 @dataclass(frozen=True)
 class BudgetOptions:
-    """Options that a person may set; None: measured."""
+    """User options of a budget. None: measured."""
 
-    memory: int  # bytes, of the whole process
+    memory: int  # bytes for the whole process
     window: int | None = None  # bytes
     io_threads: int | None = None
     io_chunk: int | None = None  # bytes
@@ -79,46 +81,48 @@ class BudgetOptions:
 
 @dataclass(frozen=True)
 class BudgetPlan:
-    """Division of a budget of memory: resident weights, window, everything else."""
+    """Division of a memory budget: resident weights, window, and everything else."""
 
     sizes: ContextSizes
     parts: dict[str, int]  # bytes by part, without the weights
     read: ReadOptions
     plan: PagePlan
-    lay_out: bool  # reading what is streamed from files that have it laid out pays
+    lay_out: bool  # True: reading streamed weights from files with a repacked copy is faster
 
 
 @dataclass(frozen=True)
 class Opening:
-    """A model of which llama.cpp knows the header, and how its weights are to be loaded."""
+    """Model with a header that llama.cpp has read, and the options for loading its weights."""
 
     request: LoadRequest
     options: BudgetOptions
-    choose_batch: bool  # the batch of the sizes is only a proposal
-    tokens: bool  # batches bring tokens, not hidden states
-    accounted: Callable[[MemoryNeed, PagePlan], None] | None  # called with the account, before weights are loaded
+    choose_batch: bool  # True: the batch of the sizes is only a proposal
+    tokens: bool  # True: batches contain tokens; False: hidden states
+    accounted: Callable[[MemoryNeed, PagePlan], None] | None  # called with the memory need before weights are loaded
     model: llama.Model
     weights: Mapping[str, Weight]
     opened: Mapping[Path, DirectFile]
 
     def roles(self, tensors: Mapping[str, TensorInfo] | None = None) -> Roles:
-        """Return the roles of the weights. tensors: where each lies, and its type; None: as the file's table says."""
+        """Return the roles of the weights. tensors: type and place of each weight; None: as in the file."""
         tensors = tensors or self.request.file.tensors
         weights = {name: weight.in_type(tensors[name].type.id) for name, weight in self.weights.items()}
         sources = {name: (self.opened[tensor.path], tensor.offset) for name, tensor in tensors.items()}
         return sort_weights(weights, sources, repack=self.request.repack is not False, tokens=self.tokens)
 
     def plan(self, roles: Roles, budget: int) -> BudgetPlan:
-        """Choose which weights stay within a budget of bytes and which are streamed, by measurement if not all can
-        stay. NotEnoughMemory, with the least budget, if even that is impossible."""
+        """Choose the resident and the streamed weights for a budget in bytes. If not all fit, speeds are measured.
+
+        Raises NotEnoughMemory with the minimum budget if no plan fits.
+        """
         file, shape, sizes, threads = self.request.file, self.request.shape, self.request.sizes, self.request.threads
         options, used = replace(self.options, memory=budget), shape.n_experts_used
         model, choose_batch = self.model, self.choose_batch
-        give_back_memory()  # up to 100 MiB after a model was closed, which would count as used
+        give_back_memory()  # After a model was closed, up to 100 MiB would still count as used.
         outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
-        if sizes.adapter_bytes:  # they stay in memory
+        if sizes.adapter_bytes:  # adapters stay in memory
             outside["adapters"] = sum(sizes.adapter_bytes)
-        at_once = used * sizes.sequences  # experts that a row of each sequence may choose
+        at_once = used * sizes.sequences  # maximum number of experts that one row of each sequence may choose
         read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
         smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
         cache = cache_bytes(shape, sizes.context, sizes.kv)
@@ -126,7 +130,8 @@ class Opening:
         savings = options.uses.savings(model.n_vocab)
         if sizes.context > _LEAST_CONTEXT and (less := cache - least_cache) > 0:
             savings[f"--context {_LEAST_CONTEXT}"] = less
-        if sum(outside.values()) + cache > budget:  # a context would take it all before it is refused
+        # creating a context would exceed the budget before it could be refused
+        if sum(outside.values()) + cache > budget:
             parts = {**outside, **_context_need(model, shape, smallest, roles, dry=file.path)}
             _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget, savings)
         for proposed in dict.fromkeys((sizes, smallest)):
@@ -143,7 +148,7 @@ class Opening:
             if chosen != sizes:
                 sizes, parts = chosen, {**outside, **_context_need(model, shape, chosen, roles)}
         if sum(parts.values()) + sum(least_parts(roles, read, sizes.batch, at_once).values()) > budget:
-            read, sizes, parts = before  # what suits the disk would take too much
+            read, sizes, parts = before  # the settings that suit the disk would take too much memory
         try:
             share = plan(roles, budget - sum(parts.values()), read, speed, sizes.batch, at_once)
         except PlanError as error:
@@ -162,7 +167,8 @@ class Opening:
 
 
 def context_within(shape: ModelShape, kv: CacheType, most: int, budget: int) -> int:
-    """Tokens of context, at most `most`, that leave a budget for the weights: a power of two below that if need be."""
+    """Return the context size in tokens, at most `most`, that leaves room for weights. Reduced sizes are powers of
+    two."""
     context = most
     while context > _LEAST_CONTEXT and cache_bytes(shape, context, kv) * _CACHE_SHARE > budget:
         context = max(_LEAST_CONTEXT, 1 << (context - 1).bit_length() - 1)
@@ -170,7 +176,7 @@ def context_within(shape: ModelShape, kv: CacheType, most: int, budget: int) -> 
 
 
 def other_parts(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budget: int) -> dict[str, int]:
-    """Return the bytes of a budget that go to other things than weights, by part, if all of these fit. Uses a dry
+    """Return the bytes by part that a budget spends on things other than weights, if all of these fit. Uses a dry
     run."""
     _, lines = dry_run(file.path, sizes)
     widest = max((tensor.shape[0] for tensor in file.tensors.values()), default=0)
@@ -180,15 +186,17 @@ def other_parts(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budget: 
 
 
 def _runtime(budget: int, n_logits: int) -> int:
-    """Bytes of the process itself, now and later. n_logits: of all sequences together."""
+    """Return the bytes of the process itself, including later needs. n_logits: logits of all sequences together."""
     return own_rss() + _MARGIN + budget // MARGIN_SHARE + _TOKEN_BYTES * n_logits
 
 
 def _context_need(
     model: llama.Model, shape: ModelShape, sizes: ContextSizes, roles: Roles, dry: Path | None = None
 ) -> dict[str, int]:
-    """Bytes by part that a context takes: what llama.cpp says, and what it does not. dry: the model's file, to ask
-    without taking them; that is slower."""
+    """Return the bytes by part of a context, including memory that llama.cpp does not report.
+
+    dry: the model's file, for a dry run without allocating them, which is slower.
+    """
     if dry is None:
         with llama.captured_log() as lines:
             llama.Context(model, sizes).close()
@@ -198,11 +206,11 @@ def _context_need(
     matrices = (*roles.factors, *((roles.head,) if roles.head else ()), *experts)
     widest = max((piece.weight.shape[2] for piece in matrices), default=0)
     parts = _context_parts(lines, shape, sizes, widest, model.n_vocab)
-    # A product with paged experts counts the rows of each slot. Kernels of repacked weights note every row once.
+    # A product with paged experts counts the rows of each slot. Kernels of repacked weights record every row once.
     n_slots = sum(pieces[0].weight.shape[0] for pieces in roles.experts.values())
     notes = 1 if all(piece.repacked for piece in experts) else shape.n_experts_used
     parts["compute buffers"] += n_slots * (_COUNTER_BYTES + 8 * sizes.batch * notes)
-    if roles.table is None:  # rows come as hidden states: ours, llama.cpp's copy, and those of the ranks
+    if roles.table is None:  # rows are hidden states: ours, llama.cpp's copy, and those of the ranks
         parts["hidden states"] = 3 * 4 * sizes.batch * shape.n_embd
     return parts
 
@@ -210,16 +218,18 @@ def _context_need(
 def _context_parts(
     lines: Sequence[str], shape: ModelShape, sizes: ContextSizes, widest: int, n_vocab: int
 ) -> dict[str, int]:
-    """Return the memory parts of a context: what llama.cpp reports in `lines`, and what it does not report. widest:
-    columns of the widest weight."""
+    """Return the bytes by part of a context: llama.cpp's figures in `lines`, and memory that llama.cpp does not report.
+
+    widest: number of columns of the widest weight.
+    """
     parts = context_parts(lines)
     rows = sizes.batch
-    # ggml's room for a product's rows in another type, for the choices of experts, and for attention that is not fused.
+    # ggml buffers for converted rows of a product, expert choices, and attention without flash attention.
     parts["compute buffers"] += rows * sizes.adapter_row_bytes
     parts["compute buffers"] += MIB + 2 * rows * widest + 8 * rows * shape.n_experts * shape.n_experts_used
     if not any("FLASH_ATTN_EXT" in line for line in lines):
         parts["compute buffers"] += 2 * sizes.context * rows * max(shape.n_heads, default=0)
-    # It makes room for the logits of as many rows as there are sequences, and more when more are asked for.
+    # llama.cpp reserves logits for one row per sequence, and more if more outputs are requested.
     parts["output buffer"] += 4 * n_vocab * max(0, sizes.outputs - sizes.sequences)
     return parts
 
@@ -227,13 +237,12 @@ def _context_parts(
 def _check(
     shape: ModelShape, parts: dict[str, int], least: dict[str, int], budget: int, savings: Mapping[str, int]
 ) -> None:
-    """Raise NotEnoughMemory if the least that is needed exceeds the budget. savings: bytes by the option that would
-    save them."""
+    """Raise NotEnoughMemory if the minimum exceeds the budget. savings: bytes that each option would save."""
     all_parts = {**parts, **least}
     total = sum(all_parts.values())
     if total > budget:
         sizes_text = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in all_parts.items() if n)
-        without_share = total - budget // MARGIN_SHARE  # that part grows with the budget
+        without_share = total - budget // MARGIN_SHARE  # this margin grows with the budget
         least_mib = -(-without_share * MARGIN_SHARE // ((MARGIN_SHARE - 1) * MIB))
         error = NotEnoughMemory(
             f"{shape.name} needs a budget of at least {least_mib:,} MiB ({sizes_text});"
@@ -244,7 +253,8 @@ def _check(
 
 
 def _advice(lacking: int, savings: Mapping[str, int]) -> str:
-    """Name the first options that together save what is lacking, with the bytes of each; all if these are too few."""
+    """Return advice with the first options that together save enough, and their savings; all options if these are
+    too few."""
     chosen, left = [], lacking
     for option, n in savings.items():
         if left <= 0:
@@ -259,7 +269,7 @@ def _advice(lacking: int, savings: Mapping[str, int]) -> str:
 
 
 def measure(roles: Roles, read: ReadOptions, options: BudgetOptions, threads: int) -> tuple[ReadOptions, Speed, float]:
-    """(how to read, speeds of decoding, bytes of weights a second that a prompt's row passes)."""
+    """Return (read options, decode speeds, bytes of weights per second for a row of a prompt)."""
     if not roles.factors:
         return read, Speed(1e9, 1e9), 1e9
     largest = max(roles.factors, key=lambda piece: piece.span)
@@ -269,7 +279,7 @@ def measure(roles: Roles, read: ReadOptions, options: BudgetOptions, threads: in
 
 
 def _choose_batch(roles: Roles, sizes: ContextSizes, room: int, read: float, prefill: float) -> ContextSizes:
-    """The least batch whose rows are computed for longer than a pass reads what has no room."""
+    """Return the sizes with the smallest batch that computes longer than a pass reads non-resident weights."""
     total = sum(piece.n_bytes for piece in roles.factors)
     if not total:
         return sizes
@@ -279,14 +289,16 @@ def _choose_batch(roles: Roles, sizes: ContextSizes, room: int, read: float, pre
 
 
 def _disk_keeps_up(roles: Roles, share: PagePlan, speed: Speed) -> bool:
-    """Return whether the streamed weights of a token are read in less time than computing with all weights takes. Then
-    laying out what is read takes cores from computing."""
+    """Return whether a token's streamed weights are read faster than all weights are computed.
+
+    If so, repacking after reads competes with computing for cores.
+    """
     total = sum(piece.n_bytes for piece in roles.factors)
     return 0 < share.streamed_bytes / speed.read < total / speed.compute
 
 
 def _reads_faster_laid_out(share: PagePlan, read: ReadOptions, speed: Speed) -> bool:
-    """Return whether this disk is faster if the data need no laying out after reading."""
+    """Return whether reading is faster on this disk if the data need no repacking."""
     largest = max((piece for piece in share.streamed if piece.repacked), key=lambda piece: piece.n_bytes, default=None)
     if largest is None:
         return False
@@ -295,7 +307,7 @@ def _reads_faster_laid_out(share: PagePlan, read: ReadOptions, speed: Speed) -> 
 
 
 def rows_of_experts(roles: Roles, share: PagePlan, used: int) -> int:
-    """Rows of a batch that find room for all experts they may choose."""
+    """Return the largest number of batch rows whose experts all fit, whichever experts they choose."""
     most = 1 << 30
     if not share.expert_room:
         return most

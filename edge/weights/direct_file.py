@@ -1,4 +1,4 @@
-"""Files read past the page cache, so that memory holds what we put there and nothing else."""
+"""Read files without the page cache, so that memory holds only what we put there."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from edge.llama.address_space import PAGE, AddressSpace
 
 
 class DirectFile:
-    """A file of weights, open for reading by several threads at once.
+    """Weight file that several threads can read concurrently.
 
-    reads: "direct" past the page cache; "uncached" where the system is only asked to keep nothing (macOS); "buffered"
-    where the filesystem can neither, and the cache is dropped after each read.
+    reads: "direct" bypasses the page cache. "uncached" only asks the system to cache nothing (macOS). "buffered" is for
+    filesystems that support neither; the cache is dropped after each read.
     """
 
     def __init__(self, path: Path, n_bytes: int, changed_ns: int | None = None) -> None:
-        """Raise WeightsError unless the file can be opened, has `n_bytes`, and was last changed at that time, if one is
-        given."""
+        """Open the file.
+
+        Raises WeightsError if it cannot be opened, does not have `n_bytes`, or was not last changed at `changed_ns`, if
+        given.
+        """
         self.path = path
         try:
             self._fd, self.reads = _open(path)
         except OSError as error:
             raise WeightsError(f"{path}: cannot be opened: {error.strerror}") from error
-        self.stamp = self._now()  # (bytes, time of the last change in ns) that it must keep
+        self.stamp = self._now()  # (bytes, modification time in ns) that must not change
         if self.stamp[0] != n_bytes:
             self.close()
             raise WeightsError(f"{path}: has {self.stamp[0]} bytes, {n_bytes} were expected; load the model again")
@@ -36,8 +39,11 @@ class DirectFile:
             raise WeightsError(f"{path}: it was changed since its header was read; load the model again")
 
     def read(self, offset: int, n_bytes: int, into: memoryview) -> int:
-        """Read [offset, offset + n_bytes) and return where it begins in `into`, which starts on a page and has room for
-        the whole pages around. WeightsError names file and offset."""
+        """Read [offset, offset + n_bytes) and return where it begins in `into`.
+
+        `into` starts on a page boundary and has room for the surrounding whole pages. Raises WeightsError with file and
+        offset.
+        """
         start = offset // PAGE * PAGE
         skip = offset - start
         span = -(-(skip + n_bytes) // PAGE) * PAGE
@@ -62,7 +68,7 @@ class DirectFile:
         return skip
 
     def check_same(self, offset: int) -> None:
-        """Raise WeightsError if the file was written to since it was opened: what was read at `offset` may be other
+        """Raise WeightsError if the file was written since it was opened, because data at `offset` may be other
         weights."""
         if self._now() != self.stamp:
             raise WeightsError(
@@ -74,15 +80,15 @@ class DirectFile:
         os.close(self._fd)
 
     def _now(self) -> tuple[int, int]:
-        """(bytes, time of the last change in ns). Of the open file: one that takes its name later is another."""
+        """Return (bytes, modification time in ns) of the open file. A new file under the same name does not count."""
         stat = os.fstat(self._fd)
         return stat.st_size, stat.st_mtime_ns
 
 
 def _open(path: Path) -> tuple[int, str]:
-    """(descriptor, how it is read), the best that this filesystem can."""
+    """Return (descriptor, read mode), the best mode that this filesystem supports."""
     if DIRECT:
-        with suppress(OSError):  # tmpfs and others refuse here, some only when read
+        with suppress(OSError):  # tmpfs and others refuse this mode, some only when reading
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | DIRECT)
             page = AddressSpace(PAGE)
             try:

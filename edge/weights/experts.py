@@ -1,7 +1,7 @@
-"""Cache of experts in memory: the most recently used experts stay, and an expert is read when the router chooses it.
+"""Cache of experts in memory: recently used experts stay, and an expert is read when the router chooses it.
 
 All experts lie in slots of one piece of memory. A weight with all experts of a layer points to the first slot, and its
-product gets the numbers of slots instead of the numbers of experts.
+matrix product gets slot numbers instead of expert numbers.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from edge.weights.reader import Job, Reader
 from edge.weights.window import Piece
 
 Expert = tuple[int, int]
-"""(layer, number in the layer)."""
+"""(layer, number in the layer)"""
 
 
 class ExpertCounts(NamedTuple):
-    """Counts of the router's choices since the experts were made, or between two readings."""
+    """Counts of the router's choices since the cache was created, or between two readings."""
 
-    chosen: int = 0  # experts a layer's rows needed, each once a pass
-    hits: int = 0  # of these, in memory when they were chosen
+    chosen: int = 0  # experts that rows of a layer needed, counted once per pass
+    hits: int = 0  # chosen experts that were in memory
 
 
 class _Bank:
-    """One weight with all experts of a layer, and where in a slot its part of an expert lies."""
+    """One weight with all experts of a layer, and the offset of its part within a slot."""
 
     def __init__(self, piece: Piece, start: int) -> None:
         self.piece = piece
-        self.n_bytes = piece.n_bytes // piece.weight.shape[0]  # of one expert
-        # Read in place where every expert is as far into a page in memory as it is in the file.
+        self.n_bytes = piece.n_bytes // piece.weight.shape[0]  # bytes of one expert
+        # An expert is read in place if it has the same offset within a page in memory and in the file.
         self.start = start + (0 if piece.repacked or self.n_bytes % PAGE else piece.offset % PAGE)
 
     def read(self, number: int, slot: int, arena: AddressSpace) -> Job:
@@ -44,7 +44,7 @@ class _Bank:
 
 @dataclass(eq=False, slots=True)
 class _Cached:
-    """An expert that has a slot, and the jobs that bring it there, one for each weight; none when all is there."""
+    """Expert with a slot, and its read jobs, one per weight. The jobs are empty when all weights have arrived."""
 
     slot: int
     jobs: list[Job]
@@ -56,39 +56,42 @@ class _Cached:
 
 
 class Experts:
-    """LRU cache of a model's experts, in slots of one size. A product finds an expert by the number of its slot."""
+    """LRU cache of a model's experts in slots of equal size. A product finds an expert by its slot number."""
 
     def __init__(self, layers: Mapping[int, Sequence[Piece]], room: int, reader: Reader) -> None:
-        """layers: the weights with experts of each layer, in the order of use. room: bytes, at least for the experts of
-        a layer that one pass chooses."""
+        """layers: by layer, the weights with experts, in the order of use.
+        room: bytes, at least for the experts of a layer that one pass chooses.
+        """
         self._slot_bytes = max(map(self.expert_bytes, layers.values()))
         self.n_slots = room // self._slot_bytes
         self._arena = AddressSpace(self.n_slots * self._slot_bytes, huge=True)
         self._banks = {layer: self._place(banks) for layer, banks in layers.items()}
         self._reader = reader
-        self._cached: OrderedDict[Expert, _Cached] = OrderedDict()  # the one used longest ago first
+        self._cached: OrderedDict[Expert, _Cached] = OrderedDict()  # least recently used first
         self._free = list(range(self.n_slots))[::-1]
-        self._coming: list[_Cached] = []  # of the experts that were chosen last, those that were not there
+        self._coming: list[_Cached] = []  # last chosen experts that were not in memory
         self._chosen = self._hits = 0
 
     @staticmethod
     def expert_bytes(pieces: Sequence[Piece]) -> int:
-        """Memory one expert of a layer takes."""
+        """Return the bytes that one expert of a layer takes."""
         return sum(_span(piece.weight) for piece in pieces)
 
     @property
     def counts(self) -> ExpertCounts:
-        """Return the counts of choices since the experts were made."""
+        """Counts of choices since the cache was created."""
         return ExpertCounts(self._chosen, self._hits)
 
     def choose(self, layer: int, numbers: Collection[int]) -> dict[int, int]:
-        """Begin to bring these experts of a layer into memory, and return the slot of each. `wait` for them."""
+        """Start to read these experts of a layer, and return the slot of each by number. Call `wait` before using
+        them."""
         slots, missing = {}, []
         coming = self._coming = []
         for number in numbers:
             expert = layer, number
             cached = self._cached.get(expert)
-            if cached is not None and cached.jobs and any(job.error for job in cached.jobs):  # read in a bad moment
+            # retry after a temporary read error
+            if cached is not None and cached.jobs and any(job.error for job in cached.jobs):
                 self._drop(expert)
                 cached = None
             if cached is None:
@@ -105,17 +108,18 @@ class Experts:
                 slots[expert[1]] = cached.slot
                 coming.append(cached)
         if coming:
-            # The weight that is multiplied first comes first, of all experts.
+            # Read all experts' parts of the weight that is multiplied first, then of the next weight.
             jobs = zip(*(cached.jobs for cached in coming), strict=True)
             self._reader.submit_urgent([job for same_weight in jobs for job in same_weight])
         return slots
 
     def arrived(self, bank: int) -> bool:
-        """Return whether the weights with this number of all chosen experts are in memory."""
+        """Return whether this weight of all chosen experts is in memory. bank: number of the weight."""
         return all(cached.jobs[bank].done for cached in self._coming)
 
     def wait(self, bank: int) -> None:
-        """Wait until the weights with this number of all chosen experts are in memory. WeightsError."""
+        """Wait until this weight of all chosen experts is in memory. bank: number of the weight. Raises
+        WeightsError."""
         for cached in self._coming:
             self._reader.wait(cached.jobs[bank])
 
@@ -128,7 +132,7 @@ class Experts:
         self._arena.close()
 
     def _place(self, pieces: Sequence[Piece]) -> list[_Bank]:
-        """Let the weights of a layer lie behind each other in every slot."""
+        """Place the weights of a layer one after the other in every slot."""
         placed, start = [], 0
         for piece in pieces:
             bank = _Bank(piece, start)
@@ -139,7 +143,7 @@ class Experts:
         return placed
 
     def _make_room(self, missing: Sequence[Expert], keep: Collection[Expert]) -> list[tuple[Expert, _Cached]]:
-        """Give the missing experts slots, in place of the least recently used ones."""
+        """Assign slots to the missing experts, evicting the least recently used ones."""
         n = max(0, len(missing) - len(self._free))
         for expert in list(islice((expert for expert in self._cached if expert not in keep), n)):
             self._drop(expert)
@@ -154,10 +158,10 @@ class Experts:
     def _drop(self, expert: Expert) -> None:
         cached = self._cached[expert]
         self._reader.drop(*cached.jobs)
-        del self._cached[expert]  # not before: a read that hangs may still write there
+        del self._cached[expert]  # freed only now, because a hanging read may still write there
         self._free.append(cached.slot)
 
 
 def _span(weight: Weight) -> int:
-    """Bytes of whole pages that a read of one expert's part of a weight may write to, wherever in a page it begins."""
+    """Return the bytes of whole pages that a read of one expert's part may touch at any offset."""
     return (weight.n_bytes // weight.shape[0] // PAGE + 1) * PAGE

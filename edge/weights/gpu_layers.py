@@ -1,5 +1,7 @@
-"""Default number of layers on a GPU: as many as its memory holds, unless measurement shows that the processor alone, or
-both, decode clearly faster, as beside an integrated GPU or a software one."""
+"""Default number of layers on a GPU: as many as its memory holds, unless fewer layers decode clearly faster.
+
+The CPU alone, or both together, can be faster than an integrated or software GPU. This is measured.
+"""
 
 from __future__ import annotations
 
@@ -23,50 +25,51 @@ from partition.predict.gpu_memory import GpuBudget
 from partition.predict.hysteresis import BUSY_GPU_LAYERS, GPU_LAYERS, clearly_better
 from quant.text import age_text, bytes_text
 
-_SPARE_BYTES = 512 << 20  # of a GPU's memory: the driver's own, and what rounding up takes
-_ROWS = 32  # of the batch that is timed; a token is one
-_CONTEXT = 256  # tokens of the cache beside it
+_SPARE_BYTES = 512 << 20  # GPU memory for the driver and for rounding
+_ROWS = 32  # rows of the timed batch; only one row is a token
+_CONTEXT = 256  # tokens of the timed cache
 
 Times = Mapping[int, BestTime]
-"""Time of a token by the number of layers on the GPU. The first entry is used unless another is clearly faster."""
+"""Time of a token by number of layers on the GPU. The first entry is used unless another is clearly faster."""
 
 
 @dataclass(frozen=True)
 class GpuLayers:
-    """Number of layers on a GPU, counted from the last one. The head is the first of them, and counts as one."""
+    """Number of layers on a GPU, counted from the last one. The head counts as the first of them."""
 
     layers: int
     total: int
     why: str
-    budget: GpuBudget | None = None  # of the GPU's memory
+    budget: GpuBudget | None = None  # budget of GPU memory
 
     @property
     def native(self) -> int:
-        """Number as llama.cpp takes it: -1 for all."""
+        """Number in llama.cpp's form: -1 for all."""
         return -1 if self.layers >= self.total else self.layers
 
     def describe(self) -> str:
-        """Describe it for people, in one line."""
+        """Return a one-line description."""
         return f"{self.layers} of {self.total} layers on the GPU ({self.why})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/chat.md says."""
+        """Return the JSON values that docs/cli/chat.md describes."""
         budget = {"budget": self.budget.to_json()} if self.budget else {}
         return {"layers": self.layers, "of": self.total, "why": self.why, **budget}
 
 
 def for_model(request: LoadRequest, *, requested: int | None, most: int | None, repack: bool) -> GpuLayers | None:
-    """Choose how many layers of a model go to this device's GPU; None without one. EngineError if layers are requested
-    then, and the errors of llama.cpp.
+    """Choose the number of a model's layers for this device's GPU, or return None without a GPU.
 
-    requested: the number that a person gave; None: `choose`. What the request's `progress` raises ends the tries.
+    requested: number from the user; None: choose the default.
+    Raises EngineError if layers are requested without a GPU, the errors of llama.cpp, and those of the request's
+    `progress`.
     """
     shape, sizes = request.shape, request.sizes
     if not llama.has_gpu():
         if requested:
             raise EngineError(
-                f"{requested} layers were to run on a GPU, but this build of llama.cpp finds none; leave --gpu-layers"
-                " out, or install llama-cpp-python built for the GPU"
+                f"{requested} layers were requested on a GPU, but this build of llama.cpp finds none; leave"
+                " --gpu-layers out, or install llama-cpp-python built for the GPU"
             )
         return None
     if requested is not None:
@@ -93,11 +96,13 @@ def choose(
     timed: Callable[[int], BestTime] | None,
     available: Callable[[], int] = available_memory,
 ) -> GpuLayers:
-    """Choose the default. most: layers that may go to the GPU; None: all. free: its free bytes; None: unknown. buffers:
-    bytes that a context needs there beside the cache. timed: the time of a token with so many layers on the GPU; None:
-    it cannot be timed. available: bytes of the processor's memory.
+    """Choose the default number of layers. Times are cached, unless the CPU was busy while they were measured.
 
-    Times are remembered, unless something else had the processor meanwhile.
+    most: maximum number of layers on the GPU; None: all.
+    free: free bytes of the GPU; None: unknown.
+    buffers: returns the bytes that a context needs on the GPU in addition to the cache.
+    timed: returns the time of a token with a number of layers on the GPU; None: it cannot be timed.
+    available: returns the available bytes of host memory.
     """
     total = shape.n_layers + 1
     sizes_of_layers = layer_sizes(shape, sizes)
@@ -108,7 +113,8 @@ def choose(
         return GpuLayers(fit, total, why)
     candidates = [fit]
     for fewer in sorted({fit // 2, 0}, reverse=True):
-        if sum(sizes_of_layers[fewer:]) <= available():  # what is read from disk for every token is not worth a try
+        # skip numbers that would read weights from disk for every token
+        if sum(sizes_of_layers[fewer:]) <= available():
             candidates.append(fewer)
     cache, key = Remembered("gpu-layers"), measured_key(shape, sizes, threads, candidates)
     remembered = cache.get(key)
@@ -125,8 +131,10 @@ def choose(
 
 
 def fastest(times: Times) -> int:
-    """The layers to put on the GPU: the first of `times`, or those that are clearly faster. A busy moment may have hit
-    one figure and not the other, so then they must be far apart."""
+    """Return the number of layers for the GPU: the first of `times`, or a clearly faster one.
+
+    If a measurement was busy, the times must be far apart.
+    """
     first = next(iter(times))
     best = min(times, key=lambda layers: times[layers].seconds)
     by = BUSY_GPU_LAYERS if _busy(times) else GPU_LAYERS
@@ -134,8 +142,8 @@ def fastest(times: Times) -> int:
 
 
 def layer_sizes(shape: ModelShape, sizes: ContextSizes) -> list[int]:
-    """Bytes of what goes to a GPU, in the order in which it does: the head, then layers from the last one on, each with
-    its adapters, keys and values."""
+    """Return the bytes that go to a GPU in order: the head, then layers from the last one, with adapters, keys and
+    values."""
     *adapters, of_head = sizes.adapter_bytes or (shape.n_layers + 1) * (0,)
     layers = [
         shape.layer_bytes[layer] + n_bytes + shape.kv_layer_bytes(layer, sizes.context, sizes.kv.keys, sizes.kv.values)
@@ -145,13 +153,14 @@ def layer_sizes(shape: ModelShape, sizes: ContextSizes) -> list[int]:
 
 
 def _context_buffers(path: Path, sizes: ContextSizes) -> int:
-    """Bytes that llama.cpp says it takes for a context, beside the cache, by a dry run."""
+    """Return the bytes of a context without its cache, as llama.cpp reports in a dry run."""
     parts = memory.context_parts(memory.dry_run(path, sizes)[1])
     return parts["compute buffers"] + parts["output buffer"] + sizes.batch * sizes.adapter_row_bytes
 
 
 def _time_token(request: LoadRequest, repack: bool, layers: int) -> BestTime:
-    """Load the model with so many layers on the GPU: what a token takes. The errors of llama.cpp."""
+    """Load the model with this number of layers on the GPU, and return the time of a token. Raises llama.cpp's
+    errors."""
     sizes, threads, progress = request.sizes, request.threads, request.progress
     context_tokens = min(sizes.context, _CONTEXT)
     batch = request.new_batch(min(_ROWS, context_tokens))
@@ -176,7 +185,7 @@ def _time_token(request: LoadRequest, repack: bool, layers: int) -> BestTime:
 
 
 def _fitting(layers: list[int], free: int | None, buffers: Callable[[], int]) -> tuple[int, str]:
-    """(how many layers fit, why so many)."""
+    """Return (number of layers that fit, reason)."""
     if free is None or sum(layers) + memory.AMPLE_BUFFERS_BYTES <= free:
         return len(layers), "all fit"
     overhead = buffers() + _SPARE_BYTES
@@ -196,8 +205,8 @@ def _busy(times: Times) -> bool:
 
 
 def measured_key(shape: ModelShape, sizes: ContextSizes, threads: int, candidates: list[int]) -> str:
-    """Return the key of what tokens of a model of this shape take on this device, with each of the candidates."""
-    # Loaded only here: they take a while.
+    """Return the cache key of token times for a model of this shape on this device, with these candidates."""
+    # Imported here because these modules load slowly.
     from devices.names import host_name
     from devices.profile import describe
     from edge.version import version
@@ -209,13 +218,13 @@ def measured_key(shape: ModelShape, sizes: ContextSizes, threads: int, candidate
         runtime=version("edge-runtime"),
         llama_cpp=version("llama-cpp-python"),
     )
-    # Models of equal shapes take equal times, whatever they are called.
+    # Models of equal shape have equal times, whatever their names are.
     described = [repr(replace(shape, name="")), sizes.kv.name, sizes.flash_attention, str(candidates)]
     return key_of(described, device)
 
 
 def _read(value: Any, candidates: list[int]) -> Times | None:
-    """Read remembered times; None for anything else, such as another version's."""
+    """Return cached times, or None for other values, such as another version's."""
     try:
         seconds = {layers: float(value[str(layers)]) for layers in candidates}
     except (TypeError, KeyError, ValueError):

@@ -1,10 +1,10 @@
-"""A model loaded within a budget, which is a limit for the whole process.
+"""Load a model within a memory budget, which limits the whole process.
 
-A model's header without its weights, for llama.cpp to load: the weights come later, from us.
+llama.cpp loads a stub file: the model's header without weights. The weights are read later, by this package.
 
-llama.cpp wants files as long as their headers say, and then maps them and touches all of that. So the stub is long, but
-empty behind the header; and once llama.cpp has checked its length, it is cut short: a mapping's pages behind the end of
-its file cannot be touched, and Linux then leaves off at the first.
+llama.cpp requires files of the length that their headers give. It then maps them and touches all of their pages. So the
+stub has this length, but is empty after the header. Once llama.cpp has checked the length, the stub is truncated: pages
+of a mapping beyond the end of its file cannot be touched, and Linux stops at the first one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from quant.gguf.file import GgufFile
 
 @dataclass(frozen=True)
 class Loaded:
-    """Loaded weights, with what a context over them needs and takes."""
+    """Loaded weights, with the memory need and sizes of a context for them."""
 
     weights: PagedWeights
     memory: MemoryNeed
@@ -43,7 +43,7 @@ class Loaded:
 
 
 def load_weights(opening: Opening) -> Loaded:
-    """Load the weights within a budget that stays. NotEnoughMemory, WeightsError."""
+    """Load the weights within a constant budget. Raises NotEnoughMemory or WeightsError."""
     options, roles = opening.options, opening.roles()
     shared = opening.plan(roles, options.memory)
     accounts = MemoryNeed({**shared.parts, **shared.plan.parts}, options.memory, budget=options.memory)
@@ -55,7 +55,7 @@ def load_weights(opening: Opening) -> Loaded:
         arena = OneArena(shared.plan.resident)
         closing.callback(arena.close)
         plan = _from_laid_out(shared.plan, reader, shared.lay_out)
-        closing.pop_all()  # the weights close both, however they fail
+        closing.pop_all()  # the weights close both, even if they fail
         weights = PagedWeights(opening, roles, plan, reader, arena, opening.request.progress)
         return Loaded(weights, accounts, shared.sizes)
 
@@ -71,13 +71,13 @@ def load_within(
 ) -> ModelInMemory:
     """Load a model so that the process never holds more than `options.memory` bytes.
 
-    The other arguments are as `Opening` has them. load: loads the weights. NotEnoughMemory, with the least budget and
-    what it is made of; the errors of `load_stub`; WeightsError.
+    load: loads the weights. For the other arguments see `Opening`.
+    Raises NotEnoughMemory with the minimum budget and its parts, the errors of `load_stub`, and WeightsError.
     """
     file, hooks = request.file, request.hooks
     model, own = load_stub(file)
     try:
-        with ExitStack() as closing:  # the context, the model, its weights, then their memory and files
+        with ExitStack() as closing:  # closes the context, the model, its weights, then their memory and files
             files, opened = closing.enter_context(ExitStack()), dict[Path, DirectFile]()
             closing.callback(own.close)
             after_model = closing.enter_context(ExitStack())
@@ -90,19 +90,19 @@ def load_within(
                 files.callback(opened[path].close)
             loaded = load(Opening(request, options, choose_batch, tokens, accounted, model, own.weights, opened))
             weights = loaded.weights
-            after_model.callback(weights.close)  # and its reader
+            after_model.callback(weights.close)  # also closes its reader
             node_hooks = weights.node_hooks(hooks)
             on_node = node_hooks.callback if node_hooks else None
             context = llama.Context(model, loaded.sizes, threads=request.threads, on_node=on_node)
             closing.callback(context.close)
             closing.callback(weights.reset)
-            # A pass that hooks saw, or that changed what recurrent layers or windows hold, is not computed twice.
+            # A pass that hooks observed, or that changed recurrent states or windows, must not be computed twice.
             if tokens and not (hooks or model.is_recurrent or model.window):
                 weights.stop_pass = lambda: context.stopping.end_pass()
             return ModelInMemory(
                 model, context, loaded.sizes, node_hooks, loaded.memory, closing.pop_all(), weights=weights
             )
-    except OSError as error:  # of a system that gives no addresses, or too few
+    except OSError as error:  # the system gives no addresses, or too few
         raise NotEnoughMemory(
             f"{request.shape.name} needs addresses for {file.size_bytes / MIB:,.0f} MiB, and the system gives none:"
             f" {error.strerror or error}; raise its limit (ulimit -v), or use a 64-bit system"
@@ -110,18 +110,20 @@ def load_within(
 
 
 def _from_laid_out(share: PagePlan, reader: Reader, make: bool) -> PagePlan:
-    """Read what is streamed from files that have it laid out, where there can be some."""
+    """Read streamed weights from files with repacked copies, if there are any."""
     moved = dict(zip(share.streamed, laid_out(share.streamed, reader, make=make), strict=True))
     pieces = tuple(moved.get(piece, piece) for piece in share.head_pieces)
     return replace(share, streamed=tuple(moved.values()), head_pieces=pieces)
 
 
-_CHECKED = "loaded meta data with"  # what llama.cpp says when it has read and checked all headers
+_CHECKED = "loaded meta data with"  # llama.cpp's log line after it has read and checked all headers
 
 
 def load_stub(file: GgufFile, *, predictors: bool = False) -> tuple[llama.Model, CallerBuffer]:
-    """The model of `file` in llama.cpp, and its weights, of which none has memory yet. predictors: as `llama.Model`
-    takes it. EngineError if llama.cpp refuses it, or the folder for temporary files does."""
+    """Return llama.cpp's model of `file`, and its weights, still without memory. predictors: see `llama.Model`.
+
+    Raises EngineError if llama.cpp refuses the file, or if the folder for temporary files is not usable.
+    """
     own = CallerBuffer()
     with _stub(file) as (path, shorten):
 
@@ -140,7 +142,7 @@ def load_stub(file: GgufFile, *, predictors: bool = False) -> tuple[llama.Model,
 
 @contextmanager
 def _stub(file: GgufFile) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """(path, function that cuts the files behind their headers)."""
+    """Yield (path, function that truncates the files after their headers)."""
     with tempfile.TemporaryDirectory(prefix="edge-stub-") as folder, removed_at_end(Path(folder)):
         headers: dict[Path, int] = {}
         for path in file.paths:

@@ -1,4 +1,4 @@
-"""A model that fits into memory: llama.cpp maps its file, and puts layers on a GPU where there is one."""
+"""Load a model that fits in memory: llama.cpp maps its file, and puts layers on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from edge.weights.paged_weights import PagedWeights, one_pass
 
 @dataclass(frozen=True)
 class ModelInMemory:
-    """A model in memory, with its context."""
+    """Model in memory, with its context."""
 
     model: llama.Model
     context: llama.Context
     sizes: ContextSizes
     hooks: NodeHooks | None
     memory: MemoryNeed
-    closing: ExitStack  # frees it all
-    gpu_layers: GpuLayers | None = None  # without a GPU, or under a budget
-    weights: PagedWeights | None = None  # under a budget; None where llama.cpp holds them
-    stream: LayerStream | None = None  # layers that do not stay in a GPU's memory
+    closing: ExitStack  # frees everything
+    gpu_layers: GpuLayers | None = None  # None without a GPU, or under a budget
+    weights: PagedWeights | None = None  # weights under a budget; None: llama.cpp holds them
+    stream: LayerStream | None = None  # layers that are not resident in GPU memory
 
     def decode(self, rows: llama.Batch, n: int, outputs: int) -> None:
-        """Compute the first `n` rows, of which `outputs` give logits; again where that was stopped for the memory."""
+        """Compute the first `n` rows. `outputs` of them give logits. A pass that was stopped to free memory is
+        repeated."""
         while True:
             if self.stream is not None:
                 self.stream.begin(n)
@@ -47,8 +48,11 @@ class ModelInMemory:
 
 
 def load_mapped(request: LoadRequest, *, on_gpu: int | None, most_on_gpu: int | None) -> ModelInMemory:
-    """Load a model, and adapters. on_gpu, most_on_gpu: as `requested` and `most` of `gpu_layers.for_model`.
-    NotEnoughMemory, EngineError."""
+    """Load a model with its adapters.
+
+    on_gpu, most_on_gpu: `requested` and `most` of `gpu_layers.for_model`.
+    Raises NotEnoughMemory or EngineError.
+    """
     path, sizes = request.file.path, request.sizes
     need = memory.check(path, request.shape, sizes)
     repack = need.fits if request.repack is None else request.repack

@@ -1,4 +1,4 @@
-"""Measurements for the choice of window and threads: reading speed of this disk, and computing speed."""
+"""Measure read and compute speeds, to choose the window and the number of threads."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from edge.weights.reader import Job, Reader
 from edge.weights.window import Piece
 from partition.predict.hysteresis import READS, clearly_faster
 
-_STEP = HUGE_PAGE - 2 * PAGE  # bytes: with the pages around, one huge page
-_SETTINGS = ((2, _STEP), (2, 2 * _STEP), (4, 2 * _STEP), (4, 4 * _STEP))  # threads, bytes of a read
-_MOST_BYTES = 256 << 20  # read for one setting
-_MOST_S = 0.1  # likewise; a slow card needs no more to be seen to be slow
+_STEP = HUGE_PAGE - 2 * PAGE  # bytes: one huge page, including the surrounding pages
+_SETTINGS = ((2, _STEP), (2, 2 * _STEP), (4, 2 * _STEP), (4, 4 * _STEP))  # threads, bytes per read
+_MOST_BYTES = 256 << 20  # maximum read per setting
+_MOST_S = 0.1  # maximum seconds per setting; a slow disk shows its speed within that
 _JOB_BYTES = 32 << 20
-_AHEAD = 2  # jobs under way
-_SLOW = 100e6  # bytes a second: below, one setting is as good as another
+_AHEAD = 2  # jobs in flight
+_SLOW = 100e6  # bytes per second; below this all settings are equally good
 _PROMPT_ROWS = 32
 
 
 def measure_reads(largest: Piece, threads: int | None, chunk: int | None, most: int) -> tuple[int, int, float]:
-    """(threads, bytes of a read, bytes a second) of the fastest setting of a few, with what is given of it; `largest`
-    is what is read, and buffers are to take at most `most` bytes. WeightsError if the disk fails.
+    """Return (threads, bytes per read, bytes per second) of the fastest setting. Given values are not varied.
 
-    Few threads and small buffers, which stay in the CPU's caches, are the fastest where the disk's memory and the
-    CPU's are near each other; elsewhere more and larger ones are, by up to a half.
+    largest: piece to read.
+    most: maximum size of the buffers in bytes.
+    Raises WeightsError if the disk fails.
+
+    Few threads and small buffers stay in the CPU's caches. They are fastest if the disk's and the CPU's memory are
+    close. On other machines, more and larger buffers are up to 50 % faster.
     """
     best = (0, 0, 0.0)
     for n, size in dict.fromkeys((threads or n, chunk or size) for n, size in _SETTINGS):
@@ -45,7 +48,7 @@ def measure_reads(largest: Piece, threads: int | None, chunk: int | None, most: 
 
 
 def read_rate(largest: Piece, threads: int, chunk: int) -> float:
-    """Bytes a second, with some jobs under way."""
+    """Return the bytes per second with several jobs in flight."""
     row_bytes = largest.weight.row_bytes
     rows = min(largest.rows, max(1, _JOB_BYTES // row_bytes // ROW_GROUP) * ROW_GROUP)
     parts = [part for part in largest.cut(rows) if part.rows == rows]
@@ -65,16 +68,17 @@ def read_rate(largest: Piece, threads: int, chunk: int) -> float:
 
 
 def measure_products(piece: Piece, threads: int) -> tuple[float, float]:
-    """Bytes of weights a second that one row passes, and that one of many rows passes."""
+    """Return the bytes of weights per second for a single row, and for one of many rows."""
     rows, columns = piece.rows, piece.weight.shape[2]
     x = np.zeros((_PROMPT_ROWS, columns), np.float32)
     out = np.zeros((_PROMPT_ROWS, rows), np.float32)
     with closing(AddressSpace(piece.span, huge=True)) as space, closing(Products(threads)) as products:
-        np.frombuffer(space.view(0, piece.span), np.uint8).fill(1)  # never written to, all would be the same page
+        # without a write, all pages would be the same physical page
+        np.frombuffer(space.view(0, piece.span), np.uint8).fill(1)
 
         def rate(n: int) -> float:
             times = []
-            for _ in range(4):  # the first starts threads
+            for _ in range(4):  # the first one starts threads
                 began = time.perf_counter()
                 products.multiply(
                     piece.weight, space.address, rows, piece.repacked, x.ctypes.data, n, out.ctypes.data, 4 * rows

@@ -1,4 +1,4 @@
-"""Memory need of a model, part by part, before it is loaded."""
+"""Memory need of a model by part, before it is loaded."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ _COMPUTE = re.compile(r"compute buffer size\s*=\s*([\d.]+) MiB")
 _OUTPUT = re.compile(r"output buffer size\s*=\s*([\d.]+) MiB")
 _CACHE = re.compile(r"(?:llama_kv_cache|llama_memory_recurrent)\w*: size\s*=\s*([\d.]+) MiB")
 
-# Compute and output buffers stay well below this where `_ample` says so; all else is measured.
+# Compute and output buffers are well below this if `_ample` returns True. Otherwise they are measured.
 AMPLE_BUFFERS_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """A model that is to be loaded, with a context, in whichever way."""
+    """Request to load a model with a context."""
 
     file: GgufFile
     shape: ModelShape
-    sizes: ContextSizes  # of the context; under a budget its batch may become smaller
+    sizes: ContextSizes  # sizes of the context; a budget may reduce its batch
     threads: int
     adapters: Sequence[AdapterFile]
-    repack: bool | None  # None: where there is room for copies
-    generates: bool  # False: it only embeds
-    new_batch: Callable[[int], llama.Batch]  # makes a batch of so many rows, as the model takes them
+    repack: bool | None  # None: repack if copies fit
+    generates: bool  # False: the model only embeds
+    new_batch: Callable[[int], llama.Batch]  # creates a batch of this number of rows in the model's form
     hooks: Sequence[Hook]
-    progress: Callable[[float], None] | None  # called with the fraction of the weights that is loaded
+    progress: Callable[[float], None] | None  # called with the loaded fraction of the weights
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Memory need by part, in bytes, and the memory that is available."""
+    """Memory need by part in bytes, and the available memory."""
 
     parts: dict[str, int]  # "weights", "KV cache", "compute buffers", "output buffer", "runtime"; more under a budget
-    available: int  # bytes a new allocation could have now; under a budget, all of it
+    available: int  # bytes available to a new allocation; under a budget, the whole budget
     budget: int | None = None  # bytes that the whole process may hold
 
     @property
@@ -57,21 +57,22 @@ class MemoryNeed:
 
     @property
     def allocated(self) -> int:
-        """Bytes that must be in memory; mapped weights may be read from the file again, slowly."""
+        """Bytes that must be in memory. Mapped weights do not count, because they can be read again from the file,
+        slowly."""
         return self.total - self.parts.get("weights", 0) - self.parts["runtime"]
 
     @property
     def fits(self) -> bool:
-        """True if there is room for everything that is not in memory already."""
+        """Return whether everything that is not in memory yet would fit."""
         if self.budget is not None:
             return self.total <= self.budget
         return self.total - self.parts["runtime"] <= self.available
 
 
 def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
-    """Ask llama.cpp itself, by a dry run that reads only the metadata: exact for every architecture it knows.
+    """Return the need from a dry run of llama.cpp that reads only metadata. It is exact for every architecture.
 
-    EngineError if llama.cpp refuses the file or the options. The file must have been checked before.
+    The file must have been checked before. Raises EngineError if llama.cpp refuses the file or the options.
     """
     weights, lines = dry_run(path, sizes)
     parts = {"weights": weights, **context_parts(lines), **_adapters(sizes), "runtime": own_rss()}
@@ -79,7 +80,7 @@ def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
 
 
 def dry_run(path: str | os.PathLike[str], sizes: ContextSizes, gpu_layers: int = 0) -> tuple[int, list[str]]:
-    """(bytes of weights, what llama.cpp logs) of loading a model and making a context without taking their memory."""
+    """Return (bytes of weights, llama.cpp's log) of a load with a context that allocates no memory."""
     with (
         llama.captured_log() as lines,
         closing(llama.Model(path, allocate=False, gpu_layers=gpu_layers, predictors=sizes.predicts)) as model,
@@ -89,7 +90,7 @@ def dry_run(path: str | os.PathLike[str], sizes: ContextSizes, gpu_layers: int =
 
 
 def context_parts(lines: Sequence[str]) -> dict[str, int]:
-    """Bytes by part that llama.cpp said it takes for a context, in what it logged while making one."""
+    """Return the bytes by part of a context, from llama.cpp's log of its creation."""
 
     def total(pattern: re.Pattern[str]) -> int:
         return round(sum(float(match[1]) for line in lines if (match := pattern.search(line))) * MIB)
@@ -98,10 +99,10 @@ def context_parts(lines: Sequence[str]) -> dict[str, int]:
 
 
 def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) -> MemoryNeed:
-    """The need of a model about to be loaded. NotEnoughMemory, with need and have, where what must be allocated has
-    no room.
+    """Return the memory need of a model that is about to be loaded.
 
-    Where an upper bound fits, that is returned, because the dry run takes as long as loading the vocabulary.
+    If an upper bound fits, it is returned, because a dry run takes as long as loading the vocabulary.
+    Raises NotEnoughMemory with needed and available bytes if the memory to allocate is not available.
     """
     kv_bytes = cache_bytes(shape, sizes.context, sizes.kv)
     bound = MemoryNeed(
@@ -132,23 +133,24 @@ def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) 
 
 
 def _adapters(sizes: ContextSizes) -> dict[str, int]:
-    """Return the bytes that adapters take, with what they compute; nothing without any."""
+    """Return the bytes of adapters with their compute buffers, or nothing without adapters."""
     n_bytes = sum(sizes.adapter_bytes) + sizes.batch * sizes.adapter_row_bytes
     return {"adapters": n_bytes} if n_bytes else {}
 
 
 def cache_bytes(shape: ModelShape, context: int, kv: CacheType) -> int:
-    """Bytes of KV cache for `context` tokens. EngineError if the model's heads cannot be stored as `kv`."""
+    """Return the bytes of KV cache for `context` tokens. Raises EngineError if the model's heads cannot use type
+    `kv`."""
     try:
         return shape.kv_bytes(context, kv.keys, kv.values)
-    except ValueError as error:  # blocks of the type do not divide a head's values
+    except ValueError as error:  # the type's block size does not divide the head size
         raise EngineError(f"the KV cache of {shape.name} cannot be {kv.name}: {error}; use f16") from error
 
 
 def _ample(sizes: ContextSizes) -> bool:
     """Return whether buffers are certainly small.
 
-    They grow with batch x width, with outputs x vocabulary, and without flash attention (which "auto" may come to
-    mean) with batch x context x heads.
+    They grow with batch x width, with outputs x vocabulary, and, without flash attention, with batch x context x heads.
+    The setting "auto" may turn flash attention off.
     """
     return sizes.batch <= 512 and sizes.outputs <= 32 and (sizes.flash_attention == "on" or sizes.context <= 8192)

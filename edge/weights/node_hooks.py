@@ -1,4 +1,4 @@
-"""Hooks at the nodes of a graph that bring weights to where the node reads them."""
+"""Node hooks that bring weights to their places before a node reads them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from edge.weights.plan import PagePlan
 from edge.weights.roles import Roles
 from edge.weights.window import Pager, Piece
 
-_CHOSEN = re.compile(r"ffn_moe_topk-(\d+)")  # nodes with the numbers of the experts that rows go through
+_CHOSEN = re.compile(r"ffn_moe_topk-(\d+)")  # nodes with the expert numbers of each row
 
 
 class PagingHooks:
-    """The hooks for a plan. `restore` is to be called after every pass, before the graphs are freed."""
+    """Hooks for a paging plan. Call `restore` after every pass, before the graphs are freed."""
 
     def __init__(
         self,
@@ -34,35 +34,35 @@ class PagingHooks:
         experts: Experts | None,
         products: Products | None,
     ) -> None:
-        """places: addresses of what stays. products: where the head is cut."""
+        """places: addresses of resident weights. products: needed if the head is cut."""
         self._roles, self._plan, self._places = roles, plan, places
         self._pager, self._experts, self._products = pager, experts, products
         self._streamed = {p.weight.address: p for p in plan.streamed if p not in plan.head_pieces}
-        # What may be used in one way only; of experts, with their layer.
+        # Weights that may be used in only one way; experts are in `_banks`.
         self._factors = self._streamed.keys() | {p.weight.address for p in roles.factors if p.repacked}
-        # Weights with experts: their layer, and which of its weights they are.
+        # By weight with experts: its layer, and its number within the layer.
         self._banks: dict[int, tuple[int, int]] = {}
         if experts is not None:
             self._banks = {p.weight.address: (n, i) for n, ps in roles.experts.items() for i, p in enumerate(ps)}
-        # Slots of the chosen experts, by layer: numbers, ggml's struct.
+        # By layer, slots of the chosen experts: numbers, and ggml's struct for them.
         self._slots: dict[int, tuple[NDArray[np.int32], Any]] = {}
         head = roles.head
-        # A head that is the token table, too, has a struct of its own where it lies elsewhere than the table's rows.
+        # A head tied to the token table gets its own struct if it lies at another place than the table's rows.
         self._own_head = None
         if head is not None and roles.tied and roles.table is not None and head.repacked and head in places:
             self._own_head = head.weight.part(places[head], head.rows, repacked=True)
-        self._restores: list[Callable[[], None]] = []  # of nodes that were changed, in their order
-        self._choosing: set[int] = set()  # layers whose choice of experts the graph being learned has
+        self._restores: list[Callable[[], None]] = []  # restore functions of changed nodes, in their order
+        self._choosing: set[int] = set()  # layers with an expert choice in the graph that is being learned
 
     def restore(self) -> None:
-        """Undo what a pass changed in its graph."""
+        """Undo the changes of a pass to its graph."""
         for restore in self._restores:
             restore()
         self._restores.clear()
         self._choosing.clear()
 
     def hooks(self) -> list[Hook]:
-        """Return the hooks; none if every weight stays where llama.cpp reads it."""
+        """Return the hooks, or none if every weight is where llama.cpp reads it."""
         hooks = []
         if self._streamed:
             pager = self._pager
@@ -139,7 +139,7 @@ class PagingHooks:
         self._restores.append(node.skip())
 
     def _multiply_head(self, node: Node) -> None:
-        """Compute the head's product, which the graph was made to skip, piece by piece."""
+        """Compute the head's product piece by piece. The graph skips this node."""
         assert self._products is not None
         self._restores.pop()()
         n, columns = node.shape
@@ -162,5 +162,5 @@ class PagingHooks:
 
 
 def _layer(node: Node) -> int:
-    """Return the layer that the node's name ends with."""
+    """Return the layer number at the end of the node's name."""
     return int(node.name.rpartition("-")[2])

@@ -1,4 +1,4 @@
-"""The weights of a model under a budget: loaded, streamed and pointed at in time."""
+"""Weights of a model under a budget: load, stream, and point to them before their use."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from edge.weights.stats import PagingStats, Passes
 from edge.weights.token_rows import TokenRows
 from edge.weights.window import Pager, Piece
 
-_HELPERS = 2  # threads more that read while nothing computes
+_HELPERS = 2  # additional reader threads while nothing computes
 
 
 @contextmanager
 def one_pass(weights: PagedWeights, rows: llama.Batch, n: int) -> Iterator[None]:
-    """Have weights in place while the first `n` rows are decoded in the block."""
+    """Keep weights in place while the first `n` rows are decoded in the block."""
     weights.begin(rows, n)
     try:
         yield
@@ -36,7 +36,7 @@ def one_pass(weights: PagedWeights, rows: llama.Batch, n: int) -> Iterator[None]
 
 
 class PagedWeights:
-    """Weights of a model under a budget, brought to where its graphs read them. `close()` frees all memory."""
+    """Weights of a model under a budget, moved to where its graphs read them. `close()` frees all memory."""
 
     def __init__(
         self,
@@ -47,12 +47,16 @@ class PagedWeights:
         arena: Arena,
         progress: Callable[[float], None] | None,
     ) -> None:
-        """Load what stays. WeightsError if it cannot be read; what `progress` raises ends the load. arena: the memory
-        that it stays in, which is closed with the weights, as the reader is."""
+        """Load the resident weights.
+
+        arena: their memory. It is closed with the weights, and so is the reader.
+        progress: receives the loaded fraction; its errors abort the load.
+        Raises WeightsError if the weights cannot be read.
+        """
         self._shape, self._threads = opening.request.shape, opening.request.threads
         self._reader, self._progress, self._arena = reader, progress, arena
-        self.stop_pass: Callable[[], None] | None = None  # has a pass end early, and computed again
-        self._jobs: dict[Piece, Job] = {}  # of what stays
+        self.stop_pass: Callable[[], None] | None = None  # ends a pass early, which is then computed again
+        self._jobs: dict[Piece, Job] = {}  # by resident weight
         self._rows: TokenRows | None = None
         self._pager: Pager | None = None
         self._experts: Experts | None = None
@@ -64,9 +68,9 @@ class PagedWeights:
             raise
 
     def _use(self, roles: Roles, plan: PagePlan) -> None:
-        """Load what stays by a plan, and be ready for what does not."""
+        """Load the resident weights of a plan, and prepare for the others."""
         self._roles, self.plan = roles, plan
-        self._places: dict[Piece, int] = {}  # addresses of what stays
+        self._places: dict[Piece, int] = {}  # addresses of resident weights
         self._load()
         if plan.streamed:
             self._pager = Pager(plan.streamed, plan.window, self._reader)
@@ -80,7 +84,7 @@ class PagedWeights:
     # --- before and after a decode ---
 
     def begin(self, rows: llama.Batch, n: int) -> None:
-        """Bring the token rows of the first `n` rows into memory, before they are decoded."""
+        """Prepare a pass: read the token rows of the first `n` rows into memory."""
         self._passes.begin(rows.sequences[:n])
         if self._pager is not None:
             self._pager.begin()
@@ -88,23 +92,23 @@ class PagedWeights:
             self._rows.bring(rows.tokens[:n])
 
     def end(self) -> None:
-        """End the decode."""
-        self._at_nodes.restore()  # now, as its graph may be freed before the next one
+        """End the pass."""
+        self._at_nodes.restore()  # now, because its graph may be freed before the next pass
         self._passes.end()
         if self._pager is not None:
             self._pager.end()
 
     def hooks(self) -> list[Hook]:
-        """Return the hooks the graphs need; none if every weight stays where it is."""
+        """Return the hooks that the graphs need, or none if every weight stays in place."""
         return self._at_nodes.hooks()
 
     def node_hooks(self, hooks: Sequence[Hook]) -> NodeHooks | None:
-        """Return the callback of these hooks and the graphs' own; None if there are none."""
+        """Return the node callback of these hooks and the graphs' own hooks, or None if there are none."""
         all_hooks = (*self.hooks(), *hooks)
         return NodeHooks(all_hooks) if all_hooks else None
 
     def reset(self) -> None:
-        """Undo what an interrupted pass left behind. Call it before the graphs are freed."""
+        """Undo the changes of an interrupted pass. Call it before the graphs are freed."""
         self._at_nodes.restore()
 
     def stats(self) -> PagingStats:
@@ -112,7 +116,7 @@ class PagedWeights:
         return self._passes.stats()
 
     def figures(self, need: MemoryNeed) -> list[tuple[str, str]]:
-        """Return (name, figures) of what the budget is used for and what paging took, for people."""
+        """Return a table of (name, text) about the use of the budget and the paging statistics."""
         rows = [("memory", self.plan.describe(need))]
         if self.plan.pages:
             stats = self.stats()
@@ -121,7 +125,7 @@ class PagedWeights:
         return rows
 
     def news(self) -> list[str]:
-        """Return what has changed since the last call, in a line each: nothing, where the budget stays."""
+        """Return lines about changes since the last call; none for a constant budget."""
         return []
 
     def clear_stats(self) -> None:
@@ -129,7 +133,7 @@ class PagedWeights:
 
     @property
     def reads(self) -> str:
-        """Return how files are read, as `DirectFile` says; of several, the least direct."""
+        """Read mode of the files (see `DirectFile`), the least direct one if they differ."""
         order = ("direct", "uncached", "buffered")
         return max((piece.file.reads for piece in self.plan.resident), key=order.index, default="direct")
 
@@ -138,17 +142,17 @@ class PagedWeights:
         return self._reader
 
     def close(self) -> None:
-        """Free all memory. The model must have been freed, or not compute until other weights are in place."""
+        """Free all memory. The model must be freed, or must not compute until other weights are in place."""
         self._reader.close()
-        if not self._reader.hangs:  # else its threads may still write there
+        if not self._reader.hangs:  # otherwise its threads may still write there
             self._release()
             self._arena.close()
         for piece in self.plan.streamed:
-            if piece.is_laid_out:  # its file is its own
+            if piece.is_laid_out:  # this file belongs to the piece
                 piece.file.close()
 
     def _release(self) -> None:
-        """Free all memory but that of what stays."""
+        """Free all memory except that of resident weights."""
         self._reader.drop(*self._jobs.values())
         self._jobs.clear()
         for part in (self._pager, self._experts, self._rows, self._products):
@@ -165,7 +169,8 @@ class PagedWeights:
                 self._reader.submit(job)
         done, total = 0, max(1, sum(piece.n_bytes for piece in self.plan.resident))
         whole_head = self._roles.head if not self.plan.head_pieces else None
-        has_room = self.plan.window >= beside_bytes(self._reader, _HELPERS)  # that of the window, which is yet to come
+        # use the memory of the window, which does not exist yet
+        has_room = self.plan.window >= beside_bytes(self._reader, _HELPERS)
         with helped(self._reader, _HELPERS) if has_room else nullcontext():
             for piece, job in self._jobs.items():
                 self._reader.wait(job)
@@ -177,6 +182,6 @@ class PagedWeights:
                 if self._progress is not None:
                     self._progress(done / total)
         table = self._roles.table
-        # A tied head that lies in memory as it lies in the file is the token table, too.
+        # A tied head that has the file's layout in memory also serves as the token table.
         if table is not None and not (self._roles.tied and whole_head and not whole_head.repacked):
             self._rows = TokenRows(table, self._reader)

@@ -21,8 +21,8 @@ class ReadOptions:
     """Settings for reading weights."""
 
     threads: int
-    chunk: int  # bytes of one read
-    window: int | None = None  # bytes; None: by what was measured
+    chunk: int  # bytes per read
+    window: int | None = None  # bytes; None: derived from measurements
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class PagePlan:
 
     resident: tuple[Piece, ...]
     streamed: tuple[Piece, ...]  # in the order of use
-    head_pieces: tuple[Piece, ...]  # of a head that does not stay as a whole; in both of the above
+    head_pieces: tuple[Piece, ...]  # pieces of a head that is not resident as a whole; also in the two fields above
     window: int  # bytes
-    expert_room: int  # bytes for the experts that are held; 0 where there are none, or all stay
+    expert_room: int  # bytes for cached experts; 0 if there are none, or all are resident
     parts: dict[str, int]  # bytes by part
 
     @property
     def pages(self) -> bool:
-        """True if any weights are read again."""
+        """Return whether any weights are read repeatedly."""
         return bool(self.streamed or self.expert_room)
 
     @property
@@ -47,7 +47,7 @@ class PagePlan:
         return sum(piece.n_bytes for piece in self.streamed)
 
     def describe(self, need: MemoryNeed) -> str:
-        """Describe a budget for people, part by part, and what is read for every token."""
+        """Return a description of the budget by part, and of the bytes read for every token."""
         assert need.budget is not None
         parts = ", ".join(f"{name} {bytes_text(n)}" for name, n in need.parts.items() if n)
         line = f"{bytes_text(need.total)} of {bytes_text(need.budget)}: {parts}"
@@ -57,7 +57,7 @@ class PagePlan:
 
 
 def least_parts(roles: Roles, read: ReadOptions, batch: int, experts_at_once: int) -> dict[str, int]:
-    """Bytes by part without which the weights cannot be used: all that can be streamed is."""
+    """Return the minimum bytes by part, if everything that can be streamed is streamed."""
     return {
         "resident weights": sum(piece.span for piece in roles.rest),
         "window": max(read.window or 0, _largest(roles)),
@@ -67,7 +67,7 @@ def least_parts(roles: Roles, read: ReadOptions, batch: int, experts_at_once: in
 
 
 def plan(roles: Roles, room: int, read: ReadOptions, speed: Speed, batch: int, experts_at_once: int) -> PagePlan:
-    """Share `room` bytes out, at least those of `least_parts`. Dense weights go before experts: every token uses
+    """Divide `room` bytes, at least those of `least_parts`. Dense weights precede experts, because every token uses
     them."""
     fixed = _fixed(roles, read, batch)
     rest = sum(piece.span for piece in roles.rest)
@@ -91,7 +91,7 @@ def plan(roles: Roles, room: int, read: ReadOptions, speed: Speed, batch: int, e
     resident = rest + head_span + pages_.resident_bytes
     expert_room = room - resident - pages_.window_bytes - sum(fixed.values())
     all_experts = sum(piece.span for pieces in roles.experts.values() for piece in pieces)
-    if all_experts <= expert_room:  # then they are weights like others
+    if all_experts <= expert_room:  # treat experts like other resident weights
         staying = (*staying, *(piece for pieces in roles.experts.values() for piece in pieces))
         resident, expert_room = resident + all_experts, 0
     return PagePlan(
@@ -110,7 +110,7 @@ def plan(roles: Roles, room: int, read: ReadOptions, speed: Speed, batch: int, e
 
 
 def _largest(roles: Roles) -> int:
-    """Bytes of the largest that is streamed as a whole: a factor, or as little of a head as can be."""
+    """Return the bytes of the largest streamed unit: a factor, or the smallest possible piece of a head."""
     head = pages(roles.head.weight.row_bytes * ROW_GROUP) + PAGE if roles.head else 0
     return max(head, *(piece.span for piece in roles.factors), 0)
 
@@ -124,7 +124,7 @@ def _fixed(roles: Roles, read: ReadOptions, batch: int) -> dict[str, int]:
 
 
 def _experts_room(roles: Roles, at_once: int) -> int:
-    """Bytes for so many experts of a layer, or all it has."""
+    """Return the bytes for `at_once` experts of a layer, or for all that it has."""
     return max(
         (min(at_once, banks[0].weight.shape[0]) * Experts.expert_bytes(banks) for banks in roles.experts.values()),
         default=0,

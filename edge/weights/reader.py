@@ -1,4 +1,4 @@
-"""Threads that bring weights from files to memory, in this CPU's layout, while the engine computes."""
+"""Threads that read weights from files into memory, in this CPU's layout, while the engine computes."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from edge.llama.address_space import HUGE_PAGE, PAGE, AddressSpace, huge_pages, 
 from edge.llama.buffers import ROW_GROUP, Weight
 from edge.weights.direct_file import DirectFile
 
-READ_TIMEOUT_S = 120.0  # for one chunk; the slowest cards need a tenth of a second
+READ_TIMEOUT_S = 120.0  # timeout for one chunk; the slowest cards need a tenth of a second
 DEFAULT_THREADS = 2
-DEFAULT_CHUNK = HUGE_PAGE - 2 * PAGE  # bytes: with the pages around, one huge page
+DEFAULT_CHUNK = HUGE_PAGE - 2 * PAGE  # bytes: one huge page, including the surrounding pages
 
 
 class ReaderCounts(NamedTuple):
-    """Counts of reading since the reader was made, or between two readings of them."""
+    """Read statistics since the reader was created, or between two readings of them."""
 
     n_bytes: int = 0
-    busy_s: float = 0.0  # in which at least one chunk was being read or laid out
-    wait_s: float = 0.0  # in which the engine waited for weights
+    busy_s: float = 0.0  # seconds in which at least one chunk was read or repacked
+    wait_s: float = 0.0  # seconds in which the engine waited for weights
 
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A part of a weight on its way: `n_bytes` of a file to a place in memory.
+    """Read of a part of a weight: `n_bytes` of a file to a place in memory.
 
-    Where offset and start are as far into a page, and the bytes are not repacked, they are read into place, and the
-    rest of the first and last page with them.
+    Without repacking, the bytes are read in place if `offset` and `start` have the same offset within a page. The rest
+    of the first and last page is then read, too.
     """
 
     weight: Weight
     source: DirectFile
-    offset: int  # in the file, where a row begins
+    offset: int  # offset of a row in the file
     n_bytes: int
     space: AddressSpace
-    start: int  # in `space`
+    start: int  # offset in `space`
     repacked: bool
-    next: int = 0  # byte that the next chunk begins with
-    left: int = field(init=False)  # bytes that are not there yet
-    at_work: int = 0  # threads that have a chunk of it
+    next: int = 0  # first byte of the next chunk
+    left: int = field(init=False)  # bytes that have not arrived yet
+    at_work: int = 0  # number of threads that are reading a chunk of it
     error: Exception | None = None
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class Job:
 
     @property
     def in_place(self) -> bool:
-        """True if the disk writes to where the weight will lie, and does so fast."""
+        """True if the disk writes directly to the weight's place, at full speed."""
         return not self.repacked and self.space.huge and (self.start - self.offset) % PAGE == 0
 
     @property
@@ -66,8 +66,10 @@ class Job:
         return self.left == 0 or self.error is not None
 
     def chunk(self, most: int) -> int:
-        """Bytes of the next chunk, of `most` or little more, so that the rest is cut evenly: whole groups of rows where
-        they are repacked, else up to the end of a page."""
+        """Return the bytes of the next chunk, about `most`, so that chunks have similar sizes.
+
+        A chunk has whole groups of rows if these are repacked. Otherwise it extends to the end of a page.
+        """
         left = self.n_bytes - self.next
         even = -(-left // -(-left // most))
         unit = self.weight.row_bytes * ROW_GROUP if self.repacked else PAGE
@@ -76,7 +78,7 @@ class Job:
 
 
 def _buffer(row_bytes: int, chunk: int) -> int:
-    """Bytes for a chunk and the pages around; it may be one group of long rows."""
+    """Return the bytes for a chunk and the surrounding pages. A chunk may be one group of long rows."""
     return max(pages(chunk), row_bytes * ROW_GROUP) + 2 * PAGE
 
 
@@ -91,38 +93,40 @@ class Reader:
         *,
         verify: bool = False,
     ) -> None:
-        """row_bytes: of the longest row. chunk: bytes of one read. verify: what is read again must have the digest it
-        had the first time."""
+        """row_bytes: bytes of the longest row.
+        chunk: bytes per read.
+        verify: compare the digest of repeated reads with the first one.
+        """
         self.threads, self._row_bytes = threads, row_bytes
         self.chunk = max(PAGE, pages(chunk))
         self._digests: dict[tuple[str, int], bytes] | None = {} if verify else None
         self._urgent: deque[Job] = deque()
         self._ahead: deque[Job] = deque()
         lock = threading.RLock()
-        self._turn = threading.Condition(lock)  # of the threads
+        self._turn = threading.Condition(lock)  # wakes the threads
         self._arrival = threading.Condition(lock)
         self._n_bytes, self._busy_s, self._wait_s = 0, 0.0, 0.0
-        self._at_work, self._since = 0, 0.0  # threads that read, and the time since when there is one
+        self._at_work, self._since = 0, 0.0  # number of reading threads, and start of the time in which there is one
         self._closed = False
-        self.hangs = False  # a thread did not end, and may still write to its buffer
+        self.hangs = False  # True: a thread did not end, and may still write to its buffer
         self._threads, self._staging = _start(self, threads, threading.Event())
 
     @staticmethod
     def memory(row_bytes: int, threads: int, chunk: int) -> int:
-        """Bytes that a reader takes for itself."""
+        """Return the bytes that a reader takes for itself."""
         return threads * huge_pages(_buffer(row_bytes, chunk))
 
     def submit(self, job: Job) -> Job:
-        """Queue a job behind all others."""
+        """Queue a job after all others."""
         self._queue(self._ahead, (job,))
         return job
 
     def submit_urgent(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs in this order, before all that `submit` queued."""
+        """Queue jobs in this order, before all jobs from `submit`."""
         self._queue(self._urgent, jobs)
 
     def _queue(self, queue: deque[Job], jobs: Sequence[Job]) -> None:
-        """Queue jobs, but for those that have failed or whose last chunk is being read."""
+        """Queue jobs, except jobs that have failed or whose last chunk is being read."""
         with self._turn:
             for job in jobs:
                 if job.next < job.n_bytes and job.error is None:
@@ -131,7 +135,7 @@ class Reader:
             self._turn.notify_all()
 
     def wait(self, job: Job) -> None:
-        """Return when the job's bytes are in place; raise WeightsError if they cannot be."""
+        """Wait until the job's bytes are in place. Raises WeightsError if they cannot be read."""
         if not job.done:
             began = time.perf_counter()
             self._until_done(job)
@@ -140,8 +144,10 @@ class Reader:
             raise job.error
 
     def drop(self, *jobs: Job) -> None:
-        """Cancel jobs, all before any is waited for: of the others nothing more is read. Returns when their places are
-        not written to any more."""
+        """Cancel jobs, and return when nothing writes to their places any more.
+
+        All jobs are cancelled before the first wait, so that no further chunk of them is read.
+        """
         with self._turn:
             for job in jobs:
                 self._forget(job)
@@ -152,13 +158,13 @@ class Reader:
                         raise self._late(job)
 
     def counts(self) -> ReaderCounts:
-        """Sums since the reader was made."""
+        """Return the statistics since the reader was created."""
         with self._turn:
             now = time.perf_counter() - self._since if self._at_work else 0.0
             return ReaderCounts(self._n_bytes, self._busy_s + now, self._wait_s)
 
     def close(self) -> None:
-        """End the threads; jobs that wait are left undone."""
+        """End the threads. Queued jobs are not processed."""
         with self._turn:
             if self._closed:
                 return
@@ -198,12 +204,13 @@ class Reader:
             error: Exception | None = None
             try:
                 self._bring(job, at, n_bytes, staging, room)
-            except Exception as caught:  # whatever it is, the engine must hear of it
+            except Exception as caught:  # the engine must learn of any error
                 error = caught
             self._did(job, n_bytes, error)
 
     def _next(self, over: threading.Event) -> tuple[Job, int, int] | None:
-        """(job, first byte, bytes) of the next chunk; None when closed, or over."""
+        """Return (job, first byte, bytes) of the next chunk, or None if the reader is closed or the helpers must
+        end."""
         with self._turn:
             while not (self._urgent or self._ahead or self._closed or over.is_set()):
                 self._turn.wait()
@@ -263,21 +270,23 @@ class Reader:
 
 
 def helper_reader(reader: Reader, threads: int) -> Reader:
-    """Return a reader with threads of its own, which holds what is read again to the same digests."""
+    """Return a reader with its own threads that shares the digests for verification."""
     other = Reader(reader._row_bytes, threads, reader.chunk)
     other._digests = reader._digests
     return other
 
 
 def beside_bytes(reader: Reader, threads: int) -> int:
-    """Return the bytes that such a reader takes for itself."""
+    """Return the bytes that a helper reader takes for itself."""
     return reader.memory(reader._row_bytes, threads, reader.chunk)
 
 
 @contextmanager
 def helped(reader: Reader, threads: int) -> Iterator[None]:
-    """Have a reader use so many threads more in the block, with memory as `beside_bytes` says: while nothing else
-    computes, more of what is read is laid out at once."""
+    """Add threads to a reader inside the block. Their memory is `beside_bytes`.
+
+    While nothing else computes, more threads can repack in parallel.
+    """
     over = threading.Event()
     helpers, staging = _start(reader, threads, over)
     try:
@@ -287,20 +296,21 @@ def helped(reader: Reader, threads: int) -> Iterator[None]:
 
 
 def started(target: Callable[..., None], args: tuple[Any, ...], name: str) -> threading.Thread:
-    """Return a thread that runs. WeightsError where the system gives none."""
+    """Return a running thread. Raises WeightsError if the system cannot start one."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
         raise WeightsError(
-            f"weights are read by threads, and the system gives no more ({error}); end others, or raise its limit"
-            " (ulimit -u)"
+            f"weights are read by threads, and the system cannot start another one ({error}); end some, or raise"
+            " its limit (ulimit -u)"
         ) from error
     return thread
 
 
 def _start(reader: Reader, threads: int, over: threading.Event) -> tuple[list[threading.Thread], list[AddressSpace]]:
-    """Start threads that read until that is over. Return them, and their memory. WeightsError; none runs then."""
+    """Start threads that read until `over` is set. Return them and their memory. Raises WeightsError without any
+    running."""
     staging = [AddressSpace(_buffer(reader._row_bytes, reader.chunk), huge=True) for _ in range(threads)]
     running: list[threading.Thread] = []
     try:
@@ -315,7 +325,7 @@ def _start(reader: Reader, threads: int, over: threading.Event) -> tuple[list[th
 def _end(
     reader: Reader, threads: Sequence[threading.Thread], staging: Sequence[AddressSpace], over: threading.Event
 ) -> None:
-    """End what `_start` began."""
+    """End the threads of `_start`, and free their memory."""
     with reader._turn:
         over.set()
         reader._turn.notify_all()
@@ -323,6 +333,6 @@ def _end(
         if thread is not None:
             thread.join(READ_TIMEOUT_S)
         if thread is not None and thread.is_alive():
-            reader._threads.append(thread)  # `close` says that it hangs
+            reader._threads.append(thread)  # `close` then reports that a thread hangs
         else:
             space.close()

@@ -1,9 +1,11 @@
-"""Streamed weights in this CPU's layout, kept in files: what is read from there need not be laid out again.
+"""Files with repacked copies of streamed weights, which need no repacking after a read.
 
-Laying out takes a core's time, some 0.12 s for a GB of Q4_0. Mostly a pass waits for the disk, and nobody misses it.
-Where the disk keeps up with the computing, both want the same cores; and some disks are slower where what they write to
-memory is read at once. Then files pay. Each holds one matrix and its SHA-256. They lie in the cache folder, in one
-folder for a model and a CPU, and may be deleted at any time.
+Repacking takes CPU time, about 0.12 s per GB of Q4_0. A pass usually waits for the disk, so this costs nothing. If the
+disk keeps up with computing, both compete for the same cores. Also, some disks are slower if their data is read from
+memory immediately. In these cases the files are faster.
+
+Each file holds one matrix and its SHA-256. The files are in the cache folder, in one folder per model and CPU. They may
+be deleted at any time.
 """
 
 from __future__ import annotations
@@ -27,14 +29,17 @@ from edge.weights.direct_file import DirectFile
 from edge.weights.reader import Reader
 from edge.weights.window import Piece
 
-MOST_BYTES = 8 << 30  # of all such files; those of models used longest ago are deleted for new ones
-_FREE_SHARE = 4  # they take at most this part of what their disk has left
+MOST_BYTES = 8 << 30  # maximum size of all such files; files of the least recently used models are deleted first
+_FREE_SHARE = 4  # maximum size as a fraction of the free space on the disk
 _DIGEST_BYTES = 32
 
 
 def laid_out(pieces: Sequence[Piece], reader: Reader, *, make: bool) -> Sequence[Piece]:
-    """The same pieces, to be read from files of their own that have them laid out; those without a file are as they
-    were. make: write files for all, if there is room. WeightsError if the weights cannot be read."""
+    """Return the pieces, with repacked copies as their source if these exist.
+
+    make: write files for all pieces, if there is room.
+    Raises WeightsError if the weights cannot be read.
+    """
     changed = [piece for piece in pieces if piece.repacked]
     if not changed:
         return pieces
@@ -45,13 +50,13 @@ def laid_out(pieces: Sequence[Piece], reader: Reader, *, make: bool) -> Sequence
     space = AddressSpace(max(piece.n_bytes for piece in changed) + PAGE, huge=True)
     try:
         make_private(folder)
-        os.utime(folder)  # used now
+        os.utime(folder)  # marks the folder as used now
         missing = [piece for piece in changed if not _open(folder, piece, space, moved)]
         if make and missing and _make_room(folder, sum(piece.n_bytes for piece in missing)):
             for piece in missing:
                 _write(folder, piece, space, reader)
                 _open(folder, piece, space, moved)
-    except OSError:  # a full disk, or a folder that is not ours: what is there is used
+    except OSError:  # for a full disk or a foreign folder, use the existing files
         pass
     except BaseException:
         for piece in moved.values():
@@ -63,7 +68,7 @@ def laid_out(pieces: Sequence[Piece], reader: Reader, *, make: bool) -> Sequence
 
 
 def _key(pieces: Sequence[Piece]) -> str:
-    """Return the key of everything but the weight that the files' content depends on."""
+    """Return the key of everything that determines the files' content, except the weight."""
     stamps = {str(piece.file.path.resolve()): piece.file.stamp for piece in pieces}
     text = json.dumps([PINNED_VERSION, llama.system_info(), stamps])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -74,7 +79,7 @@ def _path(folder: Path, piece: Piece) -> Path:
 
 
 def _open(folder: Path, piece: Piece, space: AddressSpace, moved: dict[Piece, Piece]) -> bool:
-    """Note a piece's file, if it is there and has the bytes that it was written with."""
+    """Add a piece's file to `moved` and return True, if the file exists and its digest is right."""
     try:
         file = DirectFile(_path(folder, piece), piece.n_bytes + _DIGEST_BYTES)
     except WeightsError:
@@ -90,7 +95,7 @@ def _open(folder: Path, piece: Piece, space: AddressSpace, moved: dict[Piece, Pi
 
 
 def _write(folder: Path, piece: Piece, space: AddressSpace, reader: Reader) -> None:
-    """Lay a piece out and write its file, whole or not at all."""
+    """Repack a piece and write its file atomically."""
     reader.wait(reader.submit(piece.read(space, 0)))
     whole = space.view(0, piece.n_bytes)
     space.view(piece.n_bytes, _DIGEST_BYTES)[:] = hashlib.sha256(whole).digest()
@@ -103,8 +108,8 @@ def _write(folder: Path, piece: Piece, space: AddressSpace, reader: Reader) -> N
 
 
 def _make_room(folder: Path, n_bytes: int) -> bool:
-    """Delete what other models left, the longest ago first, until so many bytes more are within the limit; False if
-    they cannot be."""
+    """Delete files of other models, least recently used first, until `n_bytes` more fit. Return False if they cannot
+    fit."""
     if n_bytes > shutil.disk_usage(folder).free // _FREE_SHARE:
         return False
     sizes = {entry: sum(file.stat().st_size for file in entry.iterdir()) for entry in folder.parent.iterdir()}

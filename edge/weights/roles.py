@@ -1,4 +1,4 @@
-"""Roles of a model's weights in paging: a factor of one product, experts, the token table, the head, or small."""
+"""Roles of a model's weights in paging: factor of one product, experts, token table, head, or small weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partition.model.model import block_of
 
 HEAD, TABLE = "output.weight", "token_embd.weight"
 
-# Factors of one matrix product each, in the order of use: they can be streamed, and laid out for this CPU. All others
+# Factors of one matrix product each, in the order of use. They can be streamed, and repacked for this CPU. All others
 # (norms, biases, routers, convolutions) are small.
 _FACTORS = (
     "attn_q", "attn_v", "attn_k", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down",
@@ -26,28 +26,28 @@ _EXPERTS = re.compile(rf"blk\.\d+\.ffn_({'|'.join(_EXPERT_KINDS)})_exps\.weight"
 
 @dataclass(frozen=True)
 class Roles:
-    """The weights of a model, sorted."""
+    """Weights of a model by role."""
 
     factors: tuple[Piece, ...]  # in the order of use
-    head: Piece | None  # None where the model has none here
-    tied: bool  # the head is the token table
-    table: Piece | None  # None where tokens never come as such
+    head: Piece | None  # None: the model has no head on this device
+    tied: bool  # True: the head is the token table
+    table: Piece | None  # None: tokens never arrive as ids
     experts: Mapping[int, Sequence[Piece]]  # by layer
     rest: tuple[Piece, ...]
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Return all that may be in memory as a whole."""
+        """Pieces that can be resident as a whole."""
         head, experts = [self.head] if self.head else [], (p for ps in self.experts.values() for p in ps)
         return *self.factors, *head, *experts, *self.rest
 
     @property
     def longest_row(self) -> int:
-        """Bytes of the longest row of all that is laid out anew."""
+        """Bytes of the longest repacked row."""
         return max((piece.weight.row_bytes for piece in self.pieces if piece.repacked), default=0)
 
     def head_pieces(self, most: int) -> tuple[Piece, ...]:
-        """The head cut into pieces of at most `most` bytes, or little more."""
+        """Return the head in pieces of about `most` bytes."""
         assert self.head is not None
         group = self.head.weight.row_bytes * ROW_GROUP
         return tuple(self.head.cut(max(1, most // group) * ROW_GROUP))
@@ -56,14 +56,18 @@ class Roles:
 def sort_weights(
     weights: Mapping[str, Weight], sources: Mapping[str, tuple[DirectFile, int]], *, repack: bool, tokens: bool
 ) -> Roles:
-    """The roles of `weights`. sources: file and offset of each. repack: lay factors out for this CPU. tokens: batches
-    bring tokens, not hidden states."""
+    """Return the roles of `weights`.
+
+    sources: file and offset of each weight.
+    repack: repack factors for this CPU.
+    tokens: batches contain tokens instead of hidden states.
+    """
 
     def piece(weight: Weight, factor: bool) -> Piece:
         return Piece(weight, *sources[weight.name], weight.n_bytes, factor and repack and weight.repacks)
 
-    factors: dict[tuple[int, int], Piece] = {}  # by their order of use
-    experts: dict[int, dict[int, Piece]] = {}  # likewise, in each layer
+    factors: dict[tuple[int, int], Piece] = {}  # by order of use
+    experts: dict[int, dict[int, Piece]] = {}  # by layer and order of use
     rest = []
     for name, weight in weights.items():
         block = block_of(name) or 0
@@ -76,7 +80,7 @@ def sort_weights(
     tied = HEAD not in weights
     head = weights.get(TABLE if tied else HEAD)
     table = weights.get(TABLE)
-    if table is not None and not tied and not tokens:  # a stub, which nobody looks up
+    if table is not None and not tied and not tokens:  # unused stub of a table
         rest.append(piece(table, False))
     return Roles(
         factors=tuple(factors[place] for place in sorted(factors)),

@@ -1,4 +1,4 @@
-"""Statistics of paging: bytes read, waits, and cache hits, for decoding and for prompts."""
+"""Statistics of paging: bytes read, waits, and cache hits, for decode and prefill."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from quant.text import bytes_text
 
 @dataclass(frozen=True)
 class PassStats:
-    """Statistics of all passes of one kind, for each token."""
+    """Statistics of all passes of one kind, per token."""
 
     tokens: int = 0
     bytes_per_token: float = 0.0
-    disk_gbps: float = 0.0  # bytes over the seconds in which something was read
-    stall_ms: float = 0.0  # the engine waited for weights
-    hidden_ms: float = 0.0  # weights were read while the engine computed
-    compute_ms: float = 0.0  # the rest: computing, and waiting for a core that others have
-    hit_rate: float | None = None  # of the experts chosen, those in memory already; None without experts
+    disk_gbps: float = 0.0  # bytes read, divided by the seconds in which something was read
+    stall_ms: float = 0.0  # time in which the engine waited for weights
+    hidden_ms: float = 0.0  # time in which weights were read while the engine computed
+    compute_ms: float = 0.0  # remaining time: computing, or waiting for a core
+    hit_rate: float | None = None  # fraction of chosen experts that were in memory; None without experts
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "tokens"}
 
     def describe(self) -> str:
-        """Describe for people what paging took."""
+        """Return a text with the statistics."""
         parts = [
             f"{bytes_text(round(self.bytes_per_token))} read a token at {self.disk_gbps:.2f} GB/s",
-            f"{self.stall_ms:.1f} ms waited for, {self.compute_ms:.1f} ms computing, {self.hidden_ms:.1f} ms of reading"
+            f"{self.stall_ms:.1f} ms waiting, {self.compute_ms:.1f} ms computing, {self.hidden_ms:.1f} ms of reading"
             " hidden behind that",
         ]
         if self.hit_rate is not None:
@@ -44,7 +44,7 @@ class PassStats:
 
 @dataclass(frozen=True)
 class PagingStats:
-    """Decoding: one row for each sequence in a pass. Prefill: all other passes."""
+    """Statistics of decode (passes with one row per sequence) and of prefill (all other passes)."""
 
     decode: PassStats
     prefill: PassStats
@@ -84,7 +84,7 @@ class _Sum:
 
 
 class Passes:
-    """Adds up what every pass over the weights read. What is read between two passes counts for the second."""
+    """Sums of reads per pass. Reads between two passes count for the second one."""
 
     def __init__(
         self, reader: Reader, experts: Callable[[], ExpertCounts], clock: Callable[[], float] = time.perf_counter
@@ -95,13 +95,13 @@ class Passes:
         self._sums = {True: _Sum(), False: _Sum()}
 
     def begin(self, sequences: NDArray[np.int32]) -> None:
-        """A pass over so many rows begins."""
+        """Begin a pass with these rows. sequences: sequence of each row."""
         self._began = self._clock()
         self._tokens = len(sequences)
         self._decodes = len(set(sequences.tolist())) == len(sequences)
 
     def end(self) -> None:
-        """End the pass and add its counts."""
+        """End the pass, and add its counts."""
         counts, seconds = self._counts(), self._clock() - self._began
         self._sums[self._decodes].add(self._tokens, seconds, self._before, counts)
         self._before = counts

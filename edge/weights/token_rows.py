@@ -1,4 +1,4 @@
-"""The token table under a budget: only the rows of tokens that occur are in memory."""
+"""Token table under a budget: only rows of tokens that occur are in memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from edge.llama.address_space import PAGE, AddressSpace, pages
 from edge.weights.reader import Job, Reader
 from edge.weights.window import Piece
 
-MOST_BYTES = 8 << 20  # of memory for rows of earlier decodes; a conversation has few different tokens
+MOST_BYTES = 8 << 20  # maximum memory for rows of earlier decodes; a conversation has few different tokens
 
 
 class TokenRows:
-    """Rows of a token table that keeps its full range of addresses."""
+    """Rows of a token table in an address range for the whole table."""
 
     def __init__(self, table: Piece, reader: Reader) -> None:
         self._table, self._weight, self._reader = table, table.weight, reader
@@ -22,18 +22,18 @@ class TokenRows:
         self.point()
 
     def point(self) -> None:
-        """Let graphs read the rows from here."""
+        """Make graphs read the rows from here."""
         self._weight.point(self._space.address, repacked=False)
 
     @staticmethod
     def memory(table: Piece, batch: int) -> int:
-        """Bytes it takes at the most, where a decode has `batch` rows."""
+        """Return the maximum bytes for decodes of `batch` rows."""
         row = pages(table.weight.row_bytes) + PAGE
         return min(max(MOST_BYTES, batch * row) + batch * row, pages(table.n_bytes))
 
     def bring(self, tokens: NDArray[np.int32]) -> None:
-        """Bring the rows of these tokens into memory. WeightsError if they cannot be read. llama.cpp rejects invalid
-        ids."""
+        """Read the rows of these tokens into memory. Raises WeightsError if they cannot be read. Invalid ids are
+        ignored here, because llama.cpp rejects them."""
         missing = [int(t) for t in np.unique(tokens) if t not in self._there and 0 <= t < self._weight.rows]
         row = self._weight.row_bytes
         if (len(self._there) + len(missing)) * (pages(row) + PAGE) > MOST_BYTES and self._there:

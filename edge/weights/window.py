@@ -1,4 +1,4 @@
-"""The window: weights that do not stay in memory pass through it, read ahead in the order in which they are used."""
+"""Streaming window: non-resident weights pass through it, and are read ahead in their order of use."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from edge.weights.reader import Job, Reader
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A weight, or some of its rows, that is read as a whole."""
+    """Weight, or some of its rows, that is read as a whole."""
 
     weight: Weight
     file: DirectFile
-    offset: int  # in the file, of its first row
+    offset: int  # offset of its first row in the file
     n_bytes: int
-    repacked: bool  # it lies in memory in this CPU's layout
-    is_laid_out: bool = False  # its source has it in that layout already
+    repacked: bool  # True: in this CPU's layout in memory
+    is_laid_out: bool = False  # True: the file already has that layout
 
     @property
     def name(self) -> str:
-        """Name of the weight, with the offset if it has only some rows."""
+        """Name of the weight, with the offset if the piece has only some rows."""
         return self.weight.name if self.n_bytes == self.weight.n_bytes else f"{self.weight.name}@{self.offset}"
 
     @property
@@ -35,17 +35,18 @@ class Piece:
 
     @property
     def span(self) -> int:
-        """Bytes of whole pages that it takes: one that is not repacked begins as far into a page as it does on disk."""
+        """Bytes of whole pages that it takes. Without repacking, it begins at the same offset within a page as in
+        the file."""
         return pages(self.n_bytes + self._skip)
 
     def read(self, space: AddressSpace, start: int) -> Job:
-        """The job that brings it to `span` bytes of `space`, which begin on a page."""
+        """Return the job that reads the piece to `span` bytes of `space`, which begin on a page boundary."""
         repack = self.repacked and not self.is_laid_out
         start += self._skip
         return Job(self.weight, self.file, self.offset, self.n_bytes, space, start, repack)
 
     def cut(self, rows: int) -> list[Piece]:
-        """Return it in pieces of so many rows, the last one with the rest."""
+        """Return pieces of `rows` rows each, and the rest as the last one."""
         step = rows * self.weight.row_bytes
         starts = range(0, self.n_bytes, step)
         return [replace(self, offset=self.offset + at, n_bytes=min(step, self.n_bytes - at)) for at in starts]
@@ -56,19 +57,20 @@ class Piece:
 
 
 class Pager:
-    """A ring of memory that streamed weights pass through in turn, round and round."""
+    """Ring buffer through which streamed weights pass repeatedly."""
 
     def __init__(self, streamed: Sequence[Piece], window: int, reader: Reader) -> None:
-        """streamed: in the order of use, which is corrected by what is really asked for. window: bytes; the largest
-        weight must fit."""
+        """streamed: expected order of use, which is corrected by the actual order.
+        window: bytes; the largest weight must fit.
+        """
         self._order = list(streamed)
         self._window = AddressSpace(window, huge=True)
         self._reader = reader
-        self._next = 0  # place in the order of what is read next
-        self._placed: deque[tuple[Piece, Job, int]] = deque()  # what has a place, oldest first; the place
+        self._next = 0  # index in the order of the next piece to read
+        self._placed: deque[tuple[Piece, Job, int]] = deque()  # placed pieces, oldest first: piece, job, start
         self._in_use: tuple[Piece, Job, int] | None = None
-        self._lost = False  # all that is held is to be read again
-        self._requested: list[Piece] = []  # in this pass
+        self._lost = False  # True: all placed pieces must be read again
+        self._requested: list[Piece] = []  # pieces requested in this pass
         self._fill()
 
     def ready(self) -> bool:
@@ -76,8 +78,11 @@ class Pager:
         return bool(self._placed) and self._placed[0][1].done
 
     def acquire(self, piece: Piece) -> int:
-        """Wait for `piece` and return its address. It stays there until `release`. One that is used before others that
-        have a place is not read again. WeightsError if it cannot be read."""
+        """Wait for `piece` and return its address, which is valid until `release`.
+
+        A piece that is used earlier than expected is not read again if it has a place. Raises WeightsError if it cannot
+        be read.
+        """
         if self._in_use is not None:
             raise EngineError(f"{piece.name} is needed before {self._in_use[0].name} was done with")
         place = next((place for place in self._placed if place[0] is piece), None)
@@ -88,27 +93,27 @@ class Pager:
         try:
             self._reader.wait(job)
         except BaseException:
-            self._go_to(piece)  # who tries again gets another read
+            self._go_to(piece)  # another attempt starts another read
             raise
         self._in_use = place
         self._requested.append(piece)
         return self._window.address + job.start
 
     def release(self) -> None:
-        """Release the acquired weight: its place may be overwritten."""
+        """Release the acquired weight, so that its place may be overwritten."""
         if self._in_use is not None:
             self._placed.remove(self._in_use)
             self._in_use = None
             self._fill()
 
     def begin(self) -> None:
-        """A pass over the weights begins. What a pass that failed had acquired is let go."""
+        """Begin a pass over the weights. A weight that a failed pass had acquired is released."""
         self.release()
-        self._lost |= any(job.error for _, job, _ in self._placed)  # what was read ahead in a bad moment is read again
+        self._lost |= any(job.error for _, job, _ in self._placed)  # repeat reads that failed
         self._requested = []
 
     def end(self) -> None:
-        """End the pass: the next is expected to use the same order."""
+        """End the pass. The next pass is expected to use the same order."""
         if self._requested and self._requested != self._order:
             self._order = list(dict.fromkeys(self._requested))
             self._go_to(self._order[0])
@@ -119,8 +124,8 @@ class Pager:
         self._window.close()
 
     def _go_to(self, piece: Piece) -> None:
-        """Read on from here: another order of use than the one expected."""
-        self._lost = True  # until nobody writes to the window any more
+        """Restart reading from this piece, because the order of use differs from the expected one."""
+        self._lost = True  # until nothing writes to the window any more
         self._reader.drop(*(job for _, job, _ in self._placed))
         self._placed.clear()
         self._lost = False
@@ -130,7 +135,7 @@ class Pager:
         self._fill()
 
     def _fill(self) -> None:
-        """Begin to read as much as there is room for."""
+        """Start to read as many pieces as fit."""
         while len(self._placed) < len(self._order):
             piece = self._order[self._next]
             start = self._room(piece.span)
@@ -138,12 +143,13 @@ class Pager:
                 return
             self._next = (self._next + 1) % len(self._order)
             job = piece.read(self._window, start)
-            self._placed.append((piece, job, start))  # before it is read: its place is taken, whatever comes between
+            # added before it is read, so that its place stays taken after an error
+            self._placed.append((piece, job, start))
             self._reader.submit(job)
 
     def _room(self, span: int) -> int | None:
-        """Return the start of `span` free bytes of the window after the last placed weight; None if there is no room
-        yet."""
+        """Return the start of `span` free bytes of the window after the last placed weight, or None if there is no
+        room yet."""
         if not self._placed:
             return 0
         first = self._placed[0][2]

@@ -279,7 +279,7 @@ def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert "Left out by the limit of divergence: q4_0 (" in out
     least = number_text(once["q5_0"]["divergence"])
     nothing = edge("--cluster", what_if, "--types", "q4_0,q5_0", "--max-divergence", "1e-9")
-    assert_refused(nothing, 2, f"the least there is is {least} nats a token, of q5_0")
+    assert_refused(nothing, 2, f"the lowest is {least} nats a token, of q5_0")
     plain = pareto_json(edge, "--cluster", what_if, "--types", "q8_0,q5_1", "--axes", "latency,throughput")
     assert {kind["divergence"] for kind in plain["types"]} == {None}
     assert len(measured) == 1
@@ -355,7 +355,7 @@ def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.Captur
         (["--json", MODEL_PATH, "--force"], ["is read"]),
         (["--types", "q8_0,q99"], ["q99"]),
         (["x.onnx", "--types", "q8_0"], ["--types"]),
-        (["--types", "q4_k,q4_k_m"], ["2 that are called q4_k_m"]),
+        (["--types", "q4_k,q4_k_m"], ["2 entries called q4_k_m"]),
         (["--types", "iq2_xs"], ["importance matrix", "edge quantize"]),
         (["--types", "mxfp4_moe"], ["cannot have the type mxfp4_moe"]),
         (["--max-divergence", "0.1"], ["divergence", "types", "none are named"]),

@@ -221,7 +221,7 @@ def test_a_plan_says_which_drafts_it_counts_on(edge: Run, what_if: Path) -> None
         assert draft["tokens_per_pass"] == pytest.approx(sum(acceptance**i for i in range(draft["rows"])))
         assert (1 - acceptance) * 0.99 < predicted["latency_s"] / plain["predicted"]["latency_s"] < 1
         assert f"{draft['rows']} rows a pass, drafted by ngram, {acceptance} of the drafts right" in result["why"]
-        assert any(f"{acceptance} are taken to be right" in note for note in result["notes"])
+        assert any(f"{acceptance} are assumed to be right" in note for note in result["notes"])
     none = said(edge, "--cluster", what_if, "--draft", "ngram", "--acceptance", "0")
     assert none["predicted"] == plain["predicted"]
     code, out, _ = edge("--cluster", what_if, "--draft", "auto", "--acceptance", "0.9")

@@ -182,7 +182,7 @@ def test_a_trace(simulate: Simulate, tmp_path: Path) -> None:
     file.write_text("arrival_s,prompt_tokens,gen_tokens\n0,8,2\n1.5,64,1\n")
     result = said(simulate(planned(), "--json", arrivals=f"trace:{file}"))
     assert (result["requests"], result["arrivals"]) == (2, "2 of a trace")
-    assert_refused(simulate(explored(), arrivals=f"trace:{file}"), 3, "trace.csv", "tokens are of language models")
+    assert_refused(simulate(explored(), arrivals=f"trace:{file}"), 3, "trace.csv", "tokens are for language models")
     file.write_text("0\n2\n1\n")
     assert_refused(simulate(planned(), arrivals=f"trace:{file}"), 3, "trace.csv", "line 3", "before 2 s")
     file.write_bytes(b"\xff\xfe")
@@ -221,14 +221,14 @@ def test_every_file_with_a_plan_is_taken(simulate: Simulate) -> None:
     [
         ("{", (), ["plan.json cannot be simulated"]),
         ("[" * 100_000, (), ["plan.json cannot be simulated"]),
-        ({"format": "edge-lab-1"}, (), ["it is no plan", "edge plan, edge pareto or edge simulate"]),
+        ({"format": "edge-lab-1"}, (), ["it is not a plan", "edge plan, edge pareto or edge simulate"]),
         ({"format": "edge-plan-1"}, (), ["it has no predictions", "edge plan --save"]),
         (edited(saved(), "stages", 0, "layers", [0, 3]), (), ["was edited after it was predicted"]),
         (edited(saved(), "stages", 0, "shards", 5), (), ["was edited after it was predicted"]),
         (edited(saved(), "stages", 0, "shards", 0, "device", "x:1"), (), ["was edited"]),
         (edited(saved(), "stages", 0, ...), (), ["was edited"]),
         (edited(saved(), "stages", 0, 3), (), ["was edited"]),
-        (saved(), ("--point", "p1"), ["--point is of edge pareto"]),
+        (saved(), ("--point", "p1"), ["--point is for files of edge pareto"]),
         (edited(planned(), "predicted", ...), (), ["predicted", "None"]),
         (edited(planned(), "predicted", "stages", 0, "busy_s", None), (), ["predicted.stages[0].busy_s"]),
         (edited(planned(), "predicted", "stages", 0, "rows_s", [[1, 10**400]]), (), ["cannot be simulated"]),
@@ -236,10 +236,10 @@ def test_every_file_with_a_plan_is_taken(simulate: Simulate) -> None:
         (edited(explored(), "points", []), (), ["points is empty"]),
         (edited(explored(), "points", 0, "id", ...), (), ["points[0].id"]),
         (explored(), ("--point", "p9"), ["'p9'", "p1 to p3"]),
-        (planned(), ("--point", "p1"), ["--point is of edge pareto"]),
+        (planned(), ("--point", "p1"), ["--point is for files of edge pareto"]),
         (planned(), ("--leave", "phone@1"), ["phone is not in the plan", "desk, pi, laptop"]),
         (planned(), ("--requests", "1000001"), ["1,000,000"]),
-        (planned(IMAGES), ("--gen-tokens", "2"), ["--gen-tokens is of language models"]),
+        (planned(IMAGES), ("--gen-tokens", "2"), ["--gen-tokens is for language models"]),
     ],
 )
 def test_what_cannot_be_simulated(simulate: Simulate, values: Any, options: tuple[str, ...], words: list[str]) -> None:

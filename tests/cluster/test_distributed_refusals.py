@@ -96,9 +96,7 @@ def test_a_plan_that_this_device_cannot_follow(run: Run, chat: Chat, two: Two, t
     assert "--affinity" not in answer[2]
     first["affinity"], second["threads"] = [], 100_000
     file.write_text(json.dumps(plan))
-    assert_refused(
-        run("chat", *ASKED, "--plan", file), 2, f"{two[0].address} is to have 100000 threads, 512 are the most"
-    )
+    assert_refused(run("chat", *ASKED, "--plan", file), 2, f"{two[0].address} has 100000 threads; the maximum is 512")
 
 
 def test_a_plan_for_another_model(run: Run, chat: Chat, two: Two, tmp_path: Path, synthetic: Synthetic) -> None:

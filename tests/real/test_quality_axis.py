@@ -65,7 +65,7 @@ def test_divergence_falls_with_bits_and_the_pick_obeys_the_limit(
             kind["divergence"] for kind in kinds[: kinds.index(beyond)]
         }
     refused = runner(capsys, "plan")(*of_types, "--max-divergence", repr(kinds[0]["divergence"] / 2))
-    assert_refused(refused, 2, f"the least there is is {number_text(kinds[0]['divergence'])} nats a token, of q8_0")
+    assert_refused(refused, 2, f"the lowest is {number_text(kinds[0]['divergence'])} nats a token, of q8_0")
     # What is remembered is what edge evaluate measures, of the text that was given.
     _, again = evaluate(smollm2, [kinds[-1]["model"]], text.read_text(), EngineOptions(threads=2))
     assert again.summary.mean_divergence == pytest.approx(kinds[-1]["divergence"], rel=0.02)

@@ -412,7 +412,7 @@ def test_drafts_where_rows_cannot_be_forgotten(
     with engine_of(model_of(arch, tmp_path), how, options, tmp_path) as engine:
         assert engine.rollback == 0
         assert speculation("auto", engine, _no_engine) is None
-        with pytest.raises(EngineError, match=f"forget a draft that was wrong {why}; use --draft off"):
+        with pytest.raises(EngineError, match=f"roll back a wrong draft {why}; use --draft off"):
             speculation("ngram", engine, _no_engine)
 
 

@@ -148,9 +148,7 @@ def test_what_paging_cost_by_known_reads() -> None:
     assert (result.prefill.bytes_per_token, result.prefill.disk_gbps) == pytest.approx((2e6, 0.8))
     assert (result.prefill.stall_ms, result.prefill.hidden_ms) == pytest.approx((3.0, 0.0))
     assert result.prefill.compute_ms == pytest.approx(1.0)
-    costs = (
-        "1.91 MiB read a token at 0.40 GB/s, 2.0 ms waited for, 6.0 ms computing, 3.0 ms of reading hidden behind that"
-    )
+    costs = "1.91 MiB read a token at 0.40 GB/s, 2.0 ms waiting, 6.0 ms computing, 3.0 ms of reading hidden behind that"
     assert result.decode.describe() == f"{costs}, 75% of the experts were in memory"
 
 

@@ -80,7 +80,7 @@ def test_recurrent_layers_have_the_drafts_that_they_can_forget(tmp_path: Path) -
         assert draft is not None
         assert draft.rollback == ROLLBACK_ROWS
     assert own_layers(path, draft="auto", concurrency=2) is None
-    with pytest.raises(PlanError, match="cannot forget a draft that was wrong with several requests at once"):
+    with pytest.raises(PlanError, match="cannot roll back a wrong draft with several requests at once"):
         own_layers(path, draft="ngram", concurrency=2)
     other = own_layers(with_predictor(tmp_path), draft="auto", concurrency=2)
     assert other is not None
