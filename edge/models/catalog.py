@@ -1,5 +1,7 @@
-"""The catalog of published models: where each is fetched from, its shape and its licence. catalog.toml lists them, and
-people may add files of their own."""
+"""Catalog of published models, with the source, shape and licence of each.
+
+catalog.toml contains the catalog, and users may add catalogs of their own.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ _LIST = Path(__file__).with_name("catalog.toml")
 _KEYS = ("name", "repo", "file", "about_bytes", "licence", "types", "parameters", "shape", "scores")
 _WHEEL_KEYS = ("wheel", "wheel_bytes", "sha256", "member")
 _SCORE_KEYS = ("name", "value", "date", "source")
-_MOST_OFF = 0.02  # part that a shape's parameters may differ from the published count, which is rounded
-_MOST = 1e15  # bytes, and parameters
+_MOST_OFF = 0.02  # tolerance as a fraction, because published parameter counts are rounded
+_MOST = 1e15  # limit of bytes, and of parameters
 _SHAPE_KEYS: dict[str, Any] = {field.name: field.type for field in fields(Shape)}
-_FIGURES: Mapping[Any, tuple[tuple[type, ...], str]] = {  # by the type of a figure: what TOML may have for it
+_FIGURES: Mapping[Any, tuple[tuple[type, ...], str]] = {  # types and error text for each type of figure
     int: ((int,), "needs a whole number, without a unit"),
     float: ((int, float), "needs a number, without a unit"),
     bool: ((bool,), "needs true or false"),
@@ -40,36 +42,36 @@ class Score:
 
     name: str
     value: float
-    date: str  # of the publication: 2024-09-25
+    date: str  # date of publication, such as 2024-09-25
     source: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/advise.md says."""
+        """Return plain values in the format of docs/advise.md."""
         return {"name": self.name, "value": self.value, "date": self.date, "source": self.source}
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """Entry of the catalog: a file in a repository of the hub, or in a wheel; or a shape alone."""
+    """Entry of the catalog: a file in a hub repository or in a wheel, or only a shape."""
 
     name: str
-    about_bytes: int  # size of the file when it was published; 0 for a shape alone
+    about_bytes: int  # size of the file when it was published; 0 for an entry with only a shape
     licence: str
-    repo: str = ""  # OWNER/NAME on the hub; empty where it comes from a wheel
+    repo: str = ""  # OWNER/NAME on the hub; empty for a model from a wheel
     file: str = ""
     wheel: Wheel | None = None
-    types: tuple[str, ...] = ()  # mixes that the repository has files of, that of `file` first
-    parameters: float = 0.0  # published count; 0 where there is no shape
-    shape: Shape | None = None  # None: too new for certain figures, so nothing is predicted of it
+    types: tuple[str, ...] = ()  # mixes of the repository's files; the mix of `file` comes first
+    parameters: float = 0.0  # published number of parameters; 0 without a shape
+    shape: Shape | None = None  # None if certain figures are unknown, so that nothing can be predicted
     scores: tuple[Score, ...] = ()
 
     @property
     def source(self) -> str:
-        """Source: OWNER/NAME:FILE, as commands take it, or the file name of a wheel; "" for a shape alone."""
+        """OWNER/NAME:FILE, as in commands, or the file name of a wheel; "" for an entry with only a shape."""
         return self.wheel.filename if self.wheel else f"{self.repo}:{self.file}" if self.repo else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/model.md says."""
+        """Return plain values in the format of docs/cli/model.md."""
         return {
             "name": self.name,
             "about_size_bytes": self.about_bytes,
@@ -80,12 +82,15 @@ class KnownModel:
 
 @functools.cache
 def catalog() -> tuple[KnownModel, ...]:
-    """Return the catalog, the smallest file first, and at last the shapes alone."""
+    """Return the catalog. Files come first, the smallest at the beginning, then entries with only a shape."""
     return read_catalog(_LIST, (*_KEYS, *_WHEEL_KEYS))
 
 
 def read_catalog(path: Path, keys: Sequence[str] = _KEYS) -> tuple[KnownModel, ...]:
-    """Read a catalog. CatalogError says what is wrong and where; OSError if it cannot be read. keys: of its models."""
+    """Return the models of a catalog file. keys: permitted keys of a model
+
+    Raises CatalogError, which names the wrong place, or OSError if the file cannot be read.
+    """
     with reading_toml(path, CatalogError) as data:
         check_keys(data, ("model",), "the file", CatalogError)
         models = tuple(_model(table, keys) for table in tables(data, "model", CatalogError))
@@ -97,17 +102,17 @@ def read_catalog(path: Path, keys: Sequence[str] = _KEYS) -> tuple[KnownModel, .
 
 
 def known_models() -> tuple[KnownModel, ...]:
-    """Return all models that can be fetched by their name, the smallest first."""
+    """Return all models that can be fetched by name, the smallest first."""
     return tuple(model for model in catalog() if model.source)
 
 
 def known_model(name: str) -> KnownModel | None:
-    """The model of this name, in letters of any case; None if no model is called so."""
+    """Return the model of this name in any letter case; None if there is none."""
     return next((model for model in known_models() if model.name == name.lower()), None)
 
 
 def nearest_name(name: str) -> str | None:
-    """The known name that somebody who typed this probably meant, if there is one."""
+    """Return the known name that is closest to a mistyped name; None if none is close."""
     near = get_close_matches(name.lower(), [model.name for model in known_models()], n=1)
     return near[0] if near else None
 
@@ -124,7 +129,7 @@ def _model(table: Table, keys: Sequence[str]) -> KnownModel:
     repo = _text(table, "repo", "OWNER/NAME on the hub", "")
     file = _text(table, "file", "the name of a file in the repository", "")
     if bool(repo) != bool(file) or (repo and repo.count("/") != 1):
-        table.refuse("repo", "needs OWNER/NAME on the hub, beside file")
+        table.refuse("repo", "needs OWNER/NAME on the hub, with file")
     shape = _shape(table)
     return KnownModel(
         name,
@@ -141,7 +146,7 @@ def _model(table: Table, keys: Sequence[str]) -> KnownModel:
 
 
 def _text(table: Table, key: str, needs: str, default: str | None = None) -> str:
-    """A short text; `default` where the key is missing, unless that is None."""
+    """Return a short text. If the key is missing, return `default`, or refuse the table if `default` is None."""
     value = table.get(key)
     if value is None and default is not None:
         return default
@@ -176,7 +181,7 @@ def _shape(table: Table) -> Shape | None:
     inner.check_keys(tuple(_SHAPE_KEYS))
     for key, value in figures.items():
         kinds, needs = _FIGURES[_SHAPE_KEYS[key]]
-        if type(value) not in kinds:  # a bool is an int, too
+        if type(value) not in kinds:  # bool is a subclass of int
             inner.refuse(key, needs)
     try:
         return shape(**{"arch": "", **figures})

@@ -1,4 +1,4 @@
-"""SHA-256 of model files and of slices, remembered: hashing gigabytes takes seconds, and files seldom change."""
+"""Remembered SHA-256 digests of model files and slices. Hashing gigabytes takes seconds, and files rarely change."""
 
 import hashlib
 import json
@@ -17,24 +17,24 @@ from partition.fields import is_digest
 from partition.slices.recipe import Recipe, whole
 
 MODEL_SUFFIXES = (".gguf", ".onnx")
-_REMEMBERED = 10_000  # files, and as many slices; the oldest are forgotten
-# A file system may give two changes this close to each other the same time, and the second would go unnoticed.
+_REMEMBERED = 10_000  # limit of files, and of slices; the oldest are forgotten
+# A file system may give two changes within this time the same timestamp, and the second would go unnoticed.
 _SETTLED_NS = 50_000_000
 
 
 class Digests:
-    """Digests, remembered in the file `digests.json` of a folder, which is made where it is missing.
+    """Digests, remembered in the file `digests.json` of a folder, which is created if it is missing.
 
-    What is remembered is a convenience: a damaged file, or one that cannot be written, only costs hashing again.
+    If that file is damaged or cannot be written, digests are computed again.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "digests.json"
 
     def model_digest(self, path: Path, progress: Progress | None = None) -> str:
-        """The SHA-256 of a file, hashed only where it is not remembered for the file as it is now.
+        """Return the SHA-256 of a file. It is computed only if it is not remembered for the file's current state.
 
-        SliceError if it cannot be read, or changes while it is read.
+        Raises SliceError if the file cannot be read, or changes while it is read.
         """
         try:
             path = path.resolve(strict=True)
@@ -44,10 +44,10 @@ class Digests:
             raise SliceError(f"cannot read {path}: {exc.strerror}") from exc
 
     def find_model(self, folder: Path, digest: str, size: int, progress: Progress | None = None) -> Path | None:
-        """A model file in `folder`, or below it, with this SHA-256 and size in bytes; None if there is none.
+        """Return a model file in or below `folder` with this SHA-256 and size in bytes; None if there is none.
 
-        Only files of that size are hashed, and first those are tried whose digest is remembered. Links are followed,
-        also to other folders: whoever made the folder put them there. Files that cannot be read are passed over.
+        Only files of that size are hashed, and files with a remembered digest are tried first. Links are followed, also
+        out of the folder, because the owner of the folder created them. Unreadable files are skipped.
         """
         fitting = list(dict.fromkeys(_files_of_size(folder, size)))
         remembered = {path: self._remembered(path) for path in fitting}
@@ -60,14 +60,15 @@ class Digests:
             try:
                 if self.model_digest(path, progress) == digest:
                     return path
-            except SliceError:  # unreadable, or just being written
+            except SliceError:  # unreadable, or being written
                 continue
         return None
 
     def digest(self, recipe: Recipe, model: Path, progress: Progress | None = None) -> str:
-        """The SHA-256 of the slice that `recipe` makes of the file `model`, cut only where it is not remembered.
+        """Return the SHA-256 of the slice that `recipe` makes from the file `model`. It is cut only if it is not
+        remembered.
 
-        `model` has to be the recipe's model (`model_digest`). SliceError as `edge.models.slice_cutting.chunks`.
+        `model` must be the recipe's model (see `model_digest`). Raises the errors of `edge.models.slice_cutting.chunks`.
         """
         if recipe == whole(recipe.model_digest, recipe.model_bytes):
             return recipe.model_digest
@@ -90,8 +91,8 @@ class Digests:
         return digest if same and isinstance(digest, str) and is_digest(digest) else None
 
     def _hashed(self, path: Path, progress: Progress | None) -> str:
-        if not path.is_file():  # opening a pipe would wait for somebody to write
-            raise SliceError(f"{path} is no file with content; needed is a model file")
+        if not path.is_file():  # opening a pipe would wait for a writer
+            raise SliceError(f"{path} is not a regular file; needed is a model file")
         sha = hashlib.sha256()
         started = time.time_ns()
         with path.open("rb", buffering=0) as file:
@@ -109,7 +110,7 @@ class Digests:
         return sha.hexdigest()
 
     def _load(self) -> dict[str, dict[str, Any]]:
-        """Load the remembered digests; none if the file is missing or damaged."""
+        """Return the remembered digests; none if the file is missing or damaged."""
         try:
             loaded = json.loads(self._path.read_bytes())
         except (OSError, ValueError, RecursionError):
@@ -118,19 +119,19 @@ class Digests:
         return {name: tables[name] if isinstance(tables.get(name), dict) else {} for name in ("files", "slices")}
 
     def _remember(self, table: str, key: str, value: Any) -> None:
-        tables = self._load()  # again: another process may have written meanwhile
+        tables = self._load()  # reload, because another process may have written meanwhile
         tables[table].pop(key, None)
         tables[table][key] = value
         for entries in tables.values():
             for old in list(entries)[:-_REMEMBERED]:
                 del entries[old]
-        with suppress(OSError):  # a full disk, a folder of someone else's
+        with suppress(OSError):  # the disk may be full, or the folder may belong to another user
             make_private(self._path.parent)
             write_whole(self._path, json.dumps(tables, indent=1).encode())
 
 
 def file_state(status: os.stat_result) -> dict[str, int]:
-    """Return attributes that change whenever the file does. A program can set mtime back, but not ctime."""
+    """Return attributes that change with every change of the file. A program can set mtime back, but not ctime."""
     return {
         "size": status.st_size,
         "mtime_ns": status.st_mtime_ns,
@@ -140,7 +141,7 @@ def file_state(status: os.stat_result) -> dict[str, int]:
 
 
 def _files_of_size(folder: Path, size: int) -> Iterator[Path]:
-    """The real paths of the model files of `size` bytes, in the order of their names. Each folder is seen once."""
+    """Yield the real paths of model files of `size` bytes, sorted by name. Each folder is visited once."""
     seen: set[tuple[int, int]] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         try:
@@ -148,7 +149,7 @@ def _files_of_size(folder: Path, size: int) -> Iterator[Path]:
         except OSError:
             folders.clear()
             continue
-        if (status.st_dev, status.st_ino) in seen:  # a link that leads back up
+        if (status.st_dev, status.st_ino) in seen:  # a link to a parent folder
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
@@ -161,5 +162,5 @@ def _files_of_size(folder: Path, size: int) -> Iterator[Path]:
                 status = path.stat()
                 if stat.S_ISREG(status.st_mode) and status.st_size == size:
                     yield path.resolve(strict=True)
-            except (OSError, RuntimeError):  # a link that leads nowhere, or to itself
+            except (OSError, RuntimeError):  # a broken or circular link
                 continue

@@ -1,4 +1,4 @@
-"""Models in a folder of files that people put there: parts, projectors and damaged files are told apart."""
+"""Models in a user's folder. Parts, projectors and damaged files are distinguished from models."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from pathlib import Path
 from edge.models.file_kinds import is_gguf, kind_of_file, models_among, parts, use_of
 from quant.errors import ModelFileError
 
-_MOST_WARNINGS = 10  # of one folder; the rest is counted
+_MOST_WARNINGS = 10  # limit of warnings about one folder; further ones are counted
 
 
 def models_in(folder: Path, warn: Callable[[str], None]) -> list[Path]:
-    """Return the models in a folder, each by its first part. Hidden files and folders inside do not count.
+    """Return the models in a folder. A split model is named by its first part.
 
-    warn: gets a line for each file that looks like a model and is none. OSError if the folder cannot be read.
-    ModelFileError, with what is there, for a folder without a model.
+    Hidden files and files in subfolders do not count.
+
+    warn: called with a line for each file that looks like a model and is not usable as one
+
+    Raises OSError if the folder cannot be read, and ModelFileError, with the files found, if no model is among them.
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if is_gguf(path.name) and path.name[0] != "."}
     others = [name for name, path in files.items() if path.is_dir() or not models_among([name])]
@@ -25,7 +28,7 @@ def models_in(folder: Path, warn: Callable[[str], None]) -> list[Path]:
         try:
             missing = [part for part in parts(name) if part not in files or not files[part].exists()]
             if missing:
-                complaints.append(f"{folder / name} is left out: {missing[0]} is missing or leads nowhere")
+                complaints.append(f"{folder / name} is left out: {missing[0]} is missing or a broken link")
             elif kind := kind_of_file(files[name]):
                 others.append(name)
                 complaints.append(f"{folder}: {use_of(kind, name)}")

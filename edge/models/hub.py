@@ -1,9 +1,9 @@
-"""Models from the Hugging Face hub, through its own library: its cache, its login, its environment variables.
+"""Models from the Hugging Face hub, with the cache, login and environment variables of the hub's own library.
 
-A model there is written OWNER/NAME:FILE, or as `edge.models.addresses` says. FILE is a file name, a pattern
-("*q4_k_m*") or a part of one ("q4_k_m"), and may be left out where there is only one model. The library starts a broken
-download from the beginning, so the bytes are fetched here, into a partial file that the next attempt continues, and
-then handed to the library's cache.
+A model is written OWNER/NAME:FILE, or in another form of `edge.models.addresses`. FILE is a file name, a pattern
+("*q4_k_m*") or a part of a name ("q4_k_m"). It may be omitted if the repository has only one model. The library
+restarts an interrupted download from the beginning. This module therefore fetches the bytes into a partial file, which
+the next attempt continues, and then moves the file into the library's cache.
 """
 
 import errno
@@ -27,25 +27,28 @@ from quant.text import bytes_text
 
 T = TypeVar("T")
 
-_LISTED = 20  # file names an error message shows
-_TIMEOUT_S = 10.0  # for an answer of the hub
-_HTTP_LIMIT_BYTES = 50_000_000_000  # the hub has larger files only through a protocol of its own
+_LISTED = 20  # maximum number of file names in an error
+_TIMEOUT_S = 10.0  # timeout for an answer of the hub
+_HTTP_LIMIT_BYTES = 50_000_000_000  # larger files are only available through the hub's own protocol
 
 
 def cached(address: Address) -> Path:
-    """The model that `pull` would fetch, where the cache has all of it; HubError otherwise."""
+    """Return the path of the model if the cache has all of it. Raises HubError otherwise."""
     cache = _cache()
     names = _chosen(address, _cached_names(address.repo, cache, address.revision))
     return _cached(address, names, cache)
 
 
 def pull(address: Address, cache_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
-    """Fetch a model (all parts of a split one) unless the newest version is in the cache; its path (of part 1). A
-    projector or importance matrix is fetched if its whole name is given.
+    """Return the path of a model (part 1 if it is split), after fetching it unless the newest version is in the cache.
 
-    Without a network the cached version is good enough. `cache_dir` is the library's own cache where not given.
-    HubError, one line: no such repository or file, no access, no network and not cached, no room. ModelFileError when
-    what came is not a usable GGUF.
+    A projector or importance matrix is fetched only by its complete name. Without a network, a cached version is used.
+
+    cache_dir: cache folder; None: the library's own cache
+    progress: called with bytes done and bytes in total
+
+    Raises HubError with one line: no such repository or file, no access, no network, or no disk space. Raises
+    ModelFileError if the file is not a usable GGUF file.
     """
     cache, access = Path(cache_dir) if cache_dir else _cache(), _Access(address.repo)
     if is_gguf(address.file) and not _is_pattern(address.file):
@@ -58,15 +61,18 @@ def pull(address: Address, cache_dir: str | os.PathLike[str] | None = None, prog
 
 
 class _Access:
-    """Requests to the hub about one repository: with the saved token, and without it if the hub refuses the token. A
-    token that has expired makes the hub refuse public files, too."""
+    """Requests to the hub about one repository, with the saved token at first.
+
+    If the hub refuses the token, requests continue without it, because an expired token makes the hub refuse public
+    files, too.
+    """
 
     def __init__(self, repo: str) -> None:
         self._repo = repo
-        self.token: bool | None = None  # as the library's functions take it; False: none
+        self.token: bool | None = None  # value for the library's `token` parameters; False: use no token
 
     def ask(self, request: Callable[[bool | None], T]) -> T:
-        """Return what a request returns, which is given the token."""
+        """Return the result of `request`, which is called with the token."""
         from huggingface_hub import get_token
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -96,7 +102,7 @@ def _say_token_is_refused(repo: str) -> None:
 def _download(
     address: Address, names: list[str], cache: Path, access: _Access, progress: Progress | None
 ) -> list[Path]:
-    """The local paths of the files, fetched where they are not there."""
+    """Return the local paths of the files. Missing files are fetched."""
     from huggingface_hub import hf_hub_download, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -111,7 +117,7 @@ def _download(
         if set(names) & set(there):
             raise HubError(f"{repo} lacks {missing}, a part of a split model of {len(names)} files") from exc
         raise HubError(f"{repo} has no file {missing}; it has {_listing(there)}") from exc
-    except Exception as exc:  # what a network raises differs between versions of the library
+    except Exception as exc:  # network errors differ between versions of the library
         try:
             return [_cached(address, [name], cache) for name in names]
         except HubError:
@@ -145,7 +151,7 @@ def _metadata(url: str, token: bool | None) -> Any:
 def _fetch(
     repo: str, name: str, metadata: Any, cache: Path, report: Callable[[int], None], token: bool | None = None
 ) -> None:
-    """Put the file among the cache's blobs, continuing what an earlier attempt left."""
+    """Put the file among the cache's blobs. A partial file of an earlier attempt is continued."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
@@ -156,15 +162,15 @@ def _fetch(
         return
     blob.parent.mkdir(parents=True, exist_ok=True)
     partial = blob.with_name(f"{etag}.partial")
-    lock = cache / ".locks" / _folder(repo, cache).name / f"{etag}.lock"  # the library's own
+    lock = cache / ".locks" / _folder(repo, cache).name / f"{etag}.lock"  # the library uses the same lock
     lock.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
-        if blob.exists():  # another process was fetching it
+        if blob.exists():  # another process has fetched it meanwhile
             return
         with partial.open("ab") as out:
             here = out.tell()
             if here > metadata.size:
-                here = out.seek(out.truncate(0))  # where it was written to last tells what has come
+                here = out.seek(out.truncate(0))  # the file position then counts the received bytes
             free = shutil.disk_usage(blob.parent).free
             if free < metadata.size - here:
                 raise HubError(
@@ -172,7 +178,7 @@ def _fetch(
                     f" {bytes_text(free)} free; free some, or set HF_HOME to a larger disk"
                 ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if metadata.size > _HTTP_LIMIT_BYTES:
-                return  # left to the library
+                return  # the library fetches it
             url = hf_hub_url(repo, name, revision=checked_digest(metadata.commit_hash))
             counted = _Counted(out, report)
             with _quiet_bars():
@@ -181,14 +187,14 @@ def _fetch(
                         headers = build_hf_headers(token=token)
                         http_get(url, counted, resume_size=here, headers=headers, expected_size=metadata.size)
                     except Exception:
-                        if out.tell() <= here:  # try again for as long as something arrives
+                        if out.tell() <= here:  # retry as long as some bytes arrive
                             raise
                     here = out.tell()
         partial.replace(blob)
 
 
 class _Counted:
-    """A file that reports how much has been written."""
+    """A file that reports the number of bytes written."""
 
     def __init__(self, file: BinaryIO, report: Callable[[int], None]) -> None:
         self._file = file
@@ -205,7 +211,7 @@ class _Counted:
 
 
 def _names(address: Address, cache: Path, access: _Access) -> list[str]:
-    """The files of a repository: the hub's list, or what is cached of it without a network."""
+    """Return the files of a repository from the hub, or its cached files if the hub is unreachable."""
     from huggingface_hub import HfApi
 
     repo, revision = address.repo, address.revision
@@ -220,7 +226,7 @@ def _names(address: Address, cache: Path, access: _Access) -> list[str]:
 
 
 def _chosen(address: Address, names: list[str]) -> list[str]:
-    """The parts of the one model of a repository that an address means; HubError, with the list, if not just one."""
+    """Return the parts of the model that an address means. Raises HubError, with a list, if several or none match."""
     repo, part, models = address.repo, address.file, models_among(names)
     if part in names and (kind := kind_by_name(part)):
         raise HubError(f"{repo}: {use_of(kind, part)}")
@@ -235,7 +241,7 @@ def _chosen(address: Address, names: list[str]) -> list[str]:
         if len(matches) == 1:
             return parts(matches[0])
     like = f" like {part!r}" if part else ""
-    raise HubError(f"{repo} has {len(fitting) or 'no'} files{like}; say which: {_listing(fitting or names)}")
+    raise HubError(f"{repo} has {len(fitting) or 'no'} files{like}; name one of them: {_listing(fitting or names)}")
 
 
 def _is_pattern(text: str) -> bool:
@@ -261,7 +267,7 @@ def _folder(repo: str, cache: Path) -> Path:
 
 
 def cached_repositories() -> list[tuple[str, Path]]:
-    """(OWNER/NAME, folder) of all models in the library's cache."""
+    """Return (OWNER/NAME, folder) of all model repositories in the library's cache."""
     repositories = []
     for path in sorted(_cache().glob("models--*--*")):
         with suppress(HubError):
@@ -270,8 +276,10 @@ def cached_repositories() -> list[tuple[str, Path]]:
 
 
 def cached_models() -> dict[str, Path]:
-    """The models in the cache that are complete, of the versions last seen: the (first) file of each, by
-    "OWNER/NAME:FILE"."""
+    """Return the complete models in the cache, in their newest cached versions.
+
+    The keys are "OWNER/NAME:FILE" and the values are paths of the (first) files.
+    """
     cache, models = _cache(), dict[str, Path]()
     for repo, _ in cached_repositories():
         names = _cached_names(repo, cache)
@@ -282,20 +290,22 @@ def cached_models() -> dict[str, Path]:
 
 
 def _snapshot(repo: str, cache: Path, revision: str = NEWEST) -> Path:
-    """The folder of a repository's version that was last seen. OSError if there is none; HubError for a damaged
-    cache."""
+    """Return the folder of a repository's newest cached version.
+
+    Raises OSError if there is none, and HubError if the cache is damaged.
+    """
     folder = _folder(repo, cache)
     try:
         commit = (folder / "refs" / checked_revision(revision)).read_text(encoding="ascii").strip()
     except FileNotFoundError:
-        commit = revision  # a commit has no name there
+        commit = revision  # a commit is not listed by name
     except UnicodeDecodeError:
         commit = ""
     return folder / "snapshots" / checked_digest(commit)
 
 
 def _cached_names(repo: str, cache: Path, revision: str = NEWEST) -> list[str]:
-    """The files of a repository that are in the cache, of the version last seen."""
+    """Return the cached files of a repository's newest cached version."""
     try:
         snapshot = _snapshot(repo, cache, revision)
     except (OSError, HubError):
@@ -306,7 +316,7 @@ def _cached_names(repo: str, cache: Path, revision: str = NEWEST) -> list[str]:
 
 
 def _cached(address: Address, names: list[str], cache: Path) -> Path:
-    """The first of the files, all of which are in the cache; HubError otherwise."""
+    """Return the path of the first file if the cache has all files. Raises HubError otherwise."""
     try:
         snapshot = _snapshot(address.repo, cache, address.revision)
     except OSError:
@@ -333,7 +343,7 @@ def _quiet_bars() -> Iterator[None]:
 
 
 def _explained(repo: str, error: Exception, otherwise: str = "") -> HubError:
-    """Translate the library's error into one line: what was needed, what is wrong, what to do."""
+    """Translate the library's error into one line with the need, the problem and the remedy."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     if isinstance(error, HubError):

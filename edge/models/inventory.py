@@ -1,4 +1,4 @@
-"""Inventory of models on this device: fetched from the hub, or converted to run faster or in parts."""
+"""Inventory of models on this device: fetched models, and files converted for speed or for parts of models."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ from edge.models.hub import cached_repositories
 from edge.models.slice_store import SliceStore
 from edge.models.wheels import models_folder
 
-_SHOWN_DIGITS = 12  # of digests, in names
+_SHOWN_DIGITS = 12  # digits of a digest in a name
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """Files that belong together. They can be fetched or made again."""
+    """Files that belong together and can be fetched or made again."""
 
-    name: str  # the name that commands take, for a model
-    kind: str  # "model", "quantized" for a plan, "slice", "laid out"
+    name: str  # for a model, the name that commands accept
+    kind: str  # "model", "quantized" (for a plan), "slice" or "laid out"
     n_bytes: int
-    used_at_s: float  # last: by the file system's clock
+    used_at_s: float  # time of the last use, by the file system's clock
     paths: tuple[Path, ...]
-    remove: Callable[[], None]  # OSError; SliceBusy where it is in use
+    remove: Callable[[], None]  # raises OSError, or SliceBusy if the files are in use
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli/model.md says."""
+        """Return plain values in the format of docs/cli/model.md."""
         paths = [str(path) for path in self.paths]
         values = {"name": self.name, "kind": self.kind, "size_bytes": self.n_bytes, "used_at_s": self.used_at_s}
         return {**values, "paths": paths}
 
 
 def inventory() -> list[CacheEntry]:
-    """Return everything kept, by kind and name. OSError if a cache cannot be read."""
+    """Return all stored files, by kind and name. Raises OSError if a cache cannot be read."""
     cache = cache_folder()
     quantized = [_of_file(path, path.name, "quantized") for path in sorted((cache / "types").glob("*.gguf"))]
     return [*_fetched(), *_from_wheels(), *quantized, *_slices(cache), *_laid_out(cache / "laid-out")]
 
 
 def matching(name: str, entries: list[CacheEntry]) -> list[CacheEntry]:
-    """Return the entries of a name: that of an entry, one of the list of known models, a repository, or REPO:PART of a
-    file's name. HubError if there is none."""
+    """Return the entries that a name matches. Raises HubError if there are none.
+
+    The name may be an entry's name, a known model, a repository, or REPO:PART with a part of a file name.
+    """
     known = known_model(name)
     if known is not None and known.repo:
         name = f"{known.repo}:{known.file.strip('*')}"
@@ -60,12 +62,12 @@ def matching(name: str, entries: list[CacheEntry]) -> list[CacheEntry]:
         and (not colon or part.lower() in entry.name.partition(":")[2].lower())
     ]
     if not matches:
-        raise HubError(f"{name} is not among what is kept; edge model list shows it")
+        raise HubError(f"{name} is not among the stored models; edge model list shows them")
     return matches
 
 
 def _fetched() -> Iterator[CacheEntry]:
-    """Models in the hub's cache. Other files there are not ours to show."""
+    """Yield the models in the hub's cache. Other files in the cache are ignored."""
     for repo, folder in cached_repositories():
         versions: dict[str, list[Path]] = {}
         for path in sorted(folder.glob("snapshots/*/**/*")):
@@ -74,7 +76,7 @@ def _fetched() -> Iterator[CacheEntry]:
         for file in sorted(versions):
             names = parts(file)
             if file != names[0] and names[0] in versions:
-                continue  # of a model that is split
+                continue  # a later part of a split model
             links = tuple(path for name in names for path in versions.get(name, ()))
             blobs = {path.resolve() for path in links}
             stats = [blob.stat() for blob in blobs]
@@ -89,7 +91,7 @@ def _fetched() -> Iterator[CacheEntry]:
 
 
 def _from_wheels() -> Iterator[CacheEntry]:
-    """Yield the models that came out of wheels."""
+    """Yield the models that came from wheels."""
     names = {model.wheel.path.name: model.name for model in known_models() if model.wheel}
     for path in sorted(models_folder().glob("*")):
         if path.is_file() and path.suffix != ".lock":
@@ -102,7 +104,7 @@ def _of_file(path: Path, name: str, kind: str) -> CacheEntry:
 
 
 def _remove_fetched(folder: Path, links: tuple[Path, ...]) -> None:
-    """Remove names in all versions, and the bytes that have no other name."""
+    """Remove a file's links in all versions, and the blobs without other links."""
     blobs = {path.resolve() for path in links}
     for path in links:
         path.unlink(missing_ok=True)
@@ -114,7 +116,7 @@ def _remove_fetched(folder: Path, links: tuple[Path, ...]) -> None:
 
 
 def _slices(cache: Path) -> Iterator[CacheEntry]:
-    """Parts of models: of this device in plans with others, and of a worker here."""
+    """Yield slices of models: this device's own in plans with other devices, and those of a worker on this device."""
     for name in ("own-slices", "slices"):
         if not (cache / name).is_dir():
             continue
@@ -131,7 +133,7 @@ def _slices(cache: Path) -> Iterator[CacheEntry]:
 
 
 def _laid_out(folder: Path) -> Iterator[CacheEntry]:
-    """Weights in the order that this processor's kernels read them, for models that are larger than memory."""
+    """Yield weights in the memory layout of this processor's kernels, for models that are larger than memory."""
     for path in sorted(folder.glob("*/")):
         yield CacheEntry(
             f"laid-out/{path.name[:_SHOWN_DIGITS]}",

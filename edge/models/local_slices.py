@@ -1,4 +1,4 @@
-"""Slices of model files on this device: cut once, kept like those of a worker, their digests remembered."""
+"""Slices of model files on this device: cut once, stored as on a worker, with remembered digests."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from edge.models.slice_cutting import Progress
 from edge.models.slice_store import SliceStore
 from partition.slices.recipe import Recipe
 
-CACHE_BYTES = 20 << 30  # as a worker's default; one slice may be larger and has the place to itself then
-_LOOK_S = 0.2  # how often to see whether another command is done with a slice
+CACHE_BYTES = 20 << 30  # same as a worker's default; a single larger slice is allowed if it is alone
+_LOOK_S = 0.2  # interval of checks whether another command has finished with a slice
 _REMEDY = "end other commands that run models on several devices"
 
 
 class OwnSlices(Digests):
-    """Slices in this user's own cache. It is not that of a worker on this device, which has a limit of its own."""
+    """Slices in the user's own cache. A worker on this device has a separate cache with its own limit."""
 
     def __init__(self, cache: Path | None = None, state: Path | None = None) -> None:
-        """The folders; None: the user's own."""
+        """cache, state: folders; None: the user's own"""
         super().__init__(state or state_folder())
         self._folder = cache or cache_folder() / "own-slices"
 
@@ -32,9 +32,9 @@ class OwnSlices(Digests):
     def use(
         self, recipe: Recipe, model: Path, digest: str, progress: Progress = lambda done, total: None
     ) -> Iterator[Path]:
-        """The file of a slice, cut where it is not there, and kept at least until the end of the block.
+        """Yield the file of a slice, which is cut if it is missing. It stays at least until the end of the block.
 
-        Where another command is cutting it, that is waited for, with progress of what is there.
+        If another command is cutting the slice, wait for it and report its progress.
         """
         store = SliceStore(usable(self._folder), max(CACHE_BYTES, recipe.n_bytes), _REMEDY)
         while True:

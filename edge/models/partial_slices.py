@@ -1,4 +1,4 @@
-"""A slice that is being written: hashed as it comes, verified, and put in place whole."""
+"""A slice that is being written: hashed while it arrives, then verified and renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from edge.errors import DigestMismatch, SliceError
 from edge.models.slice_cutting import CHUNK_BYTES, Progress
 from edge.models.slice_files import explained, release, size, sync
 
-_QUEUED = 8  # chunks that may wait to be hashed while more are written
-_SYNC_BYTES = 32 << 20  # so much at a time goes to the disk for good while more comes: the end then waits for little
+_QUEUED = 8  # chunks that may wait for hashing while others are written
+_SYNC_BYTES = 32 << 20  # bytes after which data is flushed to the disk meanwhile, which shortens the final flush
 
 
 class PartialStore(Protocol):
-    """Interface of the slice store that a partial slice is put into."""
+    """Interface of the slice store that contains a partial slice."""
 
     folder: Path
 
     def locked(self) -> AbstractContextManager[Any]:
-        """Lock the folder: no other process changes it until the end of the block."""
+        """Lock the folder, so that no other process changes it until the end of the block."""
 
     def touch(self, path: Path) -> None:
-        """A file was used just now."""
+        """Record that a file was just used."""
 
 
 class Partial(Closing):
-    """A slice that is being written, by one writer at a time; made by `SliceStore.receive`.
+    """A slice that one writer at a time writes; made by `SliceStore.receive`.
 
-    Threads hash, and put on the disk, while the next bytes come. Leaving the `with` without `commit` keeps what came.
+    Threads hash chunks and flush them to the disk while the next bytes arrive. If the `with` block ends without
+    `commit`, the received bytes stay for a later attempt.
     """
 
     def __init__(
@@ -42,15 +43,15 @@ class Partial(Closing):
     ) -> None:
         self.digest = digest
         self.n_bytes = n_bytes
-        self.received = 0  # bytes that are there; the next one to write is this
+        self.received = 0  # number of received bytes, and position of the next one
         self._store = store
         self._path = path
         self._handle = handle
         self._sha = hashlib.sha256()
         self._queue: queue.Queue[bytes | None] = queue.Queue(_QUEUED)
-        self._sync: queue.Queue[bool] = queue.Queue(1)  # True: what was written so far may go to the disk
-        self._synced = 0  # bytes there were when that was last said
-        self._lost: OSError | None = None  # why the disk did not keep something
+        self._sync: queue.Queue[bool] = queue.Queue(1)  # True: the bytes written so far may be flushed
+        self._synced = 0  # value of `received` at the last flush request
+        self._lost: OSError | None = None  # error of a flush, after which data may be lost
         self._threads: list[threading.Thread] = []
         self._open = True
         with explained(store.folder):
@@ -61,9 +62,9 @@ class Partial(Closing):
                     progress(self.received, n_bytes)
 
     def write(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Add bytes. SliceError if that makes too many, NoRoom if the disk is full: what was written stays."""
+        """Append bytes. Raises SliceError if there are too many, and NoRoom if the disk is full; written bytes stay."""
         self._check_open()
-        chunk = bytes(chunk)  # no copy where it is bytes; anything else might change before it is hashed
+        chunk = bytes(chunk)  # bytes are not copied; other buffers might change before they are hashed
         if len(chunk) > self.n_bytes - self.received:
             raise SliceError(
                 f"slice {self.digest[:12]} was announced with {self.n_bytes} bytes, {self.received + len(chunk)} came"
@@ -79,18 +80,19 @@ class Partial(Closing):
                 while rest:
                     rest = rest[os.write(self._handle, rest) :]
         except BaseException:
-            self.close()  # the hash is ahead of the file
+            self.close()  # the hash contains bytes that the file lacks
             raise
         self.received += len(chunk)
         if self.received - self._synced >= _SYNC_BYTES:
-            with suppress(queue.Full):  # the disk is behind: it hears of it with the next chunk
+            with suppress(queue.Full):  # a flush is already waiting; the next chunk requests another
                 self._sync.put_nowait(True)
                 self._synced = self.received
 
     def commit(self) -> Path:
-        """Verify the slice and put it in place, on the disk for good: its path.
+        """Verify the slice, flush it to the disk and rename it. Return its path.
 
-        SliceError if bytes are missing, which keeps those that came; DigestMismatch deletes them.
+        Raises SliceError if bytes are missing; the received bytes stay. Raises DigestMismatch after deleting a slice
+        with another digest.
         """
         self._check_open()
         if self.received != self.n_bytes:
@@ -101,11 +103,11 @@ class Partial(Closing):
         self._join()
         have = self._sha.hexdigest()
         if have != self.digest:
-            self.received = 0  # nothing worth keeping: closing deletes it
+            self.received = 0  # closing then deletes the file
             self.close()
             raise DigestMismatch(
-                f"a slice is not what was announced: SHA-256 {self.digest} needed, {have} came; it was deleted. Send it"
-                " again, and see that both sides have the same model file"
+                f"a slice differs from the announced one: SHA-256 {self.digest} needed, {have} came; it was deleted."
+                " Send it again, and check that both sides have the same model file"
             )
         folder = self._store.folder
         final = folder / f"{self.digest}.slice"
@@ -118,7 +120,7 @@ class Partial(Closing):
                     self._path.replace(final)
                     os.fchmod(self._handle, 0o444)
                     self._store.touch(final)
-                    self.close()  # and with it the lock: who finds the file may use it at once
+                    self.close()  # releases the lock, so that other processes can use the file immediately
                 sync(folder)
         finally:
             self.close()
@@ -129,7 +131,7 @@ class Partial(Closing):
             raise SliceError(f"slice {self.digest[:12]} is not open for writing any more; begin again with receive")
 
     def close(self) -> None:
-        """Stop writing; what came stays for the next attempt."""
+        """Stop writing. The received bytes stay for the next attempt."""
         if self._open:
             self._open = False
             self._join()
@@ -157,5 +159,5 @@ class Partial(Closing):
         while self._sync.get():
             try:
                 os.fsync(self._handle)
-            except OSError as error:  # the system reports it only once, so `commit` would not hear of it
+            except OSError as error:  # the system reports an error once, so `commit` would not see it
                 self._lost = error

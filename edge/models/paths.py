@@ -1,4 +1,4 @@
-"""Paths of models from the names that people and programs give."""
+"""Paths of models, from the names that people and programs use."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ PathLike = str | os.PathLike[str]
 
 
 def model_path(model: PathLike | None, progress: Progress | None = None) -> Path:
-    """The bundled model for None; else a local file, a model that has a name, or REPO:FILE from the hub. The last two
-    are fetched where they are not here yet.
+    """Return the path of a model. Models with a known name and models on the hub are fetched if they are missing.
 
-    A local file wins over a known name. ModelFileError, with the nearest name, where there is no such file; HubError
-    where it cannot be fetched.
+    model: local file, known name, or REPO:FILE on the hub; None: the bundled model. A local file has precedence over a
+        known name.
+
+    Raises ModelFileError, with the nearest known name, if there is no such file. Raises HubError if it cannot be
+    fetched.
     """
     if model is None:
         return MODEL_PATH
     path, spec = Path(model), os.fspath(model)
-    if path.is_file():  # first, as reading the catalog takes longer than many a small model takes to load
+    if path.is_file():  # checked first, because reading the catalog takes longer than loading a small model
         return first_part(path)
     known = known_model(spec)
     if path.exists() and known is None:
@@ -35,12 +37,13 @@ def model_path(model: PathLike | None, progress: Progress | None = None) -> Path
         raise ModelFileError(f"no such file: {_with_hint(spec)}")
     file = "" if known is not None else addresses.parse(spec).file
     if is_gguf(file) and (kind := kind_by_name(file)):
-        raise HubError(f"{spec} is no model: {use_of(kind, file)}")
+        raise HubError(f"{spec} is not a model: {use_of(kind, file)}")
     return _here(spec, known) or pull(spec, progress)
 
 
 def pull(spec: str, progress: Progress | None = None) -> Path:
-    """Fetch a model by its name, or by REPO:FILE in its newest version; its path. HubError if that fails."""
+    """Fetch a model by its known name, or the newest version of REPO:FILE. Return its path. Raises HubError on
+    failure."""
     known = known_model(spec)
     if known is not None and known.wheel:
         return wheels.fetch(known.wheel, progress)
@@ -50,27 +53,31 @@ def pull(spec: str, progress: Progress | None = None) -> Path:
 
 
 def first_part(path: Path) -> Path:
-    """Return the first part of a split model that any part names; any other file as it is. ModelFileError if the first
-    part is not there."""
+    """Return the first part of a split model from the path of any part. Return other paths unchanged.
+
+    Raises ModelFileError if the first part is missing.
+    """
     first = path.with_name(parts(path.name)[0])
     if not first.exists():
-        raise ModelFileError(f"{path}: this is a part of a split model, and {first.name} is missing; put all beside it")
+        raise ModelFileError(
+            f"{path}: this is a part of a split model, and {first.name} is missing; put all parts into one folder"
+        )
     return first
 
 
 def is_here(known: KnownModel) -> bool:
-    """Return whether a known model was fetched already."""
+    """Return whether a known model has been fetched."""
     return _here(known.source, known) is not None
 
 
 def fetched_models() -> dict[str, Path]:
-    """All models that were fetched: those out of wheels by their name, the others by "OWNER/NAME:FILE"."""
+    """Return all fetched models. The keys are known names for models from wheels, and "OWNER/NAME:FILE" for others."""
     of_wheels = {known.name: known.wheel.path for known in known_models() if known.wheel and is_here(known)}
     return {**of_wheels, **hub.cached_models()}
 
 
 def _here(spec: str, known: KnownModel | None) -> Path | None:
-    """The path of a model that was fetched before."""
+    """Return the path of a model that was fetched before; None if it was not."""
     if known is not None and known.wheel:
         return known.wheel.path if known.wheel.path.exists() else None
     try:

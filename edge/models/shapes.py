@@ -1,8 +1,7 @@
-"""Shapes of models without their weights: figures, tensors and metadata of the architectures `edge.models.synth`
-writes.
+"""Shapes of models without weights: figures, tensors and metadata of the architectures that `edge.models.synth` writes.
 
-An architecture is a table of `partition.architectures`: tensor names, and for each the names of its dimensions (slowest
-first, as numpy has them). A shape gives the dimensions their numbers. Adding an architecture is adding rows.
+An architecture is a table of `partition.architectures`. It maps tensor names to dimension names, slowest first as in
+numpy. A shape gives each dimension name a number. To add an architecture, add rows to the table.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,51 +18,51 @@ MIN_VOCAB = 261  # 4 control tokens, 256 bytes, and the space
 
 
 class ShapeError(EdgeError):
-    """Figures that make no model: unknown names, heads that do not divide, a figure missing."""
+    """The figures do not make a model: a name is unknown, heads do not divide, or a figure is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The figures of one model. Zero means "the architecture has none", except where a comment says otherwise."""
+    """Figures of one model. Zero means that the model lacks the part, unless the comment gives another meaning."""
 
     arch: str
-    layers: int  # beside `predictors`
+    layers: int  # number of layers, without `predictors`
     embd: int  # width of the hidden state
     ff: int  # width of the feed-forward part
     heads: int
-    vocab: int  # tokens
-    kv: int = 0  # key and value heads; 0: as many as heads
-    head_size: int = 0  # values a head; 0: embd / heads
+    vocab: int  # number of tokens
+    kv: int = 0  # number of KV heads; 0: the same as `heads`
+    head_size: int = 0  # values per head; 0: embd / heads
     experts: int = 0
-    experts_used: int = 0  # experts a token
+    experts_used: int = 0  # experts per token
     expert_ff: int = 0  # width of one expert
-    shared_ff: int = 0  # width of the expert that every token passes through; 0: that of one expert
-    dense_layers: int = 0  # leading layers without experts, where others have some
-    expert_every: int = 1  # of so many layers the last has experts
-    attention_every: int = 0  # of so many layers the last has attention, where others are recurrent; 0: all are
-    conv: int = 0  # tokens that a recurrent layer's convolution sees
-    context: int = 4096  # tokens it was trained on
-    tied: bool = False  # the token table is the output head, too
+    shared_ff: int = 0  # width of the shared expert of every token; 0: the same as `expert_ff`
+    dense_layers: int = 0  # number of leading layers without experts in a model with experts
+    expert_every: int = 1  # period of layers with experts; the last layer of each period has them
+    attention_every: int = 0  # period of layers with attention among recurrent ones; 0: all layers have attention
+    conv: int = 0  # tokens that the convolution of a recurrent layer covers
+    context: int = 4096  # tokens of context in training
+    tied: bool = False  # whether the token table is also the output head
     rms_eps: float = 1e-5
     rope_base: float = 10_000.0
-    rope_freqs: bool = False  # has a tensor of factors for the rotation frequencies (Llama 3)
+    rope_freqs: bool = False  # whether there is a tensor of factors for the rotation frequencies (Llama 3)
     rope_scaling: str = ""  # "linear" or "yarn"
     rope_factor: float = 0.0
-    rope_context: int = 0  # context before it was stretched, tokens
-    window: int = 0  # of attention, tokens
+    rope_context: int = 0  # tokens of context before it was extended
+    window: int = 0  # tokens of the attention window
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
-    predictors: int = 0  # layers behind the last one that predict further tokens (MTP)
+    predictors: int = 0  # layers after the last one that predict further tokens (MTP)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The number behind each dimension name in the tables below."""
+        """Sizes of the dimension names in the architectures' tables."""
         head = self.head_size or self.embd // self.heads
         kv, expert_ff = self.kv or self.heads, self.expert_ff or self.ff
-        inner, state, groups = 2 * self.embd, 16, 1  # of recurrent layers
-        rank = max(1, inner // 32)  # of what sets a recurrent layer's pace: so many heads, or values
-        key, value = groups * state, rank * state  # of a layer with the delta rule
-        latent = 2 * head  # where keys and values are made of one latent vector, and turned beside it
+        inner, state, groups = 2 * self.embd, 16, 1  # sizes of recurrent layers
+        rank = max(1, inner // 32)  # heads or values that control the decay of a recurrent layer
+        key, value = groups * state, rank * state  # sizes of a layer with the delta rule
+        latent = 2 * head  # size of the latent vector of keys and values, next to the rotated part
         return {
             "embd": self.embd, "vocab": self.vocab, "context": self.context, "heads": self.heads, "head": head,
             "half head": head // 2, "q": self.heads * head, "2 q": 2 * self.heads * head, "kv": kv * head,
@@ -84,11 +83,12 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Values in all tensors; a tied table counts once."""
+        """Number of values in all tensors; a tied table counts once."""
         return sum(prod(dims) for _, dims in self.tensors())
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Every tensor's name and dimensions (slowest first), in the order of the file; ShapeError for bad figures."""
+        """Yield every tensor's name and dimensions (slowest first), in file order. Raises ShapeError for bad
+        figures."""
         check(self)
         architecture, sizes = ARCHITECTURES[self.arch], self.sizes
         tables: list[tuple[str, tuple[str | int, ...]]] = [("token_embd.weight", ("vocab", "embd"))]
@@ -103,7 +103,7 @@ class Shape:
             yield name, tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
 
     def _layer(self, layer: int) -> Table:
-        """The tensors of one layer."""
+        """Return the tensors of one layer."""
         architecture = ARCHITECTURES[self.arch]
         first = architecture.recurrent if self.is_recurrent(layer) else architecture.attention
         if architecture.windowed and _has_window(self.arch, layer):
@@ -117,19 +117,19 @@ class Shape:
         return {**first, **(architecture.experts if has_experts else architecture.dense), **joins}
 
     def is_recurrent(self, layer: int) -> bool:
-        """Return whether a layer has a recurrent part in place of attention."""
+        """Return whether a layer has a recurrent part instead of attention."""
         every = self.attention_every
         has_attention = every > 0 and (layer + 1) % every == 0
-        is_one = bool(ARCHITECTURES[self.arch].recurrent) and layer < self.layers  # those that predict have attention
+        is_one = bool(ARCHITECTURES[self.arch].recurrent) and layer < self.layers  # predictor layers have attention
         return is_one and not has_attention and not self._is_alone(layer)
 
     def _is_alone(self, layer: int) -> bool:
-        """Return whether a layer has only a feed-forward part: every second one that has no attention."""
+        """Return whether a layer has only a feed-forward part. Every second layer without attention is like this."""
         every = self.attention_every
         return bool(ARCHITECTURES[self.arch].alone) and layer % 2 == 1 and (every == 0 or (layer + 1) % every != 0)
 
     def metadata(self) -> dict[str, "Number | list[int]"]:
-        """GGUF metadata of the architecture: whole keys to values; what is zero or empty is left out."""
+        """Return the GGUF metadata of the architecture, with complete keys. Zero and empty values are left out."""
         architecture, sizes, arch = ARCHITECTURES[self.arch], self.sizes, self.arch
         values: dict[str, Number | list[int]] = {}
         for key, name in _METADATA.items():
@@ -145,7 +145,8 @@ class Shape:
         if any(alone):
             width = self.expert_ff if self.experts else self.ff
             values[f"{arch}.feed_forward_length"] = [width if by_itself else 0 for by_itself in alone]
-        by_heads = any(recurrent) and not architecture.rules.recurrent_every  # how the file tells recurrent layers
+        # The file marks recurrent layers by 0 KV heads.
+        by_heads = any(recurrent) and not architecture.rules.recurrent_every
         values[f"{arch}.attention.head_count_kv"] = by_layer if by_heads else kv
         if all(recurrent):
             values |= {f"{arch}.attention.head_count": 0, f"{arch}.attention.head_count_kv": 0}
@@ -156,7 +157,7 @@ class Shape:
             values[f"{arch}.attention.sliding_window_pattern"] = [
                 int(_has_window(self.arch, layer)) for layer in range(self.layers + self.predictors)
             ]
-            if "attention.indexer.top_k" in architecture.keys:  # those with an index are those without the window
+            if "attention.indexer.top_k" in architecture.keys:  # layers with an index are the layers without the window
                 values[f"{arch}.attention.indexer.types"] = [
                     int(not _has_window(self.arch, layer)) for layer in range(self.layers)
                 ]
@@ -171,12 +172,12 @@ class Shape:
 
 
 def _has_window(arch: str, layer: int) -> bool:
-    """Return whether a layer has the window, in an architecture whose files list it."""
+    """Return whether a layer has the attention window, in an architecture whose files list such layers."""
     window = ARCHITECTURES[arch].rules.window
     return window is not None and layer % window.period != (0 if window.full_first else window.period - 1)
 
 
-# Metadata key (after "<arch>.") to the field of Shape it holds.
+# Metadata key (after "<arch>.") to the field of Shape with its value.
 _METADATA: Mapping[str, str] = {
     "context_length": "context",
     "embedding_length": "embd",
@@ -198,7 +199,7 @@ _METADATA: Mapping[str, str] = {
     "leading_dense_block_count": "dense_layers",
     "full_attention_interval": "attention_every",
 }
-# Of a layer that predicts further tokens, beside those of other layers: it joins a hidden state and a token's row.
+# Additional tensors of a layer that predicts further tokens. They join a hidden state and a token's row.
 _PREDICTOR: Table = {
     "nextn.eh_proj.weight": ("embd", "2 embd"),
     "nextn.enorm.weight": ("embd",),
@@ -210,7 +211,7 @@ _HEAD_SIZE = ("attention.key_length", "attention.value_length", "rope.dimension_
 
 
 def shape(arch: str, **figures: Any) -> Shape:
-    """A shape with the architecture's own constants where `figures` says nothing; ShapeError for bad figures."""
+    """Return a shape with the architecture's constants for missing `figures`. Raises ShapeError for bad figures."""
     if arch not in ARCHITECTURES:
         raise ShapeError(f"unknown architecture {arch!r}; known: {', '.join(ARCHITECTURES)}")
     result = Shape(arch=arch, **{**ARCHITECTURES[arch].common, **figures})
@@ -219,7 +220,7 @@ def shape(arch: str, **figures: Any) -> Shape:
 
 
 def check(shape: Shape) -> None:
-    """Check that llama.cpp loads the shape; ShapeError says what is wrong and what would be right."""
+    """Raise ShapeError, with the wrong and the permitted values, if llama.cpp would not load the shape."""
     architecture = ARCHITECTURES.get(shape.arch)
     if architecture is None:
         raise ShapeError(f"unknown architecture {shape.arch!r}; known: {', '.join(ARCHITECTURES)}")
@@ -228,7 +229,8 @@ def check(shape: Shape) -> None:
         if not isinstance(value, str) and value < least:
             raise ShapeError(f"{figure.name} is {value}, and must be at least {least}")
     known = architecture.predictors
-    is_other = known is not None and "attn_qkv.weight" in known.needs  # its layers are of another kind
+    # The predictor layers of this architecture are of another kind.
+    is_other = known is not None and "attn_qkv.weight" in known.needs
     if shape.predictors and (known is None or is_other or shape.predictors > known.most):
         raise ShapeError(f"{shape.predictors} layers of {shape.arch} that predict further tokens cannot be made here")
     if shape.vocab < MIN_VOCAB:

@@ -1,6 +1,6 @@
-"""Cutting a slice: the bytes that a recipe makes of its model file, in pieces, from any byte on.
+"""Cutting of a slice: the bytes that a recipe makes from its model file, in chunks, starting at any byte.
 
-Memory stays near one piece whatever the recipe says, and many small pieces of the file cost few reads.
+Memory stays near one chunk for any recipe, and many small pieces of the file need few reads.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 from edge.errors import SliceError
 from partition.slices.recipe import Blocks, Copy, Literal, Recipe, Segment
 
-Progress = Callable[[int, int], None]  # bytes done so far, bytes in all
+Progress = Callable[[int, int], None]  # arguments: bytes done, bytes in total
 
 CHUNK_BYTES = 1 << 20
 
-# Pieces are picked out of a region read whole where they are small and near each other: what is read in vain then costs
-# less than a read of its own for each piece.
+# If pieces are small and near each other, a whole region is read and the pieces are picked from it. Reading the gaps
+# costs less than a separate read for each piece.
 _SMALL_PIECE_BYTES = 64 << 10
 _NEAR_BYTES = 16 << 10
 _REGION_BYTES = 1 << 20
@@ -27,11 +27,13 @@ _REGION_BYTES = 1 << 20
 def chunks(
     recipe: Recipe, model: str | os.PathLike[str] | BinaryIO, start: int = 0, chunk_bytes: int = CHUNK_BYTES
 ) -> Generator[bytes]:
-    """The slice from byte `start` on, in pieces of `chunk_bytes` (the last one may be shorter).
+    """Yield the slice from byte `start` on, in chunks of `chunk_bytes`; the last one may be shorter.
 
-    `model` is the model file's path, or the file opened for reading; its position is neither used nor moved. Each piece
-    is an object of its own and may be kept. SliceError, with file and offset, where the file is not as the recipe says
-    or changes meanwhile. Its digest is not checked here: whoever takes the slice checks the slice's.
+    model: path of the model file, or the file opened for reading; its position is neither used nor moved
+
+    Each chunk is a separate object that the caller may keep. The model's digest is not checked here, because the
+    receiver checks the slice's digest. Raises SliceError, with file and offset, if the file does not fit the recipe or
+    changes meanwhile.
     """
     if not 0 <= start <= recipe.n_bytes:
         raise SliceError(f"the slice has {recipe.n_bytes} bytes, it cannot be continued at byte {start}")
@@ -41,7 +43,7 @@ def chunks(
 
 
 def digest_of(recipe: Recipe, model: str | os.PathLike[str] | BinaryIO, progress: Progress | None = None) -> str:
-    """The SHA-256 of the slice, computed by cutting it. Errors as `chunks`."""
+    """Return the SHA-256 of the slice, computed by cutting it. Raises the errors of `chunks`."""
     sha = hashlib.sha256()
     done = 0
     for chunk in chunks(recipe, model):
@@ -81,7 +83,7 @@ def _chunks(recipe: Recipe, model: str | os.PathLike[str] | BinaryIO, start: int
 
 
 class _Source:
-    """A model file that has to stay as it is while it is cut."""
+    """A model file that must not change while it is cut."""
 
     def __init__(self, file: BinaryIO, recipe: Recipe) -> None:
         self._handle = file.fileno()
@@ -98,12 +100,12 @@ class _Source:
         return status.st_size, status.st_mtime_ns
 
     def check(self) -> None:
-        """Raise SliceError if the file was changed since it was opened."""
+        """Raise SliceError if the file has changed since it was opened."""
         if self._state() != self._before:
             raise SliceError(f"{self._name} was changed while a slice was cut from it; leave it alone and start again")
 
     def read(self, offset: int, n: int) -> bytes:
-        """`n` bytes from `offset` on. SliceError if the file ends before, or cannot be read."""
+        """Return `n` bytes at `offset`. Raises SliceError if the file is too short or cannot be read."""
         parts: list[bytes] = []
         while n:
             try:
@@ -119,7 +121,7 @@ class _Source:
 
 
 def _part(source: _Source, segment: Segment, at: int, n: int) -> bytes:
-    """`n` bytes of a segment, from its byte `at` on."""
+    """Return `n` bytes of a segment, from its byte `at` on."""
     if isinstance(segment, Literal):
         return segment.data[at : at + n]
     if isinstance(segment, Blocks):
@@ -141,8 +143,8 @@ def _part(source: _Source, segment: Segment, at: int, n: int) -> bytes:
 
 
 def _picked(source: _Source, copy: Copy, at: int, n: int) -> bytes:
-    """Read like `_part`, for small pieces: read whole regions of the file and pick the pieces out of them."""
-    import numpy as np  # only here: the start of the program does not wait for it
+    """Return the same as `_part` for small pieces: read whole regions of the file and pick the pieces from them."""
+    import numpy as np  # imported here so that the program starts without waiting for numpy
 
     first, skip = divmod(at, copy.length)
     last = (at + n - 1) // copy.length

@@ -1,4 +1,4 @@
-"""Files of the slice store: locks that tell what is in use, and errors in words."""
+"""Files of the slice store: locks on files in use, and readable errors."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from edge.errors import NoRoom, SliceBusy, SliceError
 
 @contextmanager
 def explained(folder: Path, need: str = "room needed for a slice") -> Iterator[None]:
-    """Convert OSErrors to SliceError, or NoRoom if the disk is full."""
+    """Convert OSErrors to SliceError, or to NoRoom if the disk is full."""
     try:
         yield
     except OSError as exc:
@@ -24,21 +24,21 @@ def explained(folder: Path, need: str = "room needed for a slice") -> Iterator[N
 
 
 def open_alone(path: Path, digest: str) -> int:
-    """A partial file, opened and locked; made where it is missing. SliceBusy if somebody writes it."""
+    """Open and lock a partial file, which is created if it is missing. Raises SliceBusy if another writer has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     if not lock(handle):
         os.close(handle)
-        raise SliceBusy(f"slice {digest[:12]} is being written by somebody else; try again when that is done")
+        raise SliceBusy(f"slice {digest[:12]} is being written by another process; try again when that is done")
     return handle
 
 
 def lock(handle: int) -> bool:
-    """Lock an open file for oneself alone; False if somebody has it."""
+    """Lock an open file exclusively; return False if another process has a lock on it."""
     return try_lock(handle)
 
 
 def release(handle: int) -> None:
-    """Unlock and close: closing alone would leave the lock to a child process that has inherited the file."""
+    """Unlock and close a file. Closing alone would leave the lock to a child process that inherited the file."""
     with suppress(OSError):  # a file system without locks
         fcntl.flock(handle, fcntl.LOCK_UN)
     os.close(handle)
@@ -53,5 +53,5 @@ def sync(folder: Path) -> None:
 
 
 def size(n_bytes: int) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes as text for people."""
     return f"{n_bytes / 2**20:,.0f} MiB" if n_bytes >= 10 << 20 else f"{n_bytes:,} bytes"

@@ -1,12 +1,12 @@
-"""Slices on disk, each under the SHA-256 of its bytes: what was sent or cut once is not sent or cut again.
+"""Slices on disk, each named by the SHA-256 of its bytes. A slice that was sent or cut once is not sent or cut again.
 
-    <digest>.slice            a whole slice, verified and read-only
-    <digest>.<size>.partial   what has come of one; the next attempt continues it
-    .lock                     held for moments, by whoever adds, removes or begins to use one
+    <digest>.slice            a complete slice, verified and read-only
+    <digest>.<size>.partial   the received part of a slice, which the next attempt continues .lock
+    locked briefly while a slice is added, removed or opened
 
-Locks on the files themselves tell what is in use, across threads and processes, and end with the process that holds
-them. Access times say what was used last, and so outlive a restart. Modification times stay: who pages weights takes a
-file whose time changes for another one.
+Locks on the files show which slices are in use by threads and processes. A lock ends with its process. Access times
+record the last use and survive a restart. Modification times do not change, because weight paging treats a file with
+another modification time as another file.
 """
 
 import os
@@ -31,23 +31,23 @@ _NAME = re.compile(r"(?P<digest>[0-9a-f]{64})\.(slice|(?P<n_bytes>[0-9]{1,15})\.
 
 
 class SliceFile(NamedTuple):
-    """A slice or a partial one in the folder."""
+    """A complete or partial slice in the folder."""
 
     path: Path
     digest: str
-    announced: int | None  # bytes it will have; None for a whole slice
-    n_bytes: int  # bytes it has
+    announced: int | None  # final size in bytes; None for a complete slice
+    n_bytes: int  # present size in bytes
     used_ns: int
 
 
 class SliceStore:
-    """A folder of slices that holds at most `max_bytes`, partial ones included. Made where it is missing.
+    """A folder with at most `max_bytes` of slices, including partial ones. It is created if it is missing.
 
-    Any number of threads and processes may use one folder. SliceError if the folder cannot be used.
+    Several threads and processes may use one folder. Raises SliceError if the folder cannot be used.
     """
 
     def __init__(self, folder: Path, max_bytes: int, remedy: str = "start with a larger --cache-size") -> None:
-        """remedy: what to do where `max_bytes` is too little."""
+        """remedy: advice in errors if `max_bytes` is too small"""
         self.folder = folder
         self.max_bytes = max_bytes
         self._remedy = remedy
@@ -56,7 +56,8 @@ class SliceStore:
             self._last_ns = max((file.used_ns for file in self.files()), default=0)
 
     def find(self, digest: str) -> Path | None:
-        """The whole, verified file of a slice, or None. It counts as used now, but only `use` keeps it there."""
+        """Return the complete, verified file of a slice, or None. This counts as a use, but only `use` prevents
+        eviction."""
         path = self._path(digest)
         with explained(self.folder):
             try:
@@ -69,9 +70,9 @@ class SliceStore:
 
     @contextmanager
     def use(self, digest: str) -> Iterator[Path]:
-        """The file of a slice, which is not evicted inside the `with`. SliceError if it is not there."""
+        """Yield the file of a slice, which is not evicted inside the block. Raises SliceError if it is missing."""
         with ExitStack() as stack:
-            with self.locked():  # so that nobody evicts it in between
+            with self.locked():  # prevents an eviction between `find` and the lock
                 path = self.find(digest)
                 if path is None:
                     raise SliceError(f"slice {digest[:12]} is not in {self.folder}; send it, or cut it again")
@@ -80,18 +81,18 @@ class SliceStore:
                     stack.callback(release, handle)
                     try_lock(handle, shared=True)
             yield path
-            self.find(digest)  # used until now
+            self.find(digest)  # marks the end of the use
 
     def used_bytes(self) -> int:
-        """Bytes of all slices and partial ones in the folder."""
+        """Return the bytes of all slices and partial slices in the folder."""
         with explained(self.folder):
             return sum(file.n_bytes for file in self.files())
 
     def receive(self, digest: str, n_bytes: int, progress: Progress | None = None) -> Partial:
-        """Begin, or continue, to write a slice: a context manager that takes the bytes from `.received` on.
+        """Begin or continue to write a slice. Return a context manager that takes the bytes from `.received` on.
 
-        Bytes from an earlier attempt are hashed first; `progress` is called with how far that is. SliceError if the
-        slice is there already or is being written by somebody else, NoRoom if it cannot fit.
+        Bytes of an earlier attempt are hashed first, and `progress` reports this. Raises SliceError if the slice is
+        complete or is being written by another writer, and NoRoom if it cannot fit.
         """
         partial = self._partial(digest, n_bytes)
         if not 0 < n_bytes < 10**15:
@@ -100,7 +101,7 @@ class SliceStore:
             if self.find(digest):
                 raise SliceError(f"slice {digest[:12]} is in {self.folder} already; use that")
             for file in self.files():
-                if file.digest == digest and file.announced != n_bytes:  # whoever announced that has gone
+                if file.digest == digest and file.announced != n_bytes:  # the earlier sender has gone
                     release(open_alone(file.path, digest))
                     file.path.unlink()
             handle = open_alone(partial, digest)
@@ -120,7 +121,7 @@ class SliceStore:
             raise
 
     def received_bytes(self, digest: str, n_bytes: int) -> int:
-        """Bytes that an earlier attempt to write this slice has left. SliceBusy if an attempt is under way."""
+        """Return the bytes of this slice from an earlier attempt. Raises SliceBusy if an attempt is running."""
         with explained(self.folder):
             try:
                 handle = os.open(self._partial(digest, n_bytes), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -129,16 +130,17 @@ class SliceStore:
             with ExitStack() as stack:
                 stack.callback(release, handle)
                 if not lock(handle):
-                    raise SliceBusy(f"slice {digest[:12]} is being written by somebody else")
+                    raise SliceBusy(f"slice {digest[:12]} is being written by another process")
                 return min(os.fstat(handle).st_size, n_bytes)
 
     def put_cut(
         self, recipe: Recipe, model: str | os.PathLike[str] | BinaryIO, digest: str, progress: Progress | None = None
     ) -> Path:
-        """Cut a slice into the store, unless it is there: its path. `progress` is called with the bytes that are there.
+        """Cut a slice into the store, unless it exists. Return its path. `progress` gets the present bytes and the
+        total.
 
-        Raises the errors of `receive` and of `edge.models.slice_cutting.chunks`, and DigestMismatch if the recipe and
-        the model make another slice.
+        Raises the errors of `receive` and `edge.models.slice_cutting.chunks`, and DigestMismatch if recipe and model make
+        another slice.
         """
         path = self.find(digest)
         if path:
@@ -151,36 +153,38 @@ class SliceStore:
             return partial.commit()
 
     def _path(self, digest: str) -> Path:
-        """Return the path of a slice. Digests come from other machines: only 64 hexadecimal digits ever reach a
+        """Return the path of a slice. Digests come from other machines, so only 64 hexadecimal digits may form a
         path."""
         if not is_digest(digest):
-            raise SliceError(f"{digest[:80]!r} is no name of a slice; needed are 64 lower-case hexadecimal digits")
+            raise SliceError(f"{digest[:80]!r} is not the name of a slice; needed are 64 lower-case hexadecimal digits")
         return self.folder / f"{digest}.slice"
 
     def _partial(self, digest: str, n_bytes: int) -> Path:
         return self._path(digest).with_name(f"{digest}.{n_bytes}.partial")
 
     def remove(self, path: Path) -> None:
-        """Delete one of `files`. SliceBusy if it is in use or being written."""
+        """Delete one of `files`. Raises SliceBusy if it is in use or being written."""
         with self.locked(), explained(self.folder):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 if not lock(handle):
-                    raise SliceBusy(f"{path.name} is in use; end what uses it first")
+                    raise SliceBusy(f"{path.name} is in use; first end the program that uses it")
                 path.unlink()
             finally:
                 release(handle)
 
     def touch(self, path: Path) -> None:
-        """Mark a file as the most recently used, also if the clock was set back."""
+        """Mark a file as the most recently used, even if the clock was set back."""
         self._last_ns = max(time.time_ns(), self._last_ns + 1)
-        with suppress(PermissionError):  # a folder that someone else fills
+        with suppress(PermissionError):  # the folder belongs to another user
             os.utime(path, ns=(self._last_ns, path.stat().st_mtime_ns))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the store: no other process adds, removes or begins to use a slice inside the block. SliceError where
-        somebody has the lock for too long."""
+        """Lock the store, so that no other process adds, removes or opens a slice inside the block.
+
+        Raises SliceError if another process holds the lock for too long.
+        """
         with explained(self.folder):
             handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -208,11 +212,15 @@ class SliceStore:
         return sorted(files, key=lambda file: (file.used_ns, file.path))
 
     def _make_room(self, digest: str, n_bytes: int, n_disk: int) -> None:
-        """Evict what was not used for longest until a slice fits, both below the limit and on the disk: `n_bytes` for
-        the slice `digest`, of which `n_disk` are still to be written. Called under the lock.
+        """Evict the least recently used slices until a slice fits below the limit and on the disk. Called under the
+        lock.
 
-        Nothing is evicted that is in use or being written, which counts with all the bytes it will have; and nothing at
-        all where that would not be enough: then NoRoom says need and have.
+        digest: digest of the new slice
+        n_bytes: its size
+        n_disk: its bytes that are not written yet
+
+        Slices in use and slices being written are not evicted. The latter count with their final size. If eviction
+        cannot make enough room, nothing is evicted and NoRoom is raised with need and have.
         """
         folder, limit = self.folder, size(self.max_bytes)
         if n_bytes > self.max_bytes:

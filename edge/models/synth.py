@@ -1,6 +1,6 @@
-"""Write a GGUF with random weights of a real model's shape.
+"""Random models: GGUF files with random weights in a real model's shape.
 
-Speed and memory do not depend on what the weights say, so such a file is enough to measure both, to plan and to test.
+Speed and memory do not depend on the values of weights, so such a file suffices to measure, plan and test.
 """
 
 from __future__ import annotations
@@ -29,42 +29,45 @@ from quant.whole_file import check_room
 
 __all__ = ["ARCHITECTURES", "SHAPES", "WEIGHT_TYPES", "Shape", "ShapeError", "layout", "shape", "synthesize"]
 
-Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
-Rows = npt.NDArray[np.uint8]  # (rows, bytes of a row)
+Progress = Callable[[int, int], None]  # arguments: bytes written, bytes in total
+Rows = npt.NDArray[np.uint8]  # shape (rows, bytes of a row)
 
-# llama.cpp computes with these and can make them from values alone: the others are for activations or indices, or need
-# an importance matrix, which random weights do not have.
+# llama.cpp computes with all other types and can quantize to them. These are for activations or indices, or need an
+# importance matrix, which random weights do not have.
 _NOT_WEIGHTS = frozenset({"q8_1", "q8_k", "iq2_xxs", "iq2_xs", "iq1_s", "i8", "i16", "i32", "i64", "f64"})
 WEIGHT_TYPES: tuple[str, ...] = tuple(name for name in TYPES if name not in _NOT_WEIGHTS)
 
-# What llama.cpp's quantizer takes instead when a row does not fill blocks of 256; F16 when it does not fill 32 either.
+# Types that llama.cpp's quantizer substitutes if rows do not fill blocks of 256. If rows do not fill 32 either: F16.
 _FALLBACK = {
     "q2_k": "iq4_nl", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
     "iq1_m": "iq4_nl", "iq2_s": "iq4_nl", "iq3_xxs": "iq4_nl", "iq3_s": "iq4_nl", "iq4_xs": "iq4_nl",
     "tq1_0": "q4_0", "tq2_0": "q4_0",
 }  # fmt: skip
 
-# Beside vectors: what llama.cpp keeps, or needs, as 32-bit numbers.
+# Tensors, in addition to vectors, that llama.cpp stores or needs as 32-bit floats.
 _AS_F32 = (".bias", ".ssm_a", ".ssm_d")
-_DECAYS = (".ssm_a",)  # of a state: below 0, else it would grow without end
+_DECAYS = (".ssm_a",)  # decay of a state: must be below 0, or the state would grow without limit
 _PARTS_AS_F32 = ("ffn_gate_inp", "norm", "conv1d", "shortconv.conv", "time_mix_lerp")
 
-_CHUNK_VALUES = 1 << 20  # 4 MiB of floats at a time
-_RANDOM_VALUES = 2_000_000_000  # above, random rows are used again and again
+_CHUNK_VALUES = 1 << 20  # values quantized together: 4 MiB of floats
+_RANDOM_VALUES = 2_000_000_000  # larger models repeat random rows
 _POOL_BYTES = 16 << 20
-_HEADER_BYTES = 16 << 20  # more than the vocabulary and the names take
-REQUIRED = ("layers", "embd", "ff", "heads", "vocab")  # where no known model is named
+_HEADER_BYTES = 16 << 20  # upper bound of vocabulary and names
+REQUIRED = ("layers", "embd", "ff", "heads", "vocab")  # figures that are needed without a known model
 SHAPES: Mapping[str, Shape] = {model.name: model.shape for model in catalog() if model.shape is not None}
-_FACTORS = "rope_freqs.weight"  # rotation divides by them
+_FACTORS = "rope_freqs.weight"  # factors that rotation frequencies are divided by
 
 
 def layout(shape: Shape, type_name: str = "q4_0", head_type: str | None = None) -> list[NewTensor]:
-    """The tensors of such a file, in order.
+    """Return the tensors of such a file, in order.
 
-    Matrices have `type_name`; norms, biases and routers are F32. The head (`output`, or the token table of a tied
-    model) has `head_type`: without it q6_k, as llama.cpp's quantizer chooses, or `type_name` where that is wider. A row
-    that does not fill whole blocks gets what llama.cpp's quantizer falls back to (q4_k: q5_0, q6_k: q8_0, ..., f16).
-    UnknownTypeError for an unknown type; ShapeError for bad figures or a type that weights cannot have.
+    type_name: type of matrices; norms, biases and routers are always F32
+    head_type: type of the head (`output`, or the token table of a tied model); None: the wider of `type_name` and
+        llama.cpp's default q6_k
+
+    If a row does not fill the blocks of its type, the tensor gets the substitute of llama.cpp's quantizer (q5_0 for
+    q4_k, q8_0 for q6_k, ..., f16). Raises UnknownTypeError for an unknown type, and ShapeError for bad figures or a
+    type that weights cannot have.
     """
     body = _weight_type(type_name)
     head = _weight_type(head_type) if head_type else max(body, TYPES["q6_k"], key=lambda t: t.bits_per_weight)
@@ -86,15 +89,15 @@ def synthesize(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> int:
-    """Write a model of this shape with random weights to `path`; its bytes.
+    """Write a model of this shape with random weights to `path`. Return its size in bytes.
 
-    Types are as in `layout`. Values are normal with a variance of 1 / row length, so that hidden states stay near 1 at
-    any depth; norms are near 1. Every tensor has its own values, given by `seed` and its name. Above 2e9 values a pool
-    of random rows is used again and again, from another row on in each tensor, and the file is written at disk speed.
+    Types are as in `layout`. Values are normally distributed with variance 1 / row length, so that hidden states stay
+    near 1 at any depth; norms are near 1. `seed` and the name of a tensor determine its values. Above 2e9 values,
+    tensors take rows from a pool of random rows, each from another row on, and the file is written at disk speed.
 
-    Memory stays under 300 MB whatever the size. The file appears under its name only when it is whole.
-    OSError when the disk has no room; ShapeError and UnknownTypeError as `layout`; EngineError if llama.cpp
-    cannot quantize to the type.
+    Memory stays under 300 MB for any size. The file appears under its name only when it is complete. Raises OSError if
+    the disk has no room, ShapeError and UnknownTypeError as in `layout`, and EngineError if llama.cpp cannot quantize
+    to the type.
     """
     target = Path(path)
     tensors = layout(shape, type_name, head_type)
@@ -118,8 +121,10 @@ def synthesize(
 
 
 def outline(path: Path, shape: Shape, type_name: str = "q4_0", head_type: str | None = None) -> None:
-    """Write the header of such a model, and behind it zeros that take no room on the disk. Errors as `layout`; OSError
-    where it cannot be written."""
+    """Write the header of such a model, followed by zeros that take no disk space.
+
+    Raises the errors of `layout`, and OSError if the file cannot be written.
+    """
     tensors = layout(shape, type_name, head_type)
     head = _header(shape, tensors, f"{shape.arch} outline")
     with path.open("wb") as out:
@@ -128,7 +133,7 @@ def outline(path: Path, shape: Shape, type_name: str = "q4_0", head_type: str | 
 
 
 def _data_bytes(tensors: Sequence[NewTensor]) -> int:
-    """Bytes behind the header."""
+    """Return the bytes after the header."""
     return sum(tensor.n_bytes + tensor.padding for tensor in tensors)
 
 
@@ -139,7 +144,7 @@ class _Random:
         self._seed = seed
 
     def chunks(self, tensor: NewTensor) -> Iterator[Rows]:
-        """The tensor's rows, quantized, a chunk at a time."""
+        """Yield the tensor's quantized rows in chunks."""
         rng = np.random.default_rng([self._seed, zlib.crc32(tensor.name.encode())])
         step = max(1, _CHUNK_VALUES // tensor.shape[0])
         for first in range(0, rows := prod(tensor.shape[1:]), step):
@@ -147,15 +152,15 @@ class _Random:
 
 
 class _Pool:
-    """Rows out of a pool of random ones: one pool for each type and row length."""
+    """Rows from pools of random rows. There is a pool for each type and row length."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._pools: dict[tuple[str, int], Rows] = {}
 
     def chunks(self, tensor: NewTensor) -> Iterator[Rows]:
-        """The tensor's rows, quantized, a chunk at a time."""
-        if len(tensor.shape) == 1:  # norms and biases are few, and not near zero
+        """Yield the tensor's quantized rows in chunks."""
+        if len(tensor.shape) == 1:  # norms and biases are small, and norms are not near zero
             yield from _Random(self._seed).chunks(tensor)
             return
         pool = self._pool(tensor)
@@ -171,7 +176,7 @@ class _Pool:
         row = tensor.shape[0]
         key = tensor.type.name, row
         if key not in self._pools:
-            # An odd number of rows: heads and experts come in even ones, so none of them repeats another.
+            # The number of rows is odd. Heads and experts come in even numbers, so none of them repeats another.
             rows = max(1, _POOL_BYTES // tensor.type.n_bytes(row)) | 1
             sample = NewTensor(str(key), (row, rows), tensor.type)
             self._pools[key] = np.concatenate(list(_Random(self._seed).chunks(sample)))
@@ -179,7 +184,7 @@ class _Pool:
 
 
 def _quantized(tensor: NewTensor, rng: np.random.Generator, rows: int) -> Rows:
-    """The next `rows` rows of a tensor."""
+    """Return the next `rows` rows of a tensor, quantized."""
     from edge.llama import ggml
 
     values = rng.standard_normal((rows, tensor.shape[0]), dtype=np.float32)
@@ -187,7 +192,7 @@ def _quantized(tensor: NewTensor, rng: np.random.Generator, rows: int) -> Rows:
         values = -1 - np.abs(values)
     elif len(tensor.shape) > 1:
         values *= 0.02 if tensor.name.endswith(".bias") else tensor.shape[0] ** -0.5
-    else:  # a little noise, so that a norm or a bias in the wrong place shows
+    else:  # noise, so that a test notices a norm or a bias in the wrong place
         values *= 0.02
         values += 0.0 if tensor.name.endswith(".bias") else 1.0
     if tensor.type.name == "f32":
@@ -203,7 +208,7 @@ def _weight_type(name: str) -> TensorType:
 
 
 def _that_fits(preferred: TensorType, row: int) -> TensorType:
-    """`preferred`, or what llama.cpp's quantizer takes instead for rows that do not fill its blocks."""
+    """Return `preferred`, or the quantizer's substitute if rows do not fill the blocks of `preferred`."""
     if row % preferred.block == 0:
         return preferred
     other = TYPES[_FALLBACK.get(preferred.name, "f16")]
@@ -211,19 +216,20 @@ def _that_fits(preferred: TensorType, row: int) -> TensorType:
 
 
 def _header(shape: Shape, tensors: Sequence[NewTensor], name: str) -> bytes:
-    """Everything before the data."""
+    """Return all bytes before the data."""
     general = {"general.architecture": shape.arch, "general.name": name, "general.quantization_version": 2}
     return header({**metadata_pairs({**general, **shape.metadata()}), **_vocabulary_pairs(shape.vocab)}, tensors)
 
 
 def metadata_pairs(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """Metadata as a file holds it, in the type of each value."""
+    """Return the encoded metadata, each value in its type."""
     kinds = {bool: "bool", int: "u32", float: "f32", str: "str", list: "arr[i32]"}
     return {key: encoded(kinds[type(value)], value) for key, value in metadata.items()}
 
 
 def _vocabulary_pairs(n_vocab: int) -> dict[str, bytes]:
-    """Tokens that spell any text: control tokens, the 256 bytes, and words (a prefix of a word is a word, too)."""
+    """Return metadata with tokens for any text: control tokens, 256 bytes, and words. Prefixes of words are words,
+    too."""
     control = ["<unk>", "<s>", "</s>", "<|endoftext|>"]  # llama.cpp looks for the last one in phi3
     single = [f"<0x{byte:02X}>" for byte in range(256)]
     words = list(islice(_pseudo_words(), n_vocab - len(control) - len(single)))
@@ -241,7 +247,7 @@ def _vocabulary_pairs(n_vocab: int) -> dict[str, bytes]:
 
 def _pseudo_words() -> Iterator[str]:
     """Yield the space, the characters of ASCII, then " a", " b", ... " z", " aa", " ab", and so on without end."""
-    space = "\u2581"  # how this tokenizer writes one
+    space = "\u2581"  # the tokenizer's character for a space
     yield space
     yield from map(chr, range(33, 127))
     for length in count(1):
@@ -250,8 +256,10 @@ def _pseudo_words() -> Iterator[str]:
 
 
 def shape_of(name: str | None, arch: str | None, figures: Mapping[str, Any]) -> Shape:
-    """The shape of a known model with other `figures`, or one of an architecture (None: llama) with these figures
-    alone. ShapeError if they do not make one."""
+    """Return the shape of a known model with changed `figures`, or of an architecture (None: llama) with these figures.
+
+    Raises ShapeError if the figures do not make a model.
+    """
     if name is None:
         missing = [f"--{figure}" for figure in REQUIRED if figure not in figures]
         if missing:
@@ -265,9 +273,15 @@ def shape_of(name: str | None, arch: str | None, figures: Mapping[str, Any]) -> 
 
 
 def write_outline(path: Path, shape: Shape, name: str, types: Mapping[str, TensorType] | None = None) -> GgufFile:
-    """Write the outline of a model and open it: its header, and a hole in place of weights, which takes no room on a
-    disk. Planner, quantizer (on a dry run) and surveys read nothing else. types: by tensor; None: F16, and F32
-    where quantizers keep that. ShapeError for bad figures; OSError if the disk cannot hold such a file."""
+    """Write the outline of a model and open it. The outline is the header and a hole for the weights, without disk
+    space.
+
+    Planner, quantizer (in a dry run) and surveys read nothing else.
+
+    types: type of each tensor; None: F16, or F32 for tensors that quantizers leave in F32
+
+    Raises ShapeError for bad figures, and OSError if the disk cannot hold such a file.
+    """
     tensors = layout(shape, "f16", "f16")
     if types:
         tensors = [NewTensor(tensor.name, tensor.shape, types[tensor.name]) for tensor in tensors]

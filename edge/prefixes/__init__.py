@@ -1,1 +1,1 @@
-"""Keys and values of prompts, kept on disk: names, encrypted blocks, and the folder that they lie in."""
+"""Prefix cache on disk: names of KV cache blocks, encrypted files, and their folder."""

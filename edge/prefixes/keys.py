@@ -1,7 +1,6 @@
-"""The key that only the owner has, and what is made from it: names of tokens and keys of files.
+"""The owner's secret key of the prefix cache, and derived values: names of blocks and keys of files.
 
-Whoever lacks the key learns nothing from a block hash: not the tokens behind it, nor whether they are some
-that the reader thinks of.
+Without the key, a block hash reveals nothing: neither its tokens nor whether they are a guessed text.
 """
 
 from __future__ import annotations
@@ -25,16 +24,17 @@ _FILE = "prefix.key"
 
 
 def owner_key(folder: Path | None = None) -> bytes:
-    """The 32 random bytes in `prefix.key` of a folder (default: this user's state folder). Made where they are missing.
+    """Return the 32 random bytes in `prefix.key` of a folder (default: the user's state folder). They are made if
+    missing.
 
-    PrefixError where the file is damaged, or others could know what is in it, or it cannot be read or made.
+    Raises PrefixError if the file is damaged, readable by others, unreadable, or cannot be made.
     """
     path = (folder or state_folder()) / _FILE
     try:
         try:
             return _checked(path)
         except FileNotFoundError:
-            with locked(path.parent):  # of two processes that begin at once, the second takes the key of the first
+            with locked(path.parent):  # if two processes start together, the second uses the key of the first
                 try:
                     return _checked(path)
                 except FileNotFoundError:
@@ -42,14 +42,16 @@ def owner_key(folder: Path | None = None) -> bytes:
                     return _checked(path)
     except OSError as exc:
         raise PrefixError(
-            f"the key of the prefix cache, {path}, cannot be used: {exc.strerror or exc}; make that possible, delete"
-            " it, so that prompts are computed again, or use no such cache: --prefix-cache 0"
+            f"the key of the prefix cache, {path}, cannot be used: {exc.strerror or exc}; correct that, delete"
+            " the key, so that prompts are computed again, or disable the cache with --prefix-cache 0"
         ) from exc
 
 
 def cache_key(folder: Path | None = None) -> bytes | None:
-    """Return `owner_key`; None if its file cannot be read or made, and then nothing can be kept. PrefixError if the
-    file is damaged, or others could know what is in it."""
+    """Return `owner_key`, or None if its file cannot be read or made, in which case no prefixes are stored.
+
+    Raises PrefixError if the file is damaged or readable by others.
+    """
     try:
         return owner_key(folder)
     except PrefixError as error:
@@ -60,18 +62,19 @@ def cache_key(folder: Path | None = None) -> bytes | None:
 
 
 def derived(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 (RFC 2104) of the parts, each after its length in 8 bytes: 32 bytes."""
+    """Return the HMAC-SHA256 (RFC 2104) of the parts, each preceded by its length in 8 bytes: 32 bytes."""
     message = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     return hmac.digest(key, message, hashlib.sha256)
 
 
 def block_hashes(key: bytes, tokens: Sequence[int], block: int, namespace: str = "") -> list[bytes]:
-    """Return the hash, 32 bytes, of each whole block of tokens: of the block's tokens and the hash before it. The first
-    includes the namespace: the same tokens have other hashes in another one.
+    """Return the hash of each complete block of tokens, 32 bytes each.
 
-    So a hash stands for all tokens up to the end of its block: prompts share the hashes of just the blocks that they
-    begin with. block: tokens of a block, at least 1. Tokens count as 32-bit integers, little-endian; a picture's row
-    counts as its id in decimal digits.
+    A hash covers the block's tokens and the previous hash, and thereby all tokens up to the end of its block. Prompts
+    share exactly the hashes of their common leading blocks. The first hash also covers the namespace.
+
+    tokens: token IDs, hashed as 32-bit little-endian integers; IDs of picture rows are hashed as decimal digits
+    block: tokens per block, at least 1
     """
     if block < 1:
         raise ValueError(f"a block has at least 1 token, not {block}")
@@ -84,11 +87,11 @@ def block_hashes(key: bytes, tokens: Sequence[int], block: int, namespace: str =
 
 
 def _checked(path: Path) -> bytes:
-    """The key in a file. FileNotFoundError where there is none; PrefixError where it is not fit to be one."""
+    """Return the key in a file. Raises FileNotFoundError if there is none, and PrefixError if it is unfit as a key."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
-        if stat.S_ISREG(status.st_mode) and status.st_uid != os.geteuid():  # HOME may be that of another user
+        if stat.S_ISREG(status.st_mode) and status.st_uid != os.geteuid():  # HOME may belong to another user
             raise PermissionError(errno.EACCES, f"it has another owner (user {status.st_uid})")
         problem = _problem(status)
         key = b"" if problem else file.read(KEY_BYTES + 1)
@@ -96,16 +99,16 @@ def _checked(path: Path) -> bytes:
         problem = f"{status.st_size} bytes" if any(key) else f"{status.st_size} bytes that are all zero"
     if problem:
         raise PrefixError(
-            f"{path} is no key of a prefix cache: needed is a file of {KEY_BYTES} random bytes that only you may read,"
-            f" there is one with {problem}; delete it, and prompts are computed again"
+            f"{path} is not a key of a prefix cache: needed is a file of {KEY_BYTES} random bytes that only you may"
+            f" read, there is one with {problem}; delete it, and prompts are computed again"
         )
     return key
 
 
 def _problem(status: os.stat_result) -> str | None:
-    """Why others could know, or could have chosen, what is in a file."""
+    """Return why other users could know or choose the content of a file; None if they cannot."""
     if not stat.S_ISREG(status.st_mode):
-        return "no content: it is no regular file"
+        return "no content: it is not a regular file"
     if mode := status.st_mode & 0o077:
         return f"access for others (mode {0o600 | mode:04o})"
     return None

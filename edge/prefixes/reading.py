@@ -1,7 +1,8 @@
-"""Files of kept blocks, read by a thread a little ahead of who takes them, into memory that is used again.
+"""Reading of prefix cache files by a thread that is slightly ahead of the consumer, into reused memory.
 
-A fast disk fills huge pages at more than twice the rate that it fills the page cache with. So files are read past the
-cache, unless they are in it, or the disk is slow: then the cache costs nothing, and saves reading them once more.
+A fast disk fills huge pages at more than twice the rate of the page cache. Files are therefore read past the page
+cache. The exceptions are files in the page cache, and slow disks. With these the page cache costs nothing and may save
+a second read.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from edge.llama.address_space import HUGE_PAGE, AddressSpace, pages
 from edge.prefixes.group import Buffer, Header, read_header
 from edge.prefixes.store import PrefixStore
 
-READ_TIMEOUT_S = 30.0  # for what is handed over together; then it is not there
-FAST_BYTES_PER_S = 500e6  # of a disk that the page cache would slow down
-SLOW_FILES = 3  # one after the other that make a disk slow: one may have met a bad moment
+READ_TIMEOUT_S = 30.0  # timeout for one buffer; later data counts as missing
+FAST_BYTES_PER_S = 500e6  # speed of a disk that the page cache would slow down
+SLOW_FILES = 3  # consecutive slow files after which a disk counts as slow, because one may be slow by chance
 
 
 class Run(NamedTuple):
@@ -32,18 +33,20 @@ class Run(NamedTuple):
 class Content(NamedTuple):
     """Content of a few blocks."""
 
-    header: Header | None  # of their file; None: they are still to be written
-    data: memoryview  # all that is in the file, or the data itself
-    n_blocks: int  # that it has
-    n_shared: int  # of these, the first: a prompt may share no more of them
+    header: Header | None  # header of their file; None if they are still to be written
+    data: memoryview  # the whole file, or the data itself if it is not written yet
+    n_blocks: int  # number of blocks
+    n_shared: int  # number of leading blocks that belong to this history
 
 
 def read_ahead(reader: HistoryReader, room: int) -> Generator[Content]:
-    """Yield the content of the leading blocks that are there, in order. A content is valid until the next one.
+    """Yield the content of the leading blocks that exist, in order. A content is valid until the next one.
 
-    room: bytes of memory for files; one that is larger gets memory of its own. The thread ends with the iterator.
+    room: bytes of memory for files; a larger file gets memory of its own
+
+    The thread ends with the iterator.
     """
-    half = max(1, room // 2)  # is read while the other is taken
+    half = max(1, room // 2)  # one half is read while the other is consumed
     free = deque(AddressSpace(half, huge=half >= HUGE_PAGE) for _ in range(2))
     reading: deque[tuple[AddressSpace, Future[list[Content]]]] = deque()
     pool = ThreadPoolExecutor(1, "reading prompts")
@@ -67,7 +70,7 @@ def read_ahead(reader: HistoryReader, room: int) -> Generator[Content]:
 
 
 class HistoryReader:
-    """Reads along the hashes of a history, and learns how fast the disk is."""
+    """Reads files along the hashes of a history, and measures the speed of the disk."""
 
     def __init__(
         self,
@@ -76,18 +79,22 @@ class HistoryReader:
         name: Callable[[bytes], bytes],
         queued: Callable[[bytes], Run | None],
     ) -> None:
-        """name: of the file whose first block has a hash. queued: the run whose first block has it, not written yet."""
+        """name: returns the name of the file whose first block has a hash
+        queued: returns the unwritten run whose first block has a hash
+        """
         self._store, self._hashes, self._name, self._queued = store, hashes, name, queued
-        self._at = 0  # of the hashes; their number where nothing more is there
-        self._slow_files = 0  # that were read last
-        self._in_cache = True  # all so far; after one that is not, the system is not asked of others, which takes time
+        self._at = 0  # index of the next hash; the number of hashes at the end
+        self._slow_files = 0  # number of slow files read last
+        # True while all files were in the page cache; then each file is checked, which takes time.
+        self._in_cache = True
 
     def read(self, into: memoryview) -> list[Content]:
-        """Return the next blocks, as many as fit into the buffer; nothing at the end."""
+        """Return the next blocks, up to the size of the buffer; nothing at the end."""
         contents: list[Content] = []
         used = 0
         while self._at < len(self._hashes):
-            run = self._queued(self._hashes[self._at])  # first: what leaves the queue is in a file by then
+            # Asked first, because a run that leaves the queue is already in a file.
+            run = self._queued(self._hashes[self._at])
             name = self._name(self._hashes[self._at])
             n_bytes = self._store.n_bytes(name)
             if n_bytes is not None:
@@ -106,7 +113,7 @@ class HistoryReader:
         return contents
 
     def _in_file(self, name: bytes, into: memoryview) -> Content | None:
-        """Return the next content of this file. A damaged file is removed."""
+        """Return the next content from this file. A damaged file is removed."""
         self._in_cache = self._in_cache and self._store.is_cached(name)
         direct = self._slow_files < SLOW_FILES and not self._in_cache
         began = time.perf_counter()
@@ -129,5 +136,5 @@ class HistoryReader:
 
 
 def n_same(a: Iterable[bytes], b: Iterable[bytes]) -> int:
-    """Return how many leading items of both are the same."""
+    """Return the number of equal leading items."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

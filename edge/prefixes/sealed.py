@@ -1,4 +1,4 @@
-"""Blocks that a rank keeps, encrypted: written behind its back, and read ahead of it."""
+"""Encrypted blocks of a rank's KV cache, written in the background and read ahead."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ from edge.prefixes.keys import derived
 from edge.prefixes.reading import HistoryReader, Run, n_same, read_ahead
 from edge.prefixes.store import PrefixStore
 
-QUEUE_BYTES = 64 << 20  # of data that may wait to be written
-AHEAD_BYTES = 8 << 20  # of files that may be in memory while they are read
-KEEP_WAIT_S = 1.0  # for room in the queue; then blocks are dropped: what is kept is an advantage, never a duty
+QUEUE_BYTES = 64 << 20  # limit of data that waits to be written
+AHEAD_BYTES = 8 << 20  # limit of files in memory for reading ahead
+KEEP_WAIT_S = 1.0  # seconds to wait for room in the queue; then blocks are dropped, which costs only computation
 
 
 class SealedBlocks:
-    """Blocks of data by their hashes (`block_hashes`), in a store that may hold those of other keys as well.
+    """Blocks of data by their hashes (`block_hashes`), in a store that may also hold blocks of other keys.
 
-    Hashes are consecutive ones of a history, from a `group_start` on, as what a file holds is known by its first.
-    Blocks are dropped, or found missing, where anything is wrong; nothing here raises for a disk.
+    Hashes must be consecutive hashes of a history from a `group_start` on, because a file is found by its first block.
+    If anything fails, blocks are dropped or count as missing. Disk errors are never raised.
     """
 
     def __init__(self, store: PrefixStore, key: bytes, buffer_bytes: tuple[int, int] | None = None) -> None:
-        """key: of whoever may read the blocks, 32 bytes; it is kept in memory only. buffer_bytes: of data that may wait
-        to be written, and be read ahead; None: QUEUE_BYTES and AHEAD_BYTES."""
+        """key: 32 bytes that permit reading the blocks; it stays in memory only
+        buffer_bytes: limits of data waiting to be written and of data read ahead; None: QUEUE_BYTES and AHEAD_BYTES
+        """
         self._queue_limit, self._ahead_limit = buffer_bytes or (QUEUE_BYTES, AHEAD_BYTES)
-        self.kept_blocks = 0  # written by this object
-        self.dropped_blocks = 0  # not written: the disk is too slow, full, or cannot be written to
+        self.kept_blocks = 0  # blocks written by this object
+        self.dropped_blocks = 0  # blocks not written because the disk is slow, full or not writable
         self.store = store
         self._key = key
         self._cipher = AESGCM(derived(key, b"seal"))
-        self._changed = threading.Condition()  # of what follows, and of the figures
-        self._queue: dict[bytes, Run] = {}  # by its first hash, in order; the first is being written
+        self._changed = threading.Condition()  # guards the following fields and both counters
+        self._queue: dict[bytes, Run] = {}  # runs by their first hash, in order; the first run is being written
         self._queued_bytes = 0
         self._writer: threading.Thread | None = None
         self._closed = False
 
     @property
     def is_writing(self) -> bool:
-        """True while blocks are written, or wait for it."""
+        """True while blocks are being written or waiting."""
         return bool(self._queue)
 
     def keep(self, hashes: Sequence[bytes], data: Buffer) -> None:
-        """Have a thread write blocks that are not there, to one file.
+        """Queue blocks for writing to one file in a thread, unless they are queued already.
 
-        Where the disk is behind, this waits for at most KEEP_WAIT_S, and then drops them.
+        If the queue is full, wait for at most KEEP_WAIT_S, then drop the blocks.
         """
         with self._changed:
             if self._closed or hashes[0] in self._queue:
@@ -66,7 +67,7 @@ class SealedBlocks:
             self._changed.notify_all()
 
     def count(self, hashes: Sequence[bytes], *, use: bool = False) -> int:
-        """Count the leading hashes whose blocks are stored, or are to be written. use: these count as used now."""
+        """Count the leading hashes whose blocks are stored or queued. use: record that these blocks were used"""
         count = 0
         while count < len(hashes):
             run, name = self._queued(hashes[count]), self._name(hashes[count])
@@ -83,11 +84,11 @@ class SealedBlocks:
         return count
 
     def take(self, hashes: Sequence[bytes]) -> Generator[tuple[memoryview, int, int]]:
-        """Yield what is stored of the first blocks, in order: (data, blocks in it, how many of them are wanted).
+        """Yield the stored data of the leading blocks, in order: (data, number of blocks, number of matching blocks).
 
-        Data are valid until the next are asked for: the memory is used again, as fresh memory takes longer than the
-        cipher. A thread reads ahead, and ends with the iterator. It ends before the first that is missing, or not what
-        was kept: such a file is removed. That may be sooner than `count` has said.
+        The data is valid until the next item, because the memory is reused; allocating fresh memory takes longer than
+        decryption. A thread reads ahead and ends with the iterator. The iteration ends before the first block that is
+        missing or damaged. A damaged file is removed. The result can therefore be shorter than `count` said before.
         """
         reader = HistoryReader(self.store, hashes, self._name, self._queued)
         opened = memoryview(bytearray())
@@ -105,16 +106,16 @@ class SealedBlocks:
                 yield data, n_blocks, n_shared
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until nothing is to be written any more; False where that takes longer."""
+        """Wait until all queued blocks are written. Return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Wait as `flush`, drop the rest, and end the thread. Blocks can still be taken."""
+        """Wait as `flush` does, drop the rest of the queue, and end the thread. Blocks can still be read."""
         is_written = self.flush(timeout_s)
         with self._changed:
             self._closed = True
-            for first in list(self._queue)[1:]:  # the first is being written
+            for first in list(self._queue)[1:]:  # the first run is being written
                 run = self._queue.pop(first)
                 self._queued_bytes -= len(run.data)
                 self.dropped_blocks += len(run.hashes)
@@ -127,8 +128,8 @@ class SealedBlocks:
         return derived(self._key, b"name", block_hash)
 
     def _queued(self, block_hash: bytes) -> Run | None:
-        """Return the run that begins with this block and waits to be written; None for one larger than the whole store,
-        which the writer drops."""
+        """Return the queued run that begins with this block. Return None if it exceeds the whole store and will be
+        dropped."""
         with self._changed:
             run = self._queue.get(block_hash)
         return run if run is not None and len(run.data) < self.store.max_bytes else None
@@ -147,7 +148,7 @@ class SealedBlocks:
             try:
                 names = [self._name(block_hash) for block_hash in hashes]
                 is_written = self.store.write(names[0], seal(self._cipher, names, data))
-            except (MemoryError, OverflowError):  # larger than what can be encrypted at once
+            except (MemoryError, OverflowError):  # too large to encrypt in one operation
                 pass
             finally:
                 with self._changed:

@@ -1,10 +1,10 @@
-"""Small files on disk under names of 32 bytes, of which those that were not used for longest make room for others.
+"""Small files on disk with names of 32 bytes. The least recently used files are evicted to make room.
 
-    <64 hexadecimal digits>.kv             a file, whole
-    .<64 hexadecimal digits>.kv.<random>   one that is being written, or what a killed process has left of it
+    <64 hexadecimal digits>.kv             a complete file
+    .<64 hexadecimal digits>.kv.<random>   a file that is being written, or was left by a killed process
 
-Modification times say what was used last, and so outlive a restart. Nothing here is a promise: whatever cannot be
-written is not there, and whatever cannot be read neither.
+Modification times record the last use and survive a restart. The store gives no guarantee: a file that cannot be
+written or read counts as missing.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from devices.paths import cache_folder
 from edge.errors import PrefixError
 from quant.text import bytes_text
 
-DEFAULT_BYTES = 2 << 30  # of all files
-MOST_FILE_BYTES = 256 << 20  # of one: no file that somebody else puts here may fill the memory
+DEFAULT_BYTES = 2 << 30  # default limit of all files together
+MOST_FILE_BYTES = 256 << 20  # limit of one file, so that a planted file cannot fill the memory
 NAME_BYTES = 32
-ABANDONED_S = 3600.0  # since a file that is not whole was last written to: then nobody writes it any more
+ABANDONED_S = 3600.0  # seconds since the last write after which an incomplete file counts as abandoned
 
 _NAME = re.compile(r"[0-9a-f]{64}\.kv")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{64}\.kv\.\w+")
-_COUNTS_PER_LIMIT = 16  # so often is the folder counted while as much is written as it may hold: others write, too
-_SPARE_BYTES = 256 << 20  # that stay free on the disk, or a fiftieth of a small one: a cache must not fill it
+# The folder is counted again after 1/16 of the limit was written, because other processes write, too.
+_COUNTS_PER_LIMIT = 16
+_SPARE_BYTES = 256 << 20  # bytes that stay free on the disk, or 1/50 of a small disk
 _SPARE_OF_DISK = 50
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-# Errors that say nothing of the file: there is none, or this process may not open one.
+# Errors that do not mean that the file is bad: it is missing, or this process cannot open any or this one.
 _OF_THE_PROCESS = (errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
 
 
@@ -46,35 +47,35 @@ class KeptFile(NamedTuple):
 
     path: Path
     n_bytes: int
-    used_ns: int  # last, since 1970
+    used_ns: int  # time of the last use, since 1970
 
 
 def default_folder() -> Path:
-    """This user's folder of the prefix cache."""
+    """Return the user's folder of the prefix cache."""
     return cache_folder() / "prefixes"
 
 
 class PrefixStore:
-    """A folder of files that holds at most `max_bytes`. Made at the first write, readable by this user alone.
+    """A folder with at most `max_bytes` of files. The first write creates it, readable only by this user.
 
-    Any number of threads and processes may use one folder. Each counts what the others write now and then: together
-    they pass the limit by at most a sixteenth of it each.
+    Several threads and processes may use one folder. Each counts the folder from time to time. Each process can exceed
+    the limit by at most a sixteenth of it.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
         self.max_bytes = max_bytes
-        self.problem: str | None = None  # why something was not kept, the first time, in one line
-        self._lock = threading.Lock()  # of what follows
-        self._used = 0  # bytes in the folder, as far as this process knows
-        self._oldest: deque[KeptFile] = deque()  # as counted last, what was not used for longest first
-        self._until_count = 0  # bytes that may still be written before the folder is counted again
+        self.problem: str | None = None  # reason of the first failure to store a file, in one line
+        self._lock = threading.Lock()  # guards the following fields
+        self._used = 0  # bytes in the folder, as known to this process
+        self._oldest: deque[KeptFile] = deque()  # files at the last count, least recently used first
+        self._until_count = 0  # bytes that may be written before the next count
         self._last_ns = 0
 
     def write(self, name: bytes, data: bytes | bytearray) -> bool:
-        """Put a file there, whole or not at all, in place of what has the name. False where it cannot be (`problem`).
+        """Write or replace a file atomically. Return False on failure (`problem` has the reason).
 
-        What was not used for longest is removed, until there is room below the limit and on the disk.
+        The least recently used files are removed until the file fits below the limit and on the disk.
         """
         path = self._path(name)
         try:
@@ -88,16 +89,17 @@ class PrefixStore:
             self._write(path, data)
         except OSError as exc:
             if self.problem is None:
-                self.problem = f"a prompt is not kept in {self.folder}: {exc.strerror or exc}"
+                self.problem = f"a prompt is not stored in {self.folder}: {exc.strerror or exc}"
             return False
         return True
 
     def read(self, name: bytes, into: memoryview, *, direct: bool = False) -> int | None:
-        """Read a file, which counts as used now, into memory that begins on a page: how many bytes it has. None where
-        there is none, or none that can be read and has room there. direct: past the page cache, where the system can;
-        its last page must have room, too.
+        """Read a file into page-aligned memory. Return its size, or None if it is missing, unreadable or too large.
 
-        What has the name and is no such file is removed; it is never followed or waited for.
+        into: memory for the file; with `direct` it needs room for the complete last page
+        direct: bypass the page cache if the system supports it
+
+        This counts as a use. An entry of that name that is not a regular file is removed; links are not followed.
         """
         for flags in (_FLAGS | DIRECT, _FLAGS) if direct and DIRECT else (_FLAGS,):
             try:
@@ -110,15 +112,14 @@ class PrefixStore:
                     return _fill(handle, status.st_size, into)
                 finally:
                     os.close(handle)
-            except OSError as exc:  # some filesystems refuse direct reads here, others when it is read
+            except OSError as exc:  # some filesystems refuse direct access when opening, others when reading
                 if exc.errno in _OF_THE_PROCESS:
                     return None
-        self.remove(name)  # a link, a pipe, a damaged place of the disk: as long as it is there, nothing else can be
+        self.remove(name)  # a link, a pipe, or a damaged part of the disk would block this name
         return None
 
     def is_cached(self, name: bytes) -> bool:
-        """Return whether a file is in the page cache, as far as its beginning says so. True where the system does not
-        tell."""
+        """Return whether the beginning of a file is in the page cache. Return True if the system cannot tell."""
         try:
             handle = os.open(self._path(name), _FLAGS)
             try:
@@ -129,7 +130,7 @@ class PrefixStore:
             return not isinstance(exc, BlockingIOError)
 
     def head(self, name: bytes, most: int) -> bytes | None:
-        """The first bytes of a file, `most` of them at most. None where there is none, or none that can be read."""
+        """Return the first `most` bytes of a file, or fewer; None if it is missing or unreadable."""
         try:
             handle = os.open(self._path(name), _FLAGS)
             try:
@@ -140,11 +141,11 @@ class PrefixStore:
             return None
 
     def n_bytes(self, name: bytes) -> int | None:
-        """The size of a file, or None where there is none."""
+        """Return the size of a file; None if it is missing."""
         return self._size(self._path(name))
 
     def touch(self, name: bytes) -> bool:
-        """Return whether there is a file of this name, which then counts as used now."""
+        """Record a use of a file. Return False if it is missing."""
         path = self._path(name)
         if self._size(path) is None:
             return False
@@ -152,7 +153,7 @@ class PrefixStore:
         return True
 
     def remove(self, name: bytes) -> None:
-        """Remove what has a name, if it is there and can be removed."""
+        """Remove a file if it exists and can be removed."""
         path = self._path(name)
         size = self._size(path) or 0
         with suppress(OSError):
@@ -161,16 +162,19 @@ class PrefixStore:
                 self._used -= size
 
     def files(self) -> list[KeptFile]:
-        """All that are whole, what was not used for longest first. PrefixError where the folder cannot be read."""
+        """Return the complete files, least recently used first. Raises PrefixError if the folder cannot be read."""
         return self._listed()[0]
 
     def used_bytes(self) -> int:
-        """Bytes in the folder, with files that are being written. PrefixError where it cannot be read."""
+        """Return the bytes of all files, including incomplete ones. Raises PrefixError if the folder cannot be read."""
         files, temporary = self._listed()
         return sum(file.n_bytes for file in (*files, *temporary))
 
     def clear(self) -> int:
-        """Remove all files and what killed processes have left: bytes that were freed. PrefixError where one stays."""
+        """Remove all files and abandoned incomplete files. Return the freed bytes.
+
+        Raises PrefixError if a file cannot be removed.
+        """
         files, temporary = self._listed()
         freed = 0
         for file in (*files, *filter(_is_abandoned, temporary)):
@@ -180,7 +184,7 @@ class PrefixStore:
                 continue
             except OSError as exc:
                 raise PrefixError(
-                    f"{file.path} cannot be removed: {exc.strerror}; see who owns the folder, and remove it"
+                    f"{file.path} cannot be removed: {exc.strerror}; check the owner of the folder, and remove it"
                 ) from exc
             freed += file.n_bytes
         with self._lock:
@@ -193,10 +197,10 @@ class PrefixStore:
         return self.folder / f"{name.hex()}.kv"
 
     def _write(self, path: Path, data: bytes | bytearray) -> None:
-        """Evict files until there is room, and write. OSError where there is none."""
+        """Evict files until there is room, and write. Raises OSError if there is no room."""
         with self._lock:
             self._make_room(len(data))
-            self._used += len(data)  # from now on, for other threads
+            self._used += len(data)  # visible to other threads from now on
             self._until_count -= len(data)
         gone = len(data)
         try:
@@ -216,10 +220,11 @@ class PrefixStore:
         self._mark_used(path)
 
     def _make_room(self, n_bytes: int, refused: int = 0) -> None:
-        """Remove until so many more bytes fit, under the lock. OSError (ENOSPC) with need and have where they cannot.
+        """Remove files until `n_bytes` more fit. Called under the lock. Raises OSError (ENOSPC) if they cannot fit.
 
-        Files that were counted are taken in order while there are any, so that thousands are not looked at for each.
-        refused: bytes that the disk did not take, though it shows room: for a quota, or for the number of files.
+        Counted files are removed in order, so that thousands of files are not listed for each write.
+
+        refused: bytes that the disk refused although it reports room, because of a quota or the number of files
         """
         for must_count in (self._until_count <= 0, True):
             if must_count:
@@ -228,7 +233,7 @@ class PrefixStore:
             spare = min(_SPARE_BYTES, disk.total // _SPARE_OF_DISK)
             short = n_bytes + spare - disk.free
             excess = max(self._used + n_bytes - self.max_bytes, short, refused)
-            if excess <= self._used:  # else the disk is full of other things: what is here stays
+            if excess <= self._used:  # otherwise other data fills the disk, and eviction would not help
                 while excess > 0 and self._oldest:
                     excess -= self._remove_oldest()
                 if excess <= 0:
@@ -240,11 +245,11 @@ class PrefixStore:
         )
 
     def _remove_oldest(self) -> int:
-        """The bytes that are gone with the file of those counted that was not used for longest."""
+        """Remove the least recently used file of the last count. Return the freed bytes."""
         file = self._oldest.popleft()
         try:
             if file.path.lstat().st_mtime_ns != file.used_ns:
-                return 0  # used, or written anew, since
+                return 0  # used or rewritten since the count
             file.path.unlink()
         except FileNotFoundError:  # another process has removed it
             pass
@@ -252,7 +257,7 @@ class PrefixStore:
         return file.n_bytes
 
     def _count(self) -> None:
-        """List the files of the folder, and remove those that killed processes left unfinished."""
+        """List the files of the folder, and remove those that killed processes left incomplete."""
         files, temporary = self._scan()
         self._used = sum(file.n_bytes for file in files)
         for file in temporary:
@@ -271,11 +276,11 @@ class PrefixStore:
             return [], []
         except OSError as exc:
             raise PrefixError(
-                f"{self.folder} cannot be read: {exc.strerror}; see who owns it, and remove it if it is no folder"
+                f"{self.folder} cannot be read: {exc.strerror}; check its owner, and remove it if it is not a folder"
             ) from exc
 
     def _scan(self) -> tuple[list[KeptFile], list[KeptFile]]:
-        """Whole files, what was not used for longest first, and those that are not whole."""
+        """Return the complete files, least recently used first, and the incomplete files."""
         files: list[KeptFile] = []
         temporary: list[KeptFile] = []
         with os.scandir(self.folder) as entries:
@@ -292,9 +297,11 @@ class PrefixStore:
         return sorted(files, key=lambda file: (file.used_ns, file.path)), temporary
 
     def _mark_used(self, file: int | Path, before_ns: int | None = None) -> None:
-        """Say that a file was used just now: after all that were counted, also where the clock was set back.
-        before_ns: what it says already, where that is known."""
-        with suppress(OSError):  # gone, or on a disk that is only read
+        """Record that a file was just used: after all counted files, even if the clock was set back.
+
+        before_ns: the file's present modification time, if known
+        """
+        with suppress(OSError):  # the file is missing, or the disk is read-only
             before_ns = os.stat(file).st_mtime_ns if before_ns is None else before_ns
             with self._lock:
                 self._last_ns = max(time.time_ns(), self._last_ns + 1, before_ns + 1)
@@ -311,7 +318,7 @@ class PrefixStore:
 
 
 def _fill(handle: int, n_bytes: int, into: memoryview) -> int:
-    """Read so many bytes, or as many as there are: how many. OSError."""
+    """Read `n_bytes` bytes, or fewer if the file is shorter. Return the number read. Raises OSError on failure."""
     done = 0
     while done < n_bytes:
         got = os.preadv(handle, [into[done:]], done)

@@ -61,7 +61,7 @@ class Quantized:
 
     @property
     def notes(self) -> list[str]:
-        """Notes for a reader of the figures, a sentence each."""
+        """Notes for a reader of the figures, one sentence each."""
         notes, compared = [], self.comparison
         if compared and compared.slower:
             notes.append(
@@ -242,9 +242,9 @@ def _compared(
 def _open_size(reference: Any, inputs: tuple[Input, ...]) -> tuple[int | None, str | None]:
     """Return a size for open axes and None, or None and a reason.
 
-    The size is the first of _OPEN_SIZES for which the float model returns different outputs for different random
-    inputs. If there is none, it is the first size for which the model runs. If the model runs for no size, return the
-    first reason.
+    The result is the first of _OPEN_SIZES with which different random inputs give the float model different outputs.
+    If there is none, it is the first size with which the model runs. If the model runs with no size, return the first
+    reason.
     """
     runs, reason = None, None
     for size in _OPEN_SIZES if with_open(inputs, 2) != with_open(inputs, 1) else (1,):

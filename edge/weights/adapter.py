@@ -1,4 +1,4 @@
-"""LoRA adapters that a model is loaded with, and the scales that a request uses them with."""
+"""LoRA adapters that a model is loaded with, and their scales in a request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_SCALE = 1e6
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf|nan", re.IGNORECASE | re.ASCII)
 
 Scales = tuple[float, ...]
-"""The scale of each adapter that a model was loaded with, in their order; empty: none is used."""
+"""The scale of each loaded adapter, in their order; empty if no adapter is used."""
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,30 @@ class Adapter:
     """A LoRA adapter that a model is loaded with."""
 
     path: Path
-    scale: float  # for requests that do not say
+    scale: float  # scale for requests that specify none
 
     @classmethod
     def from_text(cls, text: str) -> Adapter:
-        """Return the adapter that FILE or FILE:SCALE names; a file of the whole text comes first. EngineError for a
-        scale that cannot be."""
+        """Return the adapter in FILE or FILE:SCALE. If a file has the whole text as its name, that file is used.
+
+        Raises EngineError for an invalid scale.
+        """
         name, _, scale = text.rpartition(":")
         value = parse_scale(scale, text) if name and not os.path.exists(text) else None
         return cls(Path(text), 1.0) if value is None else cls(Path(name), value)
 
     @property
     def name(self) -> str:
-        """The name that requests call it by: its file's, without the ending."""
+        """Name of the adapter in requests: the file name without its suffix."""
         return self.path.stem
 
 
 def adapters_from(texts: Sequence[str], other_names: Collection[str] = ()) -> tuple[Adapter, ...]:
-    """Return the adapters that FILE[:SCALE] name. EngineError for a scale that cannot be, and where a name means two,
-    or one of `other_names`."""
+    """Return the adapters in FILE[:SCALE] texts.
+
+    Raises EngineError for an invalid scale, or if two adapters, or an adapter and one of `other_names`, have the same
+    name.
+    """
     adapters = tuple(map(Adapter.from_text, texts))
     names = [*other_names, *(adapter.name for adapter in adapters)]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -53,8 +58,10 @@ def adapters_from(texts: Sequence[str], other_names: Collection[str] = ()) -> tu
 
 
 def checked_for(model: Path, texts: Sequence[str]) -> list[str]:
-    """Return the same FILE[:SCALE] with absolute paths, after a check of each file's header. The errors of
-    `adapters_from`; ModelFileError for an adapter of another model."""
+    """Return the FILE[:SCALE] texts with absolute paths, after a check of each file's header.
+
+    Raises the errors of `adapters_from`, and ModelFileError if an adapter belongs to another model.
+    """
     file = GgufFile.open(model) if texts else None
     adapters = adapters_from(texts)
     for adapter in adapters:
@@ -64,7 +71,8 @@ def checked_for(model: Path, texts: Sequence[str]) -> list[str]:
 
 
 def scales_by_name(adapters: Sequence[Adapter], scales: Mapping[str, float]) -> Scales:
-    """Return the scales of adapters by their names; of those that are not named 0. EngineError for an unknown name."""
+    """Return the effective scales of adapters, from scales by name; others are 0. Raises EngineError for unknown
+    names."""
     names = [adapter.name for adapter in adapters]
     if unknown := next((name for name in scales if name not in names), None):
         raise EngineError(f"there is no adapter {unknown!r:.90}; there are {', '.join(names) or 'none'}")
@@ -72,7 +80,7 @@ def scales_by_name(adapters: Sequence[Adapter], scales: Mapping[str, float]) -> 
 
 
 def parse_scale(text: str, name: str) -> float | None:
-    """Return the number that a text is; None for another text. EngineError for a scale that cannot be."""
+    """Return the number in a text; None if the text is not a number. Raises EngineError for an invalid scale."""
     if not _NUMBER.fullmatch(text):
         return None
     check_scale(float(text), name)
@@ -80,7 +88,7 @@ def parse_scale(text: str, name: str) -> float | None:
 
 
 def check_scale(scale: float, name: str) -> None:
-    """Raise EngineError for a scale that is no number, or absurd."""
+    """Raise EngineError if a scale is not finite or too large."""
     if not (math.isfinite(scale) and abs(scale) <= MAX_SCALE):
         raise EngineError(
             f"the scale of {name!r:.90} is {scale}, needed is a number from -{MAX_SCALE:g} to {MAX_SCALE:g}"
@@ -88,8 +96,12 @@ def check_scale(scale: float, name: str) -> None:
 
 
 def scales_of(adapters: Sequence[Adapter], scales: Sequence[float] | None) -> Scales:
-    """Return the scales of a request, `effective` ones. scales: as it says; None: those of the adapters. EngineError
-    unless there is a number for each adapter, or none at all."""
+    """Return the effective scales of a request.
+
+    scales: scales in the request; None: the adapters' default scales
+
+    Raises EngineError unless there is a scale for each adapter, or none at all.
+    """
     if scales is None:
         scales = [adapter.scale for adapter in adapters]
     if scales and len(scales) != len(adapters):
@@ -100,6 +112,7 @@ def scales_of(adapters: Sequence[Adapter], scales: Sequence[float] | None) -> Sc
 
 
 def effective(scales: Sequence[float]) -> Scales:
-    """Return scales as they are compared: 32-bit numbers, as llama.cpp has them, and none at all where all are 0."""
+    """Return scales in the form in which they are compared: rounded to 32 bits as in llama.cpp, and empty if all are
+    0."""
     rounded = struct.unpack(f"<{len(scales)}f", struct.pack(f"<{len(scales)}f", *scales))
     return rounded if any(rounded) else ()

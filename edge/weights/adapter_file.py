@@ -1,4 +1,4 @@
-"""Files of LoRA adapters: checked for a model, and used only as long as they are what was checked."""
+"""Files of LoRA adapters, checked for a model. A file that changes after its check is no longer used."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from quant.gguf.file import GgufFile
 
 
 class AdapterFile:
-    """The file of an adapter, or of a slice of one, as it was when it was checked for its model."""
+    """File of an adapter, or of a slice of one, in the state in which it was checked for its model."""
 
     def __init__(self, path: Path, model: GgufFile, shape: ModelShape) -> None:
-        """shape: of the model. ModelFileError if it is no adapter of this model."""
-        self.path, self._state = path, _state(path)  # of before it is read
+        """shape: shape of the model. Raises ModelFileError if the file is not an adapter of this model."""
+        self.path, self._state = path, _state(path)  # the state comes first, to notice changes during reading
         self.gguf = GgufFile.open(path)
         pairs = adapter_pairs(self.gguf, model)
         n_used = max(1, shape.n_experts_used)
-        self.weights = {name: pair.a.n_bytes + pair.b.n_bytes for name, pair in pairs.items()}  # their bytes, by name
-        self.row_bytes = 4 * max(  # that a row of a decode takes, at most, for its products beside those of the model
+        self.weights = {name: pair.a.n_bytes + pair.b.n_bytes for name, pair in pairs.items()}  # bytes by weight name
+        self.row_bytes = 4 * max(  # maximum bytes of a decode row's products with the adapter
             (
                 (pair.b.shape[0] + model.tensors[name].shape[1]) * (n_used if len(pair.b.shape) > 2 else 1)
                 for name, pair in pairs.items()
@@ -38,18 +38,19 @@ class AdapterFile:
         )
 
     def check_unchanged(self) -> None:
-        """Raise EngineError if it is not what was checked."""
+        """Raise EngineError if the file has changed since the check."""
         if self._state is None or _state(self.path) != self._state:
             raise EngineError(f"the adapter {self.path} has changed since it was checked; start again")
 
     def digest(self) -> str:
-        """Return the SHA-256 of what was checked. EngineError if it has changed, SliceError if it cannot be read."""
+        """Return the SHA-256 of the checked file. Raises EngineError if it has changed, SliceError if it cannot be
+        read."""
         digest = OwnSlices().model_digest(self.path)
         self.check_unchanged()
         return digest
 
     def load(self, model: llama.Model) -> None:
-        """Load what was checked beside its model. EngineError if it has changed, or llama.cpp refuses it."""
+        """Load the adapter into its model. Raises EngineError if the file has changed or llama.cpp refuses it."""
         self.check_unchanged()
         model.load_adapter(self.path)
         self.check_unchanged()
@@ -64,21 +65,24 @@ class CheckedAdapter(Adapter):
 
     @classmethod
     def all_from(cls, texts: Sequence[str], model: GgufFile, shape: ModelShape) -> tuple[CheckedAdapter, ...]:
-        """Return the adapters that FILE[:SCALE] name. ModelFileError where one is none of this model, the errors of
-        `adapters_from`, EngineError where a file changes meanwhile."""
+        """Return the adapters in FILE[:SCALE] texts.
+
+        Raises ModelFileError if one belongs to another model, EngineError if a file changes meanwhile, and the errors
+        of `adapters_from`.
+        """
         files = [(adapter, AdapterFile(adapter.path, model, shape)) for adapter in adapters_from(texts)]
         return tuple(cls(adapter.path, adapter.scale, file, file.digest()) for adapter, file in files)
 
 
 class AdapterSizes(TypedDict):
-    """Sizes of adapters, as `ContextSizes` has them."""
+    """Sizes of adapters, in the fields of `ContextSizes`."""
 
     adapter_bytes: tuple[int, ...]
     adapter_row_bytes: int
 
 
 def adapter_sizes(files: Sequence[AdapterFile], n_layers: int) -> AdapterSizes:
-    """Return the sizes of adapters of a model with so many layers."""
+    """Return the sizes of adapters for a model with this number of layers."""
     by_layer = [0] * (n_layers + 1)
     for file in files:
         for weight, n_bytes in file.weights.items():
@@ -91,7 +95,7 @@ def adapter_sizes(files: Sequence[AdapterFile], n_layers: int) -> AdapterSizes:
 
 
 def namespace_with(namespace: str, adapters: Sequence[CheckedAdapter], scales: Scales) -> str:
-    """Return the namespace of keys and values that were computed with adapters: nothing else may share them."""
+    """Return the namespace of a KV cache that was computed with adapters. Other computations must not share it."""
     if not scales:
         return namespace
     pairs = zip(adapters, scales, strict=True)
@@ -100,7 +104,7 @@ def namespace_with(namespace: str, adapters: Sequence[CheckedAdapter], scales: S
 
 
 def _state(path: Path) -> dict[str, int] | None:
-    """Return what changes whenever the file does; None where there is none."""
+    """Return attributes that change with every change of the file; None if there is no file."""
     try:
         return file_state(path.stat())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The adapters of an engine, and the scales that it computes with now."""
+"""Adapters of an engine, and the current scales."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edge.weights.adapter_file import AdapterFile, CheckedAdapter
 
 
 class EngineAdapters(Sequence[CheckedAdapter]):
-    """The adapters of an engine by their numbers, and the scales that it computes with now."""
+    """Adapters of an engine by number, and the current scales."""
 
     def __init__(self, adapters: Sequence[CheckedAdapter], use: Callable[[Scales], Any]) -> None:
-        """use: makes the engine compute with other scales from its next decode on."""
+        """use: applies other scales from the engine's next decode on"""
         self._adapters, self._use = tuple(adapters), use
-        self.scales: Scales | None = ()  # None: not known, as a change was interrupted
+        self.scales: Scales | None = ()  # None: unknown because a change was interrupted
 
     @overload
     def __getitem__(self, index: int) -> CheckedAdapter: ...
@@ -29,13 +29,15 @@ class EngineAdapters(Sequence[CheckedAdapter]):
         return len(self._adapters)
 
     def choose(self, scales: Sequence[float] | None) -> None:
-        """Compute with these scales from the next decode on; nothing is done where they are those of now. The errors of
-        `scales_of`, and of the engine."""
+        """Use these scales from the next decode on, if they differ from the current ones.
+
+        Raises the errors of `scales_of`, and of the engine.
+        """
         if scales is None or scales != self.scales:
             self.use(scales_of(self._adapters, scales))
 
     def use(self, scales: Scales) -> None:
-        """Compute with effective scales, as a rank hears them, from the next decode on."""
+        """Use effective scales, as received by a rank, from the next decode on."""
         if scales != self.scales:
             self.scales = None
             self._use(scales)
@@ -43,15 +45,15 @@ class EngineAdapters(Sequence[CheckedAdapter]):
 
 
 class LoadedAdapters(EngineAdapters):
-    """The adapters that a model, or a slice of one, is loaded with."""
+    """Adapters that a model, or a slice of one, is loaded with."""
 
     def __init__(self, adapters: Sequence[CheckedAdapter], files: Sequence[AdapterFile]) -> None:
-        """files: that are loaded: those of the adapters, or slices of adapters, of which only numbers matter."""
+        """files: loaded files, of the adapters or of slices of adapters"""
         super().__init__(adapters, lambda scales: self.context.use_adapters(scales))
         self.files = files
-        self.context: llama.Context  # of the model, once it is loaded
+        self.context: llama.Context  # context of the model, set when the model is loaded
 
     def n_of(self, weight: str) -> int:
-        """Return how many of those in use change a weight."""
+        """Return the number of active adapters that change a weight."""
         pairs = zip(self.files, self.scales or (), strict=False)
         return sum(weight in file.weights for file, scale in pairs if scale)

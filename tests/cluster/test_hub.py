@@ -200,9 +200,11 @@ def test_all_parts_of_a_split_model_come(stand_in: Hub, client: Client, tmp_path
 def test_several_files_are_listed(stand_in: Hub, client: Client, model: bytes) -> None:
     stand_in.repos[REPO] = {"m.Q4_K_M.gguf": model, "m.Q4_K_S.gguf": model, "m.Q8_0.gguf": model, "README.md": b""}
     everything = "m.Q4_K_M.gguf, m.Q4_K_S.gguf, m.Q8_0.gguf"
-    assert client.refused(REPO).endswith(f"has 3 files; say which: {everything}")
-    assert client.refused(f"{REPO}:q4").endswith("has 2 files like 'q4'; say which: m.Q4_K_M.gguf, m.Q4_K_S.gguf")
-    assert client.refused(f"{REPO}:q5").endswith(f"has no files like 'q5'; say which: {everything}")
+    assert client.refused(REPO).endswith(f"has 3 files; name one of them: {everything}")
+    assert client.refused(f"{REPO}:q4").endswith(
+        "has 2 files like 'q4'; name one of them: m.Q4_K_M.gguf, m.Q4_K_S.gguf"
+    )
+    assert client.refused(f"{REPO}:q5").endswith(f"has no files like 'q5'; name one of them: {everything}")
     assert client.refused(f"{REPO}:m.Q5_0.gguf").endswith(f"has no file m.Q5_0.gguf; it has {everything}")
     assert client.pulled(f"{REPO}:q4_k_m").name == "m.Q4_K_M.gguf"
 
@@ -313,7 +315,7 @@ def test_a_hub_that_names_files_outside_of_the_cache_writes_nothing(
 ) -> None:
     stand_in.repos[REPO] = {"tiny.gguf": model}
     stand_in.etag = "../../../../written"
-    assert "is no digest; nothing is written" in client.refused(f"{REPO}:tiny.gguf")
+    assert "is not a digest; nothing is written" in client.refused(f"{REPO}:tiny.gguf")
     stand_in.etag = None
     stand_in.repos[REPO] = {"../../tiny.gguf": model}
     assert "has no .gguf files of models" in client.refused(REPO)

@@ -377,8 +377,8 @@ def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], d
         refused(r"was given the peers \[0\]", connect=pb.Connect(peers=[pb.Peer(rank=0)]))
         refused("'pigeon' is no transport", connect=pb.Connect(peers=[pb.Peer(rank=1)], transport="pigeon"))
         refused("is not in", "SliceError", load=pb.Load(slice="0" * 64))
-        refused("is no name of a slice", "SliceError", load=pb.Load(slice="../../etc/passwd"))
-        refused("is no name of a slice", "SliceError", load=pb.Load(slice="", path=str(MODEL_PATH)))
+        refused("is not the name of a slice", "SliceError", load=pb.Load(slice="../../etc/passwd"))
+        refused("is not the name of a slice", "SliceError", load=pb.Load(slice="", path=str(MODEL_PATH)))
         for name, value in {"context": 0, "threads": 100_000, "flash_attention": "maybe", "sequences": -1}.items():
             refused(f"{name} must be", "EngineError", **options(**{name: value}))
         refused("cannot store a KV cache", "UnknownTypeError", **options(kv_type="q3_k"))

@@ -149,7 +149,7 @@ def test_where_the_model_is_nothing_is_sent(tmp_path: Path, synthetic: Synthetic
         (state,) = offer(remote, digest, recipe.n_bytes)
         assert state.state == pb.SliceState.READY
         # What the model does not make, whoever says so.
-        with pytest.raises(WorkerError, match="is not what was announced") as caught:
+        with pytest.raises(WorkerError, match="differs from the announced one") as caught:
             offer(remote, "ab" * 32, recipe.n_bytes, recipe.to_bytes())
         assert caught.value.error == "DigestMismatch"
         with pytest.raises(WorkerError, match=f"the recipe makes {recipe.n_bytes} bytes, the slice offered has 5"):
@@ -263,7 +263,7 @@ def test_uploads_that_cannot_be(one_worker: Worker, remote: Remote) -> None:
     upload(remote, [data[1000:]], digest, 5000, 1000).result()
     assert upload(remote, [data], digest, 5000).result().state == pb.SliceState.READY  # there already
     for name in ("", "../x", digest.upper(), digest + "\n"):
-        with pytest.raises(WorkerError, match="is no name of a slice"):
+        with pytest.raises(WorkerError, match="is not the name of a slice"):
             offer(remote, name, 5000)
     refused(upload(remote, [data], "cd" * 32, 0), "is said to have 0 bytes", "SliceError")
     refused(upload(remote, [data], "cd" * 32, 10**14), "needed for a slice, the cache .* holds at most", "NoRoom")
@@ -290,7 +290,7 @@ def test_an_upload_that_stands_still_is_alone_with_that(tmp_path: Path, one_work
     with one_worker.remote() as other:
         assert health(other.channel)
         assert other.send_slice(recipe, path, recipe.model_digest) == MIB
-        refused(upload(other, [data], digest, len(data)), "is being written by somebody else", "SliceBusy")
+        refused(upload(other, [data], digest, len(data)), "is being written by another process", "SliceBusy")
         call.cancel()
         go.set()
         until(lambda: offer(other, digest, len(data))[-1].held_bytes == 2 * MIB, "the end of the first attempt")

@@ -223,9 +223,12 @@ def test_hostile_values_make_no_lines_of_their_own(tmp_path: Path) -> None:
     models.mkdir()
     with worker(tmp_path, "--models", models) as first, first.remote() as remote:
         forged = "x\n2026-01-01T00:00:00+0000 INFO forged"
-        with pytest.raises(WorkerError, match="is no name of a slice"):
+        with pytest.raises(WorkerError, match="is not the name of a slice"):
             list_offer(remote.channel, pb.SliceOffer(slice=forged, n_bytes=1))
-        with RemoteSession(remote, 0, 1, SECRET) as session, pytest.raises(WorkerError, match="is no name of a slice"):
+        with (
+            RemoteSession(remote, 0, 1, SECRET) as session,
+            pytest.raises(WorkerError, match="is not the name of a slice"),
+        ):
             load_slice(session, forged)
         for method in ("Describe", "Offer", "UpdateRevoked"):  # bytes that are no message
             raw = remote.channel.unary_unary(f"/{rpc.SERVICE}/{method}")

@@ -246,7 +246,7 @@ def test_why_prompts_are_not_kept_is_said_once(
         loop.end()
         thread.join(WAIT_S)
     [said] = [message["say"] for message in replies.messages if "say" in message]
-    assert f"a prompt is not kept in {saved.folder}" in said
+    assert f"a prompt is not stored in {saved.folder}" in said
 
 
 def test_tokens_per_second_are_those_of_the_last_five_seconds() -> None:

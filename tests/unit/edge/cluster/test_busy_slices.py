@@ -22,7 +22,7 @@ class Busy(Remote):
         return min(self.offers, self.grows_to)
 
     def _upload(self, *_: Any) -> None:
-        raise WorkerError("pi: slice 0123 is being written by somebody else", "SliceBusy")
+        raise WorkerError("pi: slice 0123 is being written by another process", "SliceBusy")
 
 
 @pytest.mark.parametrize("grows_to", [0, 100])
@@ -36,7 +36,7 @@ def test_a_busy_slice_is_asked_for_with_pauses_until_its_deadline(
     worker.grows_to = grows_to
     model = tmp_path / "model"
     model.write_bytes(bytes(200))
-    with pytest.raises(WorkerError, match="is being written by somebody else"):
+    with pytest.raises(WorkerError, match="is being written by another process"):
         worker.send_slice(whole("0" * 64, 200), model, "0" * 64)
     assert set(paused) == {client._LOOK_S}
     assert client.CUT_TIMEOUT_S <= sum(paused) <= client.CUT_TIMEOUT_S + (grows_to + 1) * client._LOOK_S

@@ -126,7 +126,7 @@ def test_entries_of_a_person_are_read(tmp_path: Path) -> None:
         ("heads = 4", "heads = 3", r"shape: embd 256 does not divide into 3 heads"),
         ("shape = {", "form = {", r"model\[0\] has an unknown key 'form'"),
         ('name = "mine"', 'name = "mine"\nwheel = "x"', "unknown key 'wheel'"),
-        ('name = "mine"', 'name = "mine"\nrepo = "me"', r"repo needs OWNER/NAME on the hub, beside file; got 'me'"),
+        ('name = "mine"', 'name = "mine"\nrepo = "me"', r"repo needs OWNER/NAME on the hub, with file; got 'me'"),
         ('name = "mine"', 'name = "mine"\nrepo = "me/it"\nfile = "x.gguf"', "licence needs a licence, in quotes"),
         ('name = "mine"', 'name = "mine"\ntypes = ["q4_x"]', r"types: unknown type 'q4_x'; known: "),
         ('name = "mine"', 'name = "mine"\ntypes = "q4_0"', r"types needs a list; got 'q4_0'"),

@@ -165,7 +165,7 @@ def test_one_writer_at_a_time(store: SliceStore) -> None:
     data = content(1, 30 * KIB)
     with store.receive(sha(data), len(data)) as partial:
         for size in (len(data), 5):
-            with pytest.raises(SliceError, match="written by somebody else"):
+            with pytest.raises(SliceError, match="written by another process"):
                 store.receive(sha(data), size)
         with pytest.raises(NoRoom, match="30,720 bytes are in use"):  # reserved, though nothing has come
             store.receive("a" * 64, 80 * KIB)
@@ -270,7 +270,7 @@ def test_a_killed_writer_is_continued_and_its_locks_end(tmp_path: Path) -> None:
     with child:
         assert child.stdout
         child.stdout.readline()
-        with pytest.raises(SliceError, match="written by somebody else"):
+        with pytest.raises(SliceError, match="written by another process"):
             store.receive(sha(data), len(data))
         with pytest.raises(NoRoom, match="33 MiB are in use"):
             make_room(store, 60 * MIB)

@@ -141,7 +141,7 @@ def test_what_is_larger_than_the_limit_is_refused_and_nothing_removed(store: Pre
     assert store.write(name(1), bytes(90 * KIB))
     assert not store.write(name(2), bytes(100 * KIB + 1))
     assert store.problem == (
-        f"a prompt is not kept in {store.folder}: 102,401 bytes needed for a part of it, 102,400 allowed; allow more"
+        f"a prompt is not stored in {store.folder}: 102,401 bytes needed for a part of it, 102,400 allowed; allow more"
     )
     assert there(store) == [1]
     assert store.write(name(2), bytes(100 * KIB))
@@ -202,7 +202,7 @@ def test_only_regular_files_are_read(store: PrefixStore, tmp_path: Path) -> None
     assert (tmp_path / "secret").read_text() == "secret"
     assert (tmp_path / "secret").stat().st_mtime_ns == before
     assert not store.write(name(4), b"x")
-    assert store.problem == f"a prompt is not kept in {store.folder}: Is a directory"
+    assert store.problem == f"a prompt is not stored in {store.folder}: Is a directory"
     path_of(store, 1).symlink_to(tmp_path / "secret")
     assert store.write(name(1), b"mine")
     assert content(store, 1) == b"mine"
@@ -292,7 +292,7 @@ def test_a_full_disk_holds_what_fits(tmp_path: Path) -> None:
         assert store.write(name(9), bytes(60 * KIB))
         assert not store.write(name(10), bytes(MIB))
         assert store.problem
-        assert store.problem.startswith(f"a prompt is not kept in {store.folder}: 1.08 MiB needed on the disk, ")
+        assert store.problem.startswith(f"a prompt is not stored in {store.folder}: 1.08 MiB needed on the disk, ")
         assert there(store) == [9]  # it would not have helped to remove it
         filler.unlink()
         assert store.write(name(10), bytes(MIB))
@@ -323,7 +323,7 @@ def test_a_file_may_be_refused_at_any_byte(tmp_path: Path) -> None:
         check=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
     )
-    assert done.stdout == f"False True a prompt is not kept in {tmp_path}: File too large\n"
+    assert done.stdout == f"False True a prompt is not stored in {tmp_path}: File too large\n"
     assert [path.name for path in tmp_path.iterdir()] == [f"{b'b'.hex() * 32}.kv"]
 
 
@@ -344,12 +344,12 @@ def test_a_disk_that_is_only_read_is_read(tmp_path: Path) -> None:
         with read_only(disk):
             other = PrefixStore(disk, MIB)
             assert not other.write(name(2), b"y")
-            assert other.problem == f"a prompt is not kept in {disk}: Read-only file system"
+            assert other.problem == f"a prompt is not stored in {disk}: Read-only file system"
             assert content(other, 1) == b"x"
             assert other.touch(name(1))
             other.remove(name(1))
             assert there(other) == [1]
-            with pytest.raises(PrefixError, match=r"cannot be removed: Read-only file system; see who owns"):
+            with pytest.raises(PrefixError, match=r"cannot be removed: Read-only file system; check the owner"):
                 other.clear()
         assert other.write(name(2), b"y")
         assert other.problem  # said once, and still to be seen
@@ -360,10 +360,10 @@ def test_a_folder_that_is_none_is_a_problem_and_no_error(tmp_path: Path) -> None
     store = PrefixStore(tmp_path / "file", MIB)
     assert not store.write(name(1), b"x")
     assert store.problem
-    assert store.problem.startswith(f"a prompt is not kept in {store.folder}: ")
+    assert store.problem.startswith(f"a prompt is not stored in {store.folder}: ")
     assert content(store, 1) is None
     assert store.n_bytes(name(1)) is None
-    with pytest.raises(PrefixError, match=r"cannot be read: Not a directory; see who owns it"):
+    with pytest.raises(PrefixError, match=r"cannot be read: Not a directory; check its owner"):
         store.files()
 
 

@@ -243,7 +243,7 @@ def test_what_is_no_file_is_no_block(store: PrefixStore, tmp_path: Path) -> None
     blocks = keep(store, 4)
     assert blocks_of(store) == [block(0), block(1)]
     assert (blocks.kept_blocks, blocks.dropped_blocks) == (3, 1)
-    assert blocks.store.problem == f"a prompt is not kept in {store.folder}: Is a directory"
+    assert blocks.store.problem == f"a prompt is not stored in {store.folder}: Is a directory"
 
 
 def mutated(content: bytes, other: bytes, draw: random.Random) -> bytes:
