@@ -1,7 +1,8 @@
-"""Process that decodes pictures and sounds, and encodes them with a projector. It ends when its parent does.
+"""Process that decodes pictures and sounds, and encodes them with a projector. It ends when its parent ends.
 
-A message is a line of JSON, with a count of bytes that follow it, both ways. The first from the parent says what to
-load; each later one is a file. The kernel limits decoding: a hostile file ends this process at worst.
+A message in either direction is a line of JSON with the number of bytes that follow it. The first message from the
+parent names the files to load; each later one is a picture or sound. The kernel limits decoding, so a hostile file can
+at worst end this process.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from edge.llama.llama import Model
 from edge.llama.multimodal import EncodedChunk, NativeProjector
 from edge.media import decoding
 
-DECODE_S = 20.0  # of processor time, for a file
-ROOM_BYTES = 1 << 30  # of memory for decoding one
+DECODE_S = 20.0  # limit of processor seconds to decode a file
+ROOM_BYTES = 1 << 30  # limit of additional memory to decode a file
 
 
 def main() -> int:
-    """Answer until the parent goes; return 0."""
+    """Answer messages until the parent ends; return 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", type=int, required=True, help="file descriptor of a socket to the parent")
     prefer_oom_kill()

@@ -1,4 +1,4 @@
-"""The encoder of a model's pictures and sounds: a process of its own, and what came of the last ones."""
+"""Encoder of a model's pictures and sounds: a child process, and a cache of recent results."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ from edge.media.media import EmbeddingRows, interned
 from edge.media.projector import identity, open_projector
 from quant.text import bytes_text
 
-WAIT_S = 600.0  # for an answer: a large picture takes a slow device minutes
-MOST_HELD = 256 << 20  # bytes of embeddings that are kept for later turns
+WAIT_S = 600.0  # timeout of an answer, because a large picture takes minutes on a slow device
+MOST_HELD = 256 << 20  # limit of cached embeddings in bytes
 
-RawMedia = tuple[dict[str, Any], bytes]  # an answer of `edge.media.child`, and the bytes that follow it
+RawMedia = tuple[dict[str, Any], bytes]  # an answer of `edge.media.child`, and the bytes after it
 
 
 class EncoderEnded(MediaError):
-    """The process that encodes ended during a file: the system ended it, or the file did."""
+    """The encoding process ended during a file. Either the system or the file caused it."""
 
 
 class EncodingDevice(Protocol):
-    """Another device that encodes."""
+    """Interface of another device that encodes."""
 
     def encode(self, data: bytes) -> RawMedia | None:
-        """Return what a file becomes; None while the device is lost, or where its process ended during this file.
-        MediaError where the file cannot be used."""
+        """Return the encoded file. Return None while the device is lost, or if its process ended during this file.
+
+        Raises MediaError if the file cannot be used.
+        """
 
 
 @dataclass(frozen=True)
 class Media:
-    """A picture or sound as a part of a prompt."""
+    """An encoded picture or sound, as part of a prompt."""
 
-    tokens: tuple[int, ...]  # ids of rows, and of tokens that the model has around them
+    tokens: tuple[int, ...]  # IDs of rows, and of the model's tokens around them
     rows: tuple[EmbeddingRows, ...]
 
 
 class MediaEncoder(Closing):
-    """Encodes files of pictures and sounds for one model. Any thread may use it, one at a time is encoded."""
+    """Encodes picture and sound files for one model. Several threads may use it; files are encoded one at a time."""
 
     def __init__(
         self,
@@ -62,38 +64,47 @@ class MediaEncoder(Closing):
         use_gpu: bool = True,
         device: EncodingDevice | None = None,
     ) -> None:
-        """model: the text model's file, of which sizes and vocabulary are read. device: encodes in place of this one,
-        which does it where that is lost, and loads nothing before. MediaError or ModelFileError where the projector is
-        damaged, or of another model."""
+        """Start the encoding process, unless another device encodes.
+
+        model: file of the text model, for its sizes and vocabulary
+        device: device that encodes instead of this one; if it is lost, this device starts a process and encodes
+
+        Raises MediaError or ModelFileError if the projector is damaged or belongs to another model.
+        """
         file = open_projector(projector)
         self.path, self._identity = projector, identity(file)
         self._settings = {"model": str(model), "projector": str(projector), "threads": threads, "use_gpu": use_gpu}
         self._device = device
-        self._encoding, self._lock = threading.Lock(), threading.Lock()  # one file at a time; around what is next
-        self._cached: OrderedDict[bytes, Media] = OrderedDict()  # by the hash of the file, and the namespace
+        self._encoding, self._lock = threading.Lock(), threading.Lock()  # one file at a time; guards the cache
+        self._cached: OrderedDict[bytes, Media] = OrderedDict()  # by the file's hash and namespace
         self._process: subprocess.Popen[bytes] | None = None
         if device is None:
             self._start()
 
     def encode(self, data: bytes, namespace: str = "") -> Media:
-        """Return what a file becomes. namespace: of those who may notice by speed that another had the same file.
-        MediaError where it cannot be used."""
+        """Return the encoded file, possibly from the cache.
+
+        namespace: users who may notice by timing that one of them sent the same file before
+
+        Raises MediaError if the file cannot be used.
+        """
         if len(data) > MOST_BYTES:
             raise MediaError(f"a picture or sound has up to {bytes_text(MOST_BYTES)}, this one {bytes_text(len(data))}")
         name = hashlib.sha256(data).digest() + namespace.encode()
         if (media := self._used(name)) is None:
             with self._encoding:
-                if (media := self._used(name)) is None:  # else who was before this one had the same file
+                if (media := self._used(name)) is None:  # another thread may have encoded the same file meanwhile
                     media = self._encoded(data)
                     self._hold(name, media)
         return media
 
     def encode_raw(self, data: bytes) -> RawMedia:
-        """Return what a file becomes, as the process says it. For one thread at a time. MediaError."""
+        """Return the encoded file in the form of the child process. Only one thread may call this. Raises
+        MediaError."""
         if self._device is not None and (raw := self._device.encode(data)) is not None:
-            self.close()  # it was lost, and is there again: no memory is held here
+            self.close()  # the device has returned, so the process here is not needed
             return raw
-        if self._process is not None and self._process.poll() is not None:  # while nothing was encoded
+        if self._process is not None and self._process.poll() is not None:  # the process ended between files
             self.close()
         if self._process is None:
             self._start()
@@ -104,13 +115,13 @@ class MediaEncoder(Closing):
         if process is not None:
             process.kill()
             process.wait()
-            with suppress(OSError):  # what it was not sent any more
+            with suppress(OSError):  # data that was never sent
                 self._stream.close()
             self._socket.close()
 
     @property
     def pid(self) -> int | None:
-        """Id of the process; None where the last file ended it, or another device encodes."""
+        """ID of the process; None if it has ended or another device encodes."""
         return None if self._process is None else self._process.pid
 
     def _start(self) -> None:
@@ -122,7 +133,7 @@ class MediaEncoder(Closing):
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C must end the parent alone
+                start_new_session=True,  # Ctrl-C must reach only the parent
             )
         self._socket.settimeout(WAIT_S)
         self._stream = self._socket.makefile("rwb")
@@ -133,7 +144,7 @@ class MediaEncoder(Closing):
             raise MediaError(f"{self.path.name}: {error}") from None
 
     def _used(self, name: bytes) -> Media | None:
-        """Return what a file became, if that is held; it is then the last to be dropped."""
+        """Return a cached result, which becomes the last to be dropped; None if it is not cached."""
         with self._lock:
             if name in self._cached:
                 self._cached.move_to_end(name)
@@ -167,8 +178,10 @@ class MediaEncoder(Closing):
         return Media(tuple(tokens), tuple(rows))
 
     def _ask(self, message: dict[str, Any], data: bytes = b"") -> RawMedia:
-        """Return an answer, and the bytes that follow it. MediaError; EncoderEnded. The process is ended where it did
-        not answer."""
+        """Send a message. Return the answer and the bytes after it.
+
+        Raises MediaError, or EncoderEnded if the process ended. If it did not answer, it is ended.
+        """
         try:
             self._stream.write(json.dumps(message).encode() + b"\n" + data)
             self._stream.flush()
@@ -178,10 +191,10 @@ class MediaEncoder(Closing):
         except TimeoutError:
             self.close()
             raise MediaError(f"the process that encodes gave no answer in {WAIT_S:g} s") from None
-        except (OSError, ValueError):  # it ended, perhaps within a line
+        except (OSError, ValueError):  # the process ended, possibly within a line
             answer = None
         except BaseException:
-            self.close()  # this answer was not read: the next file would take it for its own
+            self.close()  # otherwise the next file would get this answer
             raise
         if answer is None or len(rest) != answer["bytes"]:
             raise EncoderEnded(f"it cannot be encoded: the process for that {self._ending()}")
@@ -192,7 +205,7 @@ class MediaEncoder(Closing):
     def _ending(self) -> str:
         process = self._process
         self.close()
-        if process is None:  # by another thread
+        if process is None:  # another thread ended it
             return "was ended here"
         code = process.returncode
         if code == -signal.SIGPROF:

@@ -1,7 +1,7 @@
-"""Pictures and sounds in a history of tokens: each row of embeddings has an id in place of a token's.
+"""Pictures and sounds in a history of tokens: each row of embeddings has an ID instead of a token ID.
 
-An id is negative. It has the hash of the picture and its projector, the number of rows, and the row's own number, so
-that histories with other pictures differ in all of these ids, wherever they are compared or hashed.
+Such an ID is negative. It encodes the hash of picture and projector, the number of rows, and the row number. Histories
+with different pictures therefore differ in all of these IDs when they are compared or hashed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError
 
-_ROW_BITS = 20  # of a row's number, and of how many there are
+_ROW_BITS = 20  # bits of a row number, and of a number of rows
 MOST_ROWS = (1 << _ROW_BITS) - 1
-_FIRST = 2  # -1 is no token anywhere
+_FIRST = 2  # -1 is not a token anywhere
 _HASH_BYTES = 16
 
 
 class EmbeddingRows:
-    """Rows of embeddings that stand for a picture, a tile of one, or a sound."""
+    """Rows of embeddings of a picture, a tile of a picture, or a sound."""
 
     def __init__(
         self,
@@ -34,8 +34,13 @@ class EmbeddingRows:
         *,
         causal: bool = True,
     ) -> None:
-        """digest: of all that they are made of. embeddings: [rows, widths], the text model's width and, for later
-        layers, more of them. offsets and n_positions: as of `EncodedChunk`. causal: False: each row attends to all."""
+        """Make rows of embeddings.
+
+        digest: digest of all data that determine the rows
+        embeddings: float32 [rows, widths]; widths is the text model's width, or a multiple with rows for later layers
+        offsets, n_positions: as in `EncodedChunk`
+        causal: false if each row attends to all rows
+        """
         self.embeddings, self.offsets, self.causal = embeddings, offsets, causal
         self.n_positions = len(embeddings) if n_positions is None else n_positions
         if not 0 < len(embeddings) <= MOST_ROWS:
@@ -45,14 +50,16 @@ class EmbeddingRows:
 
     @cached_property
     def ids(self) -> list[int]:
-        """The id of each row."""
+        """ID of each row."""
         n = len(self.embeddings)
         return [-(((self.key << _ROW_BITS | n) << _ROW_BITS | row) + _FIRST) for row in range(n)]
 
 
 def interned(rows: EmbeddingRows) -> EmbeddingRows:
-    """Return the rows of this key that somebody holds already, or these: the ids of a picture are those of one object,
-    which is there for as long as any request has it."""
+    """Return the existing object with the same key, or `rows`.
+
+    All IDs of a picture then refer to one object, which exists as long as a request uses it.
+    """
     return _known.setdefault(rows.key, rows)
 
 
@@ -60,17 +67,17 @@ _known: weakref.WeakValueDictionary[int, EmbeddingRows] = weakref.WeakValueDicti
 
 
 def row_of(token: int) -> int:
-    """Return the row's number of an id."""
+    """Return the row number in an ID."""
     return (-token - _FIRST) & MOST_ROWS
 
 
 def rows_from(token: int) -> int:
-    """Return how many rows there are from that of this id on, to the end of its picture."""
+    """Return the number of rows from this ID's row to the end of its picture."""
     return ((-token - _FIRST) >> _ROW_BITS & MOST_ROWS) - row_of(token)
 
 
 def embeddings_of(token: int) -> EmbeddingRows:
-    """Return the rows that an id is of. EngineError where nobody holds them any more."""
+    """Return the rows that an ID belongs to. Raises EngineError if they no longer exist."""
     rows = _known.get((-token - _FIRST) >> 2 * _ROW_BITS)
     if rows is None:
         raise EngineError("the embeddings of a picture are no longer there; send the picture again")
@@ -88,8 +95,7 @@ def text_of(tokens: Iterable[int]) -> list[int]:
 
 
 def whole(tokens: Sequence[int], length: int) -> int:
-    """Return the length of the longest beginning of at most so many tokens in which each picture is whole, or not at
-    all."""
+    """Return the maximum length, up to `length`, of a prefix that contains no incomplete picture."""
     last = tokens[length - 1] if 0 < length <= len(tokens) else 0
     return length if last >= 0 or rows_from(last) == 1 else length - row_of(last) - 1
 
@@ -101,8 +107,11 @@ def behind(tokens: Sequence[int], start: int) -> int:
 
 
 def alike(tokens: Sequence[int], start: int, most: int) -> int:
-    """Return how many tokens from `start` on, at most so many, one decode can have: text, or rows of one picture. All
-    of a picture whose rows attend to each other, whatever `most` is."""
+    """Return the number of tokens from `start` on that one decode can process, at most `most`.
+
+    These are either text or rows of one picture. If rows of a picture attend to each other, all of them count, even if
+    they exceed `most`.
+    """
     first = tokens[start]
     if first < 0:
         n_rows = rows_from(first)

@@ -1,4 +1,4 @@
-"""Rows of pictures in an engine's batches, and the positions of all that follows them."""
+"""Rows of pictures in an engine's batches, and the positions of the tokens after them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from quant.gguf.file import GgufFile
 
 
 class RowPositions:
-    """Positions of sequences in a model where those of a picture have several parts (M-RoPE): its rows take fewer
-    positions than there are, so that a token's position is not its place in the history."""
+    """Positions of sequences in a model with multi-part picture positions (M-RoPE).
+
+    A picture takes fewer positions than it has rows, so a token's position differs from its place in the history.
+    """
 
     def __init__(self) -> None:
-        self._spans: dict[int, list[tuple[int, int]]] = {}  # of each sequence: places of pictures, positions less
+        # For each sequence: (place of a picture, rows minus positions).
+        self._spans: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, sequence: int, place: int, rows: EmbeddingRows) -> None:
-        """Note that a picture stands at a place of a sequence."""
+        """Record a picture at a place of a sequence."""
         self.remove(sequence, place)
         self._spans.setdefault(sequence, []).append((place, len(rows.embeddings) - rows.n_positions))
 
@@ -37,7 +40,7 @@ class RowPositions:
 
     @property
     def any(self) -> bool:
-        """True if there may be any."""
+        """True if any pictures may be recorded."""
         return bool(self._spans)
 
     def clear(self) -> None:
@@ -49,20 +52,20 @@ class RowPositions:
 
 
 class PlacedRows:
-    """Part of an engine that takes pictures: it fills batches, and turns places of a history into positions."""
+    """Mixin of an engine that accepts pictures. It fills batches, and converts places of a history to positions."""
 
-    media_problem = ""  # why no prompt may have any
+    media_problem = ""  # reason why no prompt may have pictures or sounds
     batch: int
     model: Any
 
     @cached_property
     def embedding_batch(self) -> Batch:
-        """A batch of embeddings, where others are of tokens."""
+        """Batch of embeddings, in addition to the batch of tokens."""
         return Batch(self.batch, self.model.n_embd_inp)
 
     @cached_property
     def row_positions(self) -> RowPositions:
-        """Where pictures stand that have fewer positions than rows."""
+        """Places of pictures that have fewer positions than rows."""
         return RowPositions()
 
     def place_rows(
@@ -72,8 +75,11 @@ class PlacedRows:
         positions: NDArray[np.int_],
         sequences: NDArray[np.int_],
     ) -> None:
-        """Fill in where rows stand, and of rows of a picture, which have one sequence, also their embeddings.
-        EngineError where they are not of one picture, or nobody holds it any more."""
+        """Fill in the positions of rows and, for rows of a picture, their embeddings. All rows of a picture are in one
+        sequence.
+
+        Raises EngineError if the rows belong to several pictures, or if the picture no longer exists.
+        """
         n, first = len(tokens), int(tokens[0])
         rows.sequences[:n], rows.causal, rows.offsets, rows.deep = sequences, True, None, None
         if first >= 0:
@@ -86,7 +92,7 @@ class PlacedRows:
             raise EngineError("a step with rows of a picture has nothing else")
         values, width = media.embeddings[row : row + n], rows.embeddings.shape[1]
         rows.embeddings[:n], rows.causal = values[:, :width], media.causal
-        if values.shape[1] > width:  # of ranks, whose slices do not add them by themselves
+        if values.shape[1] > width:  # for ranks, whose slices do not add these themselves
             rows.deep = np.ascontiguousarray(values[:, width:].reshape(n, -1, width).swapaxes(0, 1))
         rows.positions[:n] = positions
         if media.offsets is not None:
@@ -96,7 +102,7 @@ class PlacedRows:
             rows.offsets = media.offsets[:, row : row + n]
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """Forget places [start, end) of a sequence, as the engine's own method says of positions."""
+        """Forget places [start, end) of a sequence, as the engine's own method does for positions."""
         position = self.row_positions.position_of(sequence, start)
         self.row_positions.remove(sequence, start)
         engine: Any = super()
@@ -109,14 +115,14 @@ class PlacedRows:
 
 
 class RankRows(PlacedRows):
-    """The same part of rank 0, whose batches are of embeddings in any case."""
+    """The same mixin for rank 0, whose batches always contain embeddings."""
 
     file: GgufFile
     plan: Plan
 
     @property
     def media_problem(self) -> str:  # type: ignore[override]
-        """Why no prompt may have pictures or sounds; "" where one may."""
+        """Reason why no prompt may have pictures or sounds; "" if it may."""
         arch = self.file.architecture
         if takes_tokens(arch):
             return f"ranks of {arch} models compute with tokens, and pictures have none; load this model on one device"

@@ -1,4 +1,4 @@
-"""Projector files (mmproj): checked before native code reads them, found beside their model, and told apart."""
+"""Projector files (mmproj): checked before native code reads them, and found next to their model."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from edge.errors import MediaError
 from quant.gguf.file import GgufFile
 
 _ENCODERS = ("vision", "audio")
-# Numbers that libmtmd allocates by or divides by, and the most that any published projector comes near to.
+# Maximum of each number that libmtmd allocates by or divides by. No published projector comes near.
 _COMMON = {"embedding_length": 1 << 16, "attention.head_count": 1 << 10, "projection_dim": 1 << 18}
 _OWN = {"vision": {"image_size": 1 << 14, "patch_size": 1 << 10}, "audio": {"num_mel_bins": 1 << 10}}
 _MOST_LAYERS = 1 << 10
-_SAMPLE_BYTES = 4096  # of each tensor's beginning and end
+_SAMPLE_BYTES = 4096  # bytes of each tensor's beginning and end
 
 
 def open_projector(path: Path) -> GgufFile:
-    """Read and check a projector's header. ModelFileError for a damaged file, MediaError for one that is no
-    projector."""
+    """Read and check a projector's header.
+
+    Raises ModelFileError if the file is damaged, and MediaError if it is not a projector.
+    """
     file = GgufFile.open(path)
     if file.architecture != "clip":
-        raise MediaError(f"{path.name} is a model of the architecture {file.architecture!r} and no projector (mmproj)")
+        raise MediaError(
+            f"{path.name} is a model of the architecture {file.architecture!r} and not a projector (mmproj)"
+        )
     if not encoders(file):
         raise MediaError(f"{path.name} has neither an encoder of pictures nor one of sounds")
     for name in encoders(file):
         kind = file.metadata.get("clip.projector_type") or file.metadata.get(f"clip.{name}.projector_type")
         if not isinstance(kind, str) or not kind:
-            raise MediaError(f"{path.name} does not say of which type its projector is (clip.projector_type)")
+            raise MediaError(f"{path.name} does not name the type of its projector (clip.projector_type)")
         sizes = {key: _number(file, f"clip.{name}.{key}", 1, most) for key, most in (_COMMON | _OWN[name]).items()}
         _number(file, f"clip.{name}.block_count", 0, _MOST_LAYERS)
         width, heads = sizes["embedding_length"], sizes["attention.head_count"]
@@ -37,7 +41,7 @@ def open_projector(path: Path) -> GgufFile:
 
 
 def encoders(file: GgufFile) -> tuple[str, ...]:
-    """Return what a projector encodes: vision, audio."""
+    """Return the encoders of a projector: vision, audio."""
     return tuple(name for name in _ENCODERS if file.metadata.get(f"clip.has_{name}_encoder") is True)
 
 
@@ -49,7 +53,7 @@ def _number(file: GgufFile, key: str, least: int, most: int) -> int:
 
 
 def projector_beside(model: Path) -> Path | None:
-    """Return the projector of a model that lies beside it: mmproj- and the model's own name."""
+    """Return the projector next to a model, named mmproj- and the model's name; None if there is none."""
     path = model.with_name(f"mmproj-{model.name}")
     return path if path.is_file() else None
 

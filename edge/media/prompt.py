@@ -1,4 +1,4 @@
-"""Prompts with pictures and sounds: a mark in the text stands for each, and makes way for its rows."""
+"""Prompts with pictures and sounds. A mark in the text stands for each until its rows replace it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,18 @@ def encoded(
     namespace: str = "",
     spare: Container[str] = (),
 ) -> dict[str, Media]:
-    """Encode files, by their marks, while they have at most so many tokens together and somebody waits.
+    """Encode files. Return the encoded media by mark.
 
-    files: an error in place of one that cannot be had. n_files: how many there are. namespace: as of
-    `MediaEncoder.encode`. spare: marks of files that are left out if they cannot be encoded. MediaError, with the
-    number of the one at fault; ContextFull; EngineError once it is given up."""
+    files: (mark, content) of each file, or an error if the file could not be read
+    n_files: number of files
+    most_tokens: limit of their tokens together
+    given_up: returns true if the request was cancelled
+    namespace: as in `MediaEncoder.encode`
+    spare: marks of files that are left out if they cannot be encoded
+
+    Raises MediaError with the number of the bad file, ContextFull above the limit, and EngineError after a
+    cancellation.
+    """
     media: dict[str, Media] = {}
     if not n_files:
         return media
@@ -60,8 +67,12 @@ def encoded(
 def tokens_with(
     text: str, media: Mapping[str, Media], tokenize: Callable[[str, bool], Sequence[int]]
 ) -> tuple[list[int], tuple[EmbeddingRows, ...]]:
-    """Return the token ids of a text with marks, and the rows among them. tokenize: makes tokens of a part; the second
-    argument says that it is the first. MediaError where the template has left a picture out."""
+    """Return the token IDs of a text with marks, and the rows among them.
+
+    tokenize: returns the tokens of a part of the text; its second argument is true for the first part
+
+    Raises MediaError if the template dropped a picture.
+    """
     if lost := [mark for mark in media if mark not in text]:
         raise MediaError(f"the model's chat template leaves out {len(lost)} of {len(media)} pictures or sounds")
     tokens: list[int] = []
@@ -76,7 +87,7 @@ def tokens_with(
 
 
 def _parts(text: str, media: Mapping[str, Media]) -> Iterator[tuple[str, Media | None]]:
-    """Yield the texts in front of each picture with it, and the rest of the text."""
+    """Yield the text before each picture with the picture, then the rest of the text with None."""
     start = 0
     for match in re.finditer("|".join(map(re.escape, media)), text) if media else ():
         yield text[start : match.start()], media[match.group()]
@@ -89,17 +100,17 @@ class ChatMedia:
 
     def __init__(self, encoder: MediaEncoder | None) -> None:
         self._encoder, self._media = encoder, dict[str, Media]()
-        self.attached = ""  # marks that the next question begins with
+        self.attached = ""  # marks at the start of the next question
 
     def attach(self, data: bytes) -> int:
-        """Put the bytes of a file in front of the next question: how many tokens it takes. MediaError."""
+        """Attach a file's content to the next question. Return the number of its tokens. Raises MediaError."""
         mark = new_mark()
         self._media |= encoded(self._encoder, [(mark, data)])
         self.attached += mark
         return len(self._media[mark].tokens)
 
     def answered(self, question: str) -> None:
-        """Note that a question is answered: what it begins with is attached no more."""
+        """Record that a question was answered. Its attachments are not repeated."""
         if question.startswith(self.attached):
             self.attached = ""
 
@@ -108,16 +119,16 @@ class ChatMedia:
         self.attached = ""
 
     def in_messages(self, messages: Iterable[Mapping[str, Any]]) -> dict[str, Media]:
-        """Return those that stand in messages."""
+        """Return the media whose marks are in the messages."""
         texts = [message["content"] for message in messages] if self._media else []
         return {mark: media for mark, media in self._media.items() if any(mark in text for text in texts)}
 
     def rows_in(self, messages: Iterable[Mapping[str, Any]]) -> list[EmbeddingRows]:
-        """Return the rows of those that stand in messages."""
+        """Return the rows of the media in the messages."""
         return [rows for media in self.in_messages(messages).values() for rows in media.rows]
 
     def without(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
-        """Return messages with words in place of marks, to be saved: files are not."""
+        """Return messages for saving, with marks replaced by words, because files are not saved."""
         for mark in self._media:
             messages = [{**own, "content": own["content"].replace(mark, "[picture or sound] ")} for own in messages]
         return messages

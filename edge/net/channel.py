@@ -1,4 +1,4 @@
-"""gRPC channels to workers: encrypted and pinned to one device, or in the clear where that is allowed."""
+"""gRPC channels to workers: encrypted and pinned to one device, or unencrypted if that is allowed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from transport.grpc_link import CHANNEL_OPTIONS
 from transport.security import Credentials, Identity, identify, secure_channel
 
 _LEAST_S = 0.1
-_CROWDED_S = 0.5  # for a worker to hang up on connections of nobody: see transport/connection_limit.py
+_CROWDED_S = 0.5  # time for a worker to close unidentified connections: see transport/connection_limit.py
 _ANY_CALL = "/grpc.health.v1.Health/Check"
-# "name", "name:port", "[::1]" or "[::1]:port"; what has more colons and no brackets is an IPv6 address.
 
 
 def open_channel(
     host: str, port: int, credentials: Credentials | None, timeout_s: float, insecure: bool = False
 ) -> tuple[grpc.Channel, Identity | None]:
-    """A channel that is connected, and who is at its other end (None in the clear). `timeout_s` bounds all of it.
+    """Return a connected channel, and the identity of the worker (None without encryption).
 
-    In the clear only to this machine itself, or where `insecure` allows it. Refused, LinkTimeout or LinkClosed else.
+    `timeout_s` limits the whole operation. Unencrypted channels are allowed only to this machine, or if `insecure` is
+    set. Raises Refused, LinkTimeout or LinkClosed.
     """
     target = join_address(host, port)
     deadline = time.monotonic() + timeout_s
     reached = _knock(host, port, timeout_s)
-    # The address that is connected to, not the name: a name can lead elsewhere when it is looked up again.
+    # The connected address is used instead of the name, because a later lookup could lead to another machine.
     here = is_loopback(reached)
     if credentials is None and not insecure and not here:
         raise Refused(
@@ -41,10 +41,10 @@ def open_channel(
         try:
             identity = _identified(reached, port, credentials, deadline, again=not here)
         except (ProtocolError, LinkClosed) as error:
-            # What a gRPC server in the clear makes of a TLS greeting: nonsense, or the end of the connection.
+            # A gRPC server without encryption answers a TLS greeting with nonsense, or closes the connection.
             if not here and not insecure:
                 raise Refused(f"{error}; if it is a worker with --insecure, say --insecure here too") from error
-            # Anybody in the network can end a connection to a worker that does speak TLS.
+            # Anyone in the network can end a connection to a worker that does use TLS.
             if not here and isinstance(error, LinkClosed):
                 raise
         else:
@@ -52,7 +52,7 @@ def open_channel(
                 secured = secure_channel(numeric, credentials, identity, CHANNEL_OPTIONS)
                 return _connected(secured, target, deadline, timeout_s), identity
             except LinkClosed:
-                # Another of its owner's programs may have made it a member between the two connections.
+                # Between both connections, another program of the owner may have made it a member.
                 again = identify(reached, port, credentials, _left(deadline))
                 if again == identity:
                     raise
@@ -62,7 +62,7 @@ def open_channel(
 
 
 def _identified(host: str, port: int, credentials: Credentials, deadline: float, again: bool) -> Identity:
-    """Identify the server. again: try once more if it hangs up, as a worker does for a moment when many connect."""
+    """Identify the server. again: try a second time if it closes the connection, as a worker does under load"""
     try:
         return identify(host, port, credentials, _left(deadline))
     except LinkClosed:
@@ -73,10 +73,10 @@ def _identified(host: str, port: int, credentials: Credentials, deadline: float,
 
 
 def _knock(host: str, port: int, timeout_s: float) -> str:
-    """Connect and hang up; return the numeric address that took the connection.
+    """Connect and disconnect. Return the numeric address that accepted the connection.
 
-    Where nothing listens this fails at once, while gRPC tries again until its deadline. And the system finds names that
-    gRPC's own resolver does not, such as `pi.local`.
+    If nothing listens, this fails immediately, while gRPC retries until its deadline. The system also resolves names
+    that gRPC's own resolver does not, such as `pi.local`.
     """
     target = join_address(host, port)
     try:
@@ -86,15 +86,17 @@ def _knock(host: str, port: int, timeout_s: float) -> str:
         raise LinkTimeout(f"no connection to {target} within {timeout_s:g} s") from None
     except ConnectionRefusedError:
         raise LinkClosed(f"nothing listens at {target}") from None
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name that DNS could know
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name is impossible in DNS
         remedy = "; check the name, or give its address" if isinstance(error, socket.gaierror | UnicodeError) else ""
         raise LinkClosed(f"no connection to {target}: {getattr(error, 'strerror', None) or error}{remedy}") from error
 
 
 def _connected(channel: grpc.Channel, target: str, deadline: float, timeout_s: float) -> grpc.Channel:
-    """Return the channel once a call over it was answered, with whatever status. The first failure counts: another
-    server listens there."""
-    # To watch the channel's state instead would make closing it wait for gRPC's next look, a fifth of a second.
+    """Return the channel after a call over it was answered, with any status.
+
+    The first failure counts, because another server listens there.
+    """
+    # Watching the channel's state instead would delay closing until gRPC's next check, a fifth of a second.
     try:
         channel.unary_unary(_ANY_CALL)(b"", timeout=_left(deadline))
     except grpc.RpcError as error:
@@ -112,12 +114,12 @@ def _connected(channel: grpc.Channel, target: str, deadline: float, timeout_s: f
 
 
 def _left(deadline: float) -> float:
-    """Seconds, as messages name them; never so few that a step which is about to succeed fails."""
+    """Return the remaining seconds, rounded for messages, and enough for a step that is about to succeed."""
     return max(_LEAST_S, round(deadline - time.monotonic(), 1))
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether every address of this host is this machine's own loopback."""
+    """Return whether all addresses of this host are this machine's own loopback."""
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
@@ -128,7 +130,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_own(host: str) -> None:
-    """Raise OSError if this is no address of this machine."""
+    """Raise OSError if this is not an address of this machine."""
     try:
         (family, kind, _, _, address), *_ = socket.getaddrinfo(
             host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -137,13 +139,14 @@ def check_own(host: str) -> None:
             sock.bind(address)
     except (OSError, UnicodeError) as error:
         raise OSError(
-            f"cannot listen on {host}: it is no address of this machine; give one that is, 0.0.0.0 for all it has, or"
-            " 127.0.0.1 for itself alone"
+            f"cannot listen on {host}: it is not an address of this machine; use one of its addresses, 0.0.0.0"
+            " for all of them, or 127.0.0.1 for this machine only"
         ) from error
 
 
 def parse_listen(text: str, usual: str) -> tuple[str, int]:
-    """(host, port) to listen at, from an address or a port alone; "" is the `usual` address. ValueError."""
+    """Return (host, port) to listen at, from an address or only a port; "" is the `usual` address. Raises
+    ValueError."""
     if text.isascii() and text.isdigit():
         text = f"{usual.partition(':')[0]}:{text}"
     return parse_address(text or usual)

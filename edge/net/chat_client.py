@@ -1,4 +1,4 @@
-"""Client of a server with the OpenAI API: `edge serve`, or another one."""
+"""Client of a server with the OpenAI API: `edge serve` or another one."""
 
 from __future__ import annotations
 
@@ -13,37 +13,46 @@ from urllib.parse import urlsplit
 
 from transport.errors import TransportError
 
-SILENT_S = 300.0  # between two signs of life of a stream; `edge serve` gives one every ten seconds
+SILENT_S = 300.0  # timeout between two signs of life of a stream; `edge serve` sends one every ten seconds
 _MOST_LINE_BYTES = 16 << 20
 
 
 class ServerChat:
-    """A conversation whose answers a server gives. Each question sends all of it."""
+    """A conversation with a server. Each question sends the whole conversation."""
 
     def __init__(
         self, url: str, *, key: str | None = None, model: str | None = None, system: str | None = None
     ) -> None:
-        """url: of the server, with or without /v1. key: that it asks for, sent to this server alone. model: by the
-        server's name; None: its own choice. ValueError for what is no URL, or has a name or password in it."""
+        """url: address of the server, with or without /v1
+        key: API key, sent only to this server
+        model: the server's name of the model; None: the server's own choice
+
+        Raises ValueError if `url` is not a URL, or contains a name or password.
+        """
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        if "@" in parts.netloc:  # it would be in every error, and in nothing that is sent
-            raise ValueError("the address has a name or password before its @; leave it out, a server takes a key")
+        if "@" in parts.netloc:  # it would appear in every error, and would not be sent
+            raise ValueError("the address has a name or password before its @; leave it out, and use a key instead")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url[:200]!r} is no address of a server, such as http://127.0.0.1:8080")
+            raise ValueError(f"{url[:200]!r} is not an address of a server, such as http://127.0.0.1:8080")
         base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._where, self._url, self._key, self._model = parts.netloc, f"{base}/v1/chat/completions", key, model
-        # No proxy: a server in the home network is not behind the one that the shell may name.
+        # No proxy: a server in the home network is not behind the proxy in the shell's environment.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-        self.attached: list[dict[str, Any]] = []  # parts that the next question begins with
-        self.usage: dict[str, Any] | None = None  # of the last answer, as the server says
-        self.finish_reason: str | None = None  # "repetition" where a server such as `edge serve` says so beside it
+        self.attached: list[dict[str, Any]] = []  # parts at the start of the next question
+        self.usage: dict[str, Any] | None = None  # usage of the last answer, as reported by the server
+        self.finish_reason: str | None = None  # "repetition" if a server such as `edge serve` reports it as `ended_by`
 
     def ask(self, text: str, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Ask, and yield the answer as it comes: pieces of text, each with what was thought before it. Question and
-        text join the conversation, as far as they came; a question without any answer does not, and what is attached
-        stays for the next. options: fields of the request, such as temperature. TransportError, with the server's
-        words."""
+        """Ask a question, and yield (piece of text, reasoning before it) as the answer arrives.
+
+        The question and the received part of the answer join the conversation. A question without any answer does not,
+        and its attachments stay for the next question.
+
+        options: fields of the request, such as temperature
+
+        Raises TransportError with the server's message.
+        """
         content = [*self.attached, {"type": "text", "text": text}] if self.attached else text
         messages = [*self.messages, {"role": "user", "content": content}]
         stream = {"stream": True, "stream_options": {"include_usage": True}}
@@ -83,7 +92,7 @@ class ServerChat:
                         return
                     event = json.loads(data)
                     if not _is_chunk(event):
-                        raise ValueError("it sent an event that is none of the OpenAI API")
+                        raise ValueError("it sent an event that does not belong to the OpenAI API")
                     if "error" in event:
                         raise TransportError(f"{self._where}: {_error_message(event)}")
                     yield event
@@ -100,14 +109,14 @@ class ServerChat:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the key and the conversation would go wherever it leads."""
+    """Follows no redirects, which would receive the key and the conversation."""
 
     def redirect_request(self, *_: Any) -> None:
         """Return no request, which makes the redirect an HTTPError."""
 
 
 def _is_chunk(event: Any) -> bool:
-    """Return whether an event has the shape of the API's, as far as it is read."""
+    """Return whether the used parts of an event have the API's types."""
     if not isinstance(event, dict) or not isinstance(choices := event.get("choices", []), list):
         return False
     deltas = [choice.get("delta", {}) if isinstance(choice, dict) else None for choice in choices]

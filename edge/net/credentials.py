@@ -1,4 +1,4 @@
-"""This device's credentials, from the files of devices/ to what transport/ shows to peers."""
+"""This device's credentials: read from the files of devices/, in the form that transport/ shows to peers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from transport.security import Credentials
 
 
 def credentials(folder: Path | None = None) -> Credentials | None:
-    """Load this device's credentials; None if it is in no cluster. TrustError for damaged files."""
+    """Load this device's credentials; None if it is in no cluster. Raises TrustError for damaged files."""
     stored = files.load(folder or credentials_folder())
     return None if stored is None else from_membership(stored)
 
 
 def required(folder: Path) -> Credentials:
-    """The credentials in a folder that has had some. TrustError if they are gone."""
+    """Return the credentials in a folder that had some before. Raises TrustError if they are missing."""
     return from_membership(files.required_membership(folder))
 
 

@@ -35,7 +35,7 @@ class LinkState:
     why: str  # reason for this kind
 
     def __post_init__(self) -> None:
-        """Raise ValueError for values that no link has: they come from another device."""
+        """Raise ValueError for values that no link has, because they come from another device."""
         low, high = self.ranks
         if not 0 <= low < high or self.kind not in KINDS:
             raise ValueError(f"ranks {low} and {high} have no link of kind {self.kind!r:.80}")
@@ -59,7 +59,7 @@ class Dialled:
 
 @dataclass(frozen=True)
 class Dialler:
-    """Dials the higher ranks of a group for one rank."""
+    """Dials the higher ranks of a group, on behalf of one rank."""
 
     rank: int
     secret: bytes
@@ -67,10 +67,10 @@ class Dialler:
     credentials: Fetch | None
     poll_s: float
     transport: str = "auto"  # auto, or the only kind to dial: tcp, grpc
-    streams: bool = False  # purpose of the links (`transport.tcp_link.tune`)
+    streams: bool = False  # purpose of the links (`transport.tcp_link.TcpLink`)
 
     def dial(self, peer: Peer) -> Dialled:
-        """Return a link to a higher rank, measured. If no kind of link works, raise the error of the last one."""
+        """Return a measured link to a higher rank. If no kind of link works, raise the error of the last kind."""
         kinds = [kind for kind in KINDS if self.transport in ("auto", kind) and (kind != "tcp" or peer.tcp_port)]
         if not kinds:
             raise Refused(f"{peer} takes no TCP links; use gRPC")
@@ -92,7 +92,7 @@ class Dialler:
             raise
 
     def _measured(self, link: Link, notes: str) -> Dialled:
-        """Measure a new link. notes: clauses about kinds of links and addresses that did not work."""
+        """Measure a new link. notes: clauses about kinds of links and addresses that failed"""
         times = round_trips(link, TENSOR_BYTES, _ROUND_TRIPS_S)
         median_s = times[len(times) // 2]
         if self.streams:  # no sums go over these links, so their bandwidth is not needed
@@ -104,9 +104,9 @@ class Dialler:
         return Dialled(link, median_s, figures, why)
 
     def connect(self, kind: str, peer: Peer) -> tuple[str, Link]:
-        """Dial a peer over one kind of link and shake hands. Return the address that answered our HELLO, and the link.
+        """Dial a peer over one kind of link, and perform the handshake. Return the address that answered, and the link.
 
-        The address that the owner uses comes first, then the other addresses of the peer's device.
+        The address that the owner uses is tried first, then the other addresses of the peer's device.
         """
         own = self.credentials() if self.credentials else None
         hosts = [peer.host]
@@ -120,7 +120,7 @@ class Dialler:
         return (peer.host, dial(peer.host, timeout_s)) if len(hosts) == 1 else race(hosts, dial, timeout_s)
 
     def _greeted(self, kind: str, peer: Peer, own: Credentials | None, timeout_s: float) -> Link:
-        """Dial a peer at one address and shake hands. timeout_s: to connect."""
+        """Dial a peer at one address, and perform the handshake. timeout_s: limit of connecting"""
         link = self._tcp(peer, own, timeout_s) if kind == "tcp" else self._grpc(peer, own, timeout_s)
         hello = HELLO.pack(self.secret, self.rank, peer.rank)
         try:
@@ -156,7 +156,7 @@ class Dialler:
         from edge.net.channel import open_channel
         from transport import grpc_link
 
-        # A worker without credentials was started to let everything pass in the clear.
+        # A worker without credentials was started to allow unencrypted connections.
         insecure = own is None
         channel, identity = open_channel(peer.host, peer.port, own, timeout_s, insecure)
         if own is not None and (identity is None or identity.name != peer.name):
@@ -164,7 +164,7 @@ class Dialler:
             name = identity.name if identity else "somebody in the clear"
             raise Refused(f"{peer} was to answer at {peer.host}:{peer.port}, it is {name}")
 
-        def ended() -> None:  # in gRPC's thread, which closing the channel waits for
+        def ended() -> None:  # runs in gRPC's thread, and closing the channel waits for that thread
             threading.Thread(target=channel.close, daemon=True, name="close").start()
 
         return grpc_link.dial(channel, str(peer), peer.session, self.deadlines, ended)

@@ -1,11 +1,11 @@
 """Handshake between the ranks of a group: the lower rank dials, the higher rank accepts, and both know the secret.
 
-A rank listens on its own TCP port, and on a Unix socket. The daemon relays gRPC streams to that socket. So a dialler
-(edge/net/dialling.py) reaches a rank even if a firewall lets only the daemon's port through.
+A rank listens on its own TCP port and on a Unix socket. The daemon relays gRPC streams to the Unix socket. A dialler
+(edge/net/dialling.py) therefore reaches a rank even if a firewall opens only the daemon's port.
 
-On the Unix socket the daemon first sends a CONTROL frame with the name in the certificate of the dialler; without
-certificates it is empty. Then, on either socket, the first frame both ways is HELLO. Then the dialler measures the link
-(transport/measure.py), and with the end of the measurement the link is in use.
+On the Unix socket, the daemon first sends a CONTROL frame with the name in the dialler's certificate; it is empty
+without certificates. On both sockets, the first frame in either direction is HELLO. Then the dialler measures the link
+(transport/measure.py). The link is in use when the measurement ends.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SECRET_BYTES = 16
 HEARTBEAT_S = 0.5  # between two heartbeats of an engine process
 HELLO = struct.Struct(f"<{SECRET_BYTES}sHH")  # secret, from rank, to rank
 _MOST_NAME = 256  # bytes of the name that the daemon sends
-_HANDSHAKES = 64  # at a time; a stranger's connections wait in the kernel beyond that
-_LOOK_S = 0.5  # between two checks of an accepting thread whether it should end
+_HANDSHAKES = 64  # limit of simultaneous handshakes; further connections wait in the kernel
+_LOOK_S = 0.5  # interval in which an accepting thread checks whether it should end
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,12 @@ class Listener:
         poll_s: float,
         streams: bool = False,
     ) -> None:
-        """Start listening. Raise OSError if that is not possible. credentials: for TLS on the TCP port.
+        """Start listening.
 
-        streams: purpose of the links (`transport.tcp_link.tune`).
+        credentials: for TLS on the TCP port
+        streams: purpose of the links (`transport.tcp_link.TcpLink`)
+
+        Raises OSError if listening is not possible.
         """
         self.rank = rank
         self._secret = secret
@@ -79,26 +82,27 @@ class Listener:
         self._credentials = credentials
         self._poll_s = poll_s
         self._streams = streams
-        self._links: dict[int, tuple[Link, str]] = {}  # by rank, with the name of the dialler if it is known
+        self._links: dict[int, tuple[Link, str]] = {}  # links by rank, with the dialler's name if it is known
         self._arrived = threading.Condition()
         self._closed = False
         v6 = ":" in host
         family = socket.AF_INET6 if v6 else socket.AF_INET
-        dual_stack = v6 and socket.has_dualstack_ipv6()  # :: is for IPv4 as well, as the daemon has it
+        dual_stack = v6 and socket.has_dualstack_ipv6()  # :: includes IPv4, as in the daemon
         self._tcp = socket.create_server((host, 0), family=family, backlog=_HANDSHAKES, dualstack_ipv6=dual_stack)
         self.tcp_port: int = self._tcp.getsockname()[1]
         self._unix = socket.socket(socket.AF_UNIX)
         self._unix.bind(str(door))
         self._unix.listen(_HANDSHAKES)
         for listener in (self._tcp, self._unix):
-            listener.settimeout(_LOOK_S)  # here, because the thread may find the socket closed
+            listener.settimeout(_LOOK_S)  # set here, because the thread may find the socket closed
             threading.Thread(target=self._accept, args=(listener,), daemon=True, name="listener").start()
 
     def wait_for(self, names: Mapping[int, str], timeout_s: float) -> dict[int, Link]:
-        """Return the links of these ranks when all of them have dialled.
+        """Return the links of these ranks after all of them have dialled.
 
-        Raise LinkTimeout with the ranks that have not; Refused if certificates show that another device than the named
-        one dialled as a rank.
+        names: expected device name by rank
+
+        Raises LinkTimeout with the missing ranks. Raises Refused if a certificate shows that another device dialled.
         """
         with self._arrived:
             self._arrived.wait_for(lambda: names.keys() <= self._links.keys(), timeout_s)
@@ -164,7 +168,7 @@ class Listener:
                 raise
         except LinkClosed:
             pass  # the dialler reached this rank at another address
-        except Exception as error:  # a stranger or a damaged connection, which must not end the others
+        except Exception as error:  # a stranger or a damaged connection, which must not affect other connections
             log.info("connection-refused", peer=peer, error=type(error).__name__, why=error)
         finally:
             slots.release()

@@ -1,4 +1,4 @@
-"""Race between the addresses of one rank: the first that answers as the rank wins, and the others are closed."""
+"""Race between the addresses of one rank. The first address that answers as the rank wins; others are closed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from collections.abc import Callable, Sequence
 from transport.errors import LinkTimeout, TransportError
 from transport.link import Link
 
-STAGGER_S = 0.25  # RFC 8305: from the start of one try to the next; after a failure the next try starts immediately
+# RFC 8305: time from the start of one try to the next; after a failure the next try starts immediately.
+STAGGER_S = 0.25
 _STEPS = 3  # steps of a try, each at most one timeout long: connect, TLS, HELLO
 
 
 def race(hosts: Sequence[str], dial: Callable[[str, float], Link], timeout_s: float) -> tuple[str, Link]:
-    """Dial hosts in their order, a moment apart. Return the first that answers, and its link.
+    """Dial the hosts in their order with short delays. Return the first that answers, and its link.
 
-    dial: called in a thread of its own with a host and the seconds in which it may connect. It must prove who answers.
-    A later try may connect for less long, so several hosts that do not answer take no longer than one. All of it ends
-    within three times `timeout_s`. The links of tries that end later are closed.
+    dial: called in its own thread with a host and the seconds in which it may connect; it must verify the peer
 
-    If no host answers, raise the error of the first host, with the errors of the other hosts in its message.
+    Later tries get less time to connect, so that several silent hosts take no longer than one. The race ends within
+    three times `timeout_s`. Links of later tries are closed. If no host answers, raise the error of the first host,
+    with the errors of the other hosts in its message.
     """
     results: queue.SimpleQueue[tuple[str, Link | Exception]] = queue.SimpleQueue()
     over, ending = False, threading.Lock()
@@ -40,7 +41,7 @@ def race(hosts: Sequence[str], dial: Callable[[str, float], Link], timeout_s: fl
             result.close()
 
     began = time.monotonic()
-    delay_s = min(STAGGER_S, timeout_s / (2 * len(hosts)))  # so that the last try has half of the time
+    delay_s = min(STAGGER_S, timeout_s / (2 * len(hosts)))  # leaves half of the time for the last try
     waiting, running = list(hosts), 0
     failed: dict[str, Exception] = {}
     try:

@@ -1,4 +1,4 @@
-"""Rendezvous of the ranks of a group: each dials the higher ranks and waits for the lower ones."""
+"""Rendezvous of the ranks of a group: each rank dials the higher ranks and waits for the lower ones."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def join(
 ) -> tuple[Group, dict[int, Dialled]]:
     """Return the group of this rank and `others`, and the links that this rank dialled, by rank.
 
-    listener: where the lower ranks dial; None for rank 0, which has none below. It is closed at the end. streams:
-    purpose of the links (`transport.tcp_link.tune`).
+    listener: listener for the lower ranks, closed at the end; None for rank 0
+    streams: purpose of the links (`transport.tcp_link.TcpLink`)
 
-    Raise the error of the first link that failed, after all links were closed.
+    Raises the error of the first link that failed, after closing all links.
     """
     above = sorted((peer for peer in others if peer.rank > rank), key=lambda peer: peer.rank)
     below = {peer.rank: peer.name for peer in others if peer.rank < rank}
@@ -44,7 +44,7 @@ def join(
         for peer in above:
             try:
                 dialled[peer.rank] = dialler.dial(peer)
-            except LinkClosed as error:  # LinkClosed would mean a link that worked before
+            except LinkClosed as error:  # LinkClosed would suggest a link that worked before
                 raise Refused(f"{peer} cannot be reached: {error}") from error
             links[peer.rank] = dialled[peer.rank].link
         if listener is not None:
@@ -72,6 +72,6 @@ def _agree(group: Group, dialled: Collection[Dialled]) -> None:
 
 
 def polling_s(threads: int) -> float:
-    """Return how many seconds a wait may poll: none under a CPU quota that the computing threads use up."""
+    """Return the seconds that a wait may poll: 0 under a CPU quota that the computing threads use up."""
     quota = cpu_quota()
     return POLL_S if quota is None or quota >= threads else 0.0

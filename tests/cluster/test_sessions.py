@@ -394,7 +394,7 @@ def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], d
         for session in group:
             session.tell(pb.Command(allreduce=pb.Allreduce(n_floats=1, wire="f32", repeats=1, algorithm="bus")))
         for session in group:
-            with pytest.raises(WorkerError, match="'bus' is no allreduce"):
+            with pytest.raises(WorkerError, match="'bus' is not an allreduce algorithm"):
                 session.answer()
         first.unload()  # nothing
         loaded = load_slice(first, demo, {"context": 64})

@@ -171,7 +171,7 @@ def test_a_port_has_one_worker(one_worker: Worker) -> None:
 
 def test_an_address_of_somebody_else(one_worker: Worker) -> None:
     done = run_edge("worker", "--listen", "203.0.113.7:0", env=one_worker.env)
-    assert_one_line_error(done, 3, "cannot listen on 203.0.113.7: it is no address of this machine")
+    assert_one_line_error(done, 3, "cannot listen on 203.0.113.7: it is not an address of this machine")
 
 
 def test_a_port_alone_is_at_the_usual_address(one_worker: Worker) -> None:

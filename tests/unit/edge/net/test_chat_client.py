@@ -88,7 +88,7 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(url: str) -> None
         (b"no HTTP at all\r\n\r\n", "cannot be asked: no HTTP at all"),
         (b"", "cannot be asked: Remote end closed connection without response"),
         *(
-            (HEAD + chunk(event), "cannot be asked: it sent an event that is none of the OpenAI API")
+            (HEAD + chunk(event), "cannot be asked: it sent an event that does not belong to the OpenAI API")
             for event in (
                 5, [], None, {"choices": 5}, {"choices": [5]}, {"choices": [{"delta": []}]},
                 {"choices": [{"delta": {"content": ["a"]}}]},
