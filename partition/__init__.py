@@ -1,1 +1,1 @@
-"""Model structure and the ways to cut it: pure data and decisions. It never runs a model."""
+"""Structure of models and the ways to cut them: pure data and decisions. This package never runs a model."""

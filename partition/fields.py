@@ -1,4 +1,4 @@
-"""JSON that a person may write, as dataclasses: read with errors that name the field, and written."""
+"""Dataclasses from JSON and back. The JSON may be written by people, so errors name the wrong field."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -12,13 +12,13 @@ from partition.errors import PlanError
 
 T = TypeVar("T")
 
-MOST = 2**31 - 1  # llama.cpp keeps its counts in an int
+MOST = 2**31 - 1  # llama.cpp stores counts in an int
 MOST_BYTES = 2**60
 _MOST_FIGURE = 1e15
 
 
 def record(values: Any, where: str, needed: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
-    """`values` if it is an object with all of the `needed` keys, and none that are neither needed nor optional."""
+    """Return `values` if it is an object with all `needed` keys, and no keys that are neither needed nor optional."""
     if not isinstance(values, dict):
         raise PlanError(f"{where}: {short(values)}; needed is an object with {', '.join(needed)}")
     for key in values:
@@ -31,35 +31,35 @@ def record(values: Any, where: str, needed: Collection[str], optional: Collectio
 
 
 def items(value: Any, where: str) -> list[Any]:
-    """`value` if it is a list."""
+    """Return `value` if it is a list."""
     if not isinstance(value, list):
         raise PlanError(f"{where}: {short(value)}; needed is a list")
     return value
 
 
 def number(value: Any, where: str, most: int = MOST, least: int = 0) -> int:
-    """`value` if it is a whole number from `least` to `most`."""
+    """Return `value` if it is a whole number from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise PlanError(f"{where}: {short(value)}; needed is a whole number from {least} to {most}")
     return value
 
 
 def figure(value: Any, where: str, most: float = _MOST_FIGURE, least: float = 0.0) -> float:
-    """`value` if it is a number from `least` to `most`."""
+    """Return `value` as float if it is a number from `least` to `most`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
         raise PlanError(f"{where}: {short(value)}; needed is a number from {least:g} to {most:g}")
     return float(value)
 
 
 def text(value: Any, where: str, most: int = 255) -> str:
-    """`value` if it is printable text of up to `most` characters."""
+    """Return `value` if it is printable text of up to `most` characters."""
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
         raise PlanError(f"{where}: {short(value)}; needed is printable text of up to {most} characters")
     return value
 
 
 def short(value: Any) -> str:
-    """A value as an error shows it. Cut before it is written out: it may be long."""
+    """Return a value as text for an error. Long values are cut before they are formatted."""
     if isinstance(value, str):
         return repr(value[:60])
     if isinstance(value, int) and abs(value) > 10**20:
@@ -68,13 +68,13 @@ def short(value: Any) -> str:
 
 
 def is_digest(text: str) -> bool:
-    """Return whether `text` is a SHA-256 in our form: 64 lower-case hexadecimal digits, nothing else."""
+    """Return whether `text` is a SHA-256 in our form: exactly 64 lower-case hexadecimal digits."""
     return re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds in a field's `Annotated` type: the least and the most; for text, of its length in characters."""
+    """Bounds in a field's `Annotated` type: of a number, or of the length of a text in characters."""
 
     most: float
     least: float = 0
@@ -89,11 +89,15 @@ def decoded(
     format: str = "",
     derived: Collection[str] = (),
 ) -> T:
-    """A dataclass from JSON, by its annotations. PlanError names the field that is wrong, and what is needed there.
+    """Return a dataclass from JSON, by its annotations. Fields with a default may be missing.
 
-    Fields with a default may be missing; texts, numbers and lists are checked as the functions above do it. where: what
-    errors call it. inside: what comes before the names of its fields; None: `where`. format: that "format" has to say.
-    derived: fields that are written, too, and follow from the others.
+    where: name of the object in errors
+    inside: prefix of field names in errors; None: `where`
+    format: required value of the field "format"; "": the field is not permitted
+    derived: names of additional fields that follow from the others and are ignored
+
+    Raises PlanError, which names the wrong field and the need. Texts, numbers and lists are checked by the functions
+    above.
     """
     if format and isinstance(values, dict) and values.get("format") != format:
         raise PlanError(f"{where}: format is {short(values.get('format'))}, known is {format!r}")
@@ -115,7 +119,8 @@ _SCALARS = (str, int, float, type(None))
 
 
 def encoded(structure: Any, without: Collection[str] = ()) -> dict[str, Any]:
-    """A dataclass as `decoded` reads it. without: fields that are left out where they have their default."""
+    """Return a dataclass in the form that `decoded` reads. without: fields that are left out if they have their
+    default"""
     kind: Any = type(structure)
     values = {name: (getattr(structure, name), default) for name, (_, default) in _hints(kind).items()}
     return {name: _plain(value) for name, (value, default) in values.items() if name not in without or value != default}
@@ -123,7 +128,7 @@ def encoded(structure: Any, without: Collection[str] = ()) -> dict[str, Any]:
 
 @cache
 def _hints(kind: Any) -> Mapping[str, tuple[Any, Any]]:
-    """Return for each field its annotation and its default."""
+    """Return annotation and default of each field."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: (hints[field.name], field.default) for field in dataclass_fields(kind)}
 
@@ -133,7 +138,7 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
     if get_origin(hint) is Annotated:
         hint, bounds = get_args(hint)
     options = get_args(hint)
-    if get_origin(hint) in (UnionType, Union):  # with None alone
+    if get_origin(hint) in (UnionType, Union):  # only unions with None occur
         inner = options[0] if bounds is None else Annotated[options[0], bounds]
         return None if value is None else _decoded(inner, value, where)
     if get_origin(hint) is tuple:
@@ -154,7 +159,8 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, _SCALARS):  # nearly all are, and the checks below are slow
+    # Checked first because nearly all values are scalars, and the checks below are slow.
+    if isinstance(value, _SCALARS):
         return value
     if isinstance(value, tuple):
         return [_plain(item) for item in value]

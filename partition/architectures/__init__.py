@@ -1,1 +1,1 @@
-"""Tables of the text architectures of the pinned llama.cpp: their parts, and how their models may be cut. No code."""
+"""Tables of the text architectures of the pinned llama.cpp: their parts, and the rules for cutting their models."""

@@ -1,4 +1,4 @@
-"""Architectures whose layers have attention and one feed-forward part; the most downloaded ones first."""
+"""Architectures whose layers have attention and one feed-forward part. The most downloaded ones come first."""
 
 from collections.abc import Mapping
 
@@ -31,9 +31,9 @@ from partition.architectures.tensors import (  # fmt: skip
     without,
 )
 
-# Qwen 2 and Phi-3 insist that attn_q is n_embd x n_embd. EXAONE's graph is the same, but for the order of a product and
-# a scale, with the same rotation (NEOX, unlike llama's) and heads of any number and size. InternLM 2's and Xverse's
-# graph is llama's.
+# Qwen 2 and Phi-3 require attn_q to be n_embd x n_embd. EXAONE's graph is the same except for the order of a product or
+# a scale. It has the same rotation (NEOX, unlike llama's), and any number and size of heads. The graphs of InternLM 2
+# and Xverse are llama's.
 _SQUARE_Q_AS = "exaone"
 _ALIBI = "the ALiBi slope of a head depends on its number among all heads"
 _HALF_TURNED = {"rope.dimension_count": "half head"}

@@ -1,132 +1,142 @@
-"""Description of one architecture: a row of the tables.
+"""Description of one architecture, which is a row of the tables.
 
-Every row of the tables was checked against `src/models/<architecture>.cpp` of the pinned llama.cpp, and its stages
-against the whole by `tests/cluster/test_architectures.py`.
+Every row was checked against `src/models/<architecture>.cpp` of the pinned llama.cpp. Its stages were checked against
+the whole model by `tests/cluster/test_architectures.py`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Dims = tuple[str | int, ...]  # names of sizes, or numbers; slowest first, as numpy has them
-Table = Mapping[str, Dims]  # tensor names, those of layers without "blk.<n>."
-Number = str | int | float | bool | tuple[int, ...]  # of metadata; text names a size
+Dims = tuple[str | int, ...]  # size names or numbers, slowest first as in numpy
+Table = Mapping[str, Dims]  # dimensions by tensor name; names in layers are without "blk.<n>."
+Number = str | int | float | bool | tuple[int, ...]  # type of metadata values; text names a size
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """An architecture whose layers take turns: attention over a window of tokens, and over all of them."""
+    """Attention windows of an architecture whose layers alternate between a window of tokens and all tokens."""
 
-    period: int  # where the file gives no pattern: of so many layers one is without the window
-    optional: bool = False  # a window of 0 tokens means that no layer has one; else llama.cpp asserts that one has
-    size: int = 0  # tokens, where the file does not say
-    full_first: bool = False  # the one without is the first of them, not the last
-    listed: bool = False  # a file must say it of each layer
-    chunked: bool = False  # tokens attend to those of their chunk: position 8192 to none before it
-    both: bool = False  # a stage has layers of both kinds: sizes of one follow from its having the window
+    period: int  # default if the file has no pattern: one of this number of layers has no window
+    # True if a window of 0 tokens means no windows; otherwise llama.cpp asserts that a layer has one.
+    optional: bool = False
+    size: int = 0  # default in tokens if the file has none
+    full_first: bool = False  # true if the first layer of a period has no window, instead of the last
+    listed: bool = False  # true if a file must list the layers with a window
+    chunked: bool = False  # true if tokens attend to their chunk only, so that position 8192 attends to no earlier one
+    both: bool = False  # true if every stage needs layers of both kinds, because some sizes depend on the window
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Rules for cutting models of one architecture."""
 
-    needs_output: bool = False  # the loader insists on output.weight; else the token table may be the head
-    needs_bias: bool = False  # the loader insists on output.bias
-    ff_key: str = "feed_forward_length"  # how wide the FFN is, or one of its experts
+    needs_output: bool = False  # the loader requires output.weight; otherwise the token table may be the head
+    needs_bias: bool = False  # the loader requires output.bias
+    ff_key: str = "feed_forward_length"  # metadata key with the width of the FFN, or of an expert
     window: Window | None = None
     scales_input: bool = False  # hidden states are multiplied by the root of n_embd before the first layer
-    # The node where what comes in has been changed (by a norm, a scale, positions), so that stages behind the first
-    # put there what they were given; "": nothing is changed.
+    # Node at which the input has been changed (by a norm, a scale or positions). Later stages put their input there.
+    # "": no change.
     input_node: str = ""
-    takes_tokens: bool = False  # llama.cpp takes no hidden states: they are put at `input_node`, over those of a token
-    end_node: str = "l_out-{}"  # what the last layer gives; {}: its number
-    deepstack: bool = False  # rows of a picture go to the ends of the first layers, too
-    # With so many layers the loader takes attention's scale from n_embd / heads instead of the head size.
+    takes_tokens: bool = False  # llama.cpp takes no hidden states, so they overwrite a token's rows at `input_node`
+    end_node: str = "l_out-{}"  # output node of the last layer; {}: its number
+    deepstack: bool = False  # rows of a picture are also added after each of the first layers
+    # With this number of layers, the loader takes attention's scale from n_embd / heads instead of the head size.
     layers_of_other_scale: int = 0
-    # With so many layers, or so many and more, the loader makes another model; no stage can say so.
+    # With these numbers of layers, or from a number on, the loader makes another kind of model, which stages cannot
+    # prevent.
     layers_of_other_kind: tuple[int, ...] = ()
     other_kind_from: int = 0
-    # Stages begin at a multiple of it: every so many layers one differs, by its number alone.
+    # Stages begin at multiples of this period, because layers differ by their number alone.
     period: int = 1
-    no_stage_of: tuple[int, ...] = ()  # layers: a stage of so many would be read as something else
-    # Metadata that a loader guesses where a model has so many layers: without it such a model is not cut.
+    # A stage with one of these numbers of layers would be read as another kind of model.
+    no_stage_of: tuple[int, ...] = ()
+    # Metadata that the loader guesses for models of these numbers of layers. Without it, such a model is not cut.
     guessed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    whole_with: Mapping[str, str] = field(default_factory=dict)  # metadata not 0: why such a model is not cut
-    if_missing: Mapping[str, int] = field(default_factory=dict)  # metadata that a stage has where the model has none
-    period_key: str = ""  # metadata that holds such a period
-    recurrent_every: int = 0  # where the file does not say which layers are recurrent: all but every so many
-    # Metadata that a loader takes from the number of layers: its value times the root of that number.
+    # Metadata that prevent cutting if they are not 0, with the reason.
+    whole_with: Mapping[str, str] = field(default_factory=dict)
+    if_missing: Mapping[str, int] = field(default_factory=dict)  # metadata that a stage gets if the model has none
+    period_key: str = ""  # metadata key of a period for stages
+    recurrent_every: int = 0  # default period of layers with attention; others are recurrent
+    # Metadata that the loader computes from the number of layers: this value divided by the root of that number.
     by_root_of_layers: Mapping[str, float] = field(default_factory=dict)
-    shares_index: bool = False  # some layers look at the tokens that the last one with an index of its own chose
-    fused_gate_up: bool = False  # ffn_up holds the rows of gate and then those of up
-    shards_as: str = ""  # the architecture a shard is written as; "": its own
-    whole_attention: str = ""  # why each rank computes all of attention, so that shards have parts of the rest alone
-    experts_sum: str = "ffn_moe_out-{}"  # the node with the sum of a layer's experts; {}: its number
-    # The node with that sum and the expert that all tokens pass through, where shards have parts of that one, too, as
-    # its width follows from that of the others; "": every rank computes it.
+    shares_index: bool = False  # some layers attend to tokens that an earlier layer's index selected
+    fused_gate_up: bool = False  # ffn_up holds the rows of gate, then those of up
+    shards_as: str = ""  # architecture that a shard is written as; "": the model's own
+    # Reason why each rank computes all of attention, and only the rest is divided; "": attention is divided.
+    whole_attention: str = ""
+    experts_sum: str = "ffn_moe_out-{}"  # node with the sum of a layer's experts; {}: its number
+    # Node with that sum plus the shared expert, if the shared expert is divided, too, because its width depends on the
+    # width of the others. "": every rank computes the whole shared expert.
     shared_sum: str = ""
-    no_shards: str = ""  # why there can be none
-    no_states: str = ""  # why keys and values of a sequence cannot be read, moved and kept
-    rolls_back: bool = True  # rows at the end of a step can be forgotten, so that tokens are drafted
+    no_shards: str = ""  # reason why layers cannot be divided
+    no_states: str = ""  # reason why the KV cache of a sequence cannot be read, moved and stored
+    rolls_back: bool = True  # rows at the end of a step can be removed, so that drafting is possible
 
 
-WHOLE, PART, UNCHECKED = "whole", "part", "unchecked"  # of a head: what RoPE turns
+WHOLE, PART, UNCHECKED = "whole", "part", "unchecked"  # part of a head that RoPE rotates
 
 
 @dataclass(frozen=True, slots=True)
 class Predictors:
-    """Layers behind the last one that predict further tokens (multi-token prediction, MTP), where llama.cpp computes
-    them. It stops the process on a layer without what is said here."""
+    """Layers after the last one that predict further tokens (multi-token prediction, MTP), if llama.cpp computes them.
 
-    needs: tuple[str, ...] = ()  # tensors of such a layer, without "blk.<n>.", beside those its loader insists on
-    most: int = 1  # layers that a file may have; of several the first one drafts
-    cuts: bool = False  # its graph gives the hidden states of rows with logits alone, not of all
-    zero: tuple[str, ...] = ()  # metadata that a file must not have, or have as 0
+    llama.cpp aborts on a layer that breaks these conditions.
+    """
+
+    needs: tuple[str, ...] = ()  # required tensors of such a layer, without "blk.<n>.", in addition to the loader's own
+    most: int = 1  # limit of such layers in a file; the first one drafts
+    cuts: bool = False  # its graph returns hidden states only of rows with logits
+    zero: tuple[str, ...] = ()  # metadata that must be missing or 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asserted:
-    """Assertions of llama.cpp about an architecture's files, beside sizes: it stops the process if a file breaks
-    one."""
+    """Assertions of llama.cpp about an architecture's files, besides sizes. llama.cpp aborts if a file breaks one."""
 
-    rope: str = WHOLE  # `GGML_ASSERT(n_embd_head == n_rot)`; PART: it turns a part of each head, or nothing
-    plain: bool = False  # a plain decoder layer, whose shapes follow from the metadata alone
-    needs_gate: bool = False  # of experts: the loader takes none, the graph needs one
+    rope: str = WHOLE  # WHOLE: `GGML_ASSERT(n_embd_head == n_rot)`; PART: RoPE rotates a part of each head, or nothing
+    plain: bool = False  # a plain decoder layer, whose shapes follow from the metadata
+    needs_gate: bool = False  # the graph needs a gating function of experts, and the loader has no default
     needs_window: bool = False  # a window of 0 tokens is refused
-    default_window: int | None = None  # tokens, where the file does not say; None: as the row's window has it
+    default_window: int | None = None  # default window in tokens; None: as in the row's window
     twice_as_wide: bool = False  # `GGML_ASSERT(2 * n_embd == d_inner)`
-    one_expert_is_dense: bool = False  # an expert count of 1 is read as a dense model
-    # Of metadata: the value where the file does not say, the least and the most; None: any.
+    one_expert_is_dense: bool = False  # a model with one expert is read as a dense model
+    # Metadata key to default, minimum and maximum (None: no maximum).
     counts: Mapping[str, tuple[int, int, int | None]] = field(default_factory=dict)
-    flash: bool = True  # else its graph gives values in a shape at which flash attention stops the process
-    predictors: Predictors | None = None  # None: llama.cpp computes none
-    generates: bool = True  # else llama.cpp keeps no keys and values, and stops where it is asked for the next token
+    flash: bool = True  # false if its values have a shape at which flash attention aborts
+    predictors: Predictors | None = None  # None if llama.cpp does not compute predictor layers
+    generates: bool = True  # false if llama.cpp has no KV cache and aborts when the next token is requested
 
 
 @dataclass(frozen=True, slots=True)
 class Refused(Asserted):
-    """An architecture that runs on one device alone."""
+    """An architecture that runs on one device only."""
 
-    why: str  # it cannot be cut
+    why: str  # reason why it cannot be cut
     rope: str = field(default=UNCHECKED, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture(Asserted):
-    """The tensors of one layer, the figures all models of the architecture share, and how they are cut."""
+    """Tensors of a layer, common figures of all models of the architecture, and the rules for cutting them."""
 
-    attention: Table  # with the layer's norms
+    attention: Table  # attention and the layer's norms
     dense: Table = field(default_factory=dict)  # feed-forward part; empty: always experts
-    experts: Table = field(default_factory=dict)  # the same with experts; empty: never
-    recurrent: Table = field(default_factory=dict)  # what recurrent layers have in place of `attention`
-    windowed: Table = field(default_factory=dict)  # what layers with a window have in its place, where they differ
-    # What layers with a feed-forward part have in its place, where each layer has one part only; empty: all have one.
+    experts: Table = field(default_factory=dict)  # feed-forward part with experts; empty: never experts
+    recurrent: Table = field(default_factory=dict)  # tensors that replace `attention` in recurrent layers
+    # Tensors that replace `attention` in layers with a window, if they differ.
+    windowed: Table = field(default_factory=dict)
+    # Tensors that replace `attention` in feed-forward layers, if each layer has only one part. Empty: layers have all
+    # parts.
     alone: Table = field(default_factory=dict)
-    outer: Table = field(default_factory=lambda: {"output_norm.weight": ("embd",)})  # beside token table and head
-    common: Mapping[str, Any] = field(default_factory=dict)  # figures, fields of edge.models.shapes.Shape
-    keys: Mapping[str, Number] = field(default_factory=dict)  # metadata beside that of all architectures
-    equal_heads: bool = False  # as many key-value heads as heads
-    square_q: bool = False  # llama.cpp wants heads * head_size = embd
+    # Tensors outside layers, besides token table and head.
+    outer: Table = field(default_factory=lambda: {"output_norm.weight": ("embd",)})
+    # Common figures, which are fields of edge.models.shapes.Shape.
+    common: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Number] = field(default_factory=dict)  # metadata in addition to the common ones
+    equal_heads: bool = False  # the number of KV heads equals the number of heads
+    square_q: bool = False  # llama.cpp requires heads * head_size = embd
     always_tied: bool = False
     never_tied: bool = False
     rules: Rules = field(default_factory=Rules)

@@ -1,4 +1,4 @@
-"""Gemma's architectures: the head is the token table, and hidden states are scaled before the first layer."""
+"""Gemma's architectures. The head is the token table, and hidden states are scaled before the first layer."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ GEMMA_ARCHITECTURES: Mapping[str, Architecture] = {
         rules=Rules(window=Window(6, optional=True), scales_input=True, layers_of_other_scale=62), rope=PART,
         plain=True, default_window=1,
     ),
-    # Its layers with a window have smaller heads; those without take their keys for values, too.
+    # Layers with a window have smaller heads. Layers without a window use their keys as values, too.
     "gemma4": Architecture(
         {**without(LLAMA, "attn_v.weight"), **_GEMMA_4}, DENSE,
         {

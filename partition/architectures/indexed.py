@@ -1,4 +1,4 @@
-"""Architectures with experts whose layers select attended tokens by an index; the most downloaded ones first."""
+"""Architectures with experts whose layers select attended tokens by an index. The most downloaded ones come first."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +23,7 @@ from partition.architectures.tensors import (  # fmt: skip
 )
 
 _DEEPSEEK_2 = MOE_ARCHITECTURES["deepseek2"]
-# What chooses the tokens that a layer looks at.
+# Tensors of the index that selects the attended tokens of a layer.
 _INDEX: Table = {
     "indexer.k_norm.weight": (64,),
     "indexer.k_norm.bias": (64,),

@@ -1,4 +1,4 @@
-"""Architectures with experts and attention in every layer; the most downloaded ones first."""
+"""Architectures with experts, and attention in every layer. The most downloaded ones come first."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -55,7 +55,7 @@ _DEEPSEEK_2 = Architecture(
     keys={**LATENT_KEYS, **SIGMOID, "expert_shared_count": 1},
     rules=Rules(
         ff_key=EXPERT_KEY,
-        no_stage_of=(26, 27, 48),  # "lite" models, whose queries are not made of fewer values
+        no_stage_of=(26, 27, 48),  # "lite" models, whose queries have no low-rank projection
         guessed={"expert_gating_func": (47, 48)},
         if_missing={"attention.q_lora_rank": 0, "expert_gating_func": 1},
         shared_sum=_SHARED_SUM,

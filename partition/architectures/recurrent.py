@@ -1,4 +1,4 @@
-"""Architectures with recurrent layers, alone or beside attention; the most downloaded ones first."""
+"""Architectures with recurrent layers, with or without attention layers. The most downloaded ones come first."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -87,7 +87,7 @@ _DELTA: Table = {
     "post_attention_norm.weight": ("embd",),
 }
 _DELTA_35: Table = {**_DELTA, "ssm_beta.weight": ("time rank", "embd"), "ssm_alpha.weight": ("time rank", "embd")}
-# Delta attention with a pace for each value (KDA), beside attention with a latent vector.
+# Delta attention with a decay for each value (KDA), next to attention with a latent vector.
 _KDA: Table = {
     **_NORM,
     **{f"ssm_conv1d_{part}.weight": ("q", 1, "conv") for part in "qkv"},

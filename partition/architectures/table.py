@@ -1,4 +1,4 @@
-"""Table of all architectures whose models can be cut, and the reasons why others cannot be."""
+"""Table of all architectures whose models can be cut, and reasons why others cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that layers of many architectures have."""
+"""Tensors of layers that many architectures share."""
 
 from collections.abc import Mapping
 
@@ -42,7 +42,7 @@ FUSED: Table = {
 }
 
 LLAMA: Table = {**ATTENTION, **FFN_NORM}
-# Layers as in GPT-2: norms with a bias, one matrix for queries, keys and values.
+# Layers as in GPT-2: norms with a bias, and one matrix for queries, keys and values.
 GPT: Table = {
     **FUSED,
     **FFN_NORM,
@@ -56,9 +56,9 @@ NORM_BIASES: Table = {"attn_norm.bias": ("embd",), "ffn_norm.bias": ("embd",)}
 
 OUTER_BIASED: Table = {"output_norm.weight": ("embd",), "output_norm.bias": ("embd",)}
 
-LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}  # metadata of models with norms that subtract the mean
+LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}  # metadata of models whose norms subtract the mean
 
-# Keys and values of all heads made of one latent vector, with a part beside it that RoPE turns.
+# Keys and values of all heads from one latent vector, next to a part that RoPE rotates.
 LATENT: Table = {
     "attn_norm.weight": ("embd",),
     "attn_q_a.weight": ("q rank", "embd"),
@@ -84,13 +84,13 @@ LATENT_KEYS: Mapping[str, Number] = {
 EXPERT_KEY = "expert_feed_forward_length"
 SIGMOID: dict[str, Number] = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5}
 LEADING = {"dense_layers": 1}
-TURNED_OTHERWISE: dict[str, Number] = {"rope.freq_base_swa": 5e3}  # in layers with a window
-ONE_LATENT_STATE = "all heads share one latent state"  # why there are no shards
-NO_LATENT_STATES = "keys and values are one latent state, not heads"  # why they are not read
+TURNED_OTHERWISE: dict[str, Number] = {"rope.freq_base_swa": 5e3}  # metadata of layers with a window
+ONE_LATENT_STATE = "all heads share one latent state"  # reason why there are no shards
+NO_LATENT_STATES = "keys and values are one latent state, not heads"  # reason why the KV cache is not read
 
 
 def experts(width: str) -> Table:
-    """A router and one stack of matrices for all experts, each expert `width` wide."""
+    """Return a router and one stack of matrices for all experts, each expert `width` wide."""
     return {
         "ffn_gate_inp.weight": ("experts", "embd"),
         "ffn_gate_exps.weight": ("experts", width, "embd"),
@@ -100,7 +100,7 @@ def experts(width: str) -> Table:
 
 
 def shared(width: str = "shared ff") -> Table:
-    """An expert that every token passes through."""
+    """Return an expert that every token passes through."""
     return {
         "ffn_gate_shexp.weight": (width, "embd"),
         "ffn_up_shexp.weight": (width, "embd"),
@@ -109,5 +109,5 @@ def shared(width: str = "shared ff") -> Table:
 
 
 def without(table: Table, *names: str) -> Table:
-    """A table without some of its rows."""
+    """Return a table without some of its rows."""
     return {name: dims for name, dims in table.items() if name not in names}

@@ -1,9 +1,9 @@
-"""Check of model files on which llama.cpp aborts or crashes instead of returning an error.
+"""Check for model files on which llama.cpp aborts or crashes instead of returning an error.
 
-The container itself was checked by `GgufFile.open`. Here the metadata are compared with each other and with the
-tensors. The rules are the assertions of llama.cpp's loader and graph builders, found by loading thousands of damaged
-files (`tests/unit/quant/test_bad_files.py`). What llama.cpp refuses cleanly is left to it, above all architectures not
-known here.
+`GgufFile.open` has checked the container. This module compares the metadata with each other and with the tensors. The
+rules are the assertions of llama.cpp's loader and graph builders. They were found by loading thousands of damaged files
+(`tests/unit/quant/test_bad_files.py`). Files that llama.cpp refuses with an error are not checked here, in particular
+files of unknown architectures.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from quant.gguf.elastic import elastic_sizes
 from quant.gguf.file import GgufFile, TensorInfo
 from quant.gguf.header import GgufArray
 
-_MAX_EXPERTS = 1024  # of llama.cpp
-_GATES = 4  # functions that score experts: softmax, sigmoid, softmax of the chosen, square root of softplus
-_MAX_WIDTH = 1 << 20  # of a hidden state; eight times the widest known
-_TENSOR_ALIGNMENT = 32  # ggml asserts it for buffers it maps
+_MAX_EXPERTS = 1024  # limit of llama.cpp
+_GATES = 4  # number of functions that score experts: softmax, sigmoid, softmax of the chosen, square root of softplus
+_MAX_WIDTH = 1 << 20  # limit of the width of a hidden state; eight times the widest known
+_TENSOR_ALIGNMENT = 32  # ggml asserts this for mapped buffers
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 
-# Types that are stored in files but that no matrix product of ggml takes.
+# Types that files may contain but that no matrix product of ggml accepts.
 _NOT_WEIGHTS = frozenset(("i8", "i16", "i32", "i64", "f64", "q8_1", "q8_k"))
-_BYTE = 6  # the token type of a token that stands for one byte
-_NO_TOKEN = 2**32 - 1  # how -1, "there is none", looks in a u32
+_BYTE = 6  # token type of a token for a single byte
+_NO_TOKEN = 2**32 - 1  # -1, for "no token", as u32
 _ARRAYS = {"tokens": "arr[str]", "scores": "arr[f32]", "token_type": "arr[i32]", "merges": "arr[str]"}
 
 
 def check_loadable(file: GgufFile) -> None:
-    """Return where llama.cpp can be given `file`: it runs, or is refused with an error. ModelFileError otherwise."""
+    """Raise ModelFileError if loading `file` would crash llama.cpp. Otherwise llama.cpp runs or refuses the file."""
     meta = Metadata(file)
     if not file.tensors:
         raise meta.error("it has no tensors, only metadata; get the file with the weights")
@@ -67,7 +67,7 @@ def _check_layers(meta: Metadata) -> None:
 def _check_experts(meta: Metadata, shape: ModelShape) -> None:
     count = meta.count("expert_count", 0, most=_MAX_EXPERTS)
     if meta.architecture in ASSERTED and ASSERTED[meta.architecture].one_expert_is_dense and count <= 1:
-        return  # llama.cpp reads that as a dense model
+        return  # llama.cpp reads this as a dense model
     meta.count("expert_gating_func", 1, least=1, most=_GATES)
     used, groups = shape.n_experts_used, meta.count("expert_group_count", 0)
     for layer, used_here in enumerate(meta.per_layer("expert_used_count", meta.count("block_count"), 0)):
@@ -121,21 +121,22 @@ def _check_tensor(meta: Metadata, tensor: TensorInfo) -> None:
             "write the file again with general.alignment = 32"
         )
     name, kind = tensor.name, tensor.type.name
-    is_vector = len(tensor.shape) == 1 and kind not in ("i32", "i64")  # those are tables of numbers
+    is_vector = len(tensor.shape) == 1 and kind not in ("i32", "i64")  # integer tensors are tables
     if kind != "f32" and (is_vector or "norm" in name or name.endswith((".bias", ".scale"))):
         raise meta.error(f"tensor {name!r} is {kind}, llama.cpp needs f32 there; convert the model again")
-    if kind in _NOT_WEIGHTS and name.endswith(".weight") and "tid2eid" not in name:  # a table from tokens to experts
+    # "tid2eid" is a table from tokens to experts.
+    if kind in _NOT_WEIGHTS and name.endswith(".weight") and "tid2eid" not in name:
         raise meta.error(f"tensor {name!r} is {kind}, which llama.cpp cannot multiply; convert the model again")
 
 
 def check_vocabulary(meta: Metadata) -> None:
-    """Raise ModelFileError if the tokenizer's metadata would crash llama.cpp, when loading or when used."""
+    """Raise ModelFileError if the tokenizer's metadata would crash llama.cpp during loading or use."""
     model = meta.file.metadata.get("tokenizer.ggml.model")
     if not isinstance(model, str):
         raise meta.error("tokenizer.ggml.model is missing or not a string; convert the model again")
     _check_arrays(meta)
     n_vocab = vocabulary_size(meta)
-    for name in ("bos", "eos"):  # others, often padding, are out of range in files that work
+    for name in ("bos", "eos"):  # other special tokens, such as padding, are out of range in files that work
         value = meta.file.metadata.get(f"tokenizer.ggml.{name}_token_id", 0)
         if isinstance(value, int) and value >= n_vocab and value != _NO_TOKEN and n_vocab:
             raise meta.error(f"tokenizer.ggml.{name}_token_id is {value}, but there are {n_vocab} tokens")
@@ -146,7 +147,7 @@ def check_vocabulary(meta: Metadata) -> None:
 
 
 def _check_arrays(meta: Metadata) -> None:
-    """llama.cpp reads these arrays by their first item's address, as many items as there are tokens."""
+    """Check arrays that llama.cpp reads from the address of their first item, one item for each token."""
     metadata = meta.file.metadata
     n_tokens = vocabulary_size(meta)
     for name, needed in _ARRAYS.items():
@@ -166,7 +167,7 @@ def _check_arrays(meta: Metadata) -> None:
 def _check_tokens(meta: Metadata, model: str, tokens: GgufArray) -> None:
     seen: set[bytes] = set()
     for text in tokens.raw_strings():
-        if text in seen and text:  # empty tokens get names of their own in llama.cpp
+        if text in seen and text:  # llama.cpp gives empty tokens unique names
             raise meta.error(f"token {text.decode('utf-8', 'replace')!r} occurs twice; convert the model again")
         seen.add(text)
     types = meta.file.metadata.get("tokenizer.ggml.token_type")

@@ -1,9 +1,9 @@
-"""Check of a LoRA adapter's file: all on which llama.cpp would stop the process, read past an end, or leave a part out.
+"""Check for LoRA adapter files on which llama.cpp would abort, read out of bounds, or ignore a part.
 
-An adapter adds B(A x) * scale * alpha / rank to the product W x of each weight that it changes. Its file has the
-tensors NAME.lora_a [in, rank] and NAME.lora_b [rank, out], in ggml's order, for a weight NAME [in, out]; of experts
-each has as many matrices as the weight. Those of the token table, whose rows are looked up, are [rank, tokens] and
-[rank, values].
+An adapter adds B(A x) * scale * alpha / rank to the product W x of each weight that it changes. For a weight NAME [in,
+out], its file has the tensors NAME.lora_a [in, rank] and NAME.lora_b [rank, out], in ggml's order. For a weight with
+several experts, both have a matrix for each expert. For the token table, whose rows are looked up, they are [rank,
+tokens] and [rank, values].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKEN_TABLE = "token_embd.weight"
 ALPHA = "adapter.lora.alpha"
 TYPES = ("f32", "f16", "bf16", "q8_0")
 _INVOCATION = "adapter.alora.invocation_tokens"
-_NORM = "_norm.weight"  # how the names of vectors end that llama.cpp leaves out of an adapter, and so do we
+_NORM = "_norm.weight"  # suffix of vectors that llama.cpp ignores in an adapter, as this module does
 _NEEDED = (("general.type", "adapter"), ("adapter.type", "lora"))
 
 
@@ -32,8 +32,12 @@ class Pair(NamedTuple):
 
 
 def adapter_pairs(adapter: GgufFile, model: GgufFile) -> Mapping[str, Pair]:
-    """Return the matrices of an adapter by the name of the weight they change. ModelFileError unless llama.cpp takes
-    all of them for this model, or for this slice of one."""
+    """Return the matrices of an adapter by the name of the weight that they change.
+
+    model: a model, or a slice of one
+
+    Raises ModelFileError if llama.cpp would not use all of the adapter for this model.
+    """
     _check_metadata(adapter, model)
     names = [name for name in adapter.tensors if not name.endswith(_NORM)]
     pairs: dict[str, Pair] = {}
@@ -108,7 +112,7 @@ def _check_pair(adapter: GgufFile, model: GgufFile, weight: TensorInfo, a: Tenso
 
 
 def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without dimensions of 1 at its end, which files may leave out."""
+    """Return a shape without trailing dimensions of 1, which files may omit."""
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]
     return shape

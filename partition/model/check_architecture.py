@@ -1,7 +1,7 @@
-"""The part of `check_loadable` that depends on the architecture: what its graph builder in llama.cpp asserts.
+"""Part of `check_loadable` that depends on the architecture: assertions of its graph builder in llama.cpp.
 
-The rows of `partition.architectures` say most of it. An architecture without a row is not refused; the general checks
-still hold for it.
+Most assertions are in the rows of `partition.architectures`. An architecture without a row is not refused, and only the
+general checks apply to it.
 """
 
 from partition.architectures.description import UNCHECKED, WHOLE, Architecture, Asserted
@@ -10,7 +10,7 @@ from partition.model.metadata import MAX_COUNT, Metadata
 from partition.model.model import ModelShape
 from quant.gguf.header import GgufArray
 
-# Metadata that llama.cpp takes sizes from without looking at the tensor that has them, and which dimension it is.
+# Metadata that llama.cpp takes sizes from without checking the tensor, and the tensor and dimension with that size.
 _SIZES = {
     "ssm.inner_size": ("ssm_out.weight", 0),
     "ssm.conv_kernel": ("ssm_conv1d.weight", 0),
@@ -18,8 +18,8 @@ _SIZES = {
     "attention.kv_lora_rank": ("attn_kv_a_norm.weight", 0),
     "attention.q_lora_rank": ("attn_q_a_norm.weight", 0),
 }
-_POOLINGS = 4  # ways of llama.cpp to make one vector of a text's, beside none
-_MAX_WINDOW = 1 << 30  # tokens; more overflows an int
+_POOLINGS = 4  # number of llama.cpp's ways to pool a text into one vector, besides none
+_MAX_WINDOW = 1 << 30  # limit in tokens; larger values overflow an int
 
 
 def check_architecture(meta: Metadata, shape: ModelShape) -> None:
@@ -54,7 +54,7 @@ def _check_asserted(meta: Metadata, shape: ModelShape, asserted: Asserted) -> No
 
 
 def _check_values(meta: Metadata, shape: ModelShape) -> None:
-    """Check what the loader or the graph asserts of single values."""
+    """Check assertions of the loader or the graph about single values."""
     values = meta.file.metadata
     if meta.architecture == "bailingmoe3":
         bound, safe = values.get(meta.key("kda.gate_lower_bound")), values.get(meta.key("kda.safe_gate"), True)
@@ -73,7 +73,7 @@ def _check_values(meta: Metadata, shape: ModelShape) -> None:
 
 
 def _check_described(meta: Metadata, shape: ModelShape, described: Architecture) -> None:
-    """Check what the architecture's row in the table requires of all its models."""
+    """Check requirements of the architecture's row for all its models."""
     if described.equal_heads and shape.n_heads_kv != shape.n_heads:
         raise meta.error(f"{meta.architecture} needs as many key-value heads as heads; convert the model again")
     if (table := meta.file.tensors.get("token_embd.weight")) and table.shape[0] != shape.n_embd:
@@ -98,7 +98,7 @@ def _check_described(meta: Metadata, shape: ModelShape, described: Architecture)
 
 
 def _check_latent(meta: Metadata, shape: ModelShape) -> None:
-    """Sizes of attention whose keys and values are one latent vector, with a part beside it that RoPE turns."""
+    """Check the sizes of latent attention, in which a head has a latent part and a part that RoPE rotates."""
     rank, turned = meta.count("attention.kv_lora_rank", least=1), meta.count("rope.dimension_count", least=2)
     needed = {
         "attention.key_length": (shape.head_k, rank + turned),
@@ -115,13 +115,13 @@ def _check_latent(meta: Metadata, shape: ModelShape) -> None:
 
 
 def recurrent_layers(meta: Metadata, shape: ModelShape) -> tuple[bool, ...]:
-    """Return for each layer whether it is recurrent in place of attention."""
+    """Return for each layer whether it is recurrent instead of using attention."""
     described = ARCHITECTURES.get(meta.architecture)
     if described is None or not described.recurrent:
         return (False,) * shape.n_layers
     every = described.rules.recurrent_every
     if not every:
-        # Where each layer has one part only, it can be the feed-forward part.
+        # If each layer has only one part, this can also be the feed-forward part.
         parts = zip(shape.n_heads_kv, shape.n_ff, strict=True)
         return tuple(heads == 0 and not (described.alone and ff) for heads, ff in parts)
     value = meta.file.metadata.get(meta.key("attention.recurrent_layers"))
@@ -132,7 +132,8 @@ def recurrent_layers(meta: Metadata, shape: ModelShape) -> tuple[bool, ...]:
 
 
 def _check_heads(meta: Metadata, shape: ModelShape, whole: bool) -> None:
-    """Keys and values have one size in these architectures; RoPE over 0 values would never end."""
+    """Check the head sizes. In these architectures keys and values have the same size; RoPE over 0 values never
+    ends."""
     if not shape.n_heads[0]:
         raise meta.error(f"{meta.key('attention.head_count')} is missing or 0; convert the model again")
     turned = meta.count("rope.dimension_count", shape.head_k)
@@ -145,24 +146,26 @@ def _check_heads(meta: Metadata, shape: ModelShape, whole: bool) -> None:
 
 
 def _check_window(meta: Metadata, default: int) -> None:
-    """A model with an attention window needs at least one layer that uses it: llama.cpp asserts it. default: tokens,
-    where the file does not say."""
+    """Raise ModelFileError if a model with an attention window has no layer that uses it, which llama.cpp asserts.
+
+    default: window in tokens if the file has none
+    """
     key = "attention.sliding_window"
     pattern = meta.file.metadata.get(meta.key(key + "_pattern"))
     if meta.count(key, default, most=_MAX_WINDOW) and (
         (isinstance(pattern, GgufArray) and not any(pattern))  # one flag for each layer
-        or (isinstance(pattern, int) and pattern == 1)  # every n-th layer is without the window
+        or (isinstance(pattern, int) and pattern == 1)  # every n-th layer has no window
     ):
         raise meta.error(f"the model has an attention window, but {meta.key(key + '_pattern')} gives it to no layer")
 
 
 def _check_shapes(meta: Metadata, shape: ModelShape) -> None:
-    """Compare the tensors that are there with the sizes the metadata give; missing ones llama.cpp names itself."""
+    """Compare existing tensors with the sizes in the metadata. llama.cpp itself reports missing tensors."""
     embd = shape.n_embd
     expected = {"token_embd.weight": (embd, shape.n_vocab), "output.weight": (embd, shape.n_vocab)}
     for i in range(shape.n_layers):
         names = [f"blk.{i}.attn_{part}.weight" for part in "qkv"]
-        if f"blk.{i}.attn_qkv.weight" not in meta.file.tensors:  # llama.cpp computes with the null pointer
+        if f"blk.{i}.attn_qkv.weight" not in meta.file.tensors:  # llama.cpp would compute with a null pointer
             missing = [name for name in names if name not in meta.file.tensors]
             if missing:
                 raise meta.error(f"tensor {missing[0]!r} is missing; download or convert the model again")

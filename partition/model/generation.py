@@ -1,13 +1,13 @@
-"""Models that compute embeddings of texts or ranks of documents, and those that do not generate."""
+"""Kinds of models by their use: text generation, embeddings of texts, or ranking of documents."""
 
 from partition.architectures.table import ASSERTED
 from quant.gguf.file import GgufFile
 
-_RANK = 4  # way of llama.cpp to pool: a score by a head
+_RANK = 4  # llama.cpp's pooling type of models whose head computes a score
 
 
 def generates(file: GgufFile) -> bool:
-    """Return whether the model generates text: each token attends only to tokens before it."""
+    """Return whether the model generates text, that is, whether each token attends only to earlier tokens."""
     row = ASSERTED.get(file.architecture)
     causal = file.metadata.get(f"{file.architecture}.attention.causal", True)
     return (row is None or row.generates) and causal is not False

@@ -1,14 +1,14 @@
-"""Reads a model's numbers from GGUF metadata, with an error a person understands where one is missing or absurd."""
+"""Numbers of a model from GGUF metadata, with a clear error if a number is missing or absurd."""
 
 from quant.errors import ModelFileError
 from quant.gguf.file import GgufFile
 from quant.gguf.header import GgufArray
 
-MAX_COUNT = 2**31 - 1  # llama.cpp keeps most of these numbers in an int
+MAX_COUNT = 2**31 - 1  # llama.cpp stores most of these numbers in an int
 
 
 class Metadata:
-    """The metadata under a model's architecture: `count("block_count")` reads `llama.block_count`."""
+    """Metadata with the architecture's prefix: `count("block_count")` reads `llama.block_count`."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
@@ -17,11 +17,11 @@ class Metadata:
             raise self.error("general.architecture is missing or not a string; this file is not a language model")
         if len(self.architecture) > 64 or not self.architecture.isprintable():
             raise self.error(
-                f"general.architecture is {self.architecture[:64]!r}, which is no name; the file is damaged"
+                f"general.architecture is {self.architecture[:64]!r}, which is not a name; the file is damaged"
             )
 
     def error(self, problem: str) -> ModelFileError:
-        """The error to raise about this file."""
+        """Return an error about this file."""
         return ModelFileError(f"{self.file.path.name}: {problem}")
 
     def key(self, name: str) -> str:
@@ -31,7 +31,10 @@ class Metadata:
         return self.key(name) in self.file.metadata
 
     def count(self, name: str, default: int | None = None, least: int = 0, most: int = MAX_COUNT) -> int:
-        """A whole number in [least, most]; `default` where the key is absent, an error where that is None."""
+        """Return a whole number in [least, most].
+
+        If the key is missing, return `default`, or raise ModelFileError if `default` is None.
+        """
         value = self.file.metadata.get(self.key(name), default)
         if value is None:
             raise self.error(f"{self.key(name)} is missing; convert the model again")

@@ -1,4 +1,4 @@
-"""Sizes of a model: layers, heads, bytes. The planner's view of a GGUF file."""
+"""Sizes of a model for the planner, from a GGUF file: layers, heads and bytes."""
 
 import re
 from collections import Counter
@@ -11,42 +11,42 @@ from quant.gguf.file import GgufFile
 from quant.gguf.header import GgufArray
 from quant.types import TensorType
 
-MAX_LAYERS = 512  # of llama.cpp
+MAX_LAYERS = 512  # limit of llama.cpp
 _BLOCK = re.compile(r"blk\.([0-9]{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of one model. Per-layer tuples have `n_layers` items; a layer without attention has 0 heads.
+    """Sizes of one model. Tuples by layer have `n_layers` items; a layer without attention has 0 heads.
 
-    Layers that predict further tokens come after these, and are not counted: no answer needs them
-    (`partition.model.predictors`).
+    Predictor layers, which predict further tokens, come after these layers. They are not counted, because no answer
+    needs them (`partition.model.predictors`).
     """
 
     architecture: str
     name: str
     n_layers: int
     n_embd: int  # values of a hidden state
-    n_heads: tuple[int, ...]  # query heads, per layer
-    n_heads_kv: tuple[int, ...]  # key and value heads, per layer
-    head_k: int  # values of one key; queries have as many
-    head_v: int  # values of one value
-    n_ff: tuple[int, ...]  # columns of the FFN (of one expert where there is no dense FFN), per layer
-    n_experts: int  # 0: a dense model
-    n_experts_used: int  # experts a token passes through
+    n_heads: tuple[int, ...]  # query heads of each layer
+    n_heads_kv: tuple[int, ...]  # key and value heads of each layer
+    head_k: int  # values of one key or query
+    head_v: int  # values of one value vector
+    n_ff: tuple[int, ...]  # FFN columns of each layer (of one expert if there is no dense FFN)
+    n_experts: int  # number of experts; 0 for a dense model
+    n_experts_used: int  # experts that process a token
     n_vocab: int
-    context_length: int  # trained
+    context_length: int  # tokens of context in training
     n_params: int
-    weight_bytes: int  # all tensors, each once
-    bytes_by_type: Mapping[str, int]  # tensor type name to bytes, largest first
-    layer_bytes: tuple[int, ...]  # weights of each layer
-    embedding_bytes: int  # the token table
-    head_bytes: int  # the output matrix; the token table's bytes again where it is tied
-    head_is_tied: bool  # the token table is the output matrix
+    weight_bytes: int  # bytes of all tensors, each counted once
+    bytes_by_type: Mapping[str, int]  # bytes by tensor type, largest first
+    layer_bytes: tuple[int, ...]  # bytes of each layer's weights
+    embedding_bytes: int  # bytes of the token table
+    head_bytes: int  # bytes of the output matrix; of the token table if it is tied
+    head_is_tied: bool  # true if the token table is also the output matrix
 
     @classmethod
     def from_gguf(cls, file: GgufFile) -> "ModelShape":
-        """The sizes of `file`; ModelFileError if the metadata lack one or contradict each other."""
+        """Return the sizes of `file`. Raises ModelFileError if the metadata are incomplete or contradictory."""
         meta = Metadata(file)
         n_all = meta.count("block_count", least=1, most=MAX_LAYERS)
         n_layers = n_all - meta.count("nextn_predict_layers", 0, most=n_all)
@@ -54,7 +54,7 @@ class ModelShape:
             raise meta.error("it has only layers that predict several tokens at once; get the whole model")
         n_embd = meta.count("embedding_length", least=1)
         heads = meta.per_layer("attention.head_count", n_all, 0)
-        # llama.cpp takes the head size from the first layer's heads.
+        # llama.cpp computes the head size from the first layer's heads.
         head = n_embd // heads[0] if heads[0] else 0
         n_ff = meta.per_layer("feed_forward_length", n_all, 0)
         if not any(n_ff):
@@ -90,28 +90,28 @@ class ModelShape:
         )
 
     def kv_bytes(self, context: int, type_k: TensorType, type_v: TensorType) -> int:
-        """Bytes of the KV cache for `context` tokens over all layers.
+        """Return the bytes of the KV cache for `context` tokens over all layers.
 
-        Sum over layers of context * (bytes of n_heads_kv * head_k in type_k + bytes of n_heads_kv * head_v in type_v).
-        Attention windows are ignored (a layer that keeps only its window needs less), and so is the state of recurrent
-        layers, which does not grow. ValueError if a type's blocks do not divide a layer's keys or values.
+        This is the sum over layers of context * (bytes of n_heads_kv * head_k values in type_k + bytes of n_heads_kv *
+        head_v values in type_v). It ignores attention windows, which reduce the need, and the state of recurrent
+        layers, which does not grow. Raises ValueError if a type's blocks do not divide a layer's keys or values.
         """
         return sum(self.kv_layer_bytes(layer, context, type_k, type_v) for layer in range(self.n_layers))
 
     def kv_layer_bytes(self, layer: int, context: int, type_k: TensorType, type_v: TensorType) -> int:
-        """The part of `kv_bytes` that layer number `layer` keeps."""
+        """Return the part of `kv_bytes` for one layer."""
         heads = self.n_heads_kv[layer]
         return context * (type_k.n_bytes(heads * self.head_k) + type_v.n_bytes(heads * self.head_v))
 
 
 def block_of(tensor_name: str) -> int | None:
-    """The layer a tensor belongs to ("blk.7.attn_q.weight" to 7), None for tensors outside of layers."""
+    """Return the layer that a tensor belongs to ("blk.7.attn_q.weight" to 7); None for tensors outside layers."""
     match = _BLOCK.match(tensor_name)
     return int(match[1]) if match else None
 
 
 def vocabulary_size(meta: Metadata) -> int:
-    """Tokens: the length of the list, else `vocab_size`, else the rows of the token table, else 0."""
+    """Return the number of tokens: the length of the list, else `vocab_size`, else the token table's rows, else 0."""
     tokens = meta.file.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, GgufArray):
         return len(tokens)
@@ -129,7 +129,8 @@ def _layer_bytes(file: GgufFile, n_layers: int) -> tuple[int, ...]:
 
 
 def decode_bytes(file: GgufFile, shape: ModelShape) -> int:
-    """Bytes of weights one token reads: all but the token table (one row of it), and of experts those it uses."""
+    """Return the bytes of weights that one token reads: one row of the token table, the used experts, and all
+    others."""
     total = 0
     for name, tensor in file.tensors.items():
         block = block_of(name)

@@ -8,26 +8,26 @@ from typing import Any
 
 from partition.model.onnx_shapes import Value
 
-_FILTER = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1}  # which input it is
+# Index of the filter among the inputs.
+_FILTER = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1}
 _PRODUCTS = {"MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "MatMulNBits", "DynamicQuantizeMatMul"}
 _RECURRENT = {"RNN", "GRU", "LSTM"}
 
 
 def flops(node: Any, values: Mapping[str, Value]) -> int:
-    """Floating-point operations of one run of a NodeProto; a multiply-add is two.
+    """Return the floating-point operations of one run of a NodeProto; a multiply-add counts as two.
 
-    Conv                2 x output values x input channels of a group x filter size
-    ConvTranspose       2 x input values x output channels of a group x filter size
-    Gemm, MatMul        2 x output values x inner dimension
+    Conv                2 x output values x input channels of a group x filter size ConvTranspose       2 x input values
+    x output channels of a group x filter size Gemm, MatMul        2 x output values x inner dimension
     RNN, GRU, LSTM      2 x steps x batch x values of both weight matrices
-    others              1 x output values; what If, Loop and Scan hold inside is not counted
+    others              1 x output values; nodes inside If, Loop and Scan are not counted
 
-    Biases are not counted. Products of whole numbers count the same. 0 if no shape is known.
+    Biases are not counted. Integer products count like float products. The result is 0 if no shape is known.
     """
     outputs = sum(prod(values[name].shape) for name in node.output if name in values)
     try:
         return _products(node, values, outputs)
-    except (KeyError, IndexError):  # a shape that is not known, or that does not fit
+    except (KeyError, IndexError):  # a shape is unknown or does not fit
         return outputs
 
 

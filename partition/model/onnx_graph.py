@@ -1,4 +1,4 @@
-"""An ONNX model as a graph that can be cut: nodes in order, the tensors between them, and what each costs."""
+"""An ONNX model as a graph that can be cut: nodes in order, the tensors between them, and the cost of each."""
 
 from __future__ import annotations
 
@@ -14,53 +14,55 @@ from partition.errors import CannotSlice
 from partition.model.onnx_cost import flops
 from partition.model.onnx_shapes import Value, inferred, type_bytes, type_name
 
-# Gives the element type and the shape of tensors that it is asked for, as far as it can: from a run of the model.
+# Observes tensors in a run of the model. Returns element type and shape of the named tensors, as far as possible.
 Observe = Callable[[Sequence[str]], Mapping[str, tuple[str, tuple[int, ...]]]]
 
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
-_SCOPES = "pkg.torch.onnx.name_scopes"  # where PyTorch's newer exporter keeps the names of modules
+_SCOPES = "pkg.torch.onnx.name_scopes"  # key under which PyTorch's newer exporter stores module names
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """An operator that depends on the graph's inputs."""
 
-    name: str  # "" where the model gives none
-    scopes: tuple[str, ...]  # the modules it is in, outermost first, where its name says so
+    name: str  # "" if the model gives none
+    scopes: tuple[str, ...]  # enclosing modules, outermost first, if the name contains them
     op: str
     inputs: tuple[str, ...]  # tensors that depend on the graph's inputs, each once
-    outputs: tuple[str, ...]  # those that something needs
-    weights: tuple[str, ...]  # the constants it uses, by their names in `OnnxGraph.weight_bytes`
+    outputs: tuple[str, ...]  # outputs that are used
+    weights: tuple[str, ...]  # constants that it uses, by their names in `OnnxGraph.weight_bytes`
     flops: int
     weight_bytes: int
     output_bytes: int
-    place: int  # in the model's list of nodes
+    place: int  # index in the model's list of nodes
 
     def __str__(self) -> str:
-        """Return the node as messages name it, so that a person finds it in the model."""
+        """Return the node's name for messages, which a user can find in the model."""
         return f"node {self.name or self.outputs[0]!r} ({self.op})"
 
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """A model's graph as data. Nodes that only make constants, and those that nothing needs, are not among `nodes`."""
+    """A model's graph as data. `nodes` has neither nodes that only make constants nor unused nodes."""
 
-    nodes: tuple[Node, ...]  # in topological order, the model's own
-    values: Mapping[str, Value]  # tensors that depend on the inputs, and outputs, whose shape is known
-    inputs: tuple[str, ...]  # those that something needs
+    nodes: tuple[Node, ...]  # nodes in the model's own topological order
+    values: Mapping[str, Value]  # tensors of known shape that depend on the inputs, and outputs
+    inputs: tuple[str, ...]  # inputs that are used
     outputs: tuple[str, ...]
-    weight_bytes: Mapping[str, int]  # initializers and constants that nodes use; each once, however many use it
-    unknown: str  # why some tensors have no shape: the words of shape inference; "" where it has none
+    weight_bytes: Mapping[str, int]  # bytes of initializers and constants that nodes use, by name
+    unknown: str  # reason for tensors without shapes, from shape inference; "" if there is none
 
     @classmethod
     def from_model(
         cls, model: Any, dims: Mapping[str, int] = MappingProxyType({}), observe: Observe | None = None
     ) -> OnnxGraph:
-        """The graph of an onnx.ModelProto, with its weights or without their data, looked at with these dimensions.
+        """Return the graph of an onnx.ModelProto, with or without the data of its weights, for the given dimensions.
 
-        dims: sizes of open dimensions, by name, or as "input[axis]". observe: is asked for tensors whose shape cannot
-        be inferred. PlanError if a size is missing, too many, or not positive. CannotSlice for nodes out of order,
-        or a tensor that is made twice or never.
+        dims: sizes of open dimensions, by name or as "input[axis]"
+        observe: returns types and shapes of tensors whose shape cannot be inferred
+
+        Raises PlanError if a size is missing, unknown, or not positive. Raises CannotSlice if nodes are out of order,
+        or if a tensor is made twice or never.
         """
         listed = flat_nodes(model)
         weights = {t.name for t in model.graph.initializer} | {s.values.name for s in model.graph.sparse_initializer}
@@ -75,7 +77,7 @@ class OnnxGraph:
         lacking = sorted(crossing - values.keys())
         if lacking and observe is not None:
             values |= {name: shapes.observed(name, *observation) for name, observation in observe(lacking).items()}
-        for name in outputs:  # nothing needs to know the shape of what leaves the last stage before it is there
+        for name in outputs:  # the shape of an output of the last stage need not be known in advance
             if name not in values and name in shapes.types:
                 values[name] = Value(name, shapes.types[name], (), (), ranked=False)
         sources = _Sources(model, listed, constant, values)
@@ -91,20 +93,23 @@ class OnnxGraph:
 
     @cached_property
     def makers(self) -> Mapping[str, int]:
-        """The node that makes a tensor, by name; -1 for inputs of the graph. Constant outputs are not there."""
+        """Index of the node that makes each tensor; -1 for inputs of the graph. Constant outputs are not included."""
         result = dict.fromkeys(self.inputs, -1)
         return result | {name: i for i, node in enumerate(self.nodes) for name in node.outputs}
 
     @cached_property
     def last_uses(self) -> Mapping[str, int]:
-        """The last node that uses a tensor, by name; for outputs of the graph, which leave after it, their number."""
+        """Index of the last node that uses each tensor; the number of nodes for outputs of the graph."""
         uses = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
         return uses | dict.fromkeys(self.outputs, len(self.nodes))
 
     @cached_property
     def folded(self) -> frozenset[str]:
-        """Outputs of convolutions that go to a normalization alone. Runtimes multiply its factors into the weights:
-        rounded there, and not behind, trained networks give other last digits."""
+        """Outputs of convolutions that only a normalization uses.
+
+        Runtimes multiply the normalization's factors into the weights. Cutting there would round differently, and
+        trained networks would give different last digits.
+        """
         uses = Counter(name for node in self.nodes for name in node.inputs) + Counter(self.outputs)
         alone = {node.inputs[0] for node in self.nodes if node.op == "BatchNormalization" and len(node.inputs) == 1}
         convolved = {name for node in self.nodes if node.op in ("Conv", "ConvTranspose") for name in node.outputs}
@@ -116,12 +121,12 @@ class OnnxGraph:
         return sum(node.flops for node in self.nodes)
 
     def stage_weight_bytes(self, start: int, stop: int) -> int:
-        """Bytes of the weights that nodes [start, stop) use, each counted once."""
+        """Return the bytes of the weights that nodes [start, stop) use, each counted once."""
         used = {name for node in self.nodes[start:stop] for name in node.weights}
         return sum(self.weight_bytes[name] for name in used)
 
     def activation_bytes(self, start: int, stop: int) -> int:
-        """The most bytes that one of the nodes [start, stop) takes and makes."""
+        """Return the maximum bytes of inputs and outputs of one of the nodes [start, stop)."""
         return max(
             node.output_bytes + sum(self.values[name].n_bytes for name in node.inputs if name in self.values)
             for node in self.nodes[start:stop]
@@ -129,9 +134,9 @@ class OnnxGraph:
 
 
 def flat_nodes(model: Any) -> Sequence[Any]:
-    """The NodeProtos of a model; calls of the model's own functions are replaced by what is in them.
+    """Return the NodeProtos of a model. Calls of the model's own functions are replaced by the functions' nodes.
 
-    CannotSlice if that fails.
+    Raises CannotSlice if that fails.
     """
     if not model.functions:
         return tuple(model.graph.node)
@@ -155,7 +160,7 @@ def flat_nodes(model: Any) -> Sequence[Any]:
 
 
 def uses(node: Any) -> Iterator[str]:
-    """The tensors that a NodeProto uses, also from inside its subgraphs; some more than once."""
+    """Yield the tensors that a NodeProto uses, including its subgraphs. Some may be repeated."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
@@ -169,7 +174,8 @@ def uses(node: Any) -> Iterator[str]:
 def _constants(
     nodes: Sequence[Any], provided: set[str], inputs: Sequence[str], outputs: Sequence[str]
 ) -> dict[str, int | None]:
-    """Tensors that depend on no input, by name: the place of the node that makes it, None for initializers."""
+    """Return the tensors that depend on no input: name to the index of the node that makes it, None for
+    initializers."""
     constant: dict[str, int | None] = dict.fromkeys(provided)
     available = set(inputs) | provided
     for place, node in enumerate(nodes):
@@ -195,7 +201,7 @@ def _constants(
 
 
 def _live(nodes: Sequence[Any], constant: Mapping[str, int | None], outputs: Sequence[str]) -> list[int]:
-    """The places of nodes that an output depends on and that depend on an input."""
+    """Return the indexes of nodes that depend on an input and that an output depends on."""
     needed, live = set(outputs), []
     for place in range(len(nodes) - 1, -1, -1):
         node = nodes[place]
@@ -207,7 +213,7 @@ def _live(nodes: Sequence[Any], constant: Mapping[str, int | None], outputs: Seq
 
 
 class _Sources:
-    """Weights that each constant is made of, and their bytes."""
+    """Weights that each constant is computed from, and their bytes."""
 
     def __init__(
         self, model: Any, nodes: Sequence[Any], constant: Mapping[str, int | None], values: Mapping[str, Value]
@@ -215,7 +221,7 @@ class _Sources:
         self.n_bytes = {tensor.name: _tensor_bytes(tensor) for tensor in model.graph.initializer}
         for sparse in model.graph.sparse_initializer:
             self.n_bytes[sparse.values.name] = _tensor_bytes(sparse.values) + _tensor_bytes(sparse.indices)
-        # Initializers, and outputs of nodes that make data out of a size or nothing.
+        # Maps each constant to initializers, and to outputs of nodes that create data from nothing or from a size.
         self.weights: dict[str, tuple[str, ...]] = {}
         for name, place in constant.items():  # in topological order
             self.weights[name] = (name,)
@@ -256,7 +262,7 @@ def _node(
 
 
 def _scopes(node: Any) -> tuple[str, ...]:
-    """Modules by the node's metadata, or by its name: all parts of a path but the last."""
+    """Return the enclosing modules from the node's metadata, or from its name: all parts of a path but the last."""
     for entry in node.metadata_props:
         if entry.key == _SCOPES:
             parts = tuple(part.strip(" '\"") for part in entry.value.strip("[] ").split(","))

@@ -1,5 +1,7 @@
-"""Shapes and types of every tensor in an ONNX graph, without its weights' data and without running it,
-and the sizes of dimensions that inputs leave open."""
+"""Shapes and types of all tensors in an ONNX graph, without the weights' data and without a run.
+
+This module also handles the sizes of open dimensions of inputs.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,22 @@ from typing import Any
 from partition.errors import PlanError
 from quant.text import first_line
 
-_KEEP = 1024  # bytes: larger weights are known by shape alone; smaller ones, such as target shapes, with their values
-_BITS = re.compile(r"[a-z]+(\d+)")  # in the name of a type; bool has none
+_KEEP = 1024  # bytes; larger weights are used by shape only, smaller ones, such as target shapes, with their values
+_BITS = re.compile(r"[a-z]+(\d+)")  # bits in a type's name; bool has none
 _STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 _CROSSING = {"float32", "float64", "float16", "bool"} | {f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}
-NAMELESS = "", "?"  # names that exporters write where there is none: two dimensions called so need not be equal
+NAMELESS = "", "?"  # names that exporters write for nameless dimensions; two of these need not be equal
 
-Shape = Sequence[int | str]  # of an input; an open dimension is its name
+Shape = Sequence[int | str]  # shape of an input; an open dimension is given by its name
 
 
 def dim_key(name: str, axis: int, dim: str) -> str:
-    """The key of an open dimension in a mapping of sizes: its name, or "input[axis]" where it has none."""
+    """Return the key of an open dimension in a mapping of sizes: its name, or "input[axis]" if it is nameless."""
     return f"{name}[{axis}]" if dim in NAMELESS else dim
 
 
 def dim_keys(shapes: Mapping[str, Shape]) -> dict[str, list[str]]:
-    """The open dimensions by key, each with the axes that it is: "input[axis]"."""
+    """Return the open dimensions by key, with the axes of each as "input[axis]"."""
     keys: dict[str, list[str]] = {}
     for name, shape in shapes.items():
         for axis, dim in enumerate(shape):
@@ -37,9 +39,9 @@ def dim_keys(shapes: Mapping[str, Shape]) -> dict[str, list[str]]:
 
 
 def dim_sizes(shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> dict[str, int]:
-    """The sizes by key, where `sizes` may also name one axis of a dimension with a name: "input[axis]".
+    """Return the sizes by key. `sizes` may also name one axis of a named dimension as "input[axis]".
 
-    PlanError for a dimension that no input leaves open, for one with two sizes, and for a size below 0.
+    Raises PlanError if no input has such an open dimension, if one dimension has two sizes, or if a size is negative.
     """
     keys = dim_keys(shapes)
     key_of = {axis: key for key, axes in keys.items() for axis in axes} | {key: key for key in keys}
@@ -58,27 +60,27 @@ def dim_sizes(shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of a graph: its shape at the dimensions the graph is looked at with, and what the model leaves open."""
+    """A tensor of a graph: its shape for the given dimensions, and the model's open dimensions."""
 
     name: str
-    type: str  # as numpy calls it: "float32"; in ONNX's words where numpy has none: "bfloat16"
+    type: str  # numpy's name, such as "float32", or ONNX's name if numpy has no such type: "bfloat16"
     shape: tuple[int, ...]
-    dims: tuple[int | str, ...]  # as the model has them: a name, or "" for an open dimension without one
-    ranked: bool = True  # False: another input may give it another number of dimensions
+    dims: tuple[int | str, ...]  # dimensions as in the model: size, name, or "" for a nameless open dimension
+    ranked: bool = True  # false if another input may change the number of dimensions
 
     @property
     def crosses(self) -> bool:
-        """True if it can be sent between stages: numpy has its type."""
+        """True if stages can exchange it, because numpy has its type."""
         return self.type in _CROSSING
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of its values, packed."""
+        """Bytes of its packed values."""
         return type_bytes(self.type, prod(self.shape))
 
 
 def type_bytes(type_name: str, values: int) -> int:
-    """Bytes of so many values of a type that `type_name` gave a name, packed where a value takes less than one."""
+    """Return the bytes of `values` values of a type, packed if a value takes less than a byte."""
     bits = _BITS.match(type_name)
     return (values * (int(bits[1]) if bits else 8) + 7) // 8
 
@@ -94,7 +96,7 @@ def type_name(elem_type: int) -> str | None:
 
 
 def elem_type(type_name: str) -> int:
-    """The element type that `type_name` gave a name."""
+    """Return the ONNX element type for a name from `type_name`."""
     import onnx
 
     name = {"float32": "float", "float64": "double"}.get(type_name, type_name)
@@ -103,24 +105,26 @@ def elem_type(type_name: str) -> int:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Facts about the tensors of a graph."""
+    """Inferred types and shapes of a graph's tensors."""
 
-    values: dict[str, Value]  # those whose shape is known
-    types: dict[str, str]  # element types, also of tensors whose shape is not known
-    ranks: dict[str, int] = field(default_factory=dict)  # also of those with open dimensions
-    unknown: str = ""  # why some have no shape, in the words of shape inference
+    values: dict[str, Value]  # tensors of known shape
+    types: dict[str, str]  # element types, including tensors of unknown shape
+    ranks: dict[str, int] = field(default_factory=dict)  # number of dimensions, including tensors with open dimensions
+    unknown: str = ""  # reason for missing shapes, from shape inference
 
     def observed(self, name: str, type_name: str, shape: tuple[int, ...]) -> Value:
-        """The value of a tensor whose shape was seen in a run: another run may give it others."""
+        """Return a tensor whose shape was observed in a run. Another run may give another shape."""
         return Value(name, type_name, shape, ("",) * len(shape), self.ranks.get(name) == len(shape))
 
 
 def inferred(model: Any, nodes: Sequence[Any], constants: Iterable[str], dims: Mapping[str, int]) -> Shapes:
-    """Infer the shapes of tensors from those of the inputs.
+    """Infer the shapes of tensors from the shapes of the inputs.
 
-    nodes: of the model, functions inlined. constants: names of what depends on no input. dims: the size of each open
-    dimension, by its name, or as "input[axis]". PlanError for an open dimension of an input without a size, and for a
-    size that no input asks for.
+    nodes: nodes of the model, with inlined functions
+    constants: names of tensors that depend on no input
+    dims: sizes of open dimensions, by name or as "input[axis]"
+
+    Raises PlanError if an open dimension of an input has no size, or if no input has a dimension in `dims`.
     """
     weights = {
         tensor.name for tensor in (*model.graph.initializer, *(s.values for s in model.graph.sparse_initializer))
@@ -148,7 +152,7 @@ def inferred(model: Any, nodes: Sequence[Any], constants: Iterable[str], dims: M
         if sizes:
             known_dims = open_types.get(name, (0, None))[1]
             left = known_dims if known_dims is not None and len(known_dims) == len(sized) else ("",) * len(sized)
-        # Names that shape inference makes up mean nothing to anybody.
+        # Names that shape inference invents are useless outside.
         known_dims = tuple(dim if isinstance(dim, int) or dim in symbols else "" for dim in left)
         inferred_shapes.values[name] = Value(name, kind, sized, known_dims)
     fixed = set(constants)
@@ -158,10 +162,10 @@ def inferred(model: Any, nodes: Sequence[Any], constants: Iterable[str], dims: M
 
 
 def _sizes(inputs: Sequence[Any], dims: Mapping[str, int]) -> dict[str, int]:
-    """The size of every open dimension, by its key."""
+    """Return the size of every open dimension by its key."""
     shapes: dict[str, list[int | str]] = {}
     for value in inputs:
-        tensor = value.type.tensor_type  # without dimensions where the model declares no shape
+        tensor = value.type.tensor_type  # has no dimensions if the model declares no shape
         shapes[value.name] = [str(dim.dim_param) if _is_open(dim) else dim.dim_value for dim in tensor.shape.dim]
     sizes = dim_sizes(shapes, dims)
     for key, axes in dim_keys(shapes).items():
@@ -172,13 +176,16 @@ def _sizes(inputs: Sequence[Any], dims: Mapping[str, int]) -> dict[str, int]:
 
 
 def _is_open(dim: Any) -> bool:
-    """Return whether a dimension has no size. Some exporters write -1 for that."""
+    """Return whether a dimension has no size. Some exporters write -1 in this case."""
     return not dim.HasField("dim_value") or dim.dim_value < 0
 
 
 def _skeleton(model: Any, nodes: Sequence[Any], inputs: Sequence[Any]) -> Any:
-    """The model without the data of its weights, which become inputs. What the model says of shapes inside is left out,
-    other than for operators that ONNX does not know, because it may hold at other sizes only."""
+    """Return the model without its weights' data; the weights become inputs.
+
+    Declared shapes of inner tensors are left out, because they may hold for other sizes only. They are kept for
+    operators that ONNX does not know.
+    """
     import onnx
 
     bare = onnx.ModelProto(ir_version=max(model.ir_version, 4))
@@ -214,19 +221,19 @@ def _skeleton(model: Any, nodes: Sequence[Any], inputs: Sequence[Any]) -> Any:
 
 
 def _add_node(graph: Any, node: Any, weights: Mapping[str, Any]) -> None:
-    """The node; for ONNX Runtime's operators with weights packed into 4 bits, the one with whole weights it is for."""
+    """Add a node. ONNX Runtime's operators with packed weights become their standard operators with whole weights."""
     import onnx
 
     options = {a.name: a.i for a in node.attribute}
     if node.op_type == "MatMulNBits" and {"K", "N"} <= options.keys() and node.input[2] in weights:
         name = f"{node.output[0]}.unpacked"
-        kind = weights[node.input[2]].data_type  # of the scales
+        kind = weights[node.input[2]].data_type  # type of the scales
         graph.input.append(onnx.helper.make_tensor_value_info(name, kind, [options["K"], options["N"]]))
         graph.node.append(onnx.helper.make_node("MatMul", [node.input[0], name], node.output, node.name))
     elif node.op_type == "GatherBlockQuantized" and node.input[0] in weights and node.input[2] in weights:
         table = weights[node.input[0]]
         shape = list(table.dims)
-        if table.data_type == onnx.TensorProto.UINT8:  # two in a byte
+        if table.data_type == onnx.TensorProto.UINT8:  # a byte holds two values
             shape[options.get("quantize_axis", len(shape) - 1)] *= 8 // options.get("bits", 4)
         name = f"{node.output[0]}.unpacked"
         graph.input.append(onnx.helper.make_tensor_value_info(name, weights[node.input[2]].data_type, shape))
@@ -237,7 +244,7 @@ def _add_node(graph: Any, node: Any, weights: Mapping[str, Any]) -> None:
 
 
 def _bind(skeleton: Any, sizes: Mapping[str, int]) -> None:
-    """Give the open dimensions their sizes."""
+    """Set the sizes of the open dimensions."""
     for value in (*skeleton.graph.input, *skeleton.graph.value_info, *skeleton.graph.output):
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             key = dim_key(value.name, axis, str(dim.dim_param))
@@ -246,14 +253,16 @@ def _bind(skeleton: Any, sizes: Mapping[str, int]) -> None:
 
 
 def _types(skeleton: Any) -> tuple[dict[str, tuple[int, tuple[int | str, ...] | None]], str]:
-    """Element type and shape of every tensor; a dimension is its size, its name or "", an unknown shape is None. And
-    why nothing but what the model declares is known, where inference fails; else ""."""
+    """Return element type and shape of every tensor, and the reason if inference failed ("" otherwise).
+
+    A dimension is a size, a name or ""; an unknown shape is None. If inference fails, only declared shapes are known.
+    """
     import onnx
 
     graph, failed = skeleton.graph, ""
     try:
         graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
-    except Exception as exc:  # InferenceError, and others for what cannot be encoded
+    except Exception as exc:  # InferenceError, or another class if the model cannot be serialized
         failed = first_line(exc)
     types: dict[str, tuple[int, tuple[int | str, ...] | None]] = {}
     for value in (*graph.value_info, *graph.input, *graph.output):
@@ -267,11 +276,11 @@ def _types(skeleton: Any) -> tuple[dict[str, tuple[int, tuple[int | str, ...] | 
 
 
 def _reason(skeleton: Any) -> str:
-    """Return why shape inference stopped, in its own words; "" if it found nothing wrong."""
+    """Return the reason why shape inference stopped, in its own words; "" if it reports no error."""
     import onnx
 
     try:
         onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=True)
-    except Exception as exc:  # InferenceError, and others for what cannot be encoded
+    except Exception as exc:  # InferenceError, or another class if the model cannot be serialized
         return first_line(exc)
     return ""

@@ -1,5 +1,7 @@
-"""Layers behind a model's last one that predict further tokens (multi-token prediction, MTP): which tensors the first
-of them needs, and why llama.cpp could not compute it."""
+"""Predictor layers: layers after a model's last one that predict further tokens (multi-token prediction, MTP).
+
+This module lists the tensors that the first of them needs, and the reasons why llama.cpp cannot compute it.
+"""
 
 from partition.architectures.table import ASSERTED
 from partition.model.metadata import MAX_COUNT, Metadata
@@ -7,15 +9,18 @@ from partition.model.model import ModelShape, block_of
 from quant.gguf.file import GgufFile, TensorInfo
 
 COUNT_KEY = "nextn_predict_layers"
-_JOINS = ("nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight")  # a hidden state and a token's row
-# In place of the model's own, where such a layer has them.
+# Tensors that join a hidden state and a token's row.
+_JOINS = ("nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight")
+# Tensors of a predictor layer that replace the model's own tensors.
 _OWN = {"nextn.embed_tokens.weight": "token_embd.weight", "nextn.shared_head_head.weight": "output.weight"}
 _HEAD, _TABLE = "output.weight", "token_embd.weight"
 
 
 def why_no_predictor(file: GgufFile) -> str:
-    """Why tokens cannot be drafted by a model's own layers; "" where they can. ModelFileError for metadata that no
-    model has."""
+    """Return the reason why a model's own layers cannot draft tokens; "" if they can.
+
+    Raises ModelFileError for impossible metadata.
+    """
     meta = Metadata(file)
     count = meta.count(COUNT_KEY, 0)
     if not count:
@@ -37,7 +42,7 @@ def why_no_predictor(file: GgufFile) -> str:
 
 
 def predictor_tensors(file: GgufFile) -> list[TensorInfo]:
-    """Tensors that the first of these layers reads: its own, and those that no layer has, but for those it replaces."""
+    """Return the tensors that the first predictor layer reads: its own, and common tensors that it does not replace."""
     layer = ModelShape.from_gguf(file).n_layers
     replaced = {whole for own, whole in _OWN.items() if f"blk.{layer}.{own}" in file.tensors}
     if (
@@ -45,5 +50,5 @@ def predictor_tensors(file: GgufFile) -> list[TensorInfo]:
         and _TABLE in replaced
         and f"blk.{layer}.nextn.shared_head_head.weight" not in file.tensors
     ):
-        replaced.remove(_TABLE)  # it is the head, too
+        replaced.remove(_TABLE)  # the table is also the head
     return [t for t in file.tensors.values() if block_of(t.name) in (None, layer) and t.name not in replaced]

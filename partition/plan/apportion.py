@@ -1,4 +1,4 @@
-"""Division of a layer, and of whole units, among ranks: by their speeds and memory, and by given shares."""
+"""Division of a layer, and of whole units, among ranks: by their speeds and memory, or by given shares."""
 
 import heapq
 from collections.abc import Sequence
@@ -7,13 +7,17 @@ from math import isfinite
 from partition.errors import PlanError
 from partition.plan.plan import MAX_WORLD_SIZE
 
-_LEAST_PART = 0.02  # of a layer: every rank holds something
-_LEAST = 1e-6  # least part of the largest share: a rank below it gets the minimum either way
+_LEAST_PART = 0.02  # minimum part of a layer, because every rank must have some
+_LEAST = 1e-6  # minimum relative to the largest share; a smaller share gets the minimum number of units anyway
 
 
 def checked_shares(shares: Sequence[float], ranks: int, first: int = 0) -> list[float]:
-    """`shares` as parts of the largest. PlanError unless there is a finite one above 0 for each of `ranks` ranks, whose
-    numbers begin with `first`."""
+    """Return `shares` relative to the largest.
+
+    first: number of the first rank in errors
+
+    Raises PlanError unless there is a finite share above 0 for each of `ranks` ranks.
+    """
     if not 0 < ranks <= MAX_WORLD_SIZE:
         raise PlanError(f"{ranks} ranks; needed are 1 to {MAX_WORLD_SIZE}")
     if len(shares) != ranks:
@@ -26,20 +30,19 @@ def checked_shares(shares: Sequence[float], ranks: int, first: int = 0) -> list[
 
 
 def apportion(count: int, shares: Sequence[float]) -> list[int]:
-    """Return how many of `count` equal units each rank gets: at least one, and so that the largest units / share is
-    minimal.
+    """Return the number of equal units for each rank, at least one each, with the least maximum of units / share.
 
-    A larger share never gets fewer units. Among equals the lower rank gets more. `count` must be at least the number of
-    ranks.
+    A larger share never gets fewer units. Of equal shares the lower rank gets more. `count` must be at least the number
+    of ranks.
     """
 
-    # Up to this level all may have what it allows, at least one: together no more than `count`.
+    # At this level, the units of all ranks, at least one each, are together no more than `count`.
     level = max(0, count - len(shares)) / sum(shares)
     units = [max(1, int(level * share)) for share in shares]
 
-    # What is left, two for each at most, goes to whoever ends first with one more.
+    # The remaining units, at most two per rank, go to the rank that would finish first with one more.
     def with_one_more(rank: int) -> tuple[float, int]:
-        return float(f"{(units[rank] + 1) / shares[rank]:.9g}"), rank  # rounded, so that equals are equal
+        return float(f"{(units[rank] + 1) / shares[rank]:.9g}"), rank  # rounding makes equal values equal
 
     waiting = [with_one_more(rank) for rank in range(len(shares))]
     heapq.heapify(waiting)
@@ -51,20 +54,22 @@ def apportion(count: int, shares: Sequence[float]) -> list[int]:
 
 
 def parts(constant_s: Sequence[float], slope_s: Sequence[float], most: Sequence[float]) -> list[float]:
-    """Return the part of a layer that each rank computes; together 1.
+    """Return the part of a layer that each rank computes; the sum is 1.
 
-    A rank takes constant + slope * part seconds for a layer. The level at which all end together is that of
+    A rank takes constant + slope * part seconds for a layer. All ranks finish together at the level that solves
 
         sum over ranks of clamp((level - constant_r) / slope_r, least, most_r) = 1
 
-    which grows with the level. most: the part each has memory for. Where these together are
-    less than 1, each gets its memory's share of the whole, and must page the rest.
+    The sum grows with the level.
+
+    most: part of the layer that each rank has memory for. If the sum of these is below 1, each rank gets a part in
+        proportion to its memory, and must page the rest.
     """
     caps = [max(_LEAST_PART, min(1.0, cap)) for cap in most]
     if sum(caps) <= 1:
         return [cap / sum(caps) for cap in caps]
 
-    # The sum bends where a rank has more than the least, and where it has all it may have.
+    # The sum's slope changes where a rank starts to have more than the minimum, and where it reaches its maximum.
     ranks = [(c, max(slope, 1e-12), cap) for c, slope, cap in zip(constant_s, slope_s, caps, strict=True)]
     bends = sorted(
         (c + slope * part, sign / slope) for c, slope, cap in ranks for part, sign in ((_LEAST_PART, 1), (cap, -1))

@@ -1,4 +1,4 @@
-"""Makes a plan for devices: tensor-parallel, pipeline stages, or stages of several ranks each."""
+"""Plans for devices: tensor parallel, pipeline stages, or stages of several ranks each."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ def make_plan(
     shares: Sequence[float] | None = None,
     stages_of: Sequence[int] | None = None,
 ) -> Plan:
-    """A plan with one rank for each of `devices`, of which the first is LOCAL, in proportion to `shares`, else equal.
+    """Return a plan with one rank for each of `devices`, in proportion to `shares`.
 
-    "tensor" is one stage that all ranks share, "pipeline" a stage for each rank. `stages_of`, where given, is taken
-    instead of `parallel`: how many ranks each stage has, such as (2, 2). With a first share of 0 rank 0 is a thin
-    owner: it has a stage of its own, without layers, and the others share the model. Of `model`, its name, what can be
-    printed is kept. PlanError if the model has too little to share.
+    model: name of the model; unprintable characters are removed
+    devices: the first one is LOCAL
+    parallel: "tensor" for one stage with all ranks, "pipeline" for one stage per rank
+    shares: relative shares; None: equal. If the first share is 0, rank 0 is a thin owner: it has a stage without
+        layers, and the other ranks share the model.
+    stages_of: number of ranks in each stage, such as (2, 2); overrides `parallel`
+
+    Raises PlanError if the model has too little to share.
     """
     n = len(devices)
     wishes = [1.0] * n if shares is None else list(shares)
@@ -67,18 +71,19 @@ def make_plan(
 
 
 def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]:
-    """The layers of `n` stages in a row, by bytes in proportion to `shares`; the last stage has the head too.
+    """Return the layers of `n` consecutive stages, by bytes in proportion to `shares`. The last stage also has the
+    head.
 
-    The largest (bytes / share) is as small as it can be with whole layers, one for each stage at least. Of the ways to
-    reach it, the one that keeps the others nearest to their shares is taken. PlanError for more stages than layers, or
-    for bad shares.
+    The largest (bytes / share) is minimal for whole layers and at least one layer per stage. Among such divisions, the
+    other stages are as close to their shares as possible. Raises PlanError for more stages than layers, or for bad
+    shares.
     """
     layers = limits.sizes.layers
     if n > len(limits.begins):
         clause = f", and a stage can begin with {len(limits.begins)} of them" if len(limits.begins) < layers else ""
         raise PlanError(f"{n} stages share {layers} layers{clause}; use at most {len(limits.begins)} stages")
     parts = checked_shares(shares, n)
-    before = list(accumulate(limits.layer_bytes, initial=0.0))  # bytes of the layers before each
+    before = list(accumulate(limits.layer_bytes, initial=0.0))  # bytes of the layers before each layer
     head = limits.vocab_bytes * limits.sizes.vocab
 
     def load(stage: int, start: int, stop: int) -> float:
@@ -93,7 +98,7 @@ def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]
 
     def strain(stage: int, start: int, stop: int) -> float:
         weight = load(stage, start, stop)
-        # With this, what is free to choose comes out in proportion to the shares.
+        # This makes the remaining choice proportional to the shares.
         return weight * weight / parts[stage] if weight / parts[stage] <= slowest else inf
 
     _, edges = split_in_order(n, (*limits.begins, layers), strain, lambda a, b: a + b, 0.0)
@@ -107,13 +112,16 @@ def split_in_order(
     joined: Callable[[Cost, Cost], Cost],
     zero: Cost,
 ) -> tuple[Cost, list[int]]:
-    """The least cost of layers, or nodes, in `n` stages that keep their order, and the edges between those stages, from
-    the first of `edges` to the last.
+    """Return the least cost of `n` stages in order, and the edges between them, from the first of `edges` to the last.
 
-    `cost` takes a stage and its first layer and the one after its last; `zero` is that of no stage. Equal cuts: the
-    earliest edges are taken.
+    cost: returns the cost of a stage, from its number, its first layer (or node) and the one after its last
+    joined: combines the costs of two stages
+    zero: cost of no stages
+
+    Of equal divisions, the one with the earliest edges is returned.
     """
-    best: dict[int, tuple[Cost, list[int]]] = {edges[0]: (zero, [edges[0]])}  # by where the stages so far end
+    # Best division by the end of the stages so far.
+    best: dict[int, tuple[Cost, list[int]]] = {edges[0]: (zero, [edges[0]])}
     for stage in range(n):
         reached: dict[int, tuple[Cost, list[int]]] = {}
         for stop in edges[stage + 1 : len(edges) - (n - stage - 1)]:

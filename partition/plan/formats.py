@@ -1,18 +1,22 @@
-"""Files with plans in them: a saved plan, and what edge plan, edge pareto and edge simulate print with --json. Each
-command that takes one takes all of them."""
+"""JSON files that contain plans: a saved plan, and the --json output of edge plan, edge pareto and edge simulate.
+
+Commands that accept one of these files accept all of them.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 PLANNED, PARETO, SIMULATED = "edge-planned-1", "edge-pareto-1", "edge-simulated-1"
-SAVED = ("edge-plan-1", "edge-onnx-plan-1")  # partition.plan.plan.FORMAT, partition.plan.onnx_plan.FORMAT
-EXTRA_KEYS = ("predicted", "devices")  # what a saved plan may have beside itself, to be simulated
+SAVED = ("edge-plan-1", "edge-onnx-plan-1")  # equal to FORMAT in partition.plan.plan and partition.plan.onnx_plan
+EXTRA_KEYS = ("predicted", "devices")  # extra fields that a saved plan may have for simulation
 
 
 def plan_in(values: Any) -> Any:
-    """The plan of such a file, as JSON: of a front the one at the knee. What is no such file stays as it is, for
-    whoever reads plans to refuse it."""
+    """Return the plan in such a file, as JSON; of a Pareto front, the plan at its knee.
+
+    Other values are returned unchanged, so that the reader of plans refuses them.
+    """
     if not isinstance(values, dict):
         return values
     kind = values.get("format")
@@ -29,7 +33,7 @@ def plan_in(values: Any) -> Any:
 
 
 def at_knee(points: Any) -> dict[str, Any] | None:
-    """The point of a front at its knee; else the first on the front, or the first of all."""
+    """Return the point at the knee of a front, else the first point on the front, else the first point."""
     entries = [entry for entry in points if isinstance(entry, dict)] if isinstance(points, list) else []
     for name in ("knee", "on_front"):
         knee = next((entry for entry in entries if entry.get(name) is True), None)

@@ -1,4 +1,4 @@
-"""Cuts of an ONNX graph in two, their labels, and the tensors that cross each."""
+"""Cuts of an ONNX graph into two parts, their labels, and the tensors that cross each cut."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from partition.model.onnx_graph import Node, OnnxGraph
 from partition.model.onnx_shapes import Value
 from quant.text import counted
 
-_NEAR = 5  # labels that an error names
-_MOST = 10_000_000  # tensors over all cuts: far more than any network has, and what memory takes
-_NUMBERED = re.compile(r".*[._]\d+$")  # layer1.0, features.3, block_2
+_NEAR = 5  # number of similar labels in an error
+_MOST = 10_000_000  # limit of tensors over all cuts, for the sake of memory; far more than any network has
+_NUMBERED = re.compile(r".*[._]\d+$")  # such as layer1.0, features.3, block_2
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A place between two nodes. What is before it, and what is after it, are stages."""
+    """A position between two nodes, which divides the graph into a stage before and a stage after it."""
 
-    position: int  # how many of the graph's nodes are before it
-    label: str  # what is just before it, as a person would call it; unique in a graph
-    block: bool  # whether a whole block ends here
-    distinct: bool  # False: the next cut moves as many bytes and no product is between, so it does as well or better
-    tensors: tuple[Value, ...]  # what crosses, in the order it is made
+    position: int  # number of nodes before the cut
+    label: str  # readable name of the last node or block before the cut; unique in a graph
+    block: bool  # true if a whole block ends here
+    distinct: bool  # false if the next cut moves as many bytes with no product between, so that it is at least as good
+    tensors: tuple[Value, ...]  # tensors that cross, in the order of their nodes
     payload_bytes: int
-    weight_bytes: tuple[int, int]  # of the stage before and of the stage after; shared ones count in both
+    weight_bytes: tuple[int, int]  # weight bytes of the stages before and after; shared weights count in both
     flops: tuple[int, int]
 
 
@@ -37,17 +37,19 @@ class Cut:
 class StageIO:
     """Inputs and outputs of a stage."""
 
-    tensors_in: tuple[Value, ...]  # what crosses the cut before it: inputs of the graph for the first one
-    tensors_out: tuple[Value, ...]  # what crosses the cut after it: outputs of the graph for the last one
-    takes: tuple[str, ...]  # inputs of its model, each in `tensors_in`
-    makes: tuple[str, ...]  # outputs of its model
+    # Tensors that cross the cut before the stage; for the first stage, inputs of the graph.
+    tensors_in: tuple[Value, ...]
+    # Tensors that cross the cut after the stage; for the last stage, outputs of the graph.
+    tensors_out: tuple[Value, ...]
+    takes: tuple[str, ...]  # inputs of the stage's model, each in `tensors_in`
+    makes: tuple[str, ...]  # outputs of the stage's model
 
 
 def cuts(graph: OnnxGraph) -> list[Cut]:
-    """Every valid cut, in topological order: between two nodes, where type and shape of all that crosses are known.
+    """Return all valid cuts in topological order. At a valid cut, type and shape of all crossing tensors are known.
 
-    A graph of one node has none. Nor is there one between a convolution and its normalization, which are computed as
-    one. Outputs that are made before a cut cross it, so that all leave from the last stage.
+    A graph of one node has no cuts. There is no cut between a convolution and its normalization, because runtimes
+    compute them together. Outputs that are made before a cut cross it, so that all outputs leave from the last stage.
     """
     names = labels(graph)
     crossing = _crossings(graph)
@@ -67,13 +69,13 @@ def cuts(graph: OnnxGraph) -> list[Cut]:
 
 
 def check_enough(graph: OnnxGraph, possible: Sequence[Cut], devices: int) -> None:
-    """Raise PlanError if a graph with these cuts cannot have a stage for each of so many devices."""
+    """Raise PlanError if a graph with these cuts cannot have a stage for each of `devices` devices."""
     if len(possible) + 1 < devices:
         raise PlanError(places_text(graph, possible))
 
 
 def places_text(graph: OnnxGraph, possible: Sequence[Cut]) -> str:
-    """Describe on how many devices a graph with these cuts can run, and why on no more."""
+    """Return a text about the maximum number of devices for a graph with these cuts, and the reason."""
     n = len(graph.nodes)
     places, devices = counted(len(possible), "place") if possible else "no place", counted(len(possible) + 1, "device")
     why = f"it has {counted(n, 'node')}"
@@ -84,8 +86,10 @@ def places_text(graph: OnnxGraph, possible: Sequence[Cut]) -> str:
 
 
 def cut_at(graph: OnnxGraph, where: str | int) -> Cut:
-    """Return the cut with a label, or at a position (also as text). PlanError if there is none, naming near ones;
-    CannotSlice if tensors of unknown shape cross."""
+    """Return the cut with a label, or at a position, which may also be text.
+
+    Raises PlanError, with similar labels, if there is none. Raises CannotSlice if tensors of unknown shape cross there.
+    """
     return _cut_of(cuts(graph), graph, where)
 
 
@@ -110,9 +114,11 @@ def _cut_of(possible: list[Cut], graph: OnnxGraph, where: str | int) -> Cut:
 
 
 def choose(graph: OnnxGraph, which: str) -> list[Cut]:
-    """The cuts that a word names: "all"; "distinct", without those that another does as well as; "blocks", between
-    whole blocks; "auto", blocks where there are any, else distinct ones. Else `which` is labels, with commas between.
-    PlanError for a label that is none."""
+    """Return the cuts that a word names, or the cuts with the labels in `which`, separated by commas.
+
+    "all" means all cuts. "distinct" omits cuts if another cut is at least as good. "blocks" means cuts between whole
+    blocks. "auto" means blocks if there are any, else distinct cuts. Raises PlanError for an unknown label.
+    """
     possible = cuts(graph)
     blocks = [cut for cut in possible if cut.block]
     distinct = [cut for cut in possible if cut.distinct]
@@ -123,10 +129,10 @@ def choose(graph: OnnxGraph, which: str) -> list[Cut]:
 
 
 def routes(graph: OnnxGraph, positions: Iterable[int]) -> list[tuple[Value, ...]]:
-    """Return the tensors that cross each boundary of a pipeline with cuts at these positions: first the inputs of the
-    first stage, last the outputs of the last one.
+    """Return the tensors that cross each boundary of a pipeline with cuts at these positions.
 
-    PlanError for positions that are no cuts or do not ascend. CannotSlice, which names a tensor, for an unknown shape.
+    The first item has the inputs of the first stage, and the last item the outputs of the last stage. Raises PlanError
+    if positions are not cuts or do not ascend. Raises CannotSlice, which names a tensor, if a shape is unknown.
     """
     n = len(graph.nodes)
     bounds = (0, *positions, n)
@@ -138,7 +144,8 @@ def routes(graph: OnnxGraph, positions: Iterable[int]) -> list[tuple[Value, ...]
 def stage_io(graph: OnnxGraph, start: int, stop: int) -> StageIO:
     """Return inputs and outputs of the stage of nodes [start, stop).
 
-    PlanError for a range that is empty or outside the graph. CannotSlice, which names a tensor, for an unknown shape.
+    Raises PlanError if the range is empty or outside the graph. Raises CannotSlice, which names a tensor, if a shape is
+    unknown.
     """
     if not 0 <= start < stop <= len(graph.nodes):
         raise PlanError(f"stage [{start}, {stop}]; needed is 0 <= start < stop <= {len(graph.nodes)}")
@@ -146,7 +153,7 @@ def stage_io(graph: OnnxGraph, start: int, stop: int) -> StageIO:
     nodes = graph.nodes[start:stop]
     used = {name for node in nodes for name in node.inputs}
     produced = {name for node in nodes for name in node.outputs}
-    if stop == len(graph.nodes):  # it makes constant outputs, too
+    if stop == len(graph.nodes):  # the last stage also makes constant outputs
         produced |= set(graph.outputs) - graph.makers.keys()
     return StageIO(
         tensors_in,
@@ -157,8 +164,8 @@ def stage_io(graph: OnnxGraph, start: int, stop: int) -> StageIO:
 
 
 def _crossing(graph: OnnxGraph, at: int) -> list[str]:
-    """Return the tensors that cross a position, 0 to the number of nodes: inputs first, then in the order of their
-    nodes."""
+    """Return the tensors that cross a position from 0 to the number of nodes: inputs first, then by their nodes'
+    order."""
     if at == len(graph.nodes):
         return list(graph.outputs)
     last = graph.last_uses
@@ -166,7 +173,7 @@ def _crossing(graph: OnnxGraph, at: int) -> list[str]:
 
 
 def _crossings(graph: OnnxGraph) -> list[list[str]]:
-    """Return the tensors that cross each position, for all positions at once."""
+    """Return the tensors that cross each position, computed for all positions together."""
     n, last = len(graph.nodes), graph.last_uses
     if sum(last[name] - maker for name, maker in graph.makers.items()) > _MOST:
         raise CannotSlice(f"{n} nodes whose tensors wait for each other; more than {_MOST} crossings are not looked at")
@@ -188,7 +195,7 @@ def _crosses(graph: OnnxGraph, name: str) -> bool:
 
 
 def _refusal(graph: OnnxGraph, crossing: Sequence[Sequence[str]]) -> str:
-    """Explain why the graph cannot be cut where these tensors cross."""
+    """Return the reason why the graph cannot be cut at a position that these tensors cross."""
     name = next(name for names in crossing for name in names if not _crosses(graph, name))
     maker = graph.makers.get(name, -1)
     producer = f"{graph.nodes[maker]}" if maker >= 0 else "an input or a constant"
@@ -202,8 +209,7 @@ def _refusal(graph: OnnxGraph, crossing: Sequence[Sequence[str]]) -> str:
 
 
 def _weights(graph: OnnxGraph) -> tuple[list[int], list[int]]:
-    """Return for each position the bytes of the weights that nodes before it use, and of those that nodes after it
-    use."""
+    """Return for each position the bytes of the weights that nodes before it use, and that nodes after it use."""
     n = len(graph.nodes)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -220,7 +226,7 @@ def _weights(graph: OnnxGraph) -> tuple[list[int], list[int]]:
 
 
 def _marked(graph: OnnxGraph, cut: Cut, following: Cut) -> Cut:
-    """The cut, not distinct where the following one moves as much and only cheap nodes are between."""
+    """Return the cut, marked as not distinct if the next cut moves as much and only cheap nodes are between them."""
     between = graph.nodes[cut.position : following.position]
     cheap = all(max(node.flops, node.weight_bytes) <= node.output_bytes for node in between)
     if following.block < cut.block or following.payload_bytes != cut.payload_bytes or not cheap:
@@ -229,12 +235,12 @@ def _marked(graph: OnnxGraph, cut: Cut, following: Cut) -> Cut:
 
 
 def labels(graph: OnnxGraph) -> list[tuple[str, bool]]:
-    """Return for each node the label of a cut just after it, and whether a block ends there. Labels are unique.
+    """Return for each node the label of a cut directly after it, and whether a block ends there. Labels are unique.
 
-    A block is the outermost module with a number (layer1.0, features.3), or else the outermost one, by the names that
-    exporters give nodes: /layer1/layer1.0/conv1/Conv. The last node of a block has the block's name; one inside has the
-    rest of its own after it: layer1.0/conv1/Conv. A node outside of modules has its own name where that tells the
-    operator, or else the operator and its output: Conv:conv1_1.
+    A block is the outermost numbered module (layer1.0, features.3), or else the outermost module, taken from the node
+    names of exporters: /layer1/layer1.0/conv1/Conv. The last node of a block is labelled with the block's name. An
+    inner node adds the rest of its own name: layer1.0/conv1/Conv. A node outside modules is labelled with its own name
+    if that contains the operator, or else with operator and output: Conv:conv1_1.
     """
     shared = _shared(graph)
     blocks = [_block(node.scopes[shared:]) for node in graph.nodes]
@@ -258,7 +264,7 @@ def labels(graph: OnnxGraph) -> list[tuple[str, bool]]:
 
 
 def _shared(graph: OnnxGraph) -> int:
-    """Return how many outermost modules contain all nodes: their names tell nothing."""
+    """Return the number of outermost modules that contain all nodes, whose names are therefore useless."""
     scopes = [node.scopes for node in graph.nodes if node.scopes]
     if len(scopes) < len(graph.nodes):
         return 0
@@ -266,7 +272,7 @@ def _shared(graph: OnnxGraph) -> int:
 
 
 def _block(scopes: tuple[str, ...]) -> tuple[str, ...]:
-    """The path of the block that a node is in; () for none."""
+    """Return the path of the block that contains a node; () if there is none."""
     for i, part in enumerate(scopes):
         if _NUMBERED.match(part):
             return scopes[: i + 1]

@@ -1,4 +1,4 @@
-"""A plan for an ONNX model: which device computes which nodes of its graph."""
+"""Plan for an ONNX model: the device that computes each node of its graph."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,39 +8,39 @@ from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Range, check_device, check_model, tiles
 
 FORMAT = "edge-onnx-plan-1"
-MOST_STAGES = 63  # as many workers as a group can have
+MOST_STAGES = 63  # limit of workers in a group
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxStage:
-    """Nodes in a row, in the graph's order, on one device."""
+    """Consecutive nodes of the graph on one device."""
 
-    device: str  # a worker's HOST or HOST:PORT; LOCAL for the owner's own
+    device: str  # a worker's HOST or HOST:PORT; LOCAL for the owner's own device
     nodes: Range
-    until: str = ""  # the cut behind it, as a person knows it; for the last stage nothing
-    threads: int | None = None  # None, and no affinity: as the device has it
-    affinity: tuple[int, ...] = ()  # the processors to run on
-    provider: str | None = None  # ONNX Runtime's execution provider; None: the best that the device has
+    until: str = ""  # label of the cut after the stage; "" for the last stage
+    threads: int | None = None  # None, or an empty affinity: the device's default
+    affinity: tuple[int, ...] = ()  # processors to run on
+    provider: str | None = None  # ONNX Runtime's execution provider; None: the best one of the device
 
     def __post_init__(self) -> None:
         check_device(self.device, self.threads, self.affinity)
         fields.text(self.until, f"{self.device}: until")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values. What is as the device has it is left out."""
+        """Return plain values, without values that are the device's default."""
         return fields.encoded(self, without=("until", "threads", "affinity", "provider"))
 
 
 @dataclass(frozen=True)
 class OnnxPlan:
-    """A whole model as a pipeline. PlanError unless every node has its one place.
+    """A whole model as a pipeline. Raises PlanError unless every node is in exactly one stage.
 
-    LOCAL can be the first device only: the owner's own process is where inputs come from.
+    LOCAL can be the first device only, because inputs come from the owner's process.
     """
 
-    model: str  # its name, for people
-    model_digest: str  # SHA-256 of its file; "" where it is not known
-    n_nodes: int  # of its graph
+    model: str  # name for people
+    model_digest: str  # SHA-256 of the model's file; "" if unknown
+    n_nodes: int  # number of nodes of the graph
     stages: tuple[OnnxStage, ...]
 
     def __post_init__(self) -> None:
@@ -54,17 +54,17 @@ class OnnxPlan:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device of each stage."""
+        """Device of each stage."""
         return tuple(stage.device for stage in self.stages)
 
     @property
     def remote(self) -> tuple[OnnxStage, ...]:
-        """The stages on workers: those of ranks 1 and up."""
+        """Stages on workers, which have the ranks 1 and up."""
         return tuple(stage for stage in self.stages if stage.device != LOCAL)
 
     @property
     def own(self) -> OnnxStage | None:
-        """The stage that the owner's process, rank 0, computes; None if it only hands over and takes back."""
+        """Stage that the owner's process, rank 0, computes; None if it only sends inputs and receives outputs."""
         return self.stages[0] if self.stages[0].device == LOCAL else None
 
     @property
@@ -73,10 +73,10 @@ class OnnxPlan:
         return tuple(stage.nodes.stop for stage in self.stages[:-1])
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as values that json.dumps takes, for people to read and edit. What a stage leaves open, it lacks."""
+        """Return the plan as JSON values for people to read and edit. Default values of stages are left out."""
         return {"format": FORMAT, **fields.encoded(self)}
 
     @classmethod
     def from_json(cls, values: Any) -> "OnnxPlan":
-        """The plan that `to_json` wrote or a person edited. PlanError names the field that is wrong."""
+        """Return the plan that `to_json` wrote or a person edited. Raises PlanError, which names the wrong field."""
         return fields.decoded(cls, values, "plan", inside="", format=FORMAT)

@@ -10,7 +10,7 @@ from partition.plan.apportion import checked_shares
 from partition.plan.arrange import split_in_order
 from partition.plan.onnx_cuts import Cut, check_enough
 
-# One core of a small device, roughly. Only the ratio matters here: products of large matrices are bound by arithmetic,
+# Approximately one core of a small device. Only the ratio matters: products of large matrices are bound by arithmetic,
 # depthwise convolutions and additions by memory.
 _FLOPS_PER_S = 20e9
 _BYTES_PER_S = 5e9
@@ -18,19 +18,23 @@ _ALIKE = 1.05
 
 
 def node_seconds(node: Node) -> float:
-    """An estimate: flops / 20e9 + bytes that it reads and writes / 5e9."""
+    """Return an estimate of a node's seconds: flops / 20e9 + bytes that it reads and writes / 5e9."""
     return node.flops / _FLOPS_PER_S + (node.weight_bytes + 2 * node.output_bytes) / _BYTES_PER_S
 
 
 def split(
     graph: OnnxGraph, cuts: Sequence[Cut], shares: Sequence[float], seconds: Sequence[float] | None = None
 ) -> list[Cut]:
-    """The cuts, one less than there are `shares`, that make the slowest stage fastest; among equals those that move
-    the least.
+    """Return the cuts that make the slowest stage fastest. Among equal divisions, the one that moves the least wins.
 
-    A stage takes the sum of the seconds of its nodes, divided by the share of its device. Exact; `cuts` ascend.
-    seconds: of each node, measured: stages that are no more than 5 % slower than that are as good, as measurements
-    differ by so much; None: `node_seconds`. PlanError if there are too few places.
+    A stage takes the sum of its nodes' seconds, divided by the share of its device. The result is exact.
+
+    cuts: possible cuts in ascending order
+    shares: share of each device; there is one cut less
+    seconds: measured seconds of each node; None: `node_seconds`. Measurements vary, so stages up to 5 % slower than the
+        fastest division count as equal.
+
+    Raises PlanError if there are too few possible cuts.
     """
     shares = checked_shares(shares, len(shares))
     check_enough(graph, cuts, len(shares))
@@ -42,7 +46,7 @@ def split(
         return (done[stop] - done[start]) / shares[stage], at[stop].payload_bytes if stop in at else 0
 
     least = 0.0
-    for _ in range(2):  # at last, stages that are no slower than the slowest has to be are equal: bytes decide
+    for _ in range(2):  # the second pass minimizes bytes among divisions that are as fast as the first result
         (slowest, _), edges = split_in_order(
             len(shares), ends, cost, lambda a, b: (max(a[0], b[0]), a[1] + b[1]), (least, 0)
         )

@@ -1,4 +1,4 @@
-"""A plan: which device holds which layers, heads, FFN columns and vocabulary rows of one model."""
+"""Plan of a model: the device of each layer, attention head, FFN column and vocabulary row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,15 +10,15 @@ from partition.errors import PlanError
 from partition.fields import MOST_BYTES, Bounds, is_digest
 
 FORMAT = "edge-plan-1"
-LOCAL = "local"  # the device of rank 0: the owner's own
-MAX_WORLD_SIZE = 64  # ranks of a plan
-_MOST_NAME = 255  # characters of a model's name
+LOCAL = "local"  # device of rank 0: the owner's own
+MAX_WORLD_SIZE = 64  # limit of ranks in a plan
+_MOST_NAME = 255  # limit of characters of a model's name
 _NESTED = "prefill: it has a prefill of its own; leave that out"
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers from `start` up to, not including, `stop`. `len` says how many; where there are none it is false."""
+    """The numbers from `start` up to, but not including, `stop`. `len` is their count; an empty range is false."""
 
     start: int
     stop: int
@@ -37,12 +37,12 @@ class Range:
         return f"{self.start}-{self.stop - 1}"
 
     def to_json(self) -> list[int]:
-        """[start, stop]."""
+        """Return [start, stop]."""
         return [self.start, self.stop]
 
     @classmethod
     def from_json(cls, values: Any, where: str) -> "Range":
-        """The range that `to_json` wrote; PlanError names what is wrong."""
+        """Return the range that `to_json` wrote. Raises PlanError, which names the wrong value."""
         ends = fields.items(values, where)
         if len(ends) != 2:
             raise PlanError(f"{where}: {len(ends)} numbers; needed are two, [start, stop]")
@@ -57,18 +57,18 @@ NOTHING = Range(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Slice of the model that one rank holds: the part of its file that is cut for it."""
+    """Slice of the model that one rank holds, which is cut from the model's file."""
 
-    layers: Range  # of the model
-    heads: Range  # query heads, of every layer; all of them on each rank where attention cannot be shared
-    ff: Range  # FFN columns, of every layer; of every expert, where there are experts
-    vocab: Range  # rows of the output head; none unless the stage is the last
-    first: bool  # the first shard of its stage: it alone holds biases that are added before a sum over ranks
+    layers: Range  # layers of the model
+    heads: Range  # query heads of every layer; all heads on each rank if attention cannot be shared
+    ff: Range  # FFN columns of every layer, and of every expert if there are experts
+    vocab: Range  # rows of the output head; empty unless the stage is the last
+    first: bool  # first shard of its stage, which alone holds biases that are added before a sum over ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Numbers of the units into which the model can be divided. Heads and FFN columns are those of one layer."""
+    """Numbers of the units into which the model can be divided. Heads and FFN columns are counted in one layer."""
 
     layers: int
     heads: int
@@ -87,14 +87,14 @@ class Sizes:
 class Shard:
     """One rank: its device, and its part of each layer of its stage."""
 
-    device: str  # a worker's HOST or HOST:PORT; LOCAL for the owner's own
+    device: str  # a worker's HOST or HOST:PORT; LOCAL for the owner's own device
     heads: Range
     ff: Range
     vocab: Range = NOTHING
-    threads: int | None = None  # None, and no affinity: as the device has it
-    affinity: tuple[int, ...] = ()  # the processors to run on
-    gpu_layers: int | None = None  # of its stage's layers, how many go to the device's GPU
-    # Bytes: a budget for the rank's process, which pages weights that do not fit.
+    threads: int | None = None  # None, or an empty affinity: the device's default
+    affinity: tuple[int, ...] = ()  # processors to run on
+    gpu_layers: int | None = None  # number of the stage's layers on the device's GPU
+    # Memory budget of the rank's process in bytes. Weights that do not fit are paged.
     memory: Annotated[int | None, Bounds(MOST_BYTES)] = None
 
     def __post_init__(self) -> None:
@@ -107,35 +107,35 @@ class Shard:
             raise PlanError(f"{self.device}: memory is a budget without a GPU, and gpu_layers is {self.gpu_layers}")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values. What is as the device has it is left out."""
+        """Return plain values, without values that are the device's default."""
         return fields.encoded(self, without=("threads", "affinity", "gpu_layers", "memory"))
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers in a row, and the ranks that share them."""
+    """Consecutive layers, and the ranks that share them."""
 
-    layers: Range  # none: the one rank of the stage is a thin owner; its heads and columns are all, of no layer
+    layers: Range  # empty for a thin owner, whose single shard has all heads and columns of no layer
     shards: tuple[Shard, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole model, given out to ranks. They are numbered stage by stage, shard by shard; rank 0 is LOCAL.
+    """A whole model, distributed to ranks. Ranks are numbered stage by stage and shard by shard; rank 0 is LOCAL.
 
-    The first of several stages may be without layers: then rank 0, alone in it, is a thin owner, which has the tokens,
-    the token table and the sampler, and computes nothing. Prompts may have a placement of their own, `prefill`: its
-    keys and values move to this one, which generates. PlanError unless every layer, head, FFN column and vocabulary row
-    has its one place.
+    The first of several stages may have no layers. Its only rank, rank 0, is then a thin owner: it has the tokens, the
+    token table and the sampler, and computes nothing. Prompts may have a placement of their own, `prefill`. Its KV
+    cache moves to this placement, which generates. Raises PlanError unless every layer, head, FFN column and vocabulary
+    row has exactly one place.
     """
 
-    model: str  # its name, for people
-    model_digest: str  # SHA-256 of its file; "" where it is not known
+    model: str  # name for people
+    model_digest: str  # SHA-256 of the model's file; "" if unknown
     sizes: Sizes
     stages: tuple[Stage, ...]
-    microbatches: int | None = None  # of requests, over several stages; None: one for each stage that computes
-    prefill: "Plan | None" = None  # the placement that computes prompts, where it is another
-    prefill_from: int = 0  # new prompt tokens from which it is used: the break-even length; below it nothing moves
+    microbatches: int | None = None  # groups of requests in a pipeline; None: one for each computing stage
+    prefill: "Plan | None" = None  # separate placement that computes prompts, if any
+    prefill_from: int = 0  # `prefill` is used from this number of new prompt tokens on (break-even length)
 
     def __post_init__(self) -> None:
         check_model(self.model, self.model_digest)
@@ -178,7 +178,7 @@ class Plan:
                     raise PlanError(f"{where} has {len(shards)} shards of a model without {name}; needed is one shard")
                 if ranges[0] != NOTHING:
                     raise PlanError(f"{where}, {name}: {ranges[0]} of a model that has none")
-            elif name == "ff" or ranges != [Range(0, total)] * max(1, len(shards)):  # heads may be on all of them
+            elif name == "ff" or ranges != [Range(0, total)] * max(1, len(shards)):  # all shards may have all heads
                 tiles(f"{where}, {name}", ranges, total)
         if last:
             tiles(f"{where}, vocab", [shard.vocab for shard in shards], self.sizes.vocab)
@@ -192,17 +192,17 @@ class Plan:
 
     @property
     def computing(self) -> tuple[Stage, ...]:
-        """The stages that compute: all but that of a thin owner."""
+        """Stages that compute: all stages except a thin owner's."""
         return self.stages[self.thin_owner :]
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Number of ranks of each stage; first a 0 for a thin owner, which is in none that computes."""
+        """Number of ranks of each computing stage, preceded by 0 if there is a thin owner."""
         return (0,) * self.thin_owner + tuple(len(stage.shards) for stage in self.computing)
 
     @cached_property
     def _ranks(self) -> tuple[tuple[int, Shard], ...]:
-        """The stage and the shard of each rank."""
+        """Stage and shard of each rank."""
         return tuple((i, shard) for i, stage in enumerate(self.stages) for shard in stage.shards)
 
     @property
@@ -212,36 +212,36 @@ class Plan:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device of each rank."""
+        """Device of each rank."""
         return tuple(shard.device for _, shard in self._ranks)
 
     @property
     def placements(self) -> "tuple[Plan, ...]":
-        """This placement alone, which generates; and behind it the one that computes prompts, where there is one."""
+        """This placement without `prefill`, which generates, followed by the prefill placement if there is one."""
         if self.prefill is None:
             return (self,)
         return (replace(self, prefill=None, prefill_from=0), self.prefill)
 
     @property
     def all_devices(self) -> tuple[str, ...]:
-        """The devices of both placements, each once, LOCAL first."""
+        """Devices of both placements, each once, LOCAL first."""
         return tuple(dict.fromkeys(device for placement in self.placements for device in placement.devices))
 
     def with_shards(self, change: Callable[[Shard], Shard]) -> "Plan":
-        """The same with each shard changed, those of `prefill` among them."""
+        """Return the plan with each shard changed, including the shards of `prefill`."""
         stages = tuple(replace(stage, shards=tuple(map(change, stage.shards))) for stage in self.stages)
         return replace(self, stages=stages, prefill=self.prefill and self.prefill.with_shards(change))
 
     def shard(self, rank: int) -> Shard:
-        """Return a rank's shard. PlanError for an unknown rank, as from the other methods that take one."""
+        """Return a rank's shard. Like all methods with a rank, this raises PlanError for an unknown rank."""
         return self._ranks[self._checked(rank)][1]
 
     def stage_of(self, rank: int) -> int:
-        """The number of a rank's stage."""
+        """Return the number of a rank's stage."""
         return self._ranks[self._checked(rank)][0]
 
     def group(self, rank: int) -> tuple[int, ...]:
-        """The ranks of this rank's stage, itself among them, in order."""
+        """Return all ranks of this rank's stage in order, including this rank."""
         stage = self.stage_of(rank)
         return tuple(other for other, (its_stage, _) in enumerate(self._ranks) if its_stage == stage)
 
@@ -257,33 +257,35 @@ class Plan:
         return rank
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as values that json.dumps takes, for people to read and edit. What a shard leaves open, it lacks."""
+        """Return the plan as JSON values for people to read and edit. Default values of shards are left out."""
         return {"format": FORMAT, **fields.encoded(self, without=("microbatches", "prefill", "prefill_from"))}
 
     @classmethod
     def from_json(cls, values: Any, where: str = "") -> "Plan":
-        """The plan that `to_json` wrote or a person edited. PlanError names the field that is wrong. where: the field
-        that holds it; "": none does."""
+        """Return the plan that `to_json` wrote or a person edited. Raises PlanError, which names the wrong field.
+
+        where: field that contains the plan; "" if none does
+        """
         if where and isinstance(values, dict) and values.get("prefill") is not None:
-            raise PlanError(_NESTED)  # before it is read: it may be nested a thousand deep
+            raise PlanError(_NESTED)  # checked before reading, because plans may be nested a thousand deep
         return fields.decoded(cls, values, where or "plan", inside=None if where else "", format=FORMAT)
 
 
 def check_model(name: str, digest: str) -> None:
-    """Raise PlanError unless a plan may call its model so, and its digest is one, or empty."""
+    """Raise PlanError unless a plan may have this model name, and the digest is valid or empty."""
     fields.text(name, "model")
     if digest and not is_digest(digest):
         raise PlanError(f"model_digest is {digest[:80]!r}; needed is a SHA-256 in hexadecimal, or nothing")
 
 
 def clean_name(name: str) -> str:
-    """A model's name as a plan may have it: of what can be printed."""
+    """Return a model's name in the form for plans, with printable characters only."""
     printable = "".join(c if c.isprintable() else " " for c in name)[:_MOST_NAME].strip()
     return printable or "model"
 
 
 def check_device(device: str, threads: int | None, affinity: Sequence[int]) -> None:
-    """Raise PlanError unless a plan may name this device, so many threads and these processors of it."""
+    """Raise PlanError unless a plan may contain this device, this number of threads and these processors."""
     if not (0 < len(device) <= 255 and device.isprintable()):
         raise PlanError(f"the device {device[:80]!r}; needed is an address or a name, 1 to 255 characters")
     if threads is not None and threads < 1:
@@ -293,7 +295,7 @@ def check_device(device: str, threads: int | None, affinity: Sequence[int]) -> N
 
 
 def tiles(what: str, ranges: Sequence[Range], total: int) -> None:
-    """Raise PlanError unless `ranges`, none of them empty, make up [0, total) in this order."""
+    """Raise PlanError unless the non-empty `ranges` cover [0, total) in this order."""
     at = 0
     for i, part in enumerate(ranges):
         if not part:

@@ -1,4 +1,4 @@
-"""Tensor-parallel shares of a stage: which query heads, FFN columns and vocabulary rows each rank gets."""
+"""Tensor-parallel shares of a stage: the query heads, FFN columns and vocabulary rows of each rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,28 +9,27 @@ from partition.errors import PlanError
 from partition.plan.apportion import apportion, checked_shares
 from partition.plan.plan import NOTHING, Range, Shard, Sizes
 
-ROWS = 32  # the head's rows are given out in multiples of it, as kernels like them
+ROWS = 32  # the head's rows are divided in multiples of this, which suits kernels
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Constraints on how a model may be cut, and the weights of each part; made by
-    `partition.slices.gguf_slice.limits`.
+    """Constraints on cutting a model, and the weights of each part; made by `partition.slices.gguf_slice.limits`.
 
-    Bytes may be fractions: a quantization block is shared by several heads or columns.
+    Bytes may be fractions, because several heads or columns share a quantization block.
     """
 
     sizes: Sizes
-    head_unit: int  # heads of a rank are a multiple of it: a column cut of attn_output falls on its quantization block
-    ff_unit: int  # likewise columns of ffn_down
-    head_bytes: float  # of one query head in one layer: its rows of attn_q, its columns of attn_output
-    kv_head_bytes: float  # of one KV head in one layer: its rows of attn_k and attn_v
-    ff_bytes: float  # of one FFN column in one layer: gate, up and down; of the experts that one token uses
-    vocab_bytes: float  # of one row of the output head
-    layer_bytes: tuple[float, ...]  # of each layer, all of it
-    starts: tuple[int, ...] = ()  # the layers that stages can begin with, 0 the first; (): any
-    no_stage_of: tuple[int, ...] = ()  # numbers of layers that no stage can have
-    shares_heads: bool = True  # else each rank has all heads, and only FFN columns are shared out
+    head_unit: int  # heads of a rank are a multiple of this, so that attn_output is cut between quantization blocks
+    ff_unit: int  # the same for FFN columns and ffn_down
+    head_bytes: float  # bytes of one query head in one layer: its rows of attn_q, its columns of attn_output
+    kv_head_bytes: float  # bytes of one KV head in one layer: its rows of attn_k and attn_v
+    ff_bytes: float  # bytes of one FFN column in one layer: gate, up and down; of the experts that one token uses
+    vocab_bytes: float  # bytes of one row of the output head
+    layer_bytes: tuple[float, ...]  # bytes of each whole layer
+    starts: tuple[int, ...] = ()  # layers that stages can begin with, 0 first; empty: any layer
+    no_stage_of: tuple[int, ...] = ()  # numbers of layers that a stage cannot have
+    shares_heads: bool = True  # false if each rank has all heads, and only FFN columns are divided
 
     def __post_init__(self) -> None:
         if self.head_unit < 1 or self.ff_unit < 1:
@@ -40,19 +39,18 @@ class Limits:
 
     @property
     def sums_a_layer(self) -> int:
-        """Number of all-reduces in each layer: after the FFN or the experts, and after attention where ranks share
-        it."""
+        """Number of all-reduces in each layer: after the FFN or the experts, and after attention if ranks share it."""
         return 2 if self.shares_heads else 1
 
     @property
     def most_ranks(self) -> int:
-        """The most that can share a layer."""
+        """Maximum number of ranks that can share a layer."""
         columns = self.sizes.ff // self.ff_unit
         return min(self.sizes.heads // self.head_unit, columns) if self.shares_heads else columns
 
     @property
     def begins(self) -> tuple[int, ...]:
-        """The layers that stages can begin with."""
+        """Layers that stages can begin with."""
         return self.starts or tuple(range(self.sizes.layers))
 
     def can_be_stage(self, start: int, stop: int) -> bool:
@@ -62,11 +60,12 @@ class Limits:
 
 
 def kv_heads(heads: Range, n_heads: int, n_heads_kv: int) -> tuple[int, ...]:
-    """The model's KV head for each KV head that a rank with these query heads holds, in order.
+    """Return the model's KV head for each KV head of a rank with these query heads, in order.
 
-    llama.cpp takes local KV head `i // (local heads / local KV heads)` for local query head `i`, so each local KV head
-    serves equally many query heads in a row. Where `heads` cuts through a group, KV heads are repeated until that
-    holds. () for a model without KV heads. PlanError if the groups are not equal or `heads` is outside the model.
+    llama.cpp uses local KV head `i // (local heads / local KV heads)` for local query head `i`. Each local KV head
+    therefore serves the same number of consecutive query heads. If `heads` cuts through a group, KV heads are repeated
+    to achieve this. The result is () for a model without KV heads. Raises PlanError if the groups are not equal, or if
+    `heads` is outside the model.
     """
     if n_heads_kv == 0:
         return ()
@@ -75,7 +74,7 @@ def kv_heads(heads: Range, n_heads: int, n_heads_kv: int) -> tuple[int, ...]:
     if heads.stop > n_heads:
         raise PlanError(f"heads {heads.start} to {heads.stop} of a model that has {n_heads}")
     group = n_heads // n_heads_kv
-    serves = len(heads)  # query heads in a row that each local KV head serves
+    serves = len(heads)  # consecutive query heads that each local KV head serves
     for edge in range(heads.start // group * group + group, heads.stop, group):
         serves = gcd(serves, edge - heads.start)
     return tuple(start // group for start in range(heads.start, heads.stop, serves)) if serves else ()
@@ -87,12 +86,12 @@ def shards(
     shares: Sequence[float],
     last: bool = True,
 ) -> tuple[Shard, ...]:
-    """Divide one stage among `devices` in proportion to `shares`, its vocabulary rows, too, if it is the last stage.
+    """Divide one stage among `devices` in proportion to `shares`. The last stage's vocabulary rows are divided, too.
 
-    All ranks wait for each other after attention, and again after the FFN. So heads and FFN columns are divided
-    independently, and neither makes up for the other. Heads are divided in whole KV groups or in parts of groups,
-    whichever lets the last rank finish first; the KV heads that ranks then repeat count as work. PlanError if there are
-    more ranks than the model has units, or for bad shares.
+    All ranks wait for each other after attention, and again after the FFN. Heads and FFN columns are therefore divided
+    independently, because neither can compensate for the other. Heads are divided in whole KV groups or in parts of
+    groups, whichever lets the last rank finish first. KV heads that ranks repeat count as work. Raises PlanError if
+    there are more ranks than units of the model, or for bad shares.
     """
     parts = checked_shares(shares, len(devices))
     heads, ff = [Range(0, limits.sizes.heads)], [Range(0, limits.sizes.ff)]
@@ -107,13 +106,13 @@ def shards(
 
 
 def attention_bytes(limits: Limits, heads: Range) -> float:
-    """Weights of these heads in one layer, with the KV heads they need."""
+    """Return the bytes of these heads in one layer, including the KV heads that they need."""
     n_kv = len(kv_heads(heads, limits.sizes.heads, limits.sizes.heads_kv))
     return len(heads) * limits.head_bytes + n_kv * limits.kv_head_bytes
 
 
 def _heads(limits: Limits, shares: Sequence[float]) -> list[Range]:
-    """Heads of each rank."""
+    """Return the heads of each rank."""
     candidates = []
     for unit in _head_units(limits, len(shares)):
         heads = _ranges(apportion(limits.sizes.heads // unit, shares), unit, limits.sizes.heads)
@@ -124,12 +123,14 @@ def _heads(limits: Limits, shares: Sequence[float]) -> list[Range]:
 
 def _slowest(work: Sequence[float], shares: Sequence[float]) -> float:
     slowest = max(w / share for w, share in zip(work, shares, strict=True))
-    return float(f"{slowest:.9g}")  # rounded, so that equals are equal
+    return float(f"{slowest:.9g}")  # rounding makes equal values equal
 
 
 def _head_units(limits: Limits, ranks: int) -> list[int]:
-    """Return the numbers of heads that may form a unit, the largest first, so that there is one unit for each rank:
-    whole KV groups, then parts of a group, then as few as the quantization allows."""
+    """Return possible numbers of heads in a unit, largest first, that give at least one unit to each rank.
+
+    These are whole KV groups, then parts of a group, then the least number that the quantization permits.
+    """
     sizes, least = limits.sizes, limits.head_unit
     group = sizes.heads // sizes.heads_kv if sizes.heads_kv else 1
     units = {least, lcm(group, least)} | {unit for unit in range(least, group, least) if group % unit == 0}
@@ -137,7 +138,7 @@ def _head_units(limits: Limits, ranks: int) -> list[int]:
 
 
 def _check_units(limits: Limits, ranks: int) -> None:
-    """Raise PlanError unless each rank can have a unit of heads and one of FFN columns."""
+    """Raise PlanError unless each rank can have a unit of heads and a unit of FFN columns."""
     for what, tensor, total, unit in (
         ("attention heads", "attn_output", limits.sizes.heads, limits.head_unit),
         ("FFN columns", "ffn_down", limits.sizes.ff, limits.ff_unit),
@@ -156,7 +157,7 @@ def _check_units(limits: Limits, ranks: int) -> None:
 
 
 def _vocab(rows: int, shares: Sequence[float]) -> list[Range]:
-    """Each rank's rows of the head."""
+    """Return the head's rows of each rank."""
     if rows < len(shares):
         raise PlanError(
             f"{len(shares)} ranks share {rows} rows of the head; use at most {rows} ranks in the last stage"
@@ -166,7 +167,7 @@ def _vocab(rows: int, shares: Sequence[float]) -> list[Range]:
 
 
 def _ranges(counts: Sequence[int], unit: int, total: int) -> list[Range]:
-    """Ranges in a row, of so many units each; the last ends at `total`."""
+    """Return consecutive ranges with these numbers of units. The last range ends at `total`."""
     ends = [0]
     for count in counts:
         ends.append(ends[-1] + count * unit)

@@ -1,1 +1,1 @@
-"""Slices: how a part of a model is cut from the model's file."""
+"""Slices: the rules for cutting a part of a model from the model's file."""

@@ -1,8 +1,8 @@
-"""Slices of LoRA adapters: what a rank needs of one for its slice of the model, as a recipe.
+"""Slices of LoRA adapters: the part of an adapter for a rank's slice of the model, as a recipe.
 
-Each pair of matrices is cut as the weight is that it changes, by the very pieces of that weight's slice. Where rows of
-the weight are cut, its results are, and so are the rows of B. Where the values of its rows are cut, its inputs are, and
-so are the values of A's rows: the results are partial then, and are summed with those of the weight.
+Each pair of matrices is cut like the weight that it changes, with the pieces of that weight's slice. If the weight's
+rows are cut, its outputs are cut, and so are the rows of B. If the values of its rows are cut, its inputs are cut, and
+so are the values of A's rows. The results are then partial, and are summed together with the weight's results.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ _HEAD = "output.weight"
 
 
 def adapter_recipe(adapter: GgufFile, digest: str, model: GgufFile, cut: Slice) -> Recipe:
-    """Make the recipe that cuts from an adapter what belongs to the slice `cut` of its model; a slice whose weights it
-    leaves alone gets one without tensors. digest: of the adapter's file. ModelFileError where it is none of this model;
-    CannotSlice where what it changes cannot be changed in slices."""
+    """Return the recipe that cuts an adapter for the slice `cut` of its model.
+
+    digest: SHA-256 of the adapter's file
+
+    If the adapter changes no weight of the slice, the recipe has no tensors. Raises ModelFileError if the adapter
+    belongs to another model. Raises CannotSlice if it changes a weight that cannot be changed in slices.
+    """
     source = Source.from_file(model)
     pairs = adapter_pairs(adapter, model)
     placed = [part for name, pair in pairs.items() for part in _placed(source, cut, name, pair)]
@@ -42,7 +46,7 @@ def adapter_recipe(adapter: GgufFile, digest: str, model: GgufFile, cut: Slice) 
 
 
 def _placed(source: Source, cut: Slice, name: str, pair: Pair) -> Iterator[Placed]:
-    """Yield what the slice has of the matrices that change one weight."""
+    """Yield the slice's parts of the matrices that change one weight."""
     for piece in _pieces(source, cut, name):
         for matrix, suffix, dimension in ((pair.a, A, 0), (pair.b, B, 1)):
             is_cut = piece.dimension == dimension
@@ -51,7 +55,7 @@ def _placed(source: Source, cut: Slice, name: str, pair: Pair) -> Iterator[Place
 
 
 def _pieces(source: Source, cut: Slice, name: str) -> list[Piece]:
-    """Return what the slice has of a weight. CannotSlice where llama.cpp would not apply an adapter to that."""
+    """Return the slice's pieces of a weight. Raises CannotSlice if llama.cpp would not apply an adapter to them."""
     layer = block_of(name)
     if layer is not None and layer < source.shape.n_layers:
         if layer not in range(cut.layers.start, cut.layers.stop):

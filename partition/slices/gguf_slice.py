@@ -1,7 +1,7 @@
-"""Slices of a GGUF model: what one rank needs of it, as a recipe that cuts a GGUF file llama.cpp loads by itself.
+"""Slices of a GGUF model: the part that one rank needs, as a recipe for a GGUF file that llama.cpp loads by itself.
 
-Every slice takes hidden states (`batch.embd`) and has a vocabulary without words: the owner of the model looks up token
-rows and tokenizes. The head's rows, where the slice has any, are its logits.
+Every slice takes hidden states (`batch.embd`) and has a vocabulary without words, because the owner of the model
+tokenizes and looks up token rows. If the slice has rows of the head, their results are its logits.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from quant.gguf.elastic import elastic_pairs, elastic_sizes
 from quant.gguf.file import GgufFile
 from quant.gguf.writer import NewTensor, header
 
-_FACTORS = "rope_f"  # how the names of tensors begin that rotation divides by
-_KINDS = ("query", "kv", "ff", "rest")  # of a layer's weights
+_FACTORS = "rope_f"  # prefix of tensors that rotation frequencies are divided by
+_KINDS = ("query", "kv", "ff", "rest")  # kinds of a layer's weights
 
 
 def limits(file: GgufFile) -> Limits:
-    """Return how `file` may be cut. CannotSlice, one line, if not even into stages.
+    """Return the limits for cutting `file`. Raises CannotSlice if the model cannot even be cut into stages.
 
-    Bytes are those read to compute one token, in a layer with experts those of the experts used; averages over the
-    layers where these differ.
+    Bytes are the bytes read to compute one token. With experts, these are the bytes of the used experts. If layers
+    differ, they are averages over the layers.
     """
     source = Source.from_file(file)
     sizes = [Source.from_file(file.with_tensors(size.tensors)) for size in elastic_sizes(file)]
@@ -41,7 +41,7 @@ def limits(file: GgufFile) -> Limits:
     heads_kv = sum(shape.n_heads_kv)
     by_layer = [[_bytes(source, layer, kind) for kind in _KINDS] for layer in layers]
     query, key_value, ff, rest = (math.fsum(values) for values in zip(*by_layer, strict=True))
-    if source.rules.whole_attention:  # whoever has heads has all of them, and what else is not shared
+    if source.rules.whole_attention:  # each rank has all heads, and other attention weights are not shared either
         query, key_value = query + key_value + rest, 0.0
     return Limits(
         sizes=Sizes(shape.n_layers, source.heads, source.heads_kv, source.ff, source.head.shape[-1]),
@@ -59,19 +59,22 @@ def limits(file: GgufFile) -> Limits:
 
 
 def check_tensor(file: GgufFile) -> None:
-    """CannotSlice, with the reason and the alternative, where no layer of the model can be shared by several ranks."""
+    """Raise CannotSlice, with reason and alternative, if no layer of the model can be shared by several ranks."""
     check_shards(Source.from_file(file))
 
 
 def slice_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
-    """Make the recipe that cuts `cut` from the model. CannotSlice if that is impossible."""
+    """Return the recipe that cuts `cut` from the model. Raises CannotSlice if that is impossible."""
     placed, own_pairs = _planned(file, cut)
     return joined(file, model_digest, header(own_pairs, [part.tensor for part in placed]), placed)
 
 
 def elastic_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
-    """Make the recipe of a slice that holds each of its tensors in every type that a size of the file has for it: an
-    elastic file of its own. CannotSlice as `slice_recipe`, of any size."""
+    """Return the recipe of a slice with all sizes of an elastic file; the slice is an elastic file, too.
+
+    The slice holds each of its tensors in every type that a size uses. Raises CannotSlice, as `slice_recipe` does, for
+    any size.
+    """
     sizes = elastic_sizes(file)
     if len(sizes) == 1:
         return slice_recipe(file, model_digest, cut)
@@ -103,17 +106,18 @@ def _file_bytes(placed: list[Placed], own_pairs: dict[str, bytes]) -> int:
 
 
 def joined(file: GgufFile, digest: str, head: bytes, placed: list[Placed]) -> Recipe:
-    """Make the recipe of a header and the tensors behind it, of bytes of `file`."""
+    """Return the recipe of a header and the tensors after it, from bytes of `file`."""
     segments = chain.from_iterable((*p.segments, *_padding(p)) for p in placed)
     return Recipe(digest, file.size_bytes, tuple(tensors.merged([Literal(head), *segments])))
 
 
 def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
-    """Make the recipe of the same slice with made-up weights, which needs nothing of the model: for timing a device.
+    """Return the recipe of the same slice with synthetic weights, which needs no bytes of the model, for timing a
+    device.
 
-    Numbers are zero, and the scales of their blocks differ as those of a model do: llama.cpp looks scales up in a table
-    of 256 KiB, so that the same scale everywhere would take less time. The factors that rotation divides by are the
-    model's own, so that nothing becomes infinite.
+    Numbers are zero. The scales of blocks vary as in a model, because llama.cpp looks scales up in a table of 256 KiB,
+    and equal scales would make this faster. The factors that rotation divides by are the model's own, so that no value
+    becomes infinite.
     """
     placed, own_pairs = _planned(file, cut)
     segments: list[Segment] = [Literal(header(own_pairs, [part.tensor for part in placed]))]
@@ -125,7 +129,7 @@ def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
 
 
 def _made_up(tensor: NewTensor) -> Segment:
-    """Return the weights of a slice for timing."""
+    """Return the synthetic weights of a tensor."""
     first, scales = tensor.type.scales
     if not scales:
         return Zeros(tensor.n_bytes)
@@ -133,7 +137,7 @@ def _made_up(tensor: NewTensor) -> Segment:
 
 
 def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], dict[str, bytes]]:
-    """The slice's tensors, and the pairs of its header."""
+    """Return the slice's tensors, and the key-value pairs of its header."""
     source = Source.from_file(file)
     vocab = source.head.shape[-1]
     for unit, part, total, least in (
@@ -177,7 +181,7 @@ def _padding(placed: Placed) -> Iterator[Segment]:
 
 
 def _bytes(source: Source, layer: int, kind: str) -> float:
-    """Bytes of one layer's tensors of a kind that a token's computation reads."""
+    """Return the bytes of one layer's tensors of a kind that the computation of a token reads."""
     shape = source.shape
     total = 0.0
     for name, tensor in source.block(layer).items():
@@ -241,7 +245,7 @@ def _unknown(source: Source) -> str:
 
 
 def _misfit(source: Source) -> str:
-    """Return what the architecture as which shards are written cannot do; "" if nothing."""
+    """Return the feature of the model that its shards' architecture lacks, as text; "" if there is none."""
     if not source.rules.shards_as:
         return ""
     arch, tensors = source.file.architecture, source.file.tensors

@@ -1,4 +1,4 @@
-"""The key-value pairs of a slice: the model's own, with those changed that say how much of it is there."""
+"""Key-value pairs of a slice: those of the model, with changes for the size of the slice."""
 
 import struct
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from quant.gguf.header import GgufArray
 from quant.gguf.writer import encoded
 
 # A window that hides nothing: more tokens than any model is trained for. llama.cpp multiplies it by the number of
-# sequences, of which there are up to 256, in 32 bits.
+# sequences, which can be 256, in 32 bits.
 NO_WINDOW = 1 << 22
 
 _FF_KEY = "feed_forward_length"
@@ -23,7 +23,7 @@ _RECURRENT = "attention.recurrent_layers"
 
 
 def pairs(source: Source, cut: Slice) -> dict[str, bytes]:
-    """Keys to values as stored."""
+    """Return the slice's metadata: keys to encoded values."""
     file, whole = source.file, source.is_whole(cut)
     own, arch = file.architecture, architecture(source, cut)
     metadata = {"general.architecture": encoded("str", arch)}
@@ -69,7 +69,7 @@ def _per_layer(source: Source, cut: Slice) -> dict[str, bytes]:
 
 
 def _cut(source: Source, key: str, cut: Slice) -> bytes:
-    """A value as it is, or the slice's part of it where it is an array with one for each layer."""
+    """Return the encoded value, or the slice's part of it if it is an array with an item for each layer."""
     value = source.file.metadata[key]
     if not isinstance(value, GgufArray):
         return source.file.raw_value(key)
@@ -77,12 +77,12 @@ def _cut(source: Source, key: str, cut: Slice) -> bytes:
 
 
 def _f32(value: float) -> float:
-    """The nearest 32-bit number."""
+    """Return the nearest 32-bit float."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
 def _sizes(source: Source, cut: Slice) -> dict[str, bytes]:
-    """Sizes that llama.cpp would take from others, which need not hold in a slice, are always said."""
+    """Return sizes that llama.cpp would otherwise derive from others, which could be wrong in a slice."""
     numbers = {
         "block_count": len(cut.layers),
         "vocab_size": len(cut.vocab) or STUB_ROWS,
@@ -101,7 +101,7 @@ def _shard_sizes(source: Source, cut: Slice) -> dict[str, bytes]:
     layers = range(cut.layers.start, cut.layers.stop)
     shared = [tensor for layer in layers if (tensor := source.block(layer).get("ffn_down_shexp.weight"))]
     if shared and not source.rules.shared_sum and _SHARED_KEY not in source.meta:
-        numbers[_SHARED_KEY] = shared[0].shape[0]  # which llama.cpp would take from what is cut
+        numbers[_SHARED_KEY] = shared[0].shape[0]  # llama.cpp would derive it from a cut tensor
     metadata = {name: encoded("u32", number) for name, number in numbers.items()}
     dense = [layer for layer in layers if "ffn_down.weight" in source.block(layer)]
     for name, shared_layers in (
@@ -114,7 +114,7 @@ def _shard_sizes(source: Source, cut: Slice) -> dict[str, bytes]:
 
 
 def _columns(source: Source, cut: Slice, name: str, layers: Sequence[int]) -> bytes:
-    """Return the slice's FFN columns of these layers; the model has their number under `name`."""
+    """Return the slice's FFN columns of these layers. name: key of their number in the model"""
     value = source.file.metadata.get(source.meta.key(name))
 
     def own(width: int, layer: int) -> int:
@@ -127,7 +127,7 @@ def _columns(source: Source, cut: Slice, name: str, layers: Sequence[int]) -> by
 
 
 def cached_windows(source: Source, cut: Slice) -> tuple[bool, ...] | None:
-    """Return for each layer of a slice whether its keys are in the cache of layers with windows; None: there is one
+    """Return for each layer of a slice whether the cache for window layers holds its keys; None if there is one
     cache."""
     window, all_flags = source.rules.window, source.windowed
     if window is None or not any(all_flags):
@@ -139,7 +139,7 @@ def cached_windows(source: Source, cut: Slice) -> tuple[bool, ...] | None:
 
 
 def _set_window(source: Source, cut: Slice, values: dict[str, bytes]) -> None:
-    """Say for each layer of the slice whether it has the window: the period begins anew in each slice."""
+    """Set for each layer of the slice whether it has the window, because the period starts again in each slice."""
     window = source.rules.window
     all_flags = source.windowed
     if window is None or not any(all_flags):
@@ -147,8 +147,8 @@ def _set_window(source: Source, cut: Slice, values: dict[str, bytes]) -> None:
             values.pop(WINDOW, None)  # the model's own architecture ignores it; the other might not
         return
     if not any(all_flags[cut.layers.start : cut.layers.stop]):
-        # llama.cpp asserts that one layer has the window. Without any: no window, or one that hides nothing; rotation
-        # is then as in layers without.
+        # llama.cpp asserts that one layer has the window. Without any, there is no window, or one that hides nothing.
+        # Rotation is then as in layers without a window.
         values.pop(_TURN_BASE, None)
         values[WINDOW] = encoded("u32", 0 if window.optional else NO_WINDOW)
     flags = cached_windows(source, cut) or (False,) * len(cut.layers)

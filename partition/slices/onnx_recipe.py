@@ -1,25 +1,25 @@
-"""Recipe of a stage of an ONNX model: its weights are copied from the model's file, the rest is written out.
+"""Recipe of a stage of an ONNX model: its weights are copied from the model's file, and the rest is written out.
 
-Both files are protobuf messages, in which the bytes of a weight lie in one piece. Where they lie is read from the wire
-format itself (protobuf.dev, "Encoding"); the numbers of the fields are those of onnx.proto.
+Both files are protobuf messages, in which the bytes of a weight are contiguous. Their position is read from the wire
+format itself (protobuf.dev, "Encoding"). The field numbers are those of onnx.proto.
 """
 
 from collections.abc import Iterator
 
 from partition.slices.recipe import Copy, Literal, Recipe, Segment
 
-_GRAPH, _INITIALIZER, _NAME, _RAW_DATA = 7, 5, 8, 9  # of ModelProto, GraphProto, TensorProto, TensorProto
+_GRAPH, _INITIALIZER, _NAME, _RAW_DATA = 7, 5, 8, 9  # fields of ModelProto, GraphProto, TensorProto and TensorProto
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_LEAST_BYTES = 4096  # of a weight that is copied: smaller ones are as well written out
+_LEAST_BYTES = 4096  # smaller weights are written out instead of copied
 
 Data = bytes | memoryview
 
 
 def stage_recipe(stage: Data, model: Data, model_digest: str) -> Recipe:
-    """The recipe of `stage`, a serialized ModelProto, by the file that holds `model`, from which it was cut.
+    """Return the recipe of `stage`, a serialized ModelProto, whose weights are in the file of `model`.
 
-    Weights that are not in `model` under their name are written out, so a model with weights in another file is copied
-    nowhere.
+    Weights that `model` does not have under their name are written out. A model with weights in another file is
+    therefore written out completely.
     """
     there = _weights(model)
     segments: list[Segment] = []
@@ -38,7 +38,7 @@ def stage_recipe(stage: Data, model: Data, model_digest: str) -> Recipe:
 
 
 def _weights(model: Data) -> dict[str, tuple[int, int]]:
-    """Return the location of each initializer's raw data in a serialized ModelProto: its first byte, and how many."""
+    """Return (first byte, length) of each initializer's raw data in a serialized ModelProto."""
     places: dict[str, tuple[int, int]] = {}
     for field, start, stop in _fields(model, 0, len(model)):
         if field == _GRAPH:
@@ -54,8 +54,10 @@ def _weights(model: Data) -> dict[str, tuple[int, int]]:
 
 
 def _fields(data: Data, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of the message in data[at:stop] that have a length: number, first byte, end. ValueError if the
-    bytes are none."""
+    """Yield (number, first byte, end) of the fields with a length in the message data[at:stop].
+
+    Raises ValueError if the bytes are not a message.
+    """
     while at < stop:
         tag, at = _varint(data, at, stop)
         kind = tag & 7

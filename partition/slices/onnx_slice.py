@@ -1,4 +1,4 @@
-"""A stage of an ONNX model: nodes in a row, as a model of its own."""
+"""Stage of an ONNX model: consecutive nodes as a separate model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from partition.plan.onnx_cuts import stage_io
 
 
 def slice_model(model: Any, graph: OnnxGraph, start: int, stop: int) -> Any:
-    """An onnx.ModelProto of the nodes [start, stop) of `graph`, which is the graph of `model`.
+    """Return an onnx.ModelProto of the nodes [start, stop) of `graph`, which must be the graph of `model`.
 
-    Its inputs and outputs are those that `stage_io` says it takes and makes, with the dimensions that the model leaves
-    open, so that one slice serves every size. It holds the weights, and the nodes that make constants, which the stage
-    uses. Outputs of the model that depend on no input are made by the last stage. PlanError for a range that is empty
-    or outside the graph; CannotSlice for a shape that nobody knows at one of its ends, and for another model's graph.
+    Its inputs and outputs are those of `stage_io`, with the model's open dimensions, so that one slice serves every
+    size. It contains the weights that the stage uses, and the nodes that make its constants. The last stage makes
+    outputs that depend on no input. Raises PlanError if the range is empty or outside the graph. Raises CannotSlice if
+    a shape at one of its ends is unknown, or if the graph is another model's.
     """
     import onnx
 
@@ -31,7 +31,7 @@ def slice_model(model: Any, graph: OnnxGraph, start: int, stop: int) -> Any:
     places, needed = _places(listed, {node.place for node in stage}, fixed, io.takes)
 
     sliced = onnx.ModelProto()
-    sliced.ir_version = max(model.ir_version, 4)  # before, every initializer had to be an input
+    sliced.ir_version = max(model.ir_version, 4)  # older versions require every initializer to be an input
     for field in ("producer_name", "producer_version", "domain", "model_version"):
         setattr(sliced, field, getattr(model, field))
     sliced.opset_import.extend(model.opset_import)
@@ -55,12 +55,13 @@ def slice_model(model: Any, graph: OnnxGraph, start: int, stop: int) -> Any:
 def _places(
     listed: Sequence[Any], places: set[int], fixed: Iterable[str], takes: Iterable[str]
 ) -> tuple[list[int], set[str]]:
-    """The places of a stage's nodes with those that make its constants, in order, and all that these use."""
+    """Return the indexes of a stage's nodes and of the nodes that make its constants, and the names that all these
+    use."""
     needed = {name for place in places for name in uses(listed[place])} | set(fixed)
     available = set(takes)
     for place in range(len(listed) - 1, -1, -1):
         node = listed[place]
-        # A node outside the stage that makes something it needs, which does not come in, makes a constant.
+        # A node outside the stage, whose output the stage needs but does not receive, makes a constant.
         if place not in places and any(name in needed and name not in available for name in node.output):
             places.add(place)
             needed.update(uses(node))
@@ -68,7 +69,7 @@ def _places(
 
 
 def _declared(declared: Any, value: Value) -> Any:
-    """A ValueInfoProto: the model's own where it has one with a shape."""
+    """Return a ValueInfoProto: the model's own if it has a shape, or else a new one."""
     import onnx
 
     if declared is not None and declared.type.tensor_type.HasField("shape"):

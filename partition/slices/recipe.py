@@ -1,16 +1,16 @@
-"""Recipe of a slice: pure data, so that every device that has the model can cut the same bytes.
+"""Recipe of a slice: pure data, so that every device that has the model cuts the same bytes.
 
-A recipe names the model file (one file; its SHA-256 and its size) and lists segments. Their bytes, one after another,
-are the slice. As bytes a recipe is:
+A recipe names the model file (one file, by SHA-256 and size) and lists segments. The slice is the concatenation of
+their bytes. The binary form of a recipe is:
 
-    8 bytes magic and version, 32 bytes digest, u64 size of the model, u32 number of segments, then each segment:
-    0, u64 length, the bytes                        Literal
+    8 bytes magic and version, 32 bytes digest, u64 size of the model, u32 number of segments, then each segment: 0, u64
+    length, the bytes                        Literal
     1, u64 length                                   Zeros
     2, u64 offset, u64 length                       Copy of one piece
     3, u64 offset, u64 length, u64 stride, u64 count Copy of several pieces
-    4, u64 count, u64 length, u64 first, u64 scales  Blocks
+    5, u64 count, u64 length, u64 first, u64 scales  Blocks
 
-All numbers are little-endian. Equal recipes have equal bytes, and there is one way only to write each.
+All numbers are little-endian. Equal recipes have equal bytes, and each recipe has exactly one binary form.
 """
 
 import hashlib
@@ -23,32 +23,32 @@ from edge.errors import EdgeError
 from partition.fields import is_digest
 
 MAX_SEGMENTS = 1_000_000
-MAX_BYTES = 1 << 44  # of a model and of a slice: 16 TiB
+MAX_BYTES = 1 << 44  # limit of a model and of a slice: 16 TiB
 
 _MAGIC = b"EDGECUT\x01"
 _HEAD = struct.Struct("<8s32sQI")
 _LITERAL, _ZEROS, _PIECE, _PIECES = range(4)
-_BLOCKS = 5  # 4 had other scales: a digest that is remembered of it is not of these bytes
+_BLOCKS = 5  # 4 had other scales, so a remembered digest of it is for other bytes
 _TAGS = {_LITERAL: struct.Struct("<Q"), _ZEROS: struct.Struct("<Q"), _PIECE: struct.Struct("<QQ")}
 _TAGS[_PIECES] = _TAGS[_BLOCKS] = struct.Struct("<QQQQ")
-_SMALLEST = 9  # bytes of a segment: its tag and one number
+_SMALLEST = 9  # bytes of the smallest segment: its tag and one number
 
-_MOST_BLOCK = 1024  # bytes of a block
-# A scale is a 16-bit float, and its bits are the least ones plus three fields of 10 bits: their sum is bell-shaped over
-# three octaves. Of a trained model 90 % of scales lie in 1.3 octaves and 99 % in 3, here in 1.6 and 2.4.
-_SPREAD = 0x9E3779B97F4A7C15  # a block's number times this, modulo 2^64, has the fields
-_FIELDS = (2, 12, 22)  # their first bits; those of the second scale come 30 bits later
+_MOST_BLOCK = 1024  # limit of a block in bytes
+# A scale is a 16-bit float. Its bits are the least ones plus three fields of 10 bits, whose sum is bell-shaped over
+# three octaves. In a trained model 90 % of scales are within 1.3 octaves and 99 % within 3, here within 1.6 and 2.4.
+_SPREAD = 0x9E3779B97F4A7C15  # a block's number times this, modulo 2^64, contains the fields
+_FIELDS = (2, 12, 22)  # first bits of the fields; the second scale's fields are 30 bits higher
 _PATTERN_BYTES = 1 << 19
 _LEAST_SCALES = (0x1C00, 0x2C00)  # 2^-8, 2^-4
 
 
 class RecipeError(EdgeError, ValueError):
-    """A recipe that cannot be: bytes that are none, a piece outside the model, or more than the limits allow."""
+    """An invalid recipe: malformed bytes, a piece outside the model, or more than the limits permit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Bytes that the recipe itself brings, such as the header of the slice."""
+    """Bytes that the recipe itself contains, such as the header of the slice."""
 
     data: bytes
 
@@ -63,7 +63,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """Padding: `length` bytes that are 0."""
+    """Padding: `length` zero bytes."""
 
     length: int
 
@@ -78,8 +78,10 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Made-up weights: `count` blocks of `length` bytes that are 0, but for `scales` 16-bit floats from byte `first` of
-    each, which differ from block to block and repeat after about _PATTERN_BYTES."""
+    """Synthetic weights: `count` blocks of `length` bytes. Each block has `scales` 16-bit floats at byte `first`.
+
+    All other bytes are 0. The scales differ from block to block and repeat after about _PATTERN_BYTES.
+    """
 
     count: int
     length: int
@@ -113,9 +115,9 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """`count` pieces of `length` bytes of the model file: the first at byte `offset`, each `stride` after the last.
+    """`count` pieces of `length` bytes of the model file, the first at byte `offset`, at distances of `stride`.
 
-    One piece needs no stride; it gets `length`, so that equal cuts are equal.
+    The stride of a single piece is set to `length`, so that equal cuts are equal.
     """
 
     offset: int
@@ -147,9 +149,9 @@ Segment = Literal | Zeros | Blocks | Copy
 
 @dataclass(frozen=True)
 class Recipe:
-    """The model file and the segments that make the slice. RecipeError if they cannot be."""
+    """The model file, and the segments that make the slice. Raises RecipeError if they are invalid."""
 
-    model_digest: str  # SHA-256, 64 lower-case hexadecimal digits
+    model_digest: str  # SHA-256 as 64 lower-case hexadecimal digits
     model_bytes: int
     segments: tuple[Segment, ...]
 
@@ -170,16 +172,16 @@ class Recipe:
 
     @cached_property
     def copies(self) -> bool:
-        """True if any bytes of the model are needed."""
+        """True if the slice needs bytes of the model."""
         return any(isinstance(segment, Copy) for segment in self.segments)
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of the recipe itself: what a slice's digest is remembered under."""
+        """SHA-256 of the recipe itself, under which a slice's digest is remembered."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """The recipe as bytes; `from_bytes` reads them."""
+        """Return the binary form, which `from_bytes` reads."""
         digest = bytes.fromhex(self.model_digest)
         parts = [_HEAD.pack(_MAGIC, digest, self.model_bytes, len(self.segments))]
         for segment in self.segments:
@@ -197,11 +199,11 @@ class Recipe:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Recipe":
-        """The recipe in `data`, which may come from anybody. RecipeError for all that `to_bytes` cannot have written.
+        """Return the recipe in `data`, which may be untrusted. Raises RecipeError if `to_bytes` cannot have written it.
 
-        Takes memory in proportion to the length of `data`, whatever it says.
+        The memory used is proportional to the length of `data`, whatever it contains.
         """
-        _need(len(data) >= _HEAD.size, lambda: f"{len(data)} bytes are no recipe; the head alone has {_HEAD.size}")
+        _need(len(data) >= _HEAD.size, lambda: f"{len(data)} bytes are not a recipe; the head alone has {_HEAD.size}")
         magic, digest, model_bytes, count = _HEAD.unpack_from(data)
         _need(magic[:-1] == _MAGIC[:-1], lambda: f"it begins with {magic!r}; a recipe begins with {_MAGIC!r}")
         _need(magic == _MAGIC, lambda: f"a recipe of version {magic[-1]}, known is {_MAGIC[-1]}; update both sides")
@@ -217,14 +219,14 @@ class Recipe:
 
 
 def whole(model_digest: str, model_bytes: int) -> Recipe:
-    """The recipe of the simplest slice: the model file as it is."""
+    """Return the recipe of the simplest slice: the unchanged model file."""
     return Recipe(model_digest, model_bytes, (Copy(0, model_bytes),))
 
 
-@lru_cache(maxsize=8)  # types of one model
+@lru_cache(maxsize=8)  # enough for the types of one model
 def _pattern(length: int, first: int, scales: int) -> bytes:
-    """Return the first blocks of `Blocks`, as many as _PATTERN_BYTES have."""
-    import numpy as np  # only here: the start of the program does not wait for it
+    """Return the first blocks of `Blocks`, as many as fit into _PATTERN_BYTES."""
+    import numpy as np  # imported here so that the program starts without waiting for numpy
 
     count = _PATTERN_BYTES // length
     blocks = np.zeros((count, length), np.uint8)
@@ -241,7 +243,7 @@ def _packed(tag: int, *numbers: int) -> bytes:
 
 
 def _parsed(data: bytes, at: int) -> tuple[Segment, int]:
-    """The segment at byte `at`, and where the next one begins."""
+    """Return the segment at byte `at`, and the position of the next one."""
     tag = data[at] if at < len(data) else None
     layout = _TAGS.get(tag) if tag is not None else None
     if tag is not None and layout is None:
@@ -263,6 +265,6 @@ def _parsed(data: bytes, at: int) -> tuple[Segment, int]:
 
 
 def _need(holds: bool, message: Callable[[], str]) -> None:
-    """Raise RecipeError unless `holds`. The message is made only then: a recipe can have a million segments."""
+    """Raise RecipeError unless `holds`. `message` is only called then, because a recipe can have a million segments."""
     if not holds:
         raise RecipeError(message())

@@ -1,4 +1,4 @@
-"""Rules for the tensors of a slice and its metadata of layers, for all architectures."""
+"""Rules for the tensors of a slice and for its metadata of layers, for all architectures."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -13,20 +13,22 @@ def scales_input(architecture: str) -> bool:
 
 
 def takes_tokens(architecture: str) -> bool:
-    """Return whether llama.cpp accepts only tokens, so that hidden states overwrite those of a token."""
+    """Return whether llama.cpp accepts only tokens, so that hidden states must overwrite a token's rows."""
     return architecture in RULES and RULES[architecture].takes_tokens
 
 
 def has_windows(file: GgufFile) -> bool:
-    """Return whether a model has, or may have, layers with attention windows: where no key says so, too, layers of some
-    architectures alternate between a window and all tokens."""
+    """Return whether a model has, or may have, layers with attention windows.
+
+    In some architectures layers alternate between a window and all tokens even if no key gives a window.
+    """
     rules = RULES.get(file.architecture)
     has_key = bool(file.metadata.get(f"{file.architecture}.attention.sliding_window"))
     return has_key or (rules is not None and rules.window is not None)
 
 
 class Cut(Enum):
-    """Part of a layer's tensor that a rank holds, and the dimension it is cut along (0: the values of a row)."""
+    """Part of a layer's tensor that a rank holds, and the dimension of the cut (0: values of a row, 1: rows)."""
 
     WHOLE = -1, ""
     FIRST = -1, "first"  # whole on the first shard, zeros on the others
@@ -54,9 +56,9 @@ class Cut(Enum):
         return self.value[1]
 
 
-# Name, without "blk.<n>.", to its cut. A shard of a model with other tensors in its layers is refused.
-# The sum over ranks is taken at the product with attn_output and ffn_down, before their biases are added, so that every
-# rank adds these; at a mixture of experts it is taken after, at their weighted sum.
+# Name, without "blk.<n>.", to its cut. Shards are refused for a model with other tensors in its layers. The sum over
+# ranks is taken at the products with attn_output and ffn_down, before their biases are added. Every rank therefore adds
+# these biases. For a mixture of experts, the sum is taken after the experts' weighted sum.
 CUTS: Mapping[str, Cut] = {
     **dict.fromkeys(
         (
@@ -64,7 +66,7 @@ CUTS: Mapping[str, Cut] = {
             "post_attention_norm.weight", "post_attention_norm", "post_ffw_norm", "ffn_norm.weight",
             "post_ffw_norm.weight", "attn_output.bias", "ffn_down.bias",
             "ffn_gate_inp.weight", "ffn_gate_inp.bias", "exp_probs_b.bias", "exp_probs_b",
-            # Every rank computes the expert that all tokens pass through: it is added after the sum.
+            # Every rank computes the shared expert, which is added after the sum.
             "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight",
         ),
         Cut.WHOLE,
@@ -93,30 +95,30 @@ CUTS: Mapping[str, Cut] = {
     "ffn_down_exps.bias": Cut.FIRST,
 }  # fmt: skip
 
-# The expert that all tokens pass through, where it is cut as the others are (`Rules.shared_sum`).
+# The shared expert, if it is cut like the other experts (`Rules.shared_sum`).
 SHARED: Mapping[str, Cut] = {
     "ffn_gate_shexp.weight": Cut.SHARED_ROWS,
     "ffn_up_shexp.weight": Cut.SHARED_ROWS,
     "ffn_down_shexp.weight": Cut.SHARED_ITEMS,
 }
 
-# Outside of layers: what every slice has, what only the first layers need, and what follows the rows of the head.
+# Tensors outside layers: those of every slice, those of the first layers only, and those cut with the head's rows.
 COMMON = (
     "output_norm.weight", "output_norm.bias", "token_embd_norm.weight", "token_embd_norm.bias", "rope_freqs.weight",
     "rope_factors_long.weight", "rope_factors_short.weight",
 )  # fmt: skip
-DOWN = ("ffn_down.weight", "ffn_down_exps.weight")  # the FFN's last matrix: dense, and of experts
+DOWN = ("ffn_down.weight", "ffn_down_exps.weight")  # last matrix of the FFN: dense, and of experts
 POSITIONS = "position_embd.weight"
 HEAD_VECTORS = ("output.bias",)
 
-# Metadata with one value a layer, where it is an array.
+# Metadata that has one value per layer if it is an array.
 PER_LAYER = (
     "attention.head_count", "attention.head_count_kv", "feed_forward_length", "expert_feed_forward_length",
     "expert_used_count", "attention.sliding_window_pattern", "attention.rope_pattern", "attention.recurrent_layers",
     "swiglu_clamp_exp", "swiglu_clamp_shexp", "attention.indexer.types",
 )  # fmt: skip
-PER_LAYER_PREFIX = "xielu."  # the same, without the architecture's name before it
-# Metadata that counts leading layers.
+PER_LAYER_PREFIX = "xielu."  # prefix of such metadata that do not contain the architecture's name
+# Metadata that count leading layers.
 LEADING = ("leading_dense_block_count",)
-# Metadata of what slices do not have: pictures, and layers that predict further tokens, which rank 0 computes.
+# Metadata of features that slices lack: pictures, and predictor layers, which rank 0 computes.
 LEFT_OUT = ("n_deepstack_layers", "deepstack_mapping", "nextn_predict_layers")

@@ -1,4 +1,4 @@
-"""A model file seen as something to cut: its rules, its sizes, and which cuts are possible."""
+"""A model file as the source of slices: its rules, its sizes, and its possible cuts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from quant.gguf.header import GgufArray
 WINDOW = "attention.sliding_window"
 PATTERN = "attention.sliding_window_pattern"
 INDEXES = "attention.indexer.types"
-QUERY_NORM = "attn_q_norm.weight"  # multiplies queries, so that a change of attention's scale can be put into it
-_SHARED_FROM = 1 << 20  # tokens of context: GLM 5.2 has them, whose layers share indexes, and GLM 5 has not
+QUERY_NORM = "attn_q_norm.weight"  # multiplies queries, so that it can absorb a change of attention's scale
+_SHARED_FROM = 1 << 20  # tokens of context of GLM 5.2, whose layers share indexes; GLM 5 has less
 
 
 @dataclass(frozen=True)
 class Source:
-    """Model file of an architecture whose slices are known to compute what the whole does."""
+    """Model file of an architecture whose slices are known to compute the same as the whole model."""
 
     file: GgufFile
     meta: Metadata
@@ -34,7 +34,10 @@ class Source:
 
     @classmethod
     def from_file(cls, file: GgufFile) -> "Source":
-        """`file` as a source; CannotSlice if not even its layers can be cut apart, ModelFileError for a bad file."""
+        """Return `file` as a source.
+
+        Raises CannotSlice if not even its layers can be separated, and ModelFileError for a bad file.
+        """
         meta = Metadata(file)
         rules = RULES.get(file.architecture)
         if rules is None and file.architecture in REFUSED:
@@ -57,7 +60,7 @@ class Source:
         return source
 
     def _check_layers(self) -> None:
-        """Raise CannotSlice if parts of a model with so many layers would be read as something else."""
+        """Raise CannotSlice if llama.cpp would read parts of this model as another kind of model."""
         n, rules = self.shape.n_layers, self.rules
         if n in rules.layers_of_other_kind or (rules.other_kind_from and n >= rules.other_kind_from):
             raise CannotSlice(
@@ -84,7 +87,7 @@ class Source:
             block = block_of(name)
             if block is None and name not in names:
                 raise CannotSlice(
-                    f"what the tensor {name!r} is for in a slice is not known; run the model on one device"
+                    f"the purpose of the tensor {name!r} in a slice is not known; run the model on one device"
                 )
         described = ARCHITECTURES[self.file.architecture]
         if not described.recurrent and all(self.shape.n_heads_kv):
@@ -101,17 +104,17 @@ class Source:
         return CannotSlice(f"layer {layer} has no {name}, which others have; run the model on one device")
 
     def _check_scale(self) -> None:
-        """Raise CannotSlice for a model whose scale of attention no part of it would have."""
+        """Raise CannotSlice if no part of the model would have the model's attention scale."""
         if self.scale_is_fixed() and self.shape.n_embd // max(self.heads, 1) != self.shape.head_k:
             raise self.other_scale()
 
     def scale_is_fixed(self) -> bool:
-        """Return whether llama.cpp takes attention's scale from the number of heads, and nothing can correct it."""
+        """Return whether llama.cpp takes attention's scale from the number of heads, and no tensor can correct it."""
         layers = range(self.shape.n_layers)
         return len(layers) == self.rules.layers_of_other_scale and any(QUERY_NORM not in self.block(n) for n in layers)
 
     def other_scale(self) -> CannotSlice:
-        """The error to raise where llama.cpp would compute with another scale of attention."""
+        """Return the error for a slice that would compute with another attention scale."""
         return CannotSlice(
             f"attention's scale in this {self.file.architecture} model follows from its {self.shape.n_layers} layers "
             f"and {self.heads} heads, and would be another in a part of it; run it on one device"
@@ -119,25 +122,25 @@ class Source:
 
     @cached_property
     def head(self) -> TensorInfo:
-        """The output matrix, which in a tied model is the token table."""
+        """Output matrix, which is the token table in a tied model."""
         tensors = self.file.tensors
         return tensors.get("output.weight") or tensors["token_embd.weight"]
 
     @cached_property
     def down_name(self) -> str:
-        """The FFN's last matrix, of experts or not, in the first layer."""
+        """Name of the FFN's last matrix, dense or of experts, in the first layer."""
         dense, experts = DOWN
         return dense if f"blk.0.{dense}" in self.file.tensors else experts
 
     def down(self, layer: int) -> TensorInfo | None:
-        """The FFN's last matrix in a layer, None if it has none."""
+        """Return the FFN's last matrix in a layer; None if the layer has none."""
         dense, experts = DOWN
         block = self.block(layer)
         return block.get(dense) or block.get(experts)
 
     @cached_property
     def heads(self) -> int:
-        """Query heads of a layer; of the largest where they differ."""
+        """Query heads of a layer; the maximum if layers differ."""
         return max(self.shape.n_heads)
 
     @cached_property
@@ -145,7 +148,8 @@ class Source:
         return max(self.shape.n_heads_kv)
 
     def head_sizes(self, layer: int) -> tuple[int, int]:
-        """Values of a key and of a value of one head in a layer: with a window they can be others."""
+        """Return the values of one head's key and of one head's value in a layer. Window layers may have other
+        sizes."""
         key, value = self.shape.head_k, self.shape.head_v
         if not self.windowed[layer]:
             return key, value
@@ -153,14 +157,17 @@ class Source:
 
     @cached_property
     def ff(self) -> int:
-        """Columns of a layer's FFN, or of one of its experts, that are shared out. Where layers differ, those with the
-        fewest units, so that who has one of these has some of each layer's."""
+        """Columns to divide, of a layer's FFN or of one of its experts.
+
+        If layers differ, this is the width with the fewest units, so that a rank with some of its units has some of
+        each layer's.
+        """
         units = self._ff_units
         return min(units, key=lambda columns: (columns // units[columns], -columns), default=1)
 
     @cached_property
     def _ff_units(self) -> dict[int, int]:
-        """Return by number of columns of an FFN the unit of a rank's columns: they are a multiple of it."""
+        """Unit of a rank's columns by number of columns of an FFN. A rank's columns are a multiple of the unit."""
         result: dict[int, int] = {}
         for layer in range(self.shape.n_layers):
             down, shared = self.down(layer), self.block(layer).get("ffn_down_shexp.weight")
@@ -172,7 +179,7 @@ class Source:
         return result
 
     def part(self, ff: Range, layer: int) -> Range:
-        """The columns of one layer for a part of `self.ff`: about the same part of them, in whole units."""
+        """Return the columns of one layer for a part of `self.ff`: about the same part, in whole units."""
         columns = self.columns(layer)
         if columns in (0, self.ff):
             return ff
@@ -182,22 +189,22 @@ class Source:
 
     @cached_property
     def turned(self) -> int:
-        """Values of a head that RoPE turns."""
+        """Values of a head that RoPE rotates."""
         return self.meta.count("rope.dimension_count", self.shape.head_k)
 
     def columns(self, layer: int) -> int:
-        """Columns of one layer's FFN; 0 if it has none."""
+        """Return the columns of one layer's FFN; 0 if it has none."""
         down = self.down(layer)
         return down.shape[0] if down else 0
 
     @cached_property
     def recurrent(self) -> tuple[bool, ...]:
-        """Return for each layer whether it is recurrent in place of attention."""
+        """For each layer, whether it is recurrent instead of using attention."""
         return recurrent_layers(self.meta, self.shape)
 
     @cached_property
     def no_stage_of(self) -> tuple[int, ...]:
-        """Numbers of layers that a stage cannot have, unless it is all of the model."""
+        """Numbers of layers that a stage cannot have, unless it is the whole model."""
         never = {*self.rules.no_stage_of, *self.rules.layers_of_other_kind}
         layers = range(self.shape.n_layers)
         if any(QUERY_NORM not in self.block(n) for n in layers) and (
@@ -208,11 +215,11 @@ class Source:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The layers that a stage can begin with.
+        """Layers that a stage can begin with.
 
-        Stages have layers of both kinds where some are recurrent and some have attention, or where llama.cpp tells
-        layers apart by their window: it stops where there is nothing of a kind. And they begin at multiples of the
-        period with which layers differ by their number.
+        If some layers are recurrent and others have attention, every stage needs both kinds. The same applies to layers
+        with and without a window if llama.cpp distinguishes them by it, because llama.cpp aborts without layers of one
+        kind. Stages also begin at multiples of a period if layers differ by their number.
         """
         key, rules = self.rules.period_key, self.rules
         period = lcm(rules.period, self.meta.count(key, 1, least=1) if key else 1)
@@ -234,7 +241,7 @@ class Source:
 
     @cached_property
     def own_index(self) -> tuple[bool, ...]:
-        """Return for each layer whether it chooses the tokens it attends to itself, or attends to all."""
+        """For each layer, whether it selects its attended tokens itself, or attends to all."""
         layers, value = range(self.shape.n_layers), self.file.metadata.get(self.meta.key(INDEXES))
         if not self.rules.shares_index:
             return (True,) * len(layers)
@@ -242,11 +249,11 @@ class Source:
             return tuple(bool(item) for item in value[: len(layers)])
         if value is not None or self.shape.context_length < _SHARED_FROM:
             return (bool(1 if value is None else value),) * len(layers)
-        return tuple(layer < 2 or layer % 4 == 2 for layer in layers)  # as llama.cpp has it of GLM 5.2
+        return tuple(layer < 2 or layer % 4 == 2 for layer in layers)  # same as llama.cpp's rule for GLM 5.2
 
     @cached_property
     def windowed(self) -> tuple[bool, ...]:
-        """Return for each layer whether its attention ends at the window."""
+        """For each layer, whether its attention is limited to the window."""
         n_layers, window = self.shape.n_layers, self.rules.window
         if window is None or (window.optional and not self.meta.count(WINDOW, window.size)):
             return (False,) * n_layers
@@ -259,7 +266,7 @@ class Source:
         return tuple(period == 0 or layer % period != full for layer in range(n_layers))
 
     def block(self, layer: int) -> dict[str, TensorInfo]:
-        """The tensors of one layer, in the file's order, by their names without "blk.<n>."."""
+        """Return the tensors of one layer in file order, by their names without "blk.<n>."."""
         return self._blocks[layer]
 
     @cached_property
@@ -273,18 +280,17 @@ class Source:
 
     @cached_property
     def head_unit(self) -> int:
-        """Heads of a rank are a multiple of it, so that columns of attn_output are cut between quantization blocks."""
+        """Unit of a rank's heads, so that attn_output is cut between quantization blocks."""
         block = _blocks(self.block(layer).get("attn_output.weight") for layer in range(self.shape.n_layers))
         return block // gcd(block, self.shape.head_v) if self.shape.head_v else 1
 
     @cached_property
     def ff_unit(self) -> int:
-        """FFN columns of a rank are a multiple of it."""
+        """Unit of a rank's FFN columns."""
         return self._ff_units.get(self.ff, 1)
 
     def cut_of(self, name: str) -> Cut | None:
-        """Return the part of a layer's tensor that a shard has, by its name without "blk.<n>."; None if that is
-        unknown."""
+        """Return the part of a layer's tensor that a shard has; None if it is unknown. name: without "blk.<n>."."""
         if self.rules.shared_sum and name in SHARED:
             return SHARED[name]
         cut = CUTS.get(name)
@@ -294,7 +300,7 @@ class Source:
 
     @cached_property
     def _described(self) -> frozenset[str]:
-        """The tensors that layers of the architecture have."""
+        """Tensors that layers of the architecture have."""
         architecture = ARCHITECTURES[self.file.architecture]
         return frozenset().union(
             architecture.attention,
@@ -305,14 +311,14 @@ class Source:
         )
 
     def is_whole(self, cut: Slice) -> bool:
-        """Return whether `cut` takes all heads and columns of its layers."""
+        """Return whether `cut` contains all heads and columns of its layers."""
         return cut.heads == Range(0, self.heads) and cut.ff == Range(0, self.ff)
 
     def query_scale(self, cut: Slice) -> float:
-        """Return the factor by which the slice's queries must be larger than the model's, so that attention weighs the
-        same.
+        """Return the factor for the slice's queries that gives the attention scores of the whole model.
 
-        It is not 1 if llama.cpp takes attention's scale from a number of layers and heads which a slice does not have.
+        It differs from 1 if llama.cpp takes attention's scale from a number of layers and heads that the slice does not
+        have.
         """
         other, shape = self.rules.layers_of_other_scale, self.shape
         if not other:
@@ -321,9 +327,9 @@ class Source:
         local = heads if self.is_whole(cut) else len(cut.heads)
         needed = shape.n_embd // heads if shape.n_layers == other else shape.head_k
         actual = shape.n_embd // local if len(cut.layers) == other else shape.head_k
-        return sqrt(actual / needed)  # attention divides by the square root of these
+        return sqrt(actual / needed)  # attention divides by the square roots of these
 
 
 def _blocks(tensors: Iterable[TensorInfo | None]) -> int:
-    """The least number of values that is whole quantization blocks in each of these tensors."""
+    """Return the least number of values that is a multiple of the quantization block in each of these tensors."""
     return lcm(*(tensor.type.block for tensor in tensors if tensor))

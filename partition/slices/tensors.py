@@ -1,4 +1,4 @@
-"""The tensors of a slice: for each its name, its shape, and the bytes of the model file that it is made of."""
+"""Tensors of a slice: name, shape, and source bytes in the model file."""
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,9 +16,9 @@ from quant.gguf.file import TensorInfo
 from quant.gguf.writer import NewTensor
 from quant.types import TYPES
 
-STUB_ROWS = 32  # of the token table where a slice has no head: llama.cpp needs one, and reserves logits for each row
+STUB_ROWS = 32  # token table's rows in a slice without head: llama.cpp needs a table, and reserves logits for each row
 
-# A token table that nobody reads has the type that takes the fewest bytes; these are no types of weights.
+# A token table that is never read gets the smallest type. The types below are not weight types.
 _NOT_TABLES = frozenset(("i8", "i16", "i32", "i64", "f64", "q8_1", "q8_k"))
 
 
@@ -31,15 +31,15 @@ class Placed:
 
 
 class Piece(NamedTuple):
-    """A tensor of a slice that is a part of one of the model."""
+    """A tensor of a slice that is a part of a tensor of the model."""
 
-    name: str  # in the slice
-    dimension: int  # that it is cut along: 0: the values of a row, 1: rows; below 0: it is whole
+    name: str  # name in the slice
+    dimension: int  # dimension of the cut: 0 for values of a row, 1 for rows; below 0: uncut
     ranges: Sequence[Range] = ()
 
 
 def tensors(source: Source, cut: Slice) -> list[Placed]:
-    """Return all tensors of a slice, in order. CannotSlice if `cut` falls within quantization blocks."""
+    """Return all tensors of a slice, in order. Raises CannotSlice if `cut` is inside quantization blocks."""
     placed = [*_table_and_head(source, cut), *_common(source, cut)]
     scale = source.query_scale(cut)
     for layer in range(cut.layers.start, cut.layers.stop):
@@ -57,9 +57,9 @@ def tensors(source: Source, cut: Slice) -> list[Placed]:
 
 
 def pieces(tensor: TensorInfo, dimension: int, ranges: Sequence[Range]) -> tuple[Segment, ...]:
-    """Parts of a tensor along dimension 0 (values of a row) or 1 (rows of a matrix), of each of its matrices.
+    """Return parts of a tensor along dimension 0 (values of a row) or 1 (rows), from each of its matrices.
 
-    CannotSlice if a part of a row does not fall on quantization blocks.
+    Raises CannotSlice if a part of a row does not begin and end at quantization blocks.
     """
     row = tensor.type.n_bytes(tensor.shape[0])
     if dimension == 0:
@@ -79,7 +79,7 @@ def pieces(tensor: TensorInfo, dimension: int, ranges: Sequence[Range]) -> tuple
 
 
 def _bytes(tensor: TensorInfo, values: int) -> int:
-    """Return the byte in a row where the value number `values` begins."""
+    """Return the byte offset of value number `values` in a row."""
     if values % tensor.type.block:
         raise CannotSlice(
             f"{tensor.name!r} is stored in blocks of {tensor.type.block} values ({tensor.type.name}) and cannot be "
@@ -89,7 +89,7 @@ def _bytes(tensor: TensorInfo, values: int) -> int:
 
 
 def _table_and_head(source: Source, cut: Slice) -> Iterator[Placed]:
-    """The token table, which no slice reads, and the rows of the head, which take its place where the loader allows."""
+    """Yield the token table, which no slice reads, and the head's rows, which replace it if the loader permits."""
     embd = source.shape.n_embd
     if not cut.vocab:
         yield _table("token_embd.weight", embd, STUB_ROWS)
@@ -111,7 +111,7 @@ def _table_and_head(source: Source, cut: Slice) -> Iterator[Placed]:
 
 
 def _table(name: str, embd: int, rows: int) -> Placed:
-    """A table of zeros."""
+    """Return a table of zeros."""
     fitting = [t for t in TYPES.values() if t.name not in _NOT_TABLES and embd % t.block == 0]
     return _zeros(NewTensor(name, (embd, rows), min(fitting, key=lambda t: t.n_bytes(embd))))
 
@@ -121,12 +121,13 @@ def _zeros(tensor: NewTensor) -> Placed:
 
 
 def _common(source: Source, cut: Slice) -> Iterator[Placed]:
-    """Yield the tensors of every slice; also of those without head, because every loader insists on output_norm."""
+    """Yield the tensors of every slice. Slices without head have them, too, because every loader requires
+    output_norm."""
     for name in COMMON:
         if name in source.file.tensors:
             yield _whole(source.file.tensors[name], name)
     positions = source.file.tensors.get(POSITIONS)
-    if positions:  # they are added before the first layer of the model, and have no effect on what later ones are given
+    if positions:  # they are added before the model's first layer, and later layers do not depend on them
         first = cut.layers.start == 0
         yield _whole(positions, POSITIONS) if first else _table(POSITIONS, *positions.shape)
 
@@ -136,19 +137,19 @@ def _whole(tensor: TensorInfo, name: str) -> Placed:
 
 
 def _scaled(source: Source, tensor: TensorInfo, name: str, scale: float) -> Placed:
-    """A vector of 32-bit numbers times `scale`."""
+    """Return a vector of 32-bit floats, multiplied by `scale`."""
     layout = struct.Struct(f"<{tensor.n_values}f")
     values = (value * scale for value in layout.unpack(source.file.data(tensor.name)))
     return Placed(NewTensor(name, tensor.shape, tensor.type), (Literal(layout.pack(*values)),))
 
 
 def layer_ranges(source: Source, cut: Slice, layer: int) -> dict[str, list[Range]]:
-    """Return for each unit of `Cut` the ranges of a layer that the rank holds; empty where it holds all of it."""
+    """Return the rank's ranges in a layer for each unit of `Cut`; empty if the rank holds the whole layer."""
     return {} if source.is_whole(cut) else _head_ranges(source, cut) | _column_ranges(source, cut, layer)
 
 
 def _head_ranges(source: Source, cut: Slice) -> dict[str, list[Range]]:
-    """Return for each kind of rows that is cut by heads the ranges that the rank holds."""
+    """Return the rank's ranges for each unit that is cut by heads."""
     shape = source.shape
     k, v = shape.head_k, shape.head_v
     own = kv_heads(cut.heads, source.heads, source.heads_kv)
@@ -167,7 +168,7 @@ def _head_ranges(source: Source, cut: Slice) -> dict[str, list[Range]]:
 
 
 def _column_ranges(source: Source, cut: Slice, layer: int) -> dict[str, list[Range]]:
-    """The same of what is cut by columns of the feed-forward part."""
+    """Return the rank's ranges for each unit that is cut by columns of the feed-forward part."""
     columns, part = source.columns(layer), source.part(cut.ff, layer)
     shared = source.block(layer).get("ffn_down_shexp.weight")
     times = shared.shape[0] // columns if shared else 0
@@ -181,7 +182,7 @@ def _column_ranges(source: Source, cut: Slice, layer: int) -> dict[str, list[Ran
 
 
 def _joined(heads: Sequence[int], size: int) -> list[Range]:
-    """The values of these heads: one range for each row of heads that follow each other."""
+    """Return the values of these heads. Consecutive heads form one range."""
     ranges: list[Range] = []
     for head in heads:
         if ranges and ranges[-1].stop == head * size:
@@ -196,9 +197,11 @@ def _moved(ranges: Iterable[Range], by: int) -> list[Range]:
 
 
 def pieces_of(source: Source, name: str, ranges: dict[str, list[Range]]) -> list[Piece]:
-    """Return what a slice has of a layer's tensor: two pieces where gate and up are one in the model and not there.
+    """Return the slice's pieces of a layer's tensor. There are two if a fused gate and up is separated.
 
-    name: of the tensor, with the layer's number in the slice. ranges: as `layer_ranges` gives them."""
+    name: name of the tensor with the layer's number in the slice
+    ranges: result of `layer_ranges`
+    """
     kind = source.cut_of(name.split(".", 2)[2]) if ranges else None
     if kind is None or kind.dimension < 0:
         return [Piece(name, -1)]
@@ -211,7 +214,7 @@ def pieces_of(source: Source, name: str, ranges: dict[str, list[Range]]) -> list
 
 
 def placed_piece(tensor: TensorInfo, piece: Piece, cut: Slice) -> Placed:
-    """Return a piece of `tensor` with its bytes. CannotSlice if they would not begin and end with whole blocks."""
+    """Return a piece of `tensor` with its bytes. Raises CannotSlice if it does not begin and end at whole blocks."""
     if piece.dimension < 0:
         placed = _whole(tensor, piece.name)
         if CUTS.get(piece.name.split(".", 2)[2]) is Cut.FIRST and not cut.first:
@@ -224,7 +227,7 @@ def placed_piece(tensor: TensorInfo, piece: Piece, cut: Slice) -> Placed:
 
 
 def merged(segments: Iterable[Segment]) -> Iterator[Segment]:
-    """The same bytes in fewer segments: what follows directly in the model file is copied at once."""
+    """Yield the same bytes in fewer segments. Adjacent pieces of the model file become one copy."""
     last: Segment | None = None
     for segment in segments:
         joined = _joint(last, segment) if last else segment
@@ -236,7 +239,7 @@ def merged(segments: Iterable[Segment]) -> Iterator[Segment]:
 
 
 def _joint(a: Segment, b: Segment) -> Segment | None:
-    """`a` and `b` as one, None if that is not possible."""
+    """Return `a` and `b` as one segment; None if that is not possible."""
     if isinstance(a, Zeros) and isinstance(b, Zeros):
         return Zeros(a.length + b.length)
     if isinstance(a, Literal) and isinstance(b, Literal):

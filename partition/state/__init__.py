@@ -1,1 +1,1 @@
-"""Keys and values of a sequence as llama.cpp writes them: read, checked, joined and cut."""
+"""KV cache of a sequence in llama.cpp's format: read, checked, joined and cut."""

@@ -1,4 +1,4 @@
-"""Keys and values of a whole model as its parts hold them: stages have layers, shards have heads of layers."""
+"""KV cache of a whole model and of its parts: stages hold layers, and shards hold heads of layers."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,11 @@ from partition.state.shape import LayerShape, StateShape
 
 
 def join(parts: Sequence[tuple[KVBlock, StateShape]], whole: StateShape) -> KVBlock:
-    """The block of `whole` that these parts of it make up, each with its shape. StateError if something is missing,
-    or parts are of other positions. A head that several parts hold is taken from the first that has it."""
+    """Return the block of `whole` from the blocks of its parts, each with its shape.
+
+    If several parts hold a head, the first one is used. Raises StateError if data is missing, or if parts have
+    different positions.
+    """
     positions = parts[0][0].positions
     for block, shape in parts:
         check(block, shape)
@@ -24,7 +27,7 @@ def join(parts: Sequence[tuple[KVBlock, StateShape]], whole: StateShape) -> KVBl
         for block, shape in parts:
             for layer_shape, rows in zip(shape.layers, block.layers, strict=True):
                 if layer_shape.layer == layer.layer:
-                    if layer_shape.kv_heads == layer.kv_heads:  # all of the layer, also where heads cannot be separated
+                    if layer_shape.kv_heads == layer.kv_heads:  # the whole layer; its heads may be inseparable
                         keys, values = {-1: rows.keys}, {-1: rows.values}
                         continue
                     for i, head in enumerate(layer_shape.kv_heads):
@@ -35,7 +38,7 @@ def join(parts: Sequence[tuple[KVBlock, StateShape]], whole: StateShape) -> KVBl
 
 
 def cut(block: KVBlock, whole: StateShape, part: StateShape) -> KVBlock:
-    """Return the part of a block that a part of the model holds. StateError if the whole lacks one of its layers."""
+    """Return a model part's share of a block. Raises StateError if the whole lacks one of the part's layers."""
     check(block, whole)
     by_layer = {layer.layer: (layer, rows) for layer, rows in zip(whole.layers, block.layers, strict=True)}
     layers = []

@@ -1,4 +1,4 @@
-"""The bytes llama.cpp writes for the recurrent layers of a sequence, checked: nothing in them is believed.
+"""Snapshot that llama.cpp writes for the recurrent layers of a sequence, which is untrusted and therefore checked.
 
     u32 magic | i32 sequence | u32 cells (1; 0: the sequence is empty)
     of the cell: i32 position of the last token | u32 0
@@ -6,7 +6,7 @@
     of each recurrent layer: i32 type | u64 bytes | its last inputs (R)
     of each recurrent layer: i32 type | u64 bytes | its state (S)
 
-All little-endian. Such a snapshot is of all tokens up to its position, and of no part of them.
+All fields are little-endian. A snapshot covers all tokens up to its position, and cannot be divided.
 """
 
 import struct
@@ -29,16 +29,16 @@ _PART = struct.Struct("<iQ")
 class SnapshotShape:
     """Sizes of a model's recurrent layers."""
 
-    layers: int  # of the model, or slice, whatever they are
-    parts: tuple[tuple[int, int], ...]  # the ggml type and the bytes of each R, then of each S
+    layers: int  # number of all layers of the model or slice
+    parts: tuple[tuple[int, int], ...]  # ggml type and bytes of each R, then of each S
 
     @classmethod
     def from_blank(cls, blank: Bytes) -> "SnapshotShape":
-        """The shape of which llama.cpp wrote `blank` for an empty sequence. StateError for anything else."""
+        """Return the shape from the snapshot of an empty sequence. Raises StateError for other data."""
         data = blank.tobytes()
         head = _BEFORE_CELLS + 4 + _LAYERS.size
         if len(data) < head or (len(data) - head) % _PART.size:
-            raise StateError(f"{len(data)} bytes are no snapshot of an empty sequence")
+            raise StateError(f"{len(data)} bytes are not a snapshot of an empty sequence")
         cells, (transposed, layers) = struct.unpack_from("<I", data, _BEFORE_CELLS)[0], _LAYERS.unpack_from(data, 12)
         if cells or transposed:
             raise StateError(f"a snapshot of an empty sequence has {cells} cells")
@@ -51,7 +51,7 @@ class SnapshotShape:
         return heads + sum(_PART.size + n_bytes for _, n_bytes in self.parts)
 
     def check(self, data: Bytes, length: int) -> None:
-        """Raise StateError unless this is a snapshot of this shape, of the first `length` positions."""
+        """Raise StateError unless this is a snapshot of this shape for the first `length` positions."""
         if data.size != self.n_bytes:
             raise StateError(f"a snapshot of {data.size} bytes; needed are {self.n_bytes}")
         view, at = memoryview(data.data), _BEFORE_CELLS

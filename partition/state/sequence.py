@@ -1,14 +1,13 @@
-"""The bytes llama.cpp writes for a range of a sequence, as arrays and back. Nothing in them is believed.
+"""KV cache that llama.cpp writes for a range of a sequence, as arrays. The bytes are untrusted and therefore checked.
 
-    u32 magic | i32 sequence | a cache, or two where layers have attention windows:
-    u32 streams (1) | u32 cells | of each cell: i32 position, u32 sequences (1), i32 sequence
-    (where positions have sections, before the sequence: the position twice, as i32, and the i32 id of the token)
-    u32 whether values are transposed | u32 layers
+    u32 magic | i32 sequence | a cache, or two if layers have attention windows: u32 streams (1) | u32 cells | of each
+    cell: i32 position, u32 sequences (1), i32 sequence (if positions have sections, before the sequence: the position
+    twice, as i32, and the i32 id of the token) u32 whether values are transposed | u32 layers
     of each layer's keys: i32 type | u64 bytes a cell | the cells
     of each layer's values: i32 type | u64 bytes a cell | the cells
     or, transposed: i32 type | u32 bytes a value | u32 values a cell | of each value: the cells
 
-All little-endian. A cache without cells ends after their number.
+All fields are little-endian. A cache without cells ends after their number.
 """
 
 import struct
@@ -30,7 +29,7 @@ _MAGIC = 0xAF143CD8
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """Keys and values of one layer, one row of bytes a token."""
+    """Keys and values of one layer, with one row of bytes per token."""
 
     keys: Bytes  # [tokens, key_bytes]
     values: Bytes  # [tokens, value_bytes]
@@ -38,10 +37,10 @@ class LayerRows:
 
 @dataclass(frozen=True, slots=True)
 class KVBlock:
-    """Keys and values of consecutive positions of a sequence, in the layers and heads of some slice."""
+    """Keys and values of consecutive positions of a sequence, in the layers and heads of a slice."""
 
     positions: Range
-    layers: tuple[LayerRows, ...]  # as the slice's StateShape has them
+    layers: tuple[LayerRows, ...]  # in the order of the slice's StateShape
 
     @property
     def n_bytes(self) -> int:
@@ -50,9 +49,9 @@ class KVBlock:
 
 
 def decode(data: bytes | memoryview | Bytes, shape: StateShape, positions: Range) -> KVBlock:
-    """The keys and values in what llama.cpp wrote for these positions. StateError for anything else.
+    """Return the keys and values in llama.cpp's data for these positions. Raises StateError for other data.
 
-    The arrays are views of `data` where it has them in order.
+    The arrays are views of `data` if its cells are in order.
     """
     reader = _Reader(data)
     reader.expect("magic", "<I", _MAGIC)
@@ -79,10 +78,10 @@ def decode(data: bytes | memoryview | Bytes, shape: StateShape, positions: Range
 
 
 def encode(block: KVBlock, shape: StateShape, *, transposed: bool = False) -> Bytes:
-    """Encode the block as llama.cpp's state of sequence 0. StateError if the block is not of this shape."""
+    """Return the block as llama.cpp's state of sequence 0. Raises StateError if the block does not have this shape."""
     check(block, shape)
     parts: list[bytes | Bytes] = [struct.pack("<Ii", _MAGIC, 0)]
-    twice = (lambda at: (at, at, 0)) if shape.sections else lambda at: ()  # nothing is computed by the token
+    twice = (lambda at: (at, at, 0)) if shape.sections else lambda at: ()  # the token ID is not used
     cells = b"".join(shape.cell.pack(at, 1, *twice(at), 0) for at in range(block.positions.start, block.positions.stop))
     rows = {layer.layer: rows for layer, rows in zip(shape.layers, block.layers, strict=True)}
     for number in range(shape.caches):
@@ -102,9 +101,10 @@ def encode(block: KVBlock, shape: StateShape, *, transposed: bool = False) -> By
 
 
 def check_encoded(data: bytes | memoryview, shape: StateShape, positions: Range) -> None:
-    """Raise StateError unless `encode` wrote these bytes for a block of this shape and these positions, not transposed.
+    """Raise StateError unless `encode` wrote these bytes for such a block, not transposed.
 
-    As good as `decode`, and many times faster: all that is no key and no value is compared at once.
+    This is as strict as `decode` and many times faster, because all bytes outside keys and values are compared
+    together.
     """
     if len(data) != encoded_bytes(shape, len(positions)):
         raise StateError(f"a state of {len(data)} bytes; needed are {encoded_bytes(shape, len(positions))}")
@@ -119,8 +119,10 @@ def check_encoded(data: bytes | memoryview, shape: StateShape, positions: Range)
 
 @lru_cache(8)
 def _header(shape: StateShape, tokens: int) -> tuple[NDArray[np.intp], bytes, tuple[int, ...]]:
-    """Return the parts of an encoded block from position 0 that are no key and no value: their places, these bytes, and
-    where among them the cells of each cache begin."""
+    """Return the bytes outside keys and values in an encoded block from position 0.
+
+    The result has their places, the bytes, and the index among them at which the cells of each cache begin.
+    """
     zeros, ones = (
         encode(
             KVBlock(
@@ -146,7 +148,7 @@ def _header(shape: StateShape, tokens: int) -> tuple[NDArray[np.intp], bytes, tu
 
 
 def encoded_bytes(shape: StateShape, tokens: int) -> int:
-    """The length of `encode`'s answer for so many tokens, not transposed."""
+    """Return the length of `encode`'s result for `tokens` tokens, not transposed."""
     heads = shape.caches * (16 + shape.cell.size * tokens) + 24 * len(shape.layers)
     return 8 + heads + tokens * shape.token_bytes
 
@@ -165,14 +167,17 @@ def check(block: KVBlock, shape: StateShape) -> None:
 
 
 def _values(shape: StateShape, layer: LayerShape) -> int:
-    """Values that one token has in a layer. StateError for a type in blocks, which cannot be transposed."""
+    """Return the number of values of one token in a layer. Raises StateError for types in blocks."""
     if not shape.value_size:
         raise StateError(f"values of type {shape.value_type} have blocks and cannot be transposed; use flash attention")
     return layer.value_bytes // shape.value_size
 
 
 def _order(reader: "_Reader", positions: Range, sequence: int, shape: StateShape) -> Sequence[int] | slice:
-    """Return where the cell of each position is; a slice if they are in order. StateError unless each is there once."""
+    """Return the index of each position's cell, or a slice if they are in order.
+
+    Raises StateError unless each position occurs exactly once.
+    """
     cells = np.frombuffer(reader.bytes(shape.cell.size * len(positions)), "<i4").reshape(len(positions), -1)
     if not (cells[:, [1, -1]] == (1, sequence)).all():
         raise StateError(f"a state has a cell that is not of sequence {sequence} alone")
@@ -186,7 +191,7 @@ def _order(reader: "_Reader", positions: Range, sequence: int, shape: StateShape
 
 
 class _Reader:
-    """Takes fields from a buffer, one after the other; StateError if it ends, or a field is not what it must be."""
+    """Reads fields from a buffer. Raises StateError if the buffer ends, or if a field has an unexpected value."""
 
     def __init__(self, data: bytes | memoryview | Bytes) -> None:
         self._data = memoryview(data).cast("B")  # type: ignore[arg-type]
@@ -208,7 +213,7 @@ class _Reader:
             raise StateError(f"a state has {value} as {name}; needed is {expected}")
 
     def take_transposed(self, before: int | None) -> int:
-        """Return whether values are transposed; all caches must agree. before: the value of the cache before."""
+        """Return whether values are transposed. before: result for the previous cache, which must agree"""
         value = self.take("<I")
         if value > 1 or before not in (None, value):
             raise StateError(f"a state says {value} for whether values are transposed; needed is 0 or 1 in all caches")
@@ -220,7 +225,7 @@ class _Reader:
         return np.frombuffer(self.bytes(row_bytes * tokens), np.uint8).reshape(tokens, row_bytes)
 
     def columns(self, shape: StateShape, layer: LayerShape, tokens: int) -> Bytes:
-        """Transposed values as rows, a copy."""
+        """Return transposed values as rows, in a copy."""
         n_values = _values(shape, layer)
         self.expect("type", "<i", shape.value_type)
         self.expect("bytes a value", "<I", shape.value_size)

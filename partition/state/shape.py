@@ -1,4 +1,4 @@
-"""Shape of the keys and values of one slice of a model: layers, heads, and bytes of a token."""
+"""Shape of the KV cache of a slice: layers, heads, and bytes per token."""
 
 import struct
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from quant.types import CacheType
 class LayerShape:
     """Shape of one layer of a slice."""
 
-    layer: int  # of the model
-    kv_heads: tuple[int, ...]  # of the model, in the slice's order; a shard may hold one several times
-    key_bytes: int  # of one token: all of its KV heads
+    layer: int  # number in the model
+    kv_heads: tuple[int, ...]  # heads of the model, in the slice's order; a shard may repeat one
+    key_bytes: int  # bytes of one token: all its KV heads
     value_bytes: int
-    windowed: bool  # its keys and values are in the second of two caches
+    windowed: bool  # true if the second of two caches holds its keys and values
 
     @property
     def key_head_bytes(self) -> int:
@@ -35,14 +35,14 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """Shapes of all layers of a slice that have attention. Recurrent ones hold nothing of each token."""
+    """Shapes of a slice's attention layers. Recurrent layers store nothing for each token."""
 
     layers: tuple[LayerShape, ...]
-    key_type: int  # as ggml numbers types
+    key_type: int  # ggml's number of the type
     value_type: int
-    value_size: int  # bytes of one value; 0 where the type has blocks of several
-    caches: int  # 2 where some layers have an attention window, whether this slice has both kinds or one
-    sections: bool = False  # each cell has its position in two dimensions as well, and a token
+    value_size: int  # bytes of one value; 0 for types with blocks of several values
+    caches: int  # 2 if some layers of the model have an attention window, else 1
+    sections: bool = False  # true if each cell also has a two-dimensional position and a token
 
     def __hash__(self) -> int:
         return hash(
@@ -51,9 +51,9 @@ class StateShape:
 
     @classmethod
     def of_slice(cls, source: Source, cut: Slice, kv: CacheType) -> "StateShape":
-        """The shape of a slice that stores keys and values as `kv`.
+        """Return the shape of a slice whose KV cache has the type `kv`.
 
-        CannotSlice if a head's keys do not end with a block of that type, so that heads cannot be separated.
+        Raises CannotSlice if a head's keys do not end at a block of that type, so that heads cannot be separated.
         """
         shape = source.shape
         if source.rules.no_states:
@@ -87,18 +87,21 @@ class StateShape:
 
     @classmethod
     def of_model(cls, source: Source, kv: CacheType) -> "StateShape":
-        """The shape of the whole model."""
+        """Return the shape of the whole model."""
         whole = Slice(Range(0, source.shape.n_layers), Range(0, source.heads), Range(0, source.ff), NOTHING, first=True)
         return cls.of_slice(source, whole, kv)
 
     def in_cache(self, number: int) -> Sequence[LayerShape]:
-        """The layers whose keys and values are in one of the caches, in order."""
+        """Return the layers in one of the caches, in order."""
         return [layer for layer in self.layers if self.caches == 1 or layer.windowed == bool(number)]
 
     @property
     def cell(self) -> struct.Struct:
-        """Bytes that llama.cpp writes of a token beside keys and values: its position, how many sequences have it, its
-        position in two dimensions and its id where positions have sections, and its sequence."""
+        """Layout of llama.cpp's data of a token besides keys and values.
+
+        The fields are its position, the number of its sequences, then (if positions have sections) its two-dimensional
+        position and its ID, and its sequence.
+        """
         return struct.Struct("<iIiiii") if self.sections else struct.Struct("<iIi")
 
     @property
