@@ -68,7 +68,8 @@ class Digests:
         """Return the SHA-256 of the slice that `recipe` makes from the file `model`. It is cut only if it is not
         remembered.
 
-        `model` must be the recipe's model (see `model_digest`). Raises the errors of `edge.models.slice_cutting.chunks`.
+        `model` must be the recipe's model (see `model_digest`). Raises the errors of
+        `edge.models.slice_cutting.chunks`.
         """
         if recipe == whole(recipe.model_digest, recipe.model_bytes):
             return recipe.model_digest

@@ -139,8 +139,8 @@ class SliceStore:
         """Cut a slice into the store, unless it exists. Return its path. `progress` gets the present bytes and the
         total.
 
-        Raises the errors of `receive` and `edge.models.slice_cutting.chunks`, and DigestMismatch if recipe and model make
-        another slice.
+        Raises the errors of `receive` and `edge.models.slice_cutting.chunks`. Raises DigestMismatch if recipe and model
+        make another slice.
         """
         path = self.find(digest)
         if path:
