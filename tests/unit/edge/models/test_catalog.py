@@ -121,7 +121,7 @@ def test_entries_of_a_person_are_read(tmp_path: Path) -> None:
         ("layers = 2", 'layers = "2"', r"shape\.layers needs a whole number, without a unit; got '2'"),
         ("layers = 2", "layers = true", r"shape\.layers needs a whole number, without a unit; got True"),
         ("layers = 2, ", "", r"model\[0\]\.shape: .*'layers'; give it"),
-        ("layers = 2", "depth = 2", r"shape has an unknown key 'depth'; known are arch, layers"),
+        ("layers = 2", "depth = 2", r"shape has an unknown key 'depth'; known keys are arch, layers"),
         ('arch = "llama"', 'arch = "lama"', r"shape: unknown architecture 'lama'; known: llama"),
         ("heads = 4", "heads = 3", r"shape: embd 256 does not divide into 3 heads"),
         ("shape = {", "form = {", r"model\[0\] has an unknown key 'form'"),
