@@ -67,8 +67,7 @@ def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
     running = scheduler.prepare(request)
     clock = _Clock(accepted, running)
     scheduler.drop_requests()
-    if scheduler.drafter is not None:
-        scheduler.drafter.begin()
+    scheduler.drafts.begin()
     try:
         scheduler.enqueue(running)
         finish = None

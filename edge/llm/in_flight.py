@@ -104,8 +104,8 @@ def logits_request(rows: Sequence[Rows]) -> LogitsRequest:
 
 
 @dataclass
-class Step:
-    """A step in flight."""
+class StepInFlight:
+    """A step whose logits are to come."""
 
     rows: list[Rows]  # rows with logits; never empty
     windows: int = 0  # number of windows intended in flight with this step; 0: no drafting
@@ -127,8 +127,8 @@ class InFlight:
         self._budget, self._microbatches = budget, microbatches
         self.most = 1  # number of steps in flight, not counting windows
         self.follow(engine)
-        self.steps: deque[Step] = deque()
-        self.submitted = self.prompt_rows = 0  # total steps, and total prompt rows in them
+        self.steps: deque[StepInFlight] = deque()
+        self.submitted = self.prompt_rows = 0  # steps, and rows of prompts in them, from the beginning
 
     def follow(self, engine: TextEngine) -> None:
         """Use the number of decode groups and of steps in flight of this engine."""
@@ -136,14 +136,18 @@ class InFlight:
         self.most = self._budget.groups if engine.stages > 1 else 1  # a single stage computes one step at a time
 
     @property
-    def awaited(self) -> list[Step]:
-        """Steps that were not cancelled."""
+    def awaited(self) -> list[StepInFlight]:
+        """Those that were not cancelled."""
         return [step for step in self.steps if not step.is_cancelled] if self.steps else []
 
     @property
     def n_requests(self) -> int:
         """Number of requests that wait for logits, counted once for each step."""
         return sum(not rows.cancelled for step in self.steps for rows in step.rows) if self.steps else 0
+
+    def of_step(self, n_answers: int) -> int:
+        """Return how many answers a step has, if so many are spread over the microbatches."""
+        return -(-n_answers // self._budget.groups)
 
     @property
     def has_windows(self) -> bool:
@@ -163,13 +167,8 @@ class InFlight:
         return Rows(running, tokens, len(tokens), [*assumed, *tokens[len(first) :]], not behind)
 
     def submit(self, engine: TextEngine, rows: Sequence[Rows], windows: int = 0) -> list[Running]:
-        """Submit rows in one step. All requests must use the same adapters. Return the requests that wait for logits of
-        this step and did not wait before.
-
-        windows: as in `Step`.
-
-        Raises the errors of the engine.
-        """
+        """Submit rows in a step, of requests with the same adapters: those that wait for its logits now, and did not
+        before. windows: as in `StepInFlight`. The errors of the engine."""
         giving, whole = [own for own in rows if own.logits], batch(rows)
         # On a single device all logits are available, so masks are not needed.
         top, masks = logits_request(giving) if engine.logits_cross else LogitsRequest()
@@ -183,7 +182,7 @@ class InFlight:
         self.prompt_rows += prompt_rows(rows)
         if giving:
             follows_cancelled = any(step.is_cancelled for step in self.steps)
-            self.steps.append(Step(giving, windows, follows_cancelled))
+            self.steps.append(StepInFlight(giving, windows, follows_cancelled))
         for own in rows:
             own.slot.submitted(own.tokens)
         return [own.running for own in giving if own.is_first]
@@ -228,8 +227,8 @@ class InFlight:
         looked_at, is_alone = min(used, len(following)), is_alone and rows.is_first
         return VerifyResult(rows.logits, used, rows.is_first, is_alone, windows, right, looked_at, cancelled)
 
-    def collect(self, engine: TextEngine) -> tuple[NDArray[np.float32], Step] | None:
-        """Return (logits, step) of the oldest step that was not cancelled, or None if there is none."""
+    def collect(self, engine: TextEngine) -> tuple[NDArray[np.float32], StepInFlight] | None:
+        """Wait for the oldest step that was not cancelled: its logits and the step; None where there is none."""
         while self.steps:
             logits, step = engine.collect(), self.steps.popleft()
             if not step.is_cancelled:

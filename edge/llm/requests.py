@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -161,15 +161,6 @@ class Running:
         """Number of tokens of the history that were not submitted; negative if drafts were submitted after it."""
         assert self.slot is not None
         return len(self.tokens) - len(self.slot.tokens)
-
-
-def only_background(*queues: Iterable[Running]) -> bool:
-    """Return True if all requests are background requests."""
-    for queue in queues:
-        for running in queue:
-            if not running.request.background:
-                return False
-    return True
 
 
 def check_window(engine: TextEngine) -> None:

@@ -16,25 +16,30 @@ requests run only without other requests, which preempt them.
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edge.closing import Closing
 from edge.errors import EdgeError, EngineError, MediaError
+from edge.llm.admission import Admission
 from edge.llm.continuation import Request
-from edge.llm.in_flight import InFlight, Rows, end_event, in_one_graph, of_one_set, room
+from edge.llm.drafts import Drafts
+from edge.llm.in_flight import InFlight, Rows, StepInFlight, end_event, in_one_graph, of_one_set
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.requests import Event, Running, check_media, check_window, only_background, prepare
+from edge.llm.queues import Queues
+from edge.llm.remote_prefill import RemotePrompts
+from edge.llm.requests import Event, Running, check_media, check_window, prepare
 from edge.llm.slot import full_length
 from edge.llm.slots import Slots
 from edge.llm.step_budget import Came, LatencyTargets, StepBudget
 from edge.text.constraints.constraint import never_given_up
-from partition.predict.drafts import most_windows
 
-HEADROOM = 32  # tokens of room for each running request when another one is admitted, so that none is preempted soon
+Floats = NDArray[np.float32]
+
 USED_MEANWHILE = (
     "something else used this model before the answer was complete; take one answer to its end before the next is"
     " asked for, or answer several at once with Model.stream"
@@ -42,9 +47,9 @@ USED_MEANWHILE = (
 
 
 class Scheduler(Closing):
-    """Runs requests on an engine. Requests can be added and cancelled between steps.
+    """Runs requests on an engine. Requests may be added and cancelled between steps.
 
-    Several schedulers may use one engine in turns. Each of them takes the whole KV cache from the one before.
+    Several schedulers may use one engine alternately: each takes the whole KV cache from the scheduler before it.
     """
 
     def __init__(
@@ -59,102 +64,85 @@ class Scheduler(Closing):
         targets: LatencyTargets | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """microbatches: number of decode groups; None: as the engine's plan sets.
-        slots: largest number of running requests; None: the engine's number of sequences.
-        keep: keep the KV cache of complete requests for later prompts with the same prefix, in memory while there is
-            room, and on disk if the engine has a prefix cache.
-        drafter: drafts tokens while few requests run; steps verify them.
-        admitted: called with the number of a request before it is computed.
-        targets: latency targets that determine the size of steps with prompts.
-        """
+        """microbatches: number of groups that answers form; None: from the engine's plan. slots: number of concurrent
+        requests; None: the engine's sequences. keep: True if later prompts with the same beginning may use the
+        keys and values of complete requests, from the cache and from disk. drafter: drafts tokens while few requests
+        run. admitted: called with the number of each request before its first step. targets: latencies that size the
+        steps with prompts."""
         check_window(engine)
-        self.engine, self.drafter, self._admitted = engine, drafter, admitted
+        self.engine = engine
         self._use = engine.states.use
-        self._numbers = itertools.count()
-        self.waiting: deque[Running] = deque()  # requests without a slot
-        self.running: list[Running] = []  # requests with a slot, in order of admission
-        self._ready: deque[Running] = deque()  # requests whose next rows can be submitted
+        self.queues = Queues()
         self._budget = StepBudget(engine.batch, clock, targets)
         self._in_flight = InFlight(self._budget, engine, microbatches)
         self.slots = Slots(engine, slots, keep=keep)
-        self._events: list[Event] = []  # events for the next call of `step`
-        self.preemptions = {"foreground": 0, "background": 0}  # number of preempted requests by kind
+        self._remote = RemotePrompts(engine, self.slots, self.queues)
+        self._admission = Admission(engine, self.slots, self.queues, self._remote, admitted)
+        self.drafts = Drafts(drafter, engine, self._in_flight)
+        self._events: list[Event] = []  # returned by the next `step`
 
     @property
     def passes(self) -> int:
-        """Number of steps submitted so far."""
+        """Number of steps that were submitted so far."""
         return self._in_flight.submitted
 
     @property
     def busy(self) -> bool:
         """True if a step would do something."""
-        return bool(self.waiting or self.running or self._in_flight.steps or self._events)
+        return bool(self.queues.all or self._in_flight.steps or self._events)
 
     def prepare(
         self, request: Request, given_up: Callable[[], bool] = never_given_up, number: int | None = None
     ) -> Running:
-        """Check a request and return it ready for `enqueue`. Any thread may call this.
+        """Check a request and return it for `enqueue`. Any thread may call this.
 
-        given_up: returns True if the client has disconnected.
-        number: unique number of the request; None: the next one.
-
-        Raises ContextFull if the request alone does not fit, and SamplingError for invalid options.
+        given_up: returns True once the client has disconnected. number: unique among all requests; None: the next one.
+        Raises ContextFull if the request does not fit alone, and SamplingError for options that cannot be used.
         """
-        return prepare(next(self._numbers) if number is None else number, request, self.engine, given_up)
+        return prepare(next(self.queues.numbers) if number is None else number, request, self.engine, given_up)
 
     def enqueue(self, running: Running) -> int:
-        """Let a prepared request wait for a slot. Return its number."""
+        """Add a prepared request to the waiting ones. Return its number."""
         running.added_at = self._budget.clock()
-        self.waiting.append(running)
+        self.queues.waiting.append(running)
         return running.number
 
     def add(self, request: Request) -> int:
-        """Add a request and return its number. Raises the errors of `prepare`."""
+        """Prepare and enqueue a request. Return its number. Raises the errors of `prepare`."""
         return self.enqueue(self.prepare(request))
 
     def cancel(self, number: int) -> None:
-        """End a request; the next step reports it. Nothing happens if it has already ended."""
+        """End a request; the next step returns the event. A request that has ended already is ignored."""
         with self._use.alone():
-            for running in (*self.waiting, *self.running):
+            for running in self.queues.all:
                 if running.number == number:
                     self._end(running, "cancelled")
                     return
 
     def step(self) -> list[Event]:
-        """Run one step: admit waiting requests, submit rows, collect results. Return the events in order.
+        """Run one step, and return its events in order.
 
-        Raises the errors of the engine. Raises EngineError if another scheduler used the engine meanwhile; then this
-        scheduler must be closed.
+        Raises the engine's errors, and EngineError if another scheduler used the engine meanwhile. Close the scheduler
+        then.
         """
-        if self.running and self._use.owner is not self:
+        if self.queues.running and self._use.owner is not self:
             raise EngineError(USED_MEANWHILE)
         with self._use.alone():
             self._use.step(self, self._go_on)
-        events, self._events = self._events, []  # includes tokens chosen before an engine was lost
+        events, self._events = self._events, []  # with tokens that were chosen before an engine was lost
         return events
 
     def _go_on(self) -> None:
-        nobody_waits = only_background(self.running, self.waiting)
-        if not self._in_flight.steps:  # the tokens of the last step have been sent
-            self.slots.keep_snapshots()
-            if nobody_waits:
-                self.slots.keep_groups()
-        ready = self.slots.remote.receive(steps_in_flight=bool(self._in_flight.steps))
-        self._ready.extend(ready or ())
-        if not nobody_waits:
-            for running in [other for other in (*self._ready, *self.slots.remote.requests) if other.request.background]:
-                self._preempt(running)
-        submitted = ready is not None and self._admit() and self._submit(is_short=nobody_waits)
-        # Stages continue with other groups meanwhile.
-        if self._in_flight.steps and (not submitted or self._in_flight.most == 1):
-            self._collect()
-        elif not submitted:
-            self.slots.wait()
+        """Run one step: receive, admit, submit, collect, choose."""
+        is_free = self._receive()
+        is_free = is_free and self._admit()
+        submitted = is_free and self._submit()
+        collected = self._collect(submitted=submitted)
+        self._choose(collected)
 
     def run(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Return the generated tokens of each request, without end-of-text tokens. They equal those of `generate`.
-
-        Raises ContextFull if one of the requests alone does not fit, and SamplingError.
+        """Return the generated tokens of each request, without a token that ends the text. They are the tokens that
+        `generate` gives for the request alone. Raises ContextFull if a request does not fit alone, and SamplingError.
         """
         with self:
             numbers = [self.add(request) for request in requests]
@@ -168,183 +156,161 @@ class Scheduler(Closing):
             return list(tokens.values())
 
     def drop_requests(self) -> None:
-        """Cancel all requests. Their KV cache stays, as after complete requests."""
+        """Drop all requests. Their keys and values stay, as those of complete requests."""
         with self._use.alone():
-            for running in (*self.waiting, *self.running):
+            for running in self.queues.all:
                 self._end(running, "cancelled")
             self._events.clear()
 
     def close(self) -> None:
-        """Cancel all requests and drop their KV cache. The engine stays usable, unless it has failed."""
+        """Drop all requests, and their keys and values. The engine can be used afterwards, unless it has failed."""
         with self._use.alone():
             self.drop_requests()
             self._in_flight.drop(self._use.in_use_by(self))
             if self._use.in_use_by(self) is not None:
                 with suppress(EdgeError):
-                    for slot in self.slots.all:  # dropped requests must not leave rows in the cache
+                    for slot in self.slots.all:  # dropped steps must leave no rows behind
                         slot.cut(0)
                 self.slots.lost()
 
-    # --- owner of the cache ---
+    # --- replacement of the engine ---
 
     def follow_engine(self) -> None:
-        """Use the number of groups and steps in flight of a replaced engine."""
+        """Form steps for another engine from now on."""
         self._in_flight.follow(self.engine)
 
     def yield_engine(self) -> None:
-        """Drop the steps in flight, because another scheduler is about to use the engine."""
+        """Drop all steps in flight, because another scheduler is about to use the engine."""
         self._in_flight.drop(self._use.in_use_by(self))
         self.slots.lost()
+        self.queues.remote.clear()
         self._use.owner = None
 
     def preempt_all(self) -> None:
-        """Preempt all requests, because another engine with an empty cache takes over. They continue after their
-        chosen tokens; steps in flight are computed again.
-        """
+        """Let all requests wait again, because another engine takes over with an empty cache. They continue from the
+        tokens that were chosen; the steps in flight are computed again."""
         self._in_flight.drop(None)
-        for running in reversed(self.running):
-            running.preempt(exact=self._use.exact)
-        self.slots.replaced()
-        self.waiting.extendleft(reversed(self.running))
-        self.running.clear()
-        self._ready.clear()
+        self._admission.preempt_all()
+
+    # --- receive ---
+
+    def _receive(self) -> bool:
+        """Receive keys and values from the placement for prompts, and preempt background requests if others have come.
+        Return False if no request can be admitted until the steps in flight are collected."""
+        queues, steps_in_flight = self.queues, bool(self._in_flight.steps)
+        if not steps_in_flight:  # no token waits for writes to the disk now
+            self.slots.keep_snapshots()
+            if queues.is_background:
+                self.slots.keep_groups()
+        is_free = self._remote.receive(steps_in_flight=steps_in_flight)
+        if not queues.is_background:
+            for running in queues.without_logits:
+                if running.request.background:
+                    self._admission.preempt(running, keep=not steps_in_flight)
+        return is_free
 
     # --- admit ---
 
     def _admit(self) -> bool:
-        """Give waiting requests a slot in their order, while the context has room. Return False if a request waits
-        for the steps in flight, because states are read between steps.
-        """
-        while self.waiting:
-            running = min(self.waiting, key=lambda waiting: waiting.request.background)
-            if running.request.background and not only_background(self.running, self.waiting):
+        """Give waiting requests a slot, in their order, while the context has room for their next tokens. Return False
+        if one has to wait for the steps in flight, because states are read between steps."""
+        queues = self.queues
+        while queues.waiting:
+            running = min(queues.waiting, key=lambda waiting: waiting.request.background)
+            if running.request.background and not queues.is_background:
                 return True
-            request, others, left = running.request, self.running, self.engine.context - len(running.tokens)
-            if left < 0:  # its next token had no room when the engine was lost
+            if len(running.tokens) > self.engine.context:  # its next token had no room when the engine was lost
                 if not running.shift():
                     self._end(running, "length")
                 continue
-            growth = sum(min(other.left, HEADROOM) for other in (running, *others)) if others else min(1, left)
-            placement = self.slots.place(running.tokens, growth, running.namespace)
+            placement = self._admission.place(running)
             if placement is None:
                 return True
-            former = running.former = running.former or self.slots.former(running.tokens, running.namespace)
-            if (former or self.slots.restores) and self._in_flight.steps:
+            if self._admission.restores(running) and self._in_flight.steps:
                 return False
-            slot = running.slot = self.slots.admit(
-                placement,
-                adapters=running.adapters,
-                in_place=request.in_place,
-                former=former,
-                background=request.background,
-            )
-            self.waiting.remove(running)
-            if running.cached_tokens is None or not self._use.exact:  # the size of prefill steps depends on this
-                running.to_prefill = len(running.tokens) - len(slot.tokens)
-            if running.cached_tokens is None:
-                running.cached_tokens = min(len(slot.tokens), len(request.prompt))
-                running.restored_tokens, running.dropped_tokens = slot.restored, slot.dropped
-            self.running.append(running)
-            if request.media or not self.slots.remote.begin(running):
-                self._ready.append(running)
-            self._admitted(running.number)
-            running.tell_prefill()
+            self._admission.admit(running, placement)
         return True
 
     # --- submit ---
 
-    def _submit(self, *, is_short: bool) -> bool:
-        """Submit decode rows of a group with prompt rows, or windows of drafts. Return False if nothing more can be
-        submitted before logits arrive.
-
-        is_short: only background requests run, so steps are short.
-        """
-        most = full_length(self.engine)
-        for running in [candidate for candidate in self._ready if candidate.fills(most)]:
-            if not running.shift():
-                self._end(running, "length")
-        for running in [candidate for candidate in self._ready if candidate.has_pending_media]:
-            try:
-                check_media(running.request.media, self.engine)  # another engine may have taken over since `prepare`
-            except MediaError as error:
-                self._end(running, "error", error)
-        if self.drafter is not None:
-            if self._submit_windows(self.drafter):
-                return False
-            self.drafter.disturbed()
-        if not self._ready or len(self._in_flight.awaited) >= self._in_flight.most:
+    def _submit(self) -> bool:
+        """Submit the next tokens of answers, with tokens of prompts or with drafts. Return False if the next rows can
+        be submitted only after logits have come."""
+        self._end_unfit()
+        if self._submit_drafts():
             return False
-        same, others = of_one_set(self._ready) if self.engine.adapters else (self._ready, [])
-        chosen = self._budget.choose(same, self._in_flight.n_requests, self.engine.chunk, others, is_short=is_short)
-        rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
-        while not self.slots.make_room(sum([len(own.tokens) for own in rows])):
-            last = max((*self._ready, *self.slots.remote.requests), key=lambda running: running.number)
-            self._preempt(last)  # earlier requests need its place
-            rows = [own for own in rows if own.running is not last]
-        if not rows:
+        self.drafts.disturbed()
+        if not self.queues.ready or len(self._in_flight.awaited) >= self._in_flight.most:
+            return False
+        if not (rows := self._next_rows()):
             return False
         began = self._budget.clock()
         for step in in_one_graph(rows, self.engine):
-            while self.engine.stages == 1 and self._in_flight.steps:  # the previous part of this step
-                self._collect()
+            while self.engine.stages == 1 and self._in_flight.steps:  # the part before this one
+                self._choose(self._in_flight.collect(self.engine))
             for running in self._in_flight.submit(self.engine, step):
-                self._ready.remove(running)
+                self.queues.ready.remove(running)
         self._in_flight.took(rows, began)
         for own in rows:
             own.running.tell_prefill()
         return True
 
-    def _preempt(self, running: Running) -> None:
-        """Preempt a request that waits for no logits."""
-        for queue in (self._ready, self.slots.remote.requests, self.running):
-            if running in queue:
-                queue.remove(running)
-        running.release_remote()
-        assert running.slot is not None
-        self.slots.leave(running.slot, keep=not self._in_flight.steps)
-        running.slot = running.former = None
-        self.waiting.appendleft(running)
-        self.preemptions["background" if running.request.background else "foreground"] += 1
+    def _end_unfit(self) -> None:
+        """End the requests that have no room for another token, or media that the engine cannot take."""
+        most = full_length(self.engine)
+        for running in [candidate for candidate in self.queues.ready if candidate.fills(most)]:
+            if not running.shift():
+                self._end(running, "length")
+        for running in [candidate for candidate in self.queues.ready if candidate.has_pending_media]:
+            try:
+                check_media(running.request.media, self.engine)  # another engine may have taken over since `prepare`
+            except MediaError as error:
+                self._end(running, "error", error)
 
-    def _submit_windows(self, drafter: Drafter) -> bool:
-        """Submit the next tokens of all requests followed by drafts, if they fit into one step. A lone request gets as
-        many windows as pay off.
+    def _next_rows(self) -> list[Rows]:
+        """Return the rows of the next step, after preempting the last requests until the cache has room for them."""
+        same, others = of_one_set(self.queues.ready) if self.engine.adapters else (self.queues.ready, [])
+        n_requests, chunk = self._in_flight.n_requests, self.engine.chunk
+        chosen = self._budget.choose(same, n_requests, chunk, others, is_short=self.queues.is_background)
+        rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
+        while not self.slots.make_room(sum([len(own.tokens) for own in rows])):
+            last = max(self.queues.without_logits, key=lambda running: running.number)
+            self._admission.preempt(last, keep=not self._in_flight.steps)  # earlier requests need its place
+            rows = [own for own in rows if own.running is not last]
+        return rows
 
-        Return False if plain steps are needed, because other rows are waiting, or because there is no room for drafts.
-        """
-        group, n = self.running, len(self.running)
-        most = self.engine.rollback
-        # Recurrent layers may be unable to roll back rejected drafts.
-        can_forget = most is None or (n == 1 and most > 0)
-        has_media = any(member.request.media for member in group)
-        if len({member.adapters for member in group}) != 1 or not can_forget or has_media:
+    def _submit_drafts(self) -> bool:
+        """Submit windows of drafts, if all running requests may have them now. Return False if an ordinary step is to
+        be submitted, because drafts have no room or requests have other tokens to compute."""
+        shape = self.drafts.shape(self.queues.running, len(self.queues.ready))
+        if shape is None:
             return False
-        if self._in_flight.awaited:
-            if n > 1 or not self._in_flight.has_windows:
-                return False
-        elif n > len(self._ready) or -(-n // self._budget.groups) < n or any(member.pending > 1 for member in group):
-            return False
-        most_rows, windows = max(1, min(self.engine.outputs, self.engine.batch) // n), 1
-        if n == 1:
-            most_rows, windows = room(group[0], most_rows), most_windows(self.engine.stages)
-            if most is not None:  # recurrent layers can roll back rows of a single step
-                most_rows, windows = min(most_rows, 1 + most), 1
-        n_rows, windows = drafter.shape(group, most_rows, windows)
-        while len(self._in_flight.awaited) < windows:
-            rows = [self._in_flight.window(drafter, running, n_rows) for running in group]
-            if not rows[0].tokens:
-                break
-            if not self.slots.make_room(sum(len(member.tokens) for member in rows)):
+        n_rows, windows = shape
+        while len(self._in_flight.awaited) < windows and (rows := self.drafts.windows(self.queues.running, n_rows)):
+            if not self.slots.make_room(sum(len(own.tokens) for own in rows)):
                 return False
             for running in self._in_flight.submit(self.engine, rows, windows):
-                self._ready.remove(running)
+                self.queues.ready.remove(running)
         return True
 
-    # --- collect, choose, report ---
+    # --- collect ---
 
-    def _collect(self) -> None:
-        """Choose a token for each request of the oldest step that was not cancelled."""
-        if (collected := self._in_flight.collect(self.engine)) is None:
+    def _collect(self, *, submitted: bool) -> tuple[Floats, StepInFlight] | None:
+        """Wait for the logits of the oldest step, unless other stages can compute meanwhile. If no step is in flight,
+        and none was submitted, wait for the placement for prompts."""
+        if not self._in_flight.steps:
+            if not submitted:
+                self._remote.wait()
+            return None
+        if submitted and self._in_flight.most > 1:
+            return None
+        return self._in_flight.collect(self.engine)
+
+    # --- choose ---
+
+    def _choose(self, collected: tuple[Floats, StepInFlight] | None) -> None:
+        """Choose the next tokens of each request of a step by its logits."""
+        if collected is None:
             return
         logits, step = collected
         is_alone = not step.follows_cancelled and not self._in_flight.awaited
@@ -355,40 +321,37 @@ class Scheduler(Closing):
                 begin, end = end, end + rows.logits
                 if not rows.cancelled:
                     result = self._in_flight.verify(rows, logits[begin:end], step.windows, is_alone, events)
-                    if not rows.running.request.background:  # clients do not wait for its tokens
+                    if not rows.running.request.background:  # latency targets are for the others
                         n_tokens = result.used - (events[-1].token_id is None)
                         came.append(Came(rows.running, n_tokens, len(rows.tokens) == 1 and not step.windows))
                     results.append(result)
-                    rows.running.release_remote()  # logits have arrived that are based on its whole KV cache
+                    rows.running.release_remote()  # these logits came behind all of its keys and values
                     if result.right < result.used and events[-1].finish_reason is None:
-                        self._ready.append(rows.running)
-            if self.drafter is not None and step.windows:
-                self.drafter.verified(results)
+                        self.queues.ready.append(rows.running)
+            if step.windows:
+                self.drafts.verified(results)
             self._budget.chosen(came, self._in_flight.prompt_rows)
         finally:
             self._events += events
             for event in events:
                 if event.finish_reason is not None:
-                    self._free(next(running for running in self.running if running.number == event.request))
+                    self._free(next(running for running in self.queues.running if running.number == event.request))
 
     def _end(self, running: Running, finish_reason: str, error: MediaError | None = None) -> None:
-        """End a request without a token, and free its resources."""
+        """End a request without a token, and free its slot."""
         self._events.append(end_event(running, finish_reason, error))
         self._in_flight.cancel(running)
         self._free(running)
 
     def _free(self, running: Running) -> None:
-        """Free the resources of a request that has ended."""
+        """Free the slot of a request that has ended."""
         running.ended = True
         running.release_remote()
         if not self._in_flight.awaited:
             self._in_flight.drop(self._use.in_use_by(self))
         running.continuation.close()
-        if self.drafter is not None:
-            self.drafter.ended(running)
-        for queue in (self.waiting, self._ready, self.slots.remote.requests, self.running):
-            if running in queue:
-                queue.remove(running)
+        self.drafts.ended(running)
+        self.queues.remove(running)
         if (slot := running.slot) is not None:
             with suppress(EdgeError):  # the next step reports an engine that has failed
                 if running.pending < 0 and self._use.in_use_by(self) is not None:  # drafts were in flight

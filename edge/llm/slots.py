@@ -13,14 +13,11 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from edge.errors import EdgeError, Interrupted
+from edge.errors import EdgeError
 from edge.llm.interface import TextEngine
-from edge.llm.requests import Running
 from edge.llm.slot import Former, Slot, common_prefix
 from edge.weights.adapter import Scales
 from partition.state.sequence import KVBlock
-
-LOOK_S = 0.05  # interval at which a wait for a remote KV cache checks whether the engine was stopped
 
 
 class Placement(NamedTuple):
@@ -40,8 +37,7 @@ class Slots:
         """keep: keep the contents of completed requests for later ones, until the cells are needed."""
         self._engine, self.keeps = engine, keep
         self.all = [Slot(engine, sequence) for sequence in range(min(engine.sequences, most or engine.sequences))]
-        self.remote = RemotePrompts(engine, self)
-        self._former: list[Former] = []  # former contents of idle slots, from before a replacement of the engine
+        self._former: list[Former] = []  # what idle slots held, before another engine took over
         self._times = itertools.count(1)
 
     @property
@@ -53,15 +49,6 @@ class Slots:
     def n_cached(self) -> int:
         """Total number of tokens in all slots."""
         return sum([len(slot.tokens) for slot in self.all])
-
-    def wait(self) -> None:
-        """Wait for the KV cache of prompts on the prefill placement, if there are any. Raises Interrupted if the
-        engine was stopped.
-        """
-        if self.remote.requests:
-            if self._engine.states.use.is_stopped:
-                raise Interrupted("stopped on request")
-            self.remote.wait()
 
     def make_room(self, n_tokens: int) -> bool:
         """Evict idle slots, least recently used first, until `n_tokens` more tokens fit. Return True if they do."""
@@ -226,7 +213,6 @@ class Slots:
     def lost(self) -> None:
         """Mark all slots as empty, because another user has the cache."""
         self._former.clear()
-        self.remote.requests.clear()
         for slot in self.all:
             slot.lost()
 
@@ -240,51 +226,3 @@ class Slots:
         self._former = former
         for slot in self.all:
             slot.busy = False
-
-
-class RemotePrompts:
-    """Requests whose prompts are computed on the prefill placement. Their slots receive the KV cache."""
-
-    def __init__(self, engine: TextEngine, slots: Slots) -> None:
-        self._engine, self._slots = engine, slots
-        self.requests: list[Running] = []
-
-    def begin(self, running: Running) -> bool:
-        """Start to prefill an admitted request's prompt on the prefill placement. Return True if that happens."""
-        prefiller = self._engine.states.prefiller
-        if prefiller is None or running.slot is None:
-            return False
-        running.remote = prefiller.begin(
-            running.tokens, len(running.slot.tokens), running.namespace, running.adapters, keep=self._slots.keeps
-        )
-        if running.remote is not None:
-            self.requests.append(running)
-        return running.remote is not None
-
-    def receive(self, *, steps_in_flight: bool) -> list[Running] | None:
-        """Write received KV blocks to their slots. Return the requests whose transfer is complete; the engine computes
-        the rest of their prompts.
-
-        Return None if blocks have arrived but steps are in flight, because states are written between steps.
-        """
-        if steps_in_flight:
-            return None if any(running.remote and running.remote.wait(0) for running in self.requests) else []
-        ready: list[Running] = []
-        for running in [*self.requests]:
-            assert running.remote is not None
-            assert running.slot is not None
-            blocks, is_over = running.remote.take()
-            if blocks and not self._slots.write(running.slot, running.tokens, blocks):
-                running.release_remote()
-                is_over = True
-            if blocks:
-                running.tell_prefill()
-            if is_over:
-                self.requests.remove(running)
-                ready.append(running)
-        return ready
-
-    def wait(self) -> None:
-        """Wait for KV blocks, at most `LOOK_S` seconds."""
-        if self.requests[0].remote is not None:
-            self.requests[0].remote.wait(LOOK_S)

@@ -65,8 +65,8 @@ def test_an_answer_goes_on_from_the_last_snapshot(
                 )
                 for child in two[1].children():
                     os.kill(child.pid, signal.SIGKILL)
-            if engine.replacements.recoveries and scheduler.running and not computed:
-                computed.append(scheduler.running[0].to_prefill)
+            if engine.replacements.recoveries and scheduler.queues.running and not computed:
+                computed.append(scheduler.queues.running[0].to_prefill)
         assert tokens == expected
         assert engine.replacements.recoveries == 1
         # What follows a snapshot that is up to a block before its place.

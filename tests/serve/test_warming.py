@@ -205,13 +205,13 @@ def test_what_nobody_asked_for_leaves_first_where_the_cache_is_full() -> None:
     ):
         requests = WarmingRequests(inputs, lambda: scheduler, lambda job: None, Allowance(HOUR_S))
         requests._begin(Prefix([*range(10, 90)], "n", None))
-        [ahead] = scheduler.waiting
+        [ahead] = scheduler.queues.waiting
         earlier = scheduler.prepare(Request([*range(110, 190)], 8, ends=False, background=True), number=1)
         scheduler.enqueue(earlier)
-        while scheduler.busy and not scheduler.preemptions["background"]:
+        while scheduler.busy and not scheduler.queues.preemptions["background"]:
             scheduler.step()
-        assert ahead in scheduler.waiting
-        assert earlier in scheduler.running
+        assert ahead in scheduler.queues.waiting
+        assert earlier in scheduler.queues.running
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in the cache", "on disk"])

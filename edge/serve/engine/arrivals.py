@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from edge.errors import Interrupted
 from edge.llm.interface import TextEngine
-from edge.llm.requests import only_background
 from edge.llm.scheduler import Scheduler
 
 
@@ -55,8 +54,8 @@ class Arrivals:
         This is the case if it would compute only background requests while other requests are being prepared.
         """
         # A scheduler without requests still has events to send.
-        requests = (*scheduler.running, *scheduler.waiting)
-        return bool(self._cancelled) and bool(requests) and only_background(requests)
+        queues = scheduler.queues
+        return bool(self._cancelled) and bool(queues.all) and queues.is_background
 
     @contextmanager
     def interruptible(self, scheduler: Scheduler, *, is_alone: bool) -> Iterator[None]:
@@ -64,7 +63,7 @@ class Arrivals:
 
         The scheduler repeats a stopped step later. is_alone: the model runs on this device alone.
         """
-        engine, requests = self._engine, (*scheduler.running, *scheduler.waiting)
+        engine, requests = self._engine, scheduler.queues.all
         # Several ranks cannot stop a step together. Recurrent layers and drafters cannot undo a part of a step.
         is_simple = is_alone and engine.rollback is None and engine.paging is None
         with self._lock:

@@ -97,7 +97,7 @@ class ServingLoop:
 
     def _step(self) -> None:
         scheduler, counters = self._scheduler, self._statistics.counters
-        passes, preemptions = scheduler.passes, dict(scheduler.preemptions)
+        passes, preemptions = scheduler.passes, dict(scheduler.queues.preemptions)
         began, events = time.monotonic(), list[Event]()
         try:
             with self._jobs.timed(), self._arrivals.interruptible(scheduler, is_alone=self._deployed is None):
@@ -107,7 +107,7 @@ class ServingLoop:
             return
         counters["steps"] += scheduler.passes - passes
         for ground, counter in (("foreground", "preemptions"), ("background", "background_preemptions")):
-            counters[counter] += scheduler.preemptions[ground] - preemptions[ground]
+            counters[counter] += scheduler.queues.preemptions[ground] - preemptions[ground]
         self._warming.stepped(events, time.monotonic() - began)
         events = [event for event in events if event.request in self._requests]
         if events:  # a prompt chunk has no events, and the server need not wake up for it
@@ -170,13 +170,13 @@ class ServingLoop:
                 "prompt_tokens": len(running.request.prompt),
                 "generated_tokens": len(running.continuation.tokens),
             }
-            for running in sorted(self._scheduler.running, key=lambda request: request.sequence)
+            for running in sorted(self._scheduler.queues.running, key=lambda request: request.sequence)
             if running.number in self._requests
         ]
         return {
             **self._about.to_json(),
             "slots": slots,
-            "waiting": sum(running.number in self._requests for running in self._scheduler.waiting),
+            "waiting": sum(running.number in self._requests for running in self._scheduler.queues.waiting),
             **self._statistics.to_json(),
             "speculation": None if self._drafter is None else self._drafter.to_json(),
             "latency": None if self._targets is None else self._targets.to_json(),

@@ -44,7 +44,7 @@ class WarmingRequests:
         """Process the results of a scheduler step."""
         ended = {event.request for event in events if event.finish_reason is not None}
         for number, (prefix, running) in list(self._running.items()):
-            if running in self._scheduler().running or running.answer:  # otherwise it waits or was preempted
+            if running in self._scheduler().queues.running or running.answer:  # otherwise it waits or was preempted
                 self.warmer.ran(prefix, seconds)
             if number in ended:
                 del self._running[number]

@@ -34,7 +34,7 @@ def test_a_background_request_waits_until_all_others_have_ended(synthetic: Synth
             if not set(requests) <= set(ended):
                 assert behind not in admitted
     assert ended == [*requests, behind]
-    assert scheduler.preemptions == {"foreground": 0, "background": 0}
+    assert scheduler.queues.preemptions == {"foreground": 0, "background": 0}
 
 
 @pytest.mark.parametrize("answering", [False, True], ids=["prompt", "answer"])
@@ -56,9 +56,9 @@ def test_a_request_preempts_what_runs_in_the_background(synthetic: Synthetic, an
                     assert event.token_id is not None
                     tokens[event.request].append(event.token_id)
                 if before < len(expected[1]):  # nothing of the other one is computed meanwhile
-                    assert [running.number for running in scheduler.running] in ([second], [])
+                    assert [running.number for running in scheduler.queues.running] in ([second], [])
             assert [tokens[first], tokens[second]] == expected
-            assert scheduler.preemptions == {"foreground": 0, "background": 1}
+            assert scheduler.queues.preemptions == {"foreground": 0, "background": 1}
 
 
 def test_many_requests_are_answered_as_each_alone_beside_background_ones(synthetic: Synthetic, tmp_path: Path) -> None:

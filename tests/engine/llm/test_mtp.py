@@ -225,7 +225,7 @@ def test_requests_that_share_steps(folder: Path) -> None:
             drafter = speculating(predictor)
             with Scheduler(engine, drafter=drafter) as scheduler:
                 results = scheduler.run(requests)
-                assert scheduler.preemptions["foreground"]
+                assert scheduler.queues.preemptions["foreground"]
             assert drafter.stats.accepted > 20
         for request, expected, result in zip(requests, plain, results, strict=True):
             same_but_for_ties(engine, request, expected, result)

@@ -290,7 +290,7 @@ def test_stages_take_keys_and_values_between_their_steps(
                 for event in scheduler.step():
                     message[event.request][1].append(event.token_id or 0)
             prefill.gate.set()
-            [remote] = [item.remote for item in scheduler.slots.remote.requests]
+            [remote] = [item.remote for item in scheduler.queues.remote]
             assert remote is not None
             assert remote.wait(TIMEOUT_S)
             while scheduler.busy:

@@ -203,7 +203,7 @@ def test_a_request_that_was_preempted_goes_before_those_that_wait(
         while scheduler.busy:
             for event in scheduler.step():
                 cached.setdefault(event.request, set()).add(event.cached_tokens)
-        assert scheduler.preemptions["foreground"] > 0
+        assert scheduler.queues.preemptions["foreground"] > 0
     assert admitted[:3] == [0, 1, 1]
     assert restored == [56]  # of its answer, too
     assert admitted[-1] == 2

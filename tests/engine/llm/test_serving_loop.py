@@ -98,7 +98,7 @@ def test_requests_wait_again_where_the_context_is_short_and_go_on_with_the_same_
             scheduler = Scheduler(engine, keep=True)
             numbers = [scheduler.add(request) for request in provided]
             result = answered(scheduler)
-            assert scheduler.preemptions["foreground"] > 0
+            assert scheduler.queues.preemptions["foreground"] > 0
             expected = [Scheduler(engine).run([request])[0] for request in provided]
             assert [result[number] for number in numbers] == expected
 
@@ -261,7 +261,7 @@ def test_where_more_prompts_wait_than_there_are_answers_a_step_has_more_of_them(
         scheduler = Scheduler(engine, microbatches=answers, clock=partial(next, itertools.count(0.0, STEP_S)))
         for _ in range(answers):
             scheduler.add(Request([5, 6, 7], 20, ends=False))
-        while any(item.pending > 1 for item in scheduler.running) or not scheduler.running:
+        while any(item.pending > 1 for item in scheduler.queues.running) or not scheduler.queues.running:
             scheduler.step()
         scheduler._budget.rows = 16
         for _ in range(3):

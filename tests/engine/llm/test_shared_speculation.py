@@ -51,7 +51,7 @@ def answered(engine: TextEngine, requests: Sequence[Request], drafter: Speculati
     with Scheduler(engine, keep=True, drafter=drafter) as scheduler:
         numbers = [scheduler.add(request) for request in requests[: len(requests) // 2]]
         while scheduler.busy or len(numbers) < len(requests):
-            if len(numbers) < len(requests) and len(scheduler.running) < 2:
+            if len(numbers) < len(requests) and len(scheduler.queues.running) < 2:
                 numbers.append(scheduler.add(requests[len(numbers)]))
             for event in scheduler.step():
                 reported.setdefault(event.request, []).append(replace(event, request=0, cached_tokens=0))
@@ -141,7 +141,7 @@ def test_drafts_make_nobody_wait(synthetic: Synthetic) -> None:
         drafter = known(requests, plain, 1)
         with Scheduler(engine, drafter=drafter) as scheduler:
             assert scheduler.run(requests) == [tokens(item) for item in plain]
-            assert scheduler.preemptions["foreground"] == 0
+            assert scheduler.queues.preemptions["foreground"] == 0
     assert drafter.stats.drafted > 20
 
 

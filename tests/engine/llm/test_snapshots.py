@@ -470,8 +470,8 @@ def test_how_fast_steps_are_is_learned(how: str, tmp_path: Path) -> None:
         scheduler.add(Request(FIRST[:9], 12, GREEDY))
         scheduler.step()
         scheduler.add(Request(FIRST, 2, GREEDY))
-        assert scheduler.running
+        assert scheduler.queues.running
         before = scheduler._budget.rows
-        while scheduler.running or scheduler.waiting:
+        while scheduler.queues.running or scheduler.queues.waiting:
             scheduler.step()
         assert scheduler._budget.rows != before

@@ -132,14 +132,14 @@ def test_the_cache_holds_what_was_chosen(llama: Engine, synthetic: Synthetic) ->
         answer = ids(run(llama, PROMPT, None))
         session, other = one_slot(engine), one_slot(llama)
         for wrong in (0, 1, 2, 5):
-            session.drafter = speculate(Known({tuple(PROMPT): answer}, wrong))
+            session.drafts.drafter = speculate(Known({tuple(PROMPT): answer}, wrong))
             list(generate(session, Request(PROMPT, 11, GREEDY)))
             list(generate(other, Request(PROMPT, 11, GREEDY)))
             current = tokens_of(session)
             assert current == tokens_of(other)
             assert engine.kv_last(0) == len(current) - 1
             longer = [*current, 9, 10]
-            session.drafter = None
+            session.drafts.drafter = None
             again, plain = (list(generate(item, Request(longer, 4, GREEDY))) for item in (session, other))
             assert ids(again) == ids(plain)
             assert again[-1].usage == plain[-1].usage

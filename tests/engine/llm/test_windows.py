@@ -157,7 +157,7 @@ def test_an_answer_is_left_while_windows_are_under_way(two: DistributedEngine, p
     """Their results reach nobody else, and they leave no rows."""
     scheduler = one_slot(two)
     for prompt, answer in [item for item in plain.items() if len(item[1]) > 3]:
-        scheduler.drafter, _ = speculation(Known(plain))
+        scheduler.drafts.drafter, _ = speculation(Known(plain))
         responses = generate(scheduler, Request(prompt, LENGTH, GREEDY))
         assert [next(responses).token_id for _ in range(3)] == answer[:3]
         assert two.uncollected > 0

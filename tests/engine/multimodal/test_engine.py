@@ -130,7 +130,7 @@ def test_a_full_context_drops_a_picture_as_a_whole(kind: Kind) -> None:
             scheduler.step()
             for slot in scheduler.slots.all:
                 rows = [token for token in slot.tokens if token < 0]
-                assert len(rows) in (0, len(media[0].ids)) or not scheduler.running[0].answer
+                assert len(rows) in (0, len(media[0].ids)) or not scheduler.queues.running[0].answer
         assert number == 0
 
 

@@ -83,7 +83,7 @@ def test_a_preempted_picture_is_computed_again_as_a_whole(model: Model) -> None:
             # Room for both without headroom: the second is preempted once the answers have grown.
             scheduler.slots.place = _without_headroom(scheduler.slots.place)  # type: ignore[method-assign]
             results = probabilities(scheduler, *requests)
-            assert scheduler.preemptions["foreground"] >= 1
+            assert scheduler.queues.preemptions["foreground"] >= 1
     assert engine_room < n_tokens + 2 * N
     np.testing.assert_allclose(results, alone(model, *requests), atol=1e-4)
 

@@ -1,0 +1,58 @@
+"""Queues of a scheduler: which requests wait for a slot, run, can be submitted or are computed elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+from edge.llm.requests import Running
+
+
+class Queues:
+    """The requests of a scheduler, from `Scheduler.enqueue` until they end."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count()  # of requests, in order of arrival
+        self.waiting: deque[Running] = deque()  # requests without a slot
+        self.running: list[Running] = []  # requests with a slot, in order of admission
+        self.ready: deque[Running] = deque()  # running requests whose next rows can be submitted
+        self.remote: list[Running] = []  # running requests whose prompt another placement computes
+        self.preemptions = {"foreground": 0, "background": 0}  # numbers by kind of request
+
+    @property
+    def all(self) -> list[Running]:
+        """All requests, the waiting ones first."""
+        return [*self.waiting, *self.running]
+
+    @property
+    def without_logits(self) -> list[Running]:
+        """Running requests that wait for no logits, which a scheduler may preempt."""
+        return [*self.ready, *self.remote]
+
+    @property
+    def is_background(self) -> bool:
+        """True if all requests run in the background."""
+        return all(running.request.background for queue in (self.running, self.waiting) for running in queue)
+
+    def remove(self, running: Running) -> None:
+        """Remove a request from all queues."""
+        for queue in (self.waiting, self.ready, self.remote, self.running):
+            if running in queue:
+                queue.remove(running)
+
+    def admit(self, running: Running) -> None:
+        """Note that a waiting request has a slot."""
+        self.waiting.remove(running)
+        self.running.append(running)
+
+    def preempt(self, running: Running) -> None:
+        """Let a running request wait again, before all others."""
+        self.remove(running)
+        self.waiting.appendleft(running)
+        self.preemptions["background" if running.request.background else "foreground"] += 1
+
+    def preempt_all(self) -> None:
+        """Let all running requests wait again, before all others, because their engine was lost."""
+        self.waiting.extendleft(reversed(self.running))
+        for queue in (self.running, self.ready, self.remote):
+            queue.clear()
