@@ -27,7 +27,8 @@ from edge.llm.options import EngineOptions
 from edge.models.local_slices import OwnSlices
 from edge.parallel.moving import check_movable
 from edge.parallel.prefiller import PrefillPlacement
-from edge.parallel.replacements import ReplaceableEngine, Replacements
+from edge.parallel.replaceable import ReplaceableEngine
+from edge.parallel.replacements import Replacements
 from edge.planning.choice import PlanChoice
 from edge.planning.encoder_place import EncoderPlace
 from edge.profiling.cluster import Cluster

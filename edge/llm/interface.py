@@ -75,23 +75,24 @@ class TextEngine(Protocol):
     file: GgufFile  # the opened model file: header and tensors
     shape: ModelShape
     model: Model  # the vocabulary
-    context: int  # size of the KV cache in tokens
-    batch: int  # largest number of rows of one decode
-    outputs: int  # largest number of rows with logits
-    sequences: int  # number of independent sequences; ids begin at 0
-    attention_window: int | None  # same as `EngineOptions.attention_window`
-    threads: int  # compute threads of this device
-    gpu_layers: GpuLayers | None  # layers on this device's GPU; None without a GPU
-    memory: MemoryNeed  # memory of this device
-    paging: PagedWeights | None  # this device's weights under a memory budget; None without a budget
-    stages: int  # number of stages that compute; as many steps may be in flight
-    listener: HiddenListener | None  # listener to hidden states
+    context: int  # tokens
+    batch: int  # rows one decode may have
+    outputs: int  # of these, those that may give logits
+    sequences: int  # independent ones; their ids begin at 0
+    attention_window: int | None  # as `EngineOptions.attention_window`
+    threads: int  # of this device
+    gpu_layers: GpuLayers | None  # of this device's part; None without a GPU
+    memory: MemoryNeed  # of this device
+    paging: PagedWeights | None  # this device's weights under a budget; None without one
+    stages: int  # decodes that are under way at once where there are as many microbatches
 
     @property
     def groups(self) -> int: ...  # number of decode groups (microbatches), from the plan or one per stage
 
     @property
-    def adapters(self) -> Sequence[CheckedAdapter]: ...  # adapters that were loaded
+    def listener(self) -> HiddenListener | None: ...  # of hidden states
+    @property
+    def adapters(self) -> Sequence[CheckedAdapter]: ...  # that it was loaded with
     @property
     def states(self) -> SequenceStates: ...
     @property
@@ -104,6 +105,8 @@ class TextEngine(Protocol):
     def rollback(self) -> int | None: ...
     @property
     def can_shift(self) -> bool: ...
+    @property
+    def media_problem(self) -> str: ...  # why prompts may not have media; "" if they may
     def decode(
         self,
         tokens: Sequence[int] | NDArray[np.int32],

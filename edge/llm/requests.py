@@ -207,9 +207,9 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
 
 
 def check_media(media: Sequence[EmbeddingRows], engine: TextEngine) -> None:
-    """Raise MediaError if the engine cannot take the pictures or sounds."""
-    if media and (problem := getattr(engine, "media_problem", "")):
-        raise MediaError(problem)
+    """MediaError where an engine cannot take a picture."""
+    if media and engine.media_problem:
+        raise MediaError(engine.media_problem)
     if media and engine.attention_window is not None:
         raise MediaError("an attention window drops tokens, and would cut a picture; leave one of them out")
     most = max((len(rows.embeddings) for rows in media if not rows.causal), default=0)

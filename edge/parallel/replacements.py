@@ -11,17 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError, Interrupted
-from edge.llama.llama import Model
 from edge.llm.interface import TextEngine
 from edge.llm.states import CacheOwner, CacheUse
 from edge.parallel.moving import read_states, write_states
-from edge.parallel.steps import chunk_rows
 
 Floats = NDArray[np.float32]
 T = TypeVar("T")
@@ -198,83 +196,3 @@ class Replacements(CacheUse):
         self.moves += 1
         if states is None or not write_states(engine, states):
             self._begin_again()
-
-
-if TYPE_CHECKING:
-    _AnyEngine = Any
-else:
-    _AnyEngine = object
-
-
-class ReplaceableEngine(_AnyEngine):  # type: ignore[misc]
-    """A `TextEngine` that delegates to the current engine of `replacements`."""
-
-    failed = None  # a replacement may take over, so this engine never fails
-
-    def __init__(self, engine: TextEngine, model: Model, replacements: Replacements) -> None:
-        """engine: the first engine.
-        model: the vocabulary, which outlives all engines.
-        """
-        self.model, self.replacements = model, replacements
-        self._stages = engine.stages
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("kv_"):
-            return lambda *arguments: self._on_cache(name, *arguments)
-        return getattr(self.replacements.engine, name)
-
-    def _on_cache(self, name: str, *arguments: int) -> Any:
-        with self.replacements.alone():
-            self.replacements.check()
-            return getattr(self.replacements.engine, name)(*arguments)
-
-    @property
-    def uncollected(self) -> int:
-        return self.replacements.uncollected
-
-    def decode(self, *arguments: Any, **how: Any) -> Floats:
-        with self._step() as engine:
-            logits: Floats = engine.decode(*arguments, **how)
-        return logits
-
-    def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: NDArray[np.int8], **how: Any) -> None:
-        with self._step() as engine:
-            if engine.stages == 1:  # it computes one step at a time, but the previous engine may have had several
-                self.replacements.take_in()
-            engine.submit(tokens, positions, sequences, outputs, **how)
-
-    def collect(self) -> Floats:
-        now = self.replacements
-        with now.alone():
-            now.check()
-            logits = now.ready.popleft() if now.ready else now.engine.collect()
-            now.losses_in_a_row = 0
-            # `between_steps` would collect the logits of other steps into the same array.
-            return logits.copy() if now.uncollected else logits
-
-    @contextmanager
-    def _step(self) -> Iterator[Any]:
-        now = self.replacements
-        with now.alone():
-            now.check()
-            now.is_direct = now.is_direct or now.owner is None
-            yield now.engine
-
-    def chunk(self, n: int) -> int:
-        """Same as `Engine.chunk`. If steps must be equal before and after a loss, the chunks are those of the first
-        engine.
-        """
-        engine = self.replacements.engine
-        return chunk_rows(n, engine.batch, self._stages) if self.replacements.exact else engine.chunk(n)
-
-    def stop(self) -> None:
-        self.replacements.is_stopped = True
-        self.replacements.engine.stop()
-
-    def resume(self) -> None:
-        self.replacements.is_stopped = False
-        self.replacements.engine.resume()
-
-    def kv_clear(self) -> None:
-        """Same as `Engine.kv_clear`. A replacement may take over here for a caller without a scheduler."""
-        self.replacements.clear()

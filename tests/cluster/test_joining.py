@@ -11,7 +11,7 @@ from edge.deployment.deploy import Resilience
 from edge.deployment.deployed import DeployedModel
 from edge.llm.engine import Engine
 from edge.models.demo import MODEL_PATH
-from edge.parallel.replacements import ReplaceableEngine
+from edge.parallel.replaceable import ReplaceableEngine
 from tests.support.deployments import OPTIONS, Heard, greedy_answers, own_folders, supervised
 from tests.support.helpers import TIMEOUT_S, until
 from tests.support.network import FAST, SLOW, USUAL, Network

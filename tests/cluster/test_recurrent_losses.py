@@ -14,7 +14,7 @@ from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.snapshots import ANSWER_TOKENS, LAST_TOKENS
-from edge.parallel.replacements import ReplaceableEngine
+from edge.parallel.replaceable import ReplaceableEngine
 from tests.support.deployments import own_folders, pipeline, plan_for, supervised, two_workers_to_end
 from tests.support.helpers import until
 from tests.support.slices import synthetic

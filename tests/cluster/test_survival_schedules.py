@@ -31,7 +31,7 @@ from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.scheduler import Scheduler
-from edge.parallel.replacements import ReplaceableEngine
+from edge.parallel.replaceable import ReplaceableEngine
 from partition.plan.plan import LOCAL
 from tests.conftest import Synthetic
 from tests.support.cases import Cases, clear_case, random_tokens

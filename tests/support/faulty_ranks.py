@@ -32,7 +32,7 @@ from edge.llama import llama
 from edge.llm.options import EngineOptions
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.follower import follow
-from edge.parallel.replacements import ReplaceableEngine
+from edge.parallel.replaceable import ReplaceableEngine
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.planning.choice import PlanChoice

@@ -11,7 +11,8 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.parallel.prefiller import PrefillPlacement
-from edge.parallel.replacements import ReplaceableEngine, Replacements
+from edge.parallel.replaceable import ReplaceableEngine
+from edge.parallel.replacements import Replacements
 from tests.support.helpers import TIMEOUT_S
 
 

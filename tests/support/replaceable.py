@@ -6,7 +6,8 @@ from typing import Any
 from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
-from edge.parallel.replacements import ReplaceableEngine, Replacements
+from edge.parallel.replaceable import ReplaceableEngine
+from edge.parallel.replacements import Replacements
 
 
 def replaceable(engine: TextEngine, recovered: Callable[[Exception], TextEngine]) -> ReplaceableEngine:

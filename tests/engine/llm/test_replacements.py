@@ -22,7 +22,8 @@ from edge.llm.scheduler import Scheduler
 from edge.llm.slot import Slot
 from edge.models.demo import MODEL_PATH
 from edge.parallel import moving, replacements
-from edge.parallel.replacements import MOST_IN_A_ROW, ReplaceableEngine
+from edge.parallel.replaceable import ReplaceableEngine
+from edge.parallel.replacements import MOST_IN_A_ROW
 from tests.conftest import Synthetic
 from tests.support.deployments import pipeline
 from tests.support.ranks_here import ranks_here
