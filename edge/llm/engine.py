@@ -212,7 +212,7 @@ class ModelRunner(Closing):
 class Engine(PlacedRows, ModelRunner, DecodesBySteps):
     """A model ready to decode tokens. `close()` frees it; an engine is also a context manager."""
 
-    stages = groups = 1
+    stages = microbatches = 1
     logits_cross = False
     listener: HiddenListener | None = None
 

@@ -131,9 +131,9 @@ class InFlight:
         self.submitted = self.prompt_rows = 0  # steps, and rows of prompts in them, from the beginning
 
     def follow(self, engine: TextEngine) -> None:
-        """Use the number of decode groups and of steps in flight of this engine."""
-        self._budget.groups = self._microbatches or engine.groups
-        self.most = self._budget.groups if engine.stages > 1 else 1  # a single stage computes one step at a time
+        """Have answers form groups, and so many steps in flight, as this engine takes."""
+        self._budget.microbatches = self._microbatches or engine.microbatches
+        self.most = self._budget.microbatches if engine.stages > 1 else 1  # a single stage computes one step at a time
 
     @property
     def awaited(self) -> list[StepInFlight]:
@@ -147,7 +147,7 @@ class InFlight:
 
     def of_step(self, n_answers: int) -> int:
         """Return how many answers a step has, if so many are spread over the microbatches."""
-        return -(-n_answers // self._budget.groups)
+        return -(-n_answers // self._budget.microbatches)
 
     @property
     def has_windows(self) -> bool:

@@ -87,7 +87,7 @@ class TextEngine(Protocol):
     stages: int  # decodes that are under way at once where there are as many microbatches
 
     @property
-    def groups(self) -> int: ...  # number of decode groups (microbatches), from the plan or one per stage
+    def microbatches(self) -> int: ...  # number that answers form: that of the plan, or one for each stage
 
     @property
     def listener(self) -> HiddenListener | None: ...  # of hidden states

@@ -127,7 +127,7 @@ class LatencyTargets:
 class StepBudget:
     """Learns the speed of steps with prompt and decode rows, and chooses the rows of steps."""
 
-    groups = 1  # number of decode groups, each with a step of its own
+    microbatches = 1  # that answers form, each for a step of its own
 
     def __init__(self, most_rows: int, clock: Callable[[], float], targets: LatencyTargets | None = None) -> None:
         """most_rows: largest number of rows of a step.
@@ -177,7 +177,7 @@ class StepBudget:
         self._others_wait, self._is_short = bool(others), is_short
         waiting = [other for other in others if other.pending > 1]
         in_all = len(answering) + in_flight + len(others) - len(waiting)
-        group = answering[: -(-in_all // self.groups)]
+        group = answering[: -(-in_all // self.microbatches)]
         chosen = [(request, 1) for request in group]
         if not prefilling:
             return chosen
@@ -187,9 +187,8 @@ class StepBudget:
         elif self._targets is None:
             most = self.prompt_rows(len(group), len(prefilling + waiting) / in_all)
         else:
-            # Each set of adapters has a step between two tokens of a response.
-            sets = 1 + len({other.adapters for other in waiting})
-            turns = sets * min(self.groups, in_all)
+            sets = 1 + len({other.adapters for other in waiting})  # each has a step between two tokens of an answer
+            turns = sets * min(self.microbatches, in_all)
             most = self._within_targets(self._targets, len(group), turns, prefilling + waiting)
         if is_short:
             rows = int(max(self._short_rates, default=0.0) * SHORT_STEP_S) - len(group)

@@ -74,8 +74,8 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         self.sequences, self.attention_window = shard.engine.sequences, shard.engine.attention_window
         self.outputs = min(outputs or self.sequences, self.batch)
         self.stages = len(plan.computing)
-        # A single stage computes one step at a time.
-        self.groups = (plan.microbatches or self.stages) if self.stages > 1 else 1
+        # One stage has one step at a time.
+        self.microbatches = (plan.microbatches or self.stages) if self.stages > 1 else 1
         self._tables = [TokenTable(file.with_tensors(size.tensors)) for size in elastic_sizes(file)]
         heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
         super().__init__(file, shard, group, heads, self.shape.n_vocab, algorithm, wire, explain, adapters)

@@ -42,7 +42,7 @@ class CurrentAttributes:
     memory = _current(lambda engine: engine.memory)
     paging = _current(lambda engine: engine.paging)
     stages = _current(lambda engine: engine.stages)
-    groups = _current(lambda engine: engine.groups)
+    microbatches = _current(lambda engine: engine.microbatches)
     adapters = _current(lambda engine: engine.adapters)
     states = _current(lambda engine: engine.states)
     logits_cross = _current(lambda engine: engine.logits_cross)

@@ -38,7 +38,7 @@ class StagedModel:
     ) -> None:
         """model: a vocabulary. pass_s: of so many rows, over all stages. parts: of it, by stage; none: equal ones.
         delay_s: of each link."""
-        self.model, self.stages, self.groups, self.context = model, stages, stages, context
+        self.model, self.stages, self.microbatches, self.context = model, stages, stages, context
         self.now_s = 0.0
         self.failed: Exception | None = None
         self.logits_cross = False

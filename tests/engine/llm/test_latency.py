@@ -189,7 +189,7 @@ def test_a_step_within_a_target_has_whole_tiles(answers: int, in_flight: int, tu
     answer.tokens(8, 0.499 + 80 * 0.005, 80)
     assert targets.rows([]) == 80
     budget = StepBudget(512, lambda: 0.0, targets)
-    budget.groups = turns
+    budget.microbatches = turns
     prompt: Any = SimpleNamespace(number=99, pending=400, to_prefill=400, added_at=0.0, answer=[])
     ready: list[Any] = [SimpleNamespace(number=n, pending=1, to_prefill=0) for n in range(answers)]
     chosen = budget.choose([*ready, prompt], in_flight, lambda longest: 512)

@@ -340,7 +340,7 @@ def test_steps_are_those_of_the_engine_that_took_over() -> None:
     """After a loss, and after a move that takes keys and values along."""
 
     class Grouped(Engine):
-        groups = 2
+        microbatches = 2
 
     with Engine(MODEL_PATH, OPTIONS) as third, Grouped(MODEL_PATH, OPTIONS) as second, Mortal(2) as first:
         engine = replaceable(first, lambda error: second)
@@ -348,10 +348,10 @@ def test_steps_are_those_of_the_engine_that_took_over() -> None:
             scheduler.add(Request([5, 6], 8, ends=False))
             while not engine.replacements.recoveries:
                 scheduler.step()
-            assert scheduler._in_flight._budget.groups == 2
+            assert scheduler._in_flight._budget.microbatches == 2
             engine.replacements.switch_to(lambda: third)
             scheduler.step()
-            assert (engine.replacements.moves, scheduler._in_flight._budget.groups) == (1, 1)
+            assert (engine.replacements.moves, scheduler._in_flight._budget.microbatches) == (1, 1)
 
 
 # --- without a scheduler ---

@@ -308,7 +308,7 @@ def test_groups_are_those_of_the_scheduler(stages: int, concurrency: int, monkey
 
         monkeypatch.setattr(engine, "submit", counted)
         monkeypatch.setattr(engine, "stages", stages)
-        monkeypatch.setattr(engine, "groups", stages)
+        monkeypatch.setattr(engine, "microbatches", stages)
         greedy = SamplingParams(temperature=0)
         Scheduler(engine).run([ArrivingRequest(list(range(3, 3 + p)), n, greedy, ends=False) for p, n in requests])
     plan = of_text((1,) * stages, link=LinkSpeed(9.0, 5e10), concurrency=concurrency)

@@ -10,7 +10,7 @@ from edge.llm.step_budget import StepBudget
 
 
 def an_engine(stages: int, groups: int) -> Any:
-    return SimpleNamespace(stages=stages, groups=groups)
+    return SimpleNamespace(stages=stages, microbatches=groups)
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_microbatches_are_those_of_the_engine_that_took_over(
     for first in (an_engine(1, 1), an_engine(4, 4)):
         in_flight = InFlight(budget, first, microbatches)
         in_flight.follow(an_engine(stages, groups))
-        assert (budget.groups, in_flight.most) == (formed, most)
+        assert (budget.microbatches, in_flight.most) == (formed, most)
