@@ -2,7 +2,7 @@
 
     python -m devices.lab.cleaner FOLDER
 
-It waits for the end of its standard input, which only the lab's supervisor holds open. If the cleaner is killed too,
+It waits for the end of its standard input, which only the lab process holds open. If the cleaner is killed too,
 the next `edge lab up`, `down` or `Lab` does its work. It finds the parts of a lab by the lab's id, which is in the
 environment of its processes and in the names of its control groups and namespaces.
 """
@@ -51,7 +51,7 @@ def clean(folder: Path) -> None:
 
 
 def lock_file(folder: Path) -> Path:
-    """Return the file whose lock the supervisor and the cleaner of a lab hold."""
+    """Return the file whose lock the lab process and the cleaner of a lab hold."""
     return folder.with_name(f"{folder.name}.lock")
 
 

@@ -58,7 +58,7 @@ class LabConfig:
 
     devices: tuple[LabDevice, ...]
     links: Mapping[frozenset[str], Shape]  # for both directions, by two names; empty set: all other pairs
-    data: Mapping[str, Any] = field(compare=False)  # input of `parse_lab`, for the supervisor
+    data: Mapping[str, Any] = field(compare=False)  # input of `parse_lab`, for the lab process
     folder: Path = field(compare=False)
 
     @property

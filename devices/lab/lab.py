@@ -1,11 +1,11 @@
 """A lab: a cluster emulated on one machine.
 
-Workers are processes with the processor time and memory of their devices; links behave as the lab file states. A
-supervisor owns all parts of the lab. A packet switch runs if links are shaped. A cleaner waits for the supervisor's end
-and removes the rest.
+Workers are processes with the processor time and memory of their devices; links behave as the lab file states. The
+lab process owns all parts of the lab. A packet switch runs if links are shaped. A cleaner waits for the end of the lab
+process and removes the rest.
 
-A lab ends with the process that started it, even if that is killed. A lab of `up` stays until `down`. If supervisor and
-cleaner are both killed, the next lab, or `down`, removes what is left.
+A lab ends with the process that started it, even if that is killed. A lab of `up` stays until `down`. If lab process
+and cleaner are both killed, the next lab, or `down`, removes what is left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from devices.files import make_private, try_lock
 from devices.lab.cleaner import LAB_FILE, LASTING, clean, lock_file
 from devices.lab.config import LabConfig
 from devices.lab.network import in_namespace
-from devices.lab.supervisor import STATE_FILE
+from devices.lab.process import STATE_FILE
 from devices.lab.worker import ROOT
 from devices.paths import state_folder
 from devices.processes.interpreter import module_command
@@ -42,7 +42,7 @@ class LabState:
     """A running lab."""
 
     folder: Path  # contains a folder for each device, with its log
-    values: dict[str, Any]  # state that the supervisor reported when all workers answered
+    values: dict[str, Any]  # state that the lab process reported when all workers answered
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -118,7 +118,7 @@ def down() -> bool:
     deadline = time.monotonic() + _END_S
     is_lasting = (base / LASTING).exists()
     while (lock := _try_lock(base, LASTING)) is None:
-        _terminate_supervisor(base / LASTING)
+        _terminate(base / LASTING)
         if time.monotonic() > deadline:
             raise LabError(f"the lab in {base / LASTING} does not end within {_END_S:.0f} s; try edge lab down again")
         time.sleep(0.05)
@@ -128,21 +128,21 @@ def down() -> bool:
     return is_lasting
 
 
-def _terminate_supervisor(folder: Path) -> None:
-    """Send SIGTERM to the supervisor of a lab, unless it is ending already."""
-    command = _supervisor(folder)
+def _terminate(folder: Path) -> None:
+    """Send SIGTERM to the process of a lab, unless it is ending already."""
+    command = _lab_process(folder)
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.cmdline()[1 : len(command)] == command[1:]:
                 process.terminate()
 
 
-def _supervisor(folder: Path) -> list[str]:
-    return module_command("devices.lab.supervisor", str(folder.absolute()))
+def _lab_process(folder: Path) -> list[str]:
+    return module_command("devices.lab.process", str(folder.absolute()))
 
 
-class Running:
-    """A supervisor that this process started."""
+class RunningLab:
+    """A lab process that this process started."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
@@ -159,7 +159,7 @@ class Running:
             if "error" in message:
                 raise LabError(message["error"])
             progress(message["answers"], message["name"])
-        raise LabError("the lab's supervisor ended while it started; its log says why")
+        raise LabError("the lab process ended while it started; its log says why")
 
     def keep(self) -> None:
         """Let the lab stay when this process ends."""
@@ -167,7 +167,7 @@ class Running:
         self._process.stdin.write(b"stay")
         self._process.stdin.close()
         self._output.close()
-        self._process.returncode = 0  # as if the supervisor had ended, because no code here waits for it any more
+        self._process.returncode = 0  # as if the lab process had ended, because no code here waits for it any more
 
     def end(self) -> None:
         """End the lab. Wait until the cleaner, which also holds the other end of the pipe, has removed everything."""
@@ -184,7 +184,7 @@ class Running:
         return self._process.stdout
 
 
-def start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str], None]) -> Running:
+def start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str], None]) -> RunningLab:
     """Start a lab with files in `base / name`, and wait until its workers answer.
 
     progress: called with the number of workers that answer, and the name of the last one.
@@ -198,14 +198,14 @@ def start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str
         raise LabError("a lab is already running; end it with `edge lab down`")
     folder = base / name
     try:
-        if folder.exists():  # left by a lasting lab whose supervisor and cleaner were killed
+        if folder.exists():  # left by a lasting lab whose lab process and cleaner were killed
             clean(folder)
         folder.mkdir(mode=0o700)
         settings = {"id": secrets.token_hex(6), "config": config.data, "folder": str(config.folder)}
         (folder / LAB_FILE).write_text(json.dumps(settings))
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                [*_supervisor(folder), str(lock)],
+                [*_lab_process(folder), str(lock)],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -215,7 +215,7 @@ def start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str
             )
     finally:
         os.close(lock)
-    running = Running(process, folder)
+    running = RunningLab(process, folder)
     try:
         running.wait(progress)
     except BaseException:
@@ -225,7 +225,7 @@ def start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str
 
 
 def _sweep(base: Path) -> None:
-    """Remove what labs left whose supervisor and cleaner are gone."""
+    """Remove what labs left whose lab process and cleaner are gone."""
     for path in base.glob("lab-*.lock"):
         lock = _try_lock(base, path.stem)
         if lock is not None:
@@ -234,7 +234,7 @@ def _sweep(base: Path) -> None:
 
 
 def _try_lock(base: Path, name: str) -> int | None:
-    """Return a descriptor that holds the lock of a lab, or None if its supervisor or cleaner holds it."""
+    """Return a descriptor that holds the lock of a lab, or None if its process or cleaner holds it."""
     handle = os.open(lock_file(base / name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not try_lock(handle):
         os.close(handle)

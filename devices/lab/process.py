@@ -1,9 +1,9 @@
-"""Supervisor: the process that owns a lab. It creates the network and starts the workers.
+"""The lab process: it owns a lab. It creates the network and starts the workers.
 
-    python -m devices.lab.supervisor FOLDER LOCK    (started by devices/lab/lab.py)
+    python -m devices.lab.process FOLDER LOCK    (started by devices/lab/lab.py)
 
 Its standard input comes from the process that started it. When that input ends, the lab ends, unless it contained
-"stay". On standard output the supervisor reports progress, one JSON object in each line. When it ends for any reason,
+"stay". On standard output the lab process reports progress, one JSON object in each line. When it ends for any reason,
 so does the standard input of the cleaner (devices/lab/cleaner.py), which then removes everything. Workers are killed
 without a chance to end: they leave nothing that matters after the lab.
 """
@@ -41,7 +41,7 @@ class _Ended(Exception):
     """The owner of this lab has ended, or asked it to end."""
 
 
-class Supervisor:
+class LabProcess:
     """A lab while it runs."""
 
     def __init__(self, folder: Path) -> None:
@@ -185,7 +185,7 @@ def main(folder: Path, lock: int) -> None:
     for number in signals:
         signal.signal(number, on_signal)
     try:
-        Supervisor(folder).run()
+        LabProcess(folder).run()
     except _Ended:
         pass
     except Exception as error:

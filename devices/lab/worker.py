@@ -57,7 +57,7 @@ class LabWorker:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                preexec_fn=self._group.add if self._group else None,  # safe, because the supervisor has no threads
+                preexec_fn=self._group.add if self._group else None,  # safe, because the lab process has no threads
             )
 
     def answers(self) -> bool:

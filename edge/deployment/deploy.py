@@ -15,7 +15,7 @@ from edge.cluster.model_slices import ModelSlices, send_ahead
 from edge.cluster.preflight import check_room, held_here
 from edge.cluster.rank_group import RankGroup
 from edge.deployment.deployed import DeployedModel
-from edge.deployment.kinds import Building, Running
+from edge.deployment.kinds import Building, RunningPlan
 from edge.deployment.replanning import Replanner
 from edge.deployment.reproducible import SameCuts, reproducible_plan
 from edge.deployment.supervisor import Supervisor
@@ -88,7 +88,7 @@ def deploy(
         if plan.model_digest not in ("", digest):
             raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
         single = alone(file.path, options, plan, steps)
-        return DeployedModel(single, Running(single, plan, choice.why, ("this device",)), exchange, single.close)
+        return DeployedModel(single, RunningPlan(single, plan, choice.why, ("this device",)), exchange, single.close)
     # Each rank changes its size alone, so prefixes on disk would mix several sizes.
     if options.least_memory is not None:
         options = replace(options, prefixes=None)

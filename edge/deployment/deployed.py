@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from edge.closing import Closing
 from edge.cluster.deployment import Exchange
-from edge.deployment.kinds import E, P, Running
+from edge.deployment.kinds import E, P, RunningPlan
 from edge.deployment.watch import MembershipWatch
 from edge.llm.interface import TextEngine
 from edge.parallel.engine import DistributedEngine
@@ -22,7 +22,7 @@ class Deployed(Closing, Generic[P, E]):
     `close()` unloads the model; a `Deployed` is also a context manager.
     """
 
-    def __init__(self, running: Running[P, E], exchange: Exchange, close: Callable[[], None]) -> None:
+    def __init__(self, running: RunningPlan[P, E], exchange: Exchange, close: Callable[[], None]) -> None:
         self.running, self.exchange = running, exchange
         self._stack = ExitStack()
         self._stack.callback(close)
@@ -42,7 +42,7 @@ class Deployed(Closing, Generic[P, E]):
         """Device names by rank, for people."""
         return self.running.names
 
-    def change(self, running: Running[P, E]) -> None:
+    def change(self, running: RunningPlan[P, E]) -> None:
         """Record the new current plan."""
         self.running = running
 
@@ -57,7 +57,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
     def __init__(
         self,
         engine: TextEngine,
-        running: Running[Plan, TextEngine],
+        running: RunningPlan[Plan, TextEngine],
         exchange: Exchange,
         close: Callable[[], None],
         watch: MembershipWatch | None = None,

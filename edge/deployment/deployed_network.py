@@ -10,7 +10,7 @@ from edge.cluster.deployment import Exchange
 from edge.cluster.onnx_deployment import Loaded, OnnxDeployment
 from edge.cluster.preflight import check_memory
 from edge.deployment.deployed import Deployed
-from edge.deployment.kinds import Running
+from edge.deployment.kinds import RunningPlan
 from edge.models.local_slices import OwnSlices
 from edge.onnx.bench import sequential
 from edge.onnx.engine import OnnxEngine
@@ -60,7 +60,7 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
         self,
         model: OnnxSource,
         pipeline: FailoverPipeline,
-        running: Running[OnnxPlan, Runner],
+        running: RunningPlan[OnnxPlan, Runner],
         exchange: Exchange,
         close: Callable[[], None],
     ) -> None:

@@ -21,7 +21,7 @@ E = TypeVar("E")  # computes steps: an engine or a pipeline
 
 
 @dataclass(frozen=True)
-class Running(Generic[P, E]):
+class RunningPlan(Generic[P, E]):
     """A plan that is loaded and runs."""
 
     engine: E

@@ -10,7 +10,7 @@ from devices.cluster_file import Cluster
 from edge.cluster.connect import CONNECT_TIMEOUT_S, LOSS_TIMEOUT_S
 from edge.cluster.failures import LostLately, is_loss, loss_reason
 from edge.cluster.fleet import Fleet, device
-from edge.deployment.kinds import Building, Deciding, E, P, Running
+from edge.deployment.kinds import Building, Deciding, E, P, RunningPlan
 from edge.errors import EdgeError, Interrupted
 from edge.profiling.profile import reachable
 from edge.tasks import CheckedSteps, Progress, Steps
@@ -27,13 +27,13 @@ class Supervisor(Generic[P, E]):
     and device watches call `offer`. `close()` ends everything.
     """
 
-    running: Running[P, E]  # set by `start`
+    running: RunningPlan[P, E]  # set by `start`
 
     def __init__(self, deciding: Deciding[P], building: Building[P, E], steps: Steps, *, insecure: bool) -> None:
         """insecure: also accept workers that do not encrypt."""
         self.deciding, self._building = deciding, building
         self._steps, self._insecure = steps, insecure
-        self.on_change: list[Callable[[Running[P, E]], None]] = []
+        self.on_change: list[Callable[[RunningPlan[P, E]], None]] = []
         self._life = ExitStack()  # unloads the running plan
         self._offered = ExitStack()  # unloads a plan that waits to take over
         self._lost_lately = LostLately()
@@ -151,10 +151,10 @@ class Supervisor(Generic[P, E]):
         if reason:
             self._steps.say(f"{reason}: going on with {listed(names)}{self.deciding.note}")
         engine, ranks = self._building.load(fleet, plan, self._life, steps)
-        self.change(Running(engine, plan, why, names, frozenset(map(device, workers)), ranks))
+        self.change(RunningPlan(engine, plan, why, names, frozenset(map(device, workers)), ranks))
         return engine
 
-    def change(self, running: Running[P, E]) -> None:
+    def change(self, running: RunningPlan[P, E]) -> None:
         """Set the running plan and notify all listeners."""
         self.running = running
         for tell in self.on_change:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from edge.deployment.kinds import Running
+from edge.deployment.kinds import RunningPlan
 from edge.deployment.replanning import Replanner
 from edge.deployment.supervisor import Supervisor
 from edge.errors import EdgeError, Interrupted
@@ -62,7 +62,7 @@ class MembershipWatch:
         self._supervisor.stop()
         self._replacements.wait_for_move(CLOSE_S)
 
-    def _begin(self, running: Running[Plan, TextEngine]) -> None:
+    def _begin(self, running: RunningPlan[Plan, TextEngine]) -> None:
         """Watch the devices of a new plan."""
         self.slow.begin(running.engine, running.plan, running.names)
         self._declined.clear()

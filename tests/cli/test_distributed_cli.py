@@ -14,7 +14,7 @@ from apps import distributed, options
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.cluster.fleet import MAX_WORKERS
 from edge.deployment.deployed import DeployedModel
-from edge.deployment.kinds import Running
+from edge.deployment.kinds import RunningPlan
 from edge.models.demo import MODEL_PATH
 from edge.net.rendezvous import TRANSPORTS
 from edge.parallel.prefiller import PrefillPlacement
@@ -300,7 +300,7 @@ def test_a_line_says_who_holds_what_or_that_one_device_does() -> None:
 
     def line(*names: str, **how: Any) -> str:
         plan = make_plan(can, "m", "", [LOCAL, *names[1:]], **how)
-        running = Running(None, plan, "why", names)
+        running = RunningPlan(None, plan, "why", names)
         return DeployedModel(None, running, DEFAULT_EXCHANGE, lambda: None).line()  # type: ignore[arg-type]
 
     assert line("this device") == "why"

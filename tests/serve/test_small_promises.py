@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from edge.api.config import EngineConfig
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.deployment.deployed import DeployedModel
-from edge.deployment.kinds import Running
+from edge.deployment.kinds import RunningPlan
 from edge.errors import EngineGone
 from edge.llm.engine import Engine
 from edge.models.demo import MODEL_PATH
@@ -175,11 +175,11 @@ def test_status_shows_the_plan_that_runs_now(demo: Engine) -> None:
     cut = limits(demo.file)
     before, after = (make_plan(cut, "demo", "", list(devices), "pipeline") for devices in ((LOCAL, "a:1"), (LOCAL,)))
     deployed = DeployedModel(
-        demo, Running(demo, before, "measured", ("this device", "a")), DEFAULT_EXCHANGE, demo.close
+        demo, RunningPlan(demo, before, "measured", ("this device", "a")), DEFAULT_EXCHANGE, demo.close
     )
     status = EngineStatus(demo, deployed, "")
     assert len(status.to_json()["plan"]["stages"]) == 2
-    deployed.change(Running(demo, after, "a is lost", ("this device",)))
+    deployed.change(RunningPlan(demo, after, "a is lost", ("this device",)))
     response = status.to_json()
     assert len(response["plan"]["stages"]) == 1
     assert response["why"] == "a is lost"

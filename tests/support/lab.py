@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from devices.lab.config import LabConfig
-from devices.lab.lab import LabState, Running, labs_folder, start
+from devices.lab.lab import LabState, RunningLab, labs_folder, start
 
 
 class Lab:
@@ -26,7 +26,7 @@ class Lab:
         self._config = config
         self._base = folder or labs_folder()
         self._progress = progress
-        self._running: Running | None = None
+        self._running: RunningLab | None = None
 
     def __enter__(self) -> Lab:
         """LabError where a worker does not start."""

@@ -154,7 +154,7 @@ def following(stage: LoadedStage, source: Link, sink: Link) -> None:
 
 
 @dataclass
-class Running:
+class RunningPipeline:
     """A pipeline in this process, and what it is made of."""
 
     pipeline: Pipeline
@@ -172,7 +172,7 @@ def running(
     own: bool = False,
     wrap: Any = lambda stage: stage,
     deadlines: Deadlines = QUICK,
-) -> Iterator[Running]:
+) -> Iterator[RunningPipeline]:
     """The model cut at these positions, its stages in threads that memory links join.
 
     own: the first stage is the owner's. wrap: what to make of each loaded stage.
@@ -197,4 +197,4 @@ def running(
                 stack.callback(link.close)
         done = [start(following, stage, links[i][1], links[i + 1][0]) for i, stage in enumerate(stages)]
         ends = PipelineEnds(model.inputs, parts[bool(own)].takes, links[0][0], parts[-1].gives, links[-1][1], mine)
-        yield Running(Pipeline(ends), parts, stages, links, done)
+        yield RunningPipeline(Pipeline(ends), parts, stages, links, done)

@@ -103,7 +103,7 @@ def limits(pid: int) -> tuple[float, int]:
 
 
 def helpers(folder: Path, module: str) -> list[psutil.Process]:
-    """The supervisor or the cleaner of a lab."""
+    """The lab process or the cleaner of a lab."""
     results = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -146,9 +146,9 @@ def test_links_between_workers_are_shaped(linked: Lab) -> None:
 
 
 def test_a_device_with_a_bandwidth_has_it_over_all_links(linked: Lab) -> None:
-    supervisor = psutil.Process(linked.pid("b")).parent()
-    assert supervisor is not None
-    commands = [child.cmdline() for child in supervisor.children()]
+    lab_process = psutil.Process(linked.pid("b")).parent()
+    assert lab_process is not None
+    commands = [child.cmdline() for child in lab_process.children()]
     [switch] = [command for command in commands if "devices.lab.packet_switch" in command]
     ports = json.loads(switch[-1])["ports"]
     assert [rate for _, _, rate in ports] == [None, None, 125e6]  # this machine's own end first
@@ -225,13 +225,13 @@ def kill_creator(creator: int, folder: Path) -> None:
 
 
 def kill_supervisor(creator: int, folder: Path) -> None:
-    [supervisor] = helpers(folder, "devices.lab.supervisor")
-    supervisor.kill()
+    [lab_process] = helpers(folder, "devices.lab.process")
+    lab_process.kill()
 
 
 def kill_all(creator: int, folder: Path) -> None:
     """Nobody is left who could clean: the next lab does it."""
-    for module in ("devices.lab.cleaner", "devices.lab.supervisor"):
+    for module in ("devices.lab.cleaner", "devices.lab.process"):
         [process] = helpers(folder, module)
         process.kill()
         until(lambda pid=process.pid: gone(pid), "its end")  # type: ignore[misc]

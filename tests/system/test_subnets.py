@@ -13,7 +13,7 @@ import pytest
 
 from devices.trust.authority import Authority
 from tests.support.namespaces import Host, owner_between_two_workers
-from tests.system.test_trust_network import Device, Running, join
+from tests.system.test_trust_network import Device, RunningWorker, join
 
 ANSWERS = """
 import json, sys
@@ -57,14 +57,14 @@ def devices(hosts: tuple[Host, Host, Host], tmp_path: Path) -> Iterator[list[Dev
         yield built
 
 
-def running(devices: list[Device], *options: str) -> list[Running]:
+def running(devices: list[Device], *options: str) -> list[RunningWorker]:
     """A worker on each device but the first."""
     with ThreadPoolExecutor(2) as pool:
         rest = ("--listen", "0.0.0.0:0", "--no-announce", "--threads", "1", *options)
         return list(pool.map(lambda device: device.worker(*rest, "--name", device.folder.name), devices[1:]))
 
 
-def answers(desk: Device, workers: list[Running], transport: str) -> Any:
+def answers(desk: Device, workers: list[RunningWorker], transport: str) -> Any:
     """The answers of one device and of both plans."""
     words = [*(worker.address for worker in workers), transport]
     done = desk.host.run([sys.executable, "-c", ANSWERS, *words], {**os.environ, **desk.env}, timeout=300)

@@ -38,7 +38,7 @@ ALL_CALLS = (
 )
 
 
-class Running:
+class RunningWorker:
     """A worker that listens."""
 
     def __init__(self, process: "ForkedProcess | subprocess.Popen[bytes]", log: Path, host: Host) -> None:
@@ -73,7 +73,7 @@ class Device:
         self.env["GRPC_VERBOSITY"] = "NONE"
         self.authority_folder = folder / "config" / "edge" / "authority"
         self.credentials = folder / "config" / "edge" / "credentials"
-        self.running: list[Running] = []
+        self.running: list[RunningWorker] = []
 
     def edge(self, *args: str) -> "subprocess.CompletedProcess[str]":
         """A command, to its end."""
@@ -91,12 +91,12 @@ class Device:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    def worker(self, *options: str) -> Running:
+    def worker(self, *options: str) -> RunningWorker:
         """A worker of this device, until the test ends."""
         path = self.folder / f"log-{len(self.running)}"
         with path.open("wb") as log, open(os.devnull) as nothing:
             process = begin(("worker", *options), {**os.environ, **self.env}, (nothing, nothing, log), on=self.host)
-        self.running.append(Running(process, path, self.host))
+        self.running.append(RunningWorker(process, path, self.host))
         return self.running[-1]
 
     def asks(self, *args: str) -> tuple[int, list[dict[str, Any]]]:
@@ -170,7 +170,7 @@ def join(authority: Authority, folder: Path, name: str) -> None:
     credentials.install(folder, authority.enroll(membership_in(folder).certificate, csr))
 
 
-def started(*workers: tuple[Device, tuple[str, ...]]) -> list[Running]:
+def started(*workers: tuple[Device, tuple[str, ...]]) -> list[RunningWorker]:
     """Workers that start at the same time."""
     with ThreadPoolExecutor(len(workers)) as pool:
         return list(pool.map(lambda item: item[0].worker(*item[1]), workers))
@@ -390,7 +390,7 @@ print(json.dumps(said))
 class Caller:
     """A program on the owner's host that has the files of some certificate, or none, and calls everything there is."""
 
-    def __init__(self, at: Device, folder: Path, worker: Running, total: Device) -> None:
+    def __init__(self, at: Device, folder: Path, worker: RunningWorker, total: Device) -> None:
         self._at, self._folder, self._worker, self._of = at, folder, worker, total
         folder.mkdir()
 

@@ -22,7 +22,7 @@ from edge.onnx.stage import LoadedStage
 from edge.onnx.wire import Item
 from tests.support.helpers import until
 from tests.support.links import start
-from tests.support.onnx_pipelines import Running, mixed, mixed_feeds, owned, running, same, whole
+from tests.support.onnx_pipelines import RunningPipeline, mixed, mixed_feeds, owned, running, same, whole
 from tests.support.thorough import some
 from transport.errors import LinkClosed, TransportError
 
@@ -51,7 +51,7 @@ class Lives:
         for end in link:
             end.close()
 
-    def _next(self) -> Running:
+    def _next(self) -> RunningPipeline:
         return self._stack.enter_context(running(self._model, self._folder, *CUTS[self.recovered % len(CUTS)]))
 
     def _recovered(self, error: Exception, check: Callable[[], None]) -> Runner:

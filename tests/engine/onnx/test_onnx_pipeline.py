@@ -26,7 +26,7 @@ from tests.support.links import frame, start
 from tests.support.onnx_pipelines import (
     QUICK,
     Feeds,
-    Running,
+    RunningPipeline,
     images,
     mixed,
     mixed_feeds,
@@ -60,7 +60,7 @@ def skip_connections(folder: Path) -> OnnxSource:
 
 
 @pytest.fixture
-def three(several: OnnxSource, folder: Path) -> Iterator[Running]:
+def three(several: OnnxSource, folder: Path) -> Iterator[RunningPipeline]:
     """`mixed` in three stages, none of which is the owner's."""
     with running(several, folder, 4, 9) as here:
         yield here
@@ -119,7 +119,7 @@ def test_what_the_wire_changes(several: OnnxSource, folder: Path, wire: str) -> 
         same(here.pipeline.run(feeds, wire).outputs, expected)
 
 
-def test_inputs_may_lie_anyhow(three: Running, several: OnnxSource) -> None:
+def test_inputs_may_lie_anyhow(three: RunningPipeline, several: OnnxSource) -> None:
     feeds = mixed_feeds(3)
     expected = whole(several.file.model, feeds)
     turned = {name: np.array(array, order="F") for name, array in feeds.items()}
@@ -130,14 +130,14 @@ def test_inputs_may_lie_anyhow(three: Running, several: OnnxSource) -> None:
         same(three.pipeline.run(item).outputs, expected)
 
 
-def test_outputs_are_the_callers_to_keep(three: Running, several: OnnxSource) -> None:
+def test_outputs_are_the_callers_to_keep(three: RunningPipeline, several: OnnxSource) -> None:
     saved = [three.pipeline.run(mixed_feeds(1, seed)).outputs for seed in range(6)]
     for seed, outputs in enumerate(saved):
         same(outputs, whole(several.file.model, mixed_feeds(1, seed)))
         assert all(array.flags.writeable for array in outputs.values())
 
 
-def test_not_a_number_is_an_output_like_any_other(three: Running, several: OnnxSource) -> None:
+def test_not_a_number_is_an_output_like_any_other(three: RunningPipeline, several: OnnxSource) -> None:
     feeds = mixed_feeds(2)
     feeds["x"][0] = np.nan
     assert np.isnan(three.pipeline.run(feeds).outputs["y"]).any()
@@ -195,7 +195,7 @@ def test_no_more_are_in_flight_than_the_window(several: OnnxSource, folder: Path
 
 
 @pytest.mark.parametrize("window", [0, -1, MOST_WINDOW + 1])
-def test_windows_that_cannot_be(three: Running, window: int) -> None:
+def test_windows_that_cannot_be(three: RunningPipeline, window: int) -> None:
     with pytest.raises(ValueError, match=f"a window of {window}; needed is 1 to 64"):
         list(three.pipeline.map([mixed_feeds()], window=window))
 
@@ -237,7 +237,7 @@ WRONG = [
 ]
 
 
-def test_wrong_inputs_are_told_and_do_no_harm(three: Running, several: OnnxSource) -> None:
+def test_wrong_inputs_are_told_and_do_no_harm(three: RunningPipeline, several: OnnxSource) -> None:
     expected = whole(several.file.model, mixed_feeds())
     for feeds, words in WRONG:
         with pytest.raises(SamplesError) as raised:
@@ -251,7 +251,7 @@ def test_wrong_inputs_are_told_and_do_no_harm(three: Running, several: OnnxSourc
 
 
 @pytest.mark.parametrize("window", [1, 4])
-def test_whoever_makes_inputs_may_fail(three: Running, several: OnnxSource, window: int) -> None:
+def test_whoever_makes_inputs_may_fail(three: RunningPipeline, several: OnnxSource, window: int) -> None:
     def failing() -> Iterator[Feeds]:
         yield mixed_feeds()
         yield mixed_feeds()
@@ -276,7 +276,7 @@ def test_a_stage_of_the_owners_that_fails_does_no_harm(several: OnnxSource, fold
 
 
 @pytest.mark.parametrize("window", [1, 8])
-def test_an_operator_that_fails_ends_it_and_is_named(three: Running, window: int) -> None:
+def test_an_operator_that_fails_ends_it_and_is_named(three: RunningPipeline, window: int) -> None:
     bad = mixed_feeds() | {"ids": np.array([[0, 99, 0]])}
     with pytest.raises(Refused, match="gather"):
         list(three.pipeline.map([mixed_feeds(), *[bad] * 3, *[mixed_feeds()] * 20], window=window))
@@ -305,7 +305,7 @@ def test_it_can_be_stopped_from_another_thread(several: OnnxSource, folder: Path
                 here.pipeline.run(mixed_feeds())
 
 
-def test_the_end_reaches_all_stages(three: Running) -> None:
+def test_the_end_reaches_all_stages(three: RunningPipeline) -> None:
     list(three.pipeline.map([mixed_feeds()] * 4, window=4))
     three.pipeline.end()
     for done in three.done:

@@ -12,7 +12,7 @@ from devices.errors import TrustError
 from devices.trust.credentials import DEVICE_FILE
 from edge.cluster.fleet import Fleet
 from edge.deployment import supervisor as module
-from edge.deployment.kinds import Building, Deciding, Running
+from edge.deployment.kinds import Building, Deciding, RunningPlan
 from edge.deployment.supervisor import Supervisor
 from edge.tasks import SILENT, Progress, Steps
 from partition.plan.arrange import make_plan
@@ -49,7 +49,7 @@ class Engines(Building[Plan, str]):
 
 def supervisor() -> Supervisor[Plan, str]:
     supervisor = Supervisor(Alone(), Engines(), SILENT, insecure=False)
-    supervisor.running = Running("an engine", PLAN, "", ("this device",))
+    supervisor.running = RunningPlan("an engine", PLAN, "", ("this device",))
     return supervisor
 
 
@@ -123,7 +123,7 @@ def test_only_workers_that_are_new_are_to_blame_for_a_plan_that_does_not_run(mon
     monkeypatch.setattr(supervised, "deciding", deciding)
     monkeypatch.setattr(supervised, "reach", reach)
     monkeypatch.setattr(supervised._building, "load", refuse)
-    supervised.running = Running("an engine", PLAN, "", ("this device",), frozenset(["old:1"]))
+    supervised.running = RunningPlan("an engine", PLAN, "", ("this device",), frozenset(["old:1"]))
     with pytest.raises(LinkClosed, match="new went away"):
         supervised.offer(
             "new joined", lambda plan: True, lambda done, total: None, lambda switched: switched() and None
