@@ -25,14 +25,12 @@ def processor_rows(
     """Return the largest number of rows at which the CPU computes streamed layers, or 0 if the GPU computes all.
 
     A pass of one row is timed with both placements, once a day for each device and model. The number of rows follows
-    from
-    that: an additional row takes the CPU no longer than the first one.
+    from these times, because an additional row takes the CPU no longer than the first one.
 
     Args:
         batch: Largest number of rows of a pass.
         a_pass: Computes a pass. The first argument is its number of rows. The CPU computes the streamed layers of
-            passes
-            with at most the number of rows in the second argument.
+            passes with at most the number of rows in the second argument.
         key: Returns the key under which the result is cached.
     """
     cache, name = Remembered("gpu-rows"), key()

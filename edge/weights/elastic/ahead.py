@@ -1,5 +1,7 @@
-"""Read weights of a larger size ahead, while it is observed whether the memory stays free. The change then reads the
-rest."""
+"""Read weights of a larger size ahead, before the memory has been free long enough for a change.
+
+The change then only reads the rest.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,14 @@ class ReadAhead:
         return sum(job.left for job in [*self._jobs.values()] if job.error is None)
 
     def follow(self, sizes: Sizes, budget: int, now: SizeChoice) -> None:
-        """Read pieces that a larger budget would add to the current choice, as far as both fit in slightly less.
+        """Read pieces that a larger budget would add to the current choice, if they fit in slightly less than it.
 
-        If the budget is below the one of the pieces read so far, or much above it, start again with the pieces that
-        arrived.
+        If the budget has become too small for these pieces or much larger, choose pieces again. Pieces that have
+        arrived are not read again.
+
+        sizes: sizes of the model.
+        budget: expected budget in bytes.
+        now: current choice.
         """
         slack = 2 * budget // SLACK
         if self.budget <= budget <= self.budget + 2 * slack:

@@ -12,11 +12,11 @@ from edge.weights.elastic.share import SHARE, MemoryShare
 
 @dataclass(frozen=True)
 class Room:
-    """Readings of memory. Tests replace them."""
+    """Functions that read the memory of this machine. Tests replace them."""
 
     resident: Callable[[], int] = own_rss  # bytes in memory now
     free: Callable[[], int] = memory_room  # bytes available to an allocation; below 0: bytes to give back
-    stalled_s: Callable[[], float] = memory_stalled_s  # seconds since an arbitrary start
+    stalled_s: Callable[[], float] = memory_stalled_s  # total seconds in which processes waited for memory
     now: Callable[[], float] = time.monotonic
     share: MemoryShare = SHARE
 

@@ -19,19 +19,19 @@ WAIT_S = 60.0  # time limit for others to give memory back
 class MemoryUse:
     """Memory use of one process, as it reports it."""
 
-    resident: int  # bytes that it may have taken
-    seen: int  # number of the last limit that it knew before
-    computed_s: float = 0.0  # seconds in which it has computed, or loaded for a pass
+    resident: int  # maximum bytes that the process may have allocated
+    seen: int  # number of the last limit that the process had received before it computed `resident`
+    computed_s: float = 0.0  # total seconds of passes, including loading for a pass
 
 
 class MemoryShare:
-    """Share of a process. It has no limit unless a budget is divided."""
+    """Share of this process in a budget. Without a divided budget, the share has no limit."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.limit = _ANY  # bytes; the process that divides the budget changes it at any time
         self.seen = 0  # number of this limit or of an earlier one
-        self._least = 0  # bytes that are needed regardless of requests to give back
+        self._least = 0  # bytes that the process keeps even if it is asked to give memory back
         self._claim: Callable[[int, int], None] | None = None
         self._report: Callable[[MemoryUse], None] = lambda use: None
         self._coming, self._refused = 0, ""
@@ -44,7 +44,7 @@ class MemoryShare:
 
     @property
     def is_divided(self) -> bool:
-        """Return whether a budget is divided."""
+        """True if this process shares a budget with others."""
         return self._claim is not None
 
     def join(self, claim: Callable[[int, int], None], report: Callable[[MemoryUse], None]) -> None:

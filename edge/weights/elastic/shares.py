@@ -61,10 +61,10 @@ def divide(budget: int, claims: Mapping[_Name, Claim]) -> dict[_Name, int]:
 class Share:
     """Share of one process in bytes, for display."""
 
-    limit: int = 0  # bytes that it may hold
-    resident: int = 0
-    least: int = 0
-    most: int = 0
+    limit: int = 0  # bytes that the process may hold
+    resident: int = 0  # bytes in the last report of the process
+    least: int = 0  # bytes that the process needs
+    most: int = 0  # bytes that the process can use at most
     use: float = 0.0  # recent fraction of time spent computing, 0 to 1; always 0 for a fixed share
 
 
@@ -145,7 +145,7 @@ class MemoryShares:
                 self._claimed(member, n_bytes, n_bytes)
 
     def report(self, member: Member, use: MemoryUse) -> None:
-        """Record a report of a process, and divide anew if that is clearly better."""
+        """Record a report of a process. Divide the budget anew if a process in use would gain clearly."""
         with self._lock:
             if member not in self._members:
                 return

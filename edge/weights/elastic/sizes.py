@@ -47,7 +47,7 @@ class SizeChoice:
 
 
 class Sizes:
-    """Sizes of one model, and the choice among them."""
+    """Sizes of one model. `choose` picks the size for a budget."""
 
     def __init__(
         self,
@@ -80,7 +80,10 @@ class Sizes:
         """Return the choice for a budget, or for the minimum budget if that is more.
 
         With "speed" this is the largest fully resident size, or else the smallest size, paged. With "quality" it is the
-        largest size that can be paged. prefer: None: the preference of this object.
+        largest size that can be paged.
+
+        budget: bytes of the whole process.
+        prefer: preference; None: the preference of this object.
         """
         budget = max(budget, self.least)
         last = len(self._sizes) - 1

@@ -8,7 +8,7 @@ from edge.weights.elastic.share import MemoryShare
 
 
 class Turn:
-    """Lock between a forward pass and a weight change. While a pass holds it, the time counts as memory use."""
+    """Lock between a forward pass and a weight change. The time in which a pass holds it counts as computing time."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -67,9 +67,8 @@ class ElasticWeights(PagedWeights):
         self._intact = True  # False: a change failed and must be tried again
         self._changing = False
         self._retry_s = 0.0  # time of the next attempt after a failed change
-        self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = (
-            None  # node hooks, and the hooks that do not belong to the weights
-        )
+        # node hooks, and the hooks that do not belong to the weights
+        self._hooks: tuple[NodeHooks, Sequence[Hook]] | None = None
         self._shown = opening.request.progress
         self._watch: Repeated | None = None
         self._checked_s = 0.0  # time of the last check in `_loads`
@@ -78,7 +77,7 @@ class ElasticWeights(PagedWeights):
         self.changes: deque[Change] = deque(maxlen=_MOST_NEWS)  # changes that `news` has not reported yet
         arena = ElasticArena()
         reader = Reader(sizes.longest_row, sizes.read.threads, sizes.read.chunk, verify=opening.options.verify)
-        # held for reading ahead, or for a change
+        # The lock is held while weights are read ahead, and during a change.
         self._ahead, self._arena_lock = ReadAhead(arena, reader), threading.Lock()
         self._turn.begin_pass(room.share)  # loading is followed by a pass
         super().__init__(opening, self.choice.roles, self.choice.plan, reader, arena, self._loads)
@@ -178,7 +177,7 @@ class ElasticWeights(PagedWeights):
         """
         seen = self._room.share.seen
         self.look()
-        resident = _resident(self)  # read before it is known that nothing changes
+        resident = _resident(self)  # computed before `_changing` is checked, because a change may begin at any time
         if self._intact and not self._changing:  # otherwise memory that a change releases may still be resident
             self._room.share.report(resident, seen)
         with suppress(WeightsError, OSError):  # the next pass retries, and raises the error
@@ -272,7 +271,9 @@ class ElasticWeights(PagedWeights):
 
 
 def _check_room(weights: ElasticWeights) -> None:
-    """Report the memory after loading early, because the process that divides a budget does not wait for loading.
+    """Check that the choice still fits, and report the memory that the process will hold after loading.
+
+    The report comes early, because the process that divides a budget does not wait for loading.
 
     Raises RoomIsGone if the rest does not fit any more or others will get its memory, or Interrupted if the weights are
     closed.
@@ -310,7 +311,10 @@ def _read_ahead(weights: ElasticWeights) -> None:
 
 
 def _due_now(weights: ElasticWeights) -> SizeChoice | None:
-    """Return the due change. Growth is deferred while running passes leave time to read much of it ahead."""
+    """Return the due change, or None.
+
+    A change to more memory is deferred while much of it is still to be read and passes can use the current weights.
+    """
     due = weights.due
     if due is None or due.n_bytes <= weights.choice.n_bytes or not weights._intact:
         return due
@@ -332,8 +336,10 @@ def next_size(weights: PagedWeights | None) -> int:
 
 @contextmanager
 def next_pass(weights: PagedWeights | None) -> Iterator[int]:
-    """Yield the number of the size that the pass in the block uses. Raises WeightsError as `begin`
-    does."""
+    """Yield the number of the size that the pass in the block uses.
+
+    Raises WeightsError if the weights of a due change cannot be read.
+    """
     if not isinstance(weights, ElasticWeights):
         yield 0
         return
