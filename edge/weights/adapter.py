@@ -30,9 +30,9 @@ class Adapter:
 
     @classmethod
     def from_text(cls, text: str) -> Adapter:
-        """Return the adapter in FILE or FILE:SCALE. If a file has the whole text as its name, that file is used.
+        """Return the adapter in FILE or FILE:SCALE. The name of an existing file is never split.
 
-        Raises EngineError for an invalid scale.
+        Raises EngineError if the scale is invalid.
         """
         name, _, scale = text.rpartition(":")
         value = parse_scale(scale, text) if name and not os.path.exists(text) else None
@@ -71,8 +71,11 @@ def checked_for(model: Path, texts: Sequence[str]) -> list[str]:
 
 
 def scales_by_name(adapters: Sequence[Adapter], scales: Mapping[str, float]) -> Scales:
-    """Return the effective scales of adapters, from scales by name; others are 0. Raises EngineError for unknown
-    names."""
+    """Return the effective scale of each adapter, in the order of `adapters`.
+
+    scales: scale by adapter name. Adapters without an entry get scale 0.
+    Raises EngineError if a name is unknown.
+    """
     names = [adapter.name for adapter in adapters]
     if unknown := next((name for name in scales if name not in names), None):
         raise EngineError(f"there is no adapter {unknown!r:.90}; there are {', '.join(names) or 'none'}")
@@ -88,7 +91,10 @@ def parse_scale(text: str, name: str) -> float | None:
 
 
 def check_scale(scale: float, name: str) -> None:
-    """Raise EngineError if a scale is not finite or too large."""
+    """Raise EngineError if a scale is not finite, or if its absolute value exceeds MAX_SCALE.
+
+    name: name of the adapter, for the error message.
+    """
     if not (math.isfinite(scale) and abs(scale) <= MAX_SCALE):
         raise EngineError(
             f"the scale of {name!r:.90} is {scale}, needed is a number from -{MAX_SCALE:g} to {MAX_SCALE:g}"
@@ -98,9 +104,9 @@ def check_scale(scale: float, name: str) -> None:
 def scales_of(adapters: Sequence[Adapter], scales: Sequence[float] | None) -> Scales:
     """Return the effective scales of a request.
 
-    scales: scales in the request; None: the adapters' default scales
-
-    Raises EngineError unless there is a scale for each adapter, or none at all.
+    scales: scales in the request, in the order of `adapters`; None: the default scale of each adapter; empty: no
+    adapter is used.
+    Raises EngineError if the number of scales differs from the number of adapters.
     """
     if scales is None:
         scales = [adapter.scale for adapter in adapters]

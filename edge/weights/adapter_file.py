@@ -29,7 +29,7 @@ class AdapterFile:
         pairs = adapter_pairs(self.gguf, model)
         n_used = max(1, shape.n_experts_used)
         self.weights = {name: pair.a.n_bytes + pair.b.n_bytes for name, pair in pairs.items()}  # bytes by weight name
-        self.row_bytes = 4 * max(  # maximum bytes of a decode row's products with the adapter
+        self.row_bytes = 4 * max(  # maximum bytes of the adapter products for one batch row
             (
                 (pair.b.shape[0] + model.tensors[name].shape[1]) * (n_used if len(pair.b.shape) > 2 else 1)
                 for name, pair in pairs.items()
@@ -43,8 +43,10 @@ class AdapterFile:
             raise EngineError(f"the adapter {self.path} has changed since it was checked; start again")
 
     def digest(self) -> str:
-        """Return the SHA-256 of the checked file. Raises EngineError if it has changed, SliceError if it cannot be
-        read."""
+        """Return the SHA-256 of the checked file.
+
+        Raises EngineError if the file has changed, or SliceError if it cannot be read.
+        """
         digest = OwnSlices().model_digest(self.path)
         self.check_unchanged()
         return digest
@@ -67,8 +69,8 @@ class CheckedAdapter(Adapter):
     def all_from(cls, texts: Sequence[str], model: GgufFile, shape: ModelShape) -> tuple[CheckedAdapter, ...]:
         """Return the adapters in FILE[:SCALE] texts.
 
-        Raises ModelFileError if one belongs to another model, EngineError if a file changes meanwhile, and the errors
-        of `adapters_from`.
+        Raises ModelFileError if an adapter belongs to another model, EngineError if a file changes during the check,
+        and the errors of `adapters_from`.
         """
         files = [(adapter, AdapterFile(adapter.path, model, shape)) for adapter in adapters_from(texts)]
         return tuple(cls(adapter.path, adapter.scale, file, file.digest()) for adapter, file in files)
@@ -77,8 +79,8 @@ class CheckedAdapter(Adapter):
 class AdapterSizes(TypedDict):
     """Sizes of adapters, in the fields of `ContextSizes`."""
 
-    adapter_bytes: tuple[int, ...]
-    adapter_row_bytes: int
+    adapter_bytes: tuple[int, ...]  # bytes by layer, then the bytes outside of layers; empty without adapters
+    adapter_row_bytes: int  # maximum bytes of the adapter products for one batch row
 
 
 def adapter_sizes(files: Sequence[AdapterFile], n_layers: int) -> AdapterSizes:

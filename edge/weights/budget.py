@@ -99,9 +99,9 @@ class Opening:
     choose_batch: bool  # True: the batch of the sizes is only a proposal
     tokens: bool  # True: batches contain tokens; False: hidden states
     accounted: Callable[[MemoryNeed, PagePlan], None] | None  # called with the memory need before weights are loaded
-    model: llama.Model
-    weights: Mapping[str, Weight]
-    opened: Mapping[Path, DirectFile]
+    model: llama.Model  # model whose weights have no memory yet
+    weights: Mapping[str, Weight]  # weights by name
+    opened: Mapping[Path, DirectFile]  # open weight files by path
 
     def roles(self, tensors: Mapping[str, TensorInfo] | None = None) -> Roles:
         """Return the roles of the weights. tensors: type and place of each weight; None: as in the file."""

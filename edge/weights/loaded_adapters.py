@@ -37,7 +37,7 @@ class EngineAdapters(Sequence[CheckedAdapter]):
             self.use(scales_of(self._adapters, scales))
 
     def use(self, scales: Scales) -> None:
-        """Use effective scales, as received by a rank, from the next decode on."""
+        """Use these effective scales from the next decode on. Other ranks receive scales in this form."""
         if scales != self.scales:
             self.scales = None
             self._use(scales)
@@ -48,7 +48,7 @@ class LoadedAdapters(EngineAdapters):
     """Adapters that a model, or a slice of one, is loaded with."""
 
     def __init__(self, adapters: Sequence[CheckedAdapter], files: Sequence[AdapterFile]) -> None:
-        """files: loaded files, of the adapters or of slices of adapters"""
+        """files: loaded files, in the order of the adapters: whole adapters, or slices of them."""
         super().__init__(adapters, lambda scales: self.context.use_adapters(scales))
         self.files = files
         self.context: llama.Context  # context of the model, set when the model is loaded

@@ -26,14 +26,16 @@ _PROMPT_ROWS = 32
 
 
 def measure_reads(largest: Piece, threads: int | None, chunk: int | None, most: int) -> tuple[int, int, float]:
-    """Return (threads, bytes per read, bytes per second) of the fastest setting. Given values are not varied.
+    """Return (threads, bytes per read, bytes per second) of the fastest setting.
 
     largest: piece to read.
+    threads: number of reader threads; None: try several numbers.
+    chunk: bytes per read; None: try several sizes.
     most: maximum size of the buffers in bytes.
     Raises WeightsError if the disk fails.
 
-    Few threads and small buffers stay in the CPU's caches. They are fastest if the disk's and the CPU's memory are
-    close. On other machines, more and larger buffers are up to 50 % faster.
+    Few threads and small buffers stay in the CPU's caches. They are fastest if the disk writes to memory
+    that is close to the CPU. On other machines, more and larger buffers are up to 50 % faster.
     """
     best = (0, 0, 0.0)
     for n, size in dict.fromkeys((threads or n, chunk or size) for n, size in _SETTINGS):

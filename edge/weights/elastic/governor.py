@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-# required seconds of stable room; reading uses the rest of the ten seconds in which memory is reclaimed
+# Seconds of stable room before the budget grows. Reading uses the rest of the ten seconds in which memory is reclaimed.
 GROW_AFTER_S = 5.0
 SLACK = 64  # a shrinking budget is smaller than the room by this fraction, or it would shrink again immediately
-# fraction of the time since the last look; more waiting for memory means too little memory, even if some is free
+# If processes wait for memory for more than this fraction of the time, memory is scarce even if some is free.
 _STALLED = 0.1
 _NEAR = 4  # room is scarce if it exceeds the loaded bytes by at most this fraction
 _STALLED_SHARE = 16  # fraction of the loaded bytes that is then given back
@@ -54,8 +54,11 @@ class Governor:
             return self.budget
 
     def coming(self, now_s: float) -> int:
-        """Return the budget to expect if the room stays, after a third of the waiting time. Before, return the
-        current budget."""
+        """Return the expected budget.
+
+        If the room has been larger for a third of GROW_AFTER_S, this is the budget after the rest of that time.
+        Otherwise it is the current budget.
+        """
         with self._lock:
             if not self._seen or now_s - self._seen[0][0] < GROW_AFTER_S / 3:
                 return self.budget

@@ -16,7 +16,7 @@ from edge.weights.load import Loaded, load_weights
 from edge.weights.memory import MIB, MemoryNeed
 from quant.gguf.elastic import elastic_sizes
 
-_ATTEMPTS = 3  # attempts to open the model while others take memory
+_ATTEMPTS = 3  # attempts to load the model while other processes take memory
 
 
 def loader(least: int | None, prefer: Preference) -> Callable[[Opening], Loaded]:
@@ -32,7 +32,7 @@ def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = 
     sizes_ = elastic_sizes(opening.request.file)
     shared = opening.plan(opening.roles(sizes_[-1].tensors), least)
     sizes = Sizes(opening, sizes_, shared.parts, shared.sizes, least, prefer)
-    # Budgets grow only by more than this slack. Without it, a budget just below the fully resident one could never
+    # A budget grows only by more than this slack. Without the slack, a budget just below `sizes.most` could never
     # reach it.
     most = min(opening.options.memory, sizes.most + 2 * sizes.most // SLACK + 1)
     room.share.request(min(limit_of(sizes.least), most), most)

@@ -12,7 +12,7 @@ from quant.text import bytes_text
 
 _ANY = 1 << 62  # bytes: no limit
 _REPORT_S = 1.0  # minimum interval of reports if only the computing time has changed
-WAIT_S = 60.0  # time limit for others to give memory back
+WAIT_S = 60.0  # time limit for other processes to give memory back
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class MemoryShare:
     def follow(self, n_bytes: int, coming: int, number: int, answers: bool, refused: str = "") -> None:
         """Apply a new limit in bytes.
 
-        coming: limit once others have given memory back.
+        coming: limit in bytes once other processes have given memory back.
         number: increasing number of the limit.
         answers: True if this answers a claim. Messages from before a pending claim are ignored.
         refused: reason why a claim is refused.

@@ -1,4 +1,4 @@
-"""Divide one memory budget among processes by use instead of order of arrival, and never below each process's minimum.
+"""Divide one memory budget among processes by use instead of order of arrival. Each process keeps its minimum.
 
 A busy process gets more, and an idle process gives memory back. No byte is promised twice: a share grows only by memory
 that others have given back. This module never waits; the process that needs memory does

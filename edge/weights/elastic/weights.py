@@ -1,4 +1,4 @@
-"""Weights that change between two passes to another quantization, or to other resident parts, as the memory changes."""
+"""Weights that follow the available memory: between two passes they change their quantization or resident parts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ PASS_WAIT_S = 0.5  # time that a running pass may take when memory shrinks; a lo
 GROW_WAIT_S = 0.02
 _LITTLE = 16 << 20  # bytes that never justify a delay, on any disk
 RETRY_S = 1.0  # from a failed change to the next attempt, unless a pass comes first
-_ATTEMPTS = 3  # attempts to load while others take memory; the last attempt loads the minimum
+_ATTEMPTS = 3  # attempts to load while other processes take memory; the last attempt loads the minimum size
 
 
 class RoomIsGone(Exception):
-    """Others took, or will get, the memory for a change."""
+    """Other processes took, or will get, the memory for a change."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class ElasticWeights(PagedWeights):
         due = self.due
         promised = due.n_bytes - due.n_bytes // SLACK if due is not None else 0  # bytes that are still being read
         self._governor.look(room, max(self.choice.n_bytes, promised), stalled_s, self._room.now())
-        budget = self._governor.bound(self._room.share.limit)  # others get the rest, regardless of due changes
+        budget = self._governor.bound(self._room.share.limit)  # other processes get the rest, even if a change is due
         if budget != before:
             self._target = self.sizes.choose(budget)
 
@@ -236,7 +236,7 @@ class ElasticWeights(PagedWeights):
     def _use(self, roles: Roles, plan: PagePlan) -> None:
         """Load this plan of the current choice. If its memory disappears meanwhile, load the choice that still fits."""
         assert isinstance(self._arena, ElasticArena)
-        lost = 0  # times that others took the memory, which may continue
+        lost = 0  # number of times that other processes took the memory
         while True:
             self._release()
             self._arena.keep_only(plan.resident)
