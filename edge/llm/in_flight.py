@@ -128,16 +128,16 @@ class InFlight:
         self.most = 1  # number of steps in flight, not counting windows
         self.follow(engine)
         self.steps: deque[StepInFlight] = deque()
-        self.submitted = self.prompt_rows = 0  # steps, and rows of prompts in them, from the beginning
+        self.submitted = self.prompt_rows = 0  # total steps, and total prompt rows in them
 
     def follow(self, engine: TextEngine) -> None:
-        """Have answers form groups, and so many steps in flight, as this engine takes."""
+        """Use the number of microbatches of this engine, and keep as many steps in flight."""
         self._budget.microbatches = self._microbatches or engine.microbatches
         self.most = self._budget.microbatches if engine.stages > 1 else 1  # a single stage computes one step at a time
 
     @property
     def awaited(self) -> list[StepInFlight]:
-        """Those that were not cancelled."""
+        """The steps that were not cancelled."""
         return [step for step in self.steps if not step.is_cancelled] if self.steps else []
 
     @property
@@ -146,7 +146,7 @@ class InFlight:
         return sum(not rows.cancelled for step in self.steps for rows in step.rows) if self.steps else 0
 
     def of_step(self, n_answers: int) -> int:
-        """Return how many answers a step has, if so many are spread over the microbatches."""
+        """Return the number of answers in a step, if `n_answers` are spread over the microbatches."""
         return -(-n_answers // self._budget.microbatches)
 
     @property
@@ -211,7 +211,7 @@ class InFlight:
         Rows after a rejected draft are removed from the cache, also in later windows.
 
         logits: [rows, n_vocab].
-        windows: as in `Step`.
+        windows: as in `StepInFlight`.
         is_alone: nothing else was in flight.
         events: receives the chosen tokens.
         """
