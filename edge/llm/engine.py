@@ -130,9 +130,7 @@ class ModelRunner(Closing):
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
         """Compute the first `n` rows of a batch. The caller has filled in any positions and sequences."""
         if not self._generates:  # ggml would abort
-            raise EngineError(
-                f"{self.path.name} does not go on with texts; a model that embeds does so in `edge serve`"
-            )
+            raise EngineError(f"{self.path.name} generates no text; use `edge serve` to compute embeddings with it")
         outputs = int(np.count_nonzero(rows.outputs[:n]))
         if outputs > self.outputs:  # ggml would abort
             raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")

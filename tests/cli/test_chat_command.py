@@ -156,7 +156,7 @@ def test_a_question_that_waits_for_piped_text_says_so() -> None:
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stderr is not None
-    assert b"waiting for the text on standard input" in process.stderr.readline()  # while nothing comes, and none ends
+    assert b"waiting for text on standard input" in process.stderr.readline()  # while nothing comes, and none ends
     out, _ = process.communicate(b"What is 2", timeout=TIMEOUT_S)
     assert (process.returncode, out) == (0, run_chat("-p", "What is 2\n\nplus 3?", *GREEDY).stdout.encode())
 
@@ -287,8 +287,8 @@ def test_an_answer_that_repeats_itself_is_ended_and_says_so(tmp_path: Path) -> N
     assert first_loop(result["token_ids"]) == (len(result["token_ids"]), Repetition(**loop))
     done = run_chat(*request)
     assert done.stdout == result["text"] + "\n"
-    said = f"the answer repeats the same {loop['period']} tokens, {loop['times']} times so far; it ends here"
-    assert f"{said}, --allow-repetition lets it go on" in done.stderr
+    said = f"the answer repeats the same {loop['period']} tokens, {loop['times']} times so far; the answer ends here"
+    assert f"{said}, --allow-repetition lets it continue" in done.stderr
     assert done.stderr.endswith("; the text does not complete the grammar\n")
     on = chat_json(*request, "--allow-repetition", "--max-tokens", str(len(result["token_ids"]) + 8))
     assert (on["finish_reason"], on["repetition"]) == ("length", None)

@@ -169,7 +169,7 @@ def test_a_first_share_of_0_leaves_this_device_without_layers(
 @pytest.mark.parametrize("option", [("--insecure",), ("--shares", "1,1")])
 def test_workers_that_are_found_are_of_the_cluster(run: Run, option: tuple[str, ...]) -> None:
     words = f"{option[0]} needs workers named one by one"
-    assert_refused(run("chat", *ASKED, "--workers", "auto", *option), 2, words, "leave it out")
+    assert_refused(run("chat", *ASKED, "--workers", "auto", *option), 2, words, "leave one of them out")
 
 
 def test_one_worker_can_be_two_ranks(chat: Chat, two: Two, alone: list[int]) -> None:

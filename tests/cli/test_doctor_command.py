@@ -103,7 +103,7 @@ def test_for_people(doctor: Run, two: tuple[Worker, Worker]) -> None:
         code, out, _ = doctor("--workers", f"127.0.0.1:{port},{two[0].address}")
     assert code == 8
     lines = out.splitlines()
-    assert lines[0].split() == ["where", "check", "what", "there", "is"]
+    assert lines[0].split() == ["where", "check", "finding"]
     assert lines[1].split(maxsplit=3) == ["ok", "local", "files", "4096 files may be open"]
     assert lines[2].split(maxsplit=3) == [
         "problem", f"127.0.0.1:{port}", "reach", f"nothing listens at 127.0.0.1:{port}",

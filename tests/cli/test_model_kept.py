@@ -142,7 +142,7 @@ def test_kept_prompts_are_shown_and_cleared(caches: Caches, capsys: pytest.Captu
     nothing = {"size_bytes": 0, "blocks": 0, "used_at_s": None, "freed_bytes": 0}
     assert cache(capsys) == cache(capsys, "--clear") == nothing
     assert main(["model", "cache"]) == 0
-    assert capsys.readouterr().out.split() == f"prompts kept in {caches.own}/prefixes".split() + (
+    assert capsys.readouterr().out.split() == f"prompts stored in {caches.own}/prefixes".split() + (
         "size 0 B, at most 2.00 GiB blocks 0 used never".split()
     )
     store = PrefixStore(caches.own / "prefixes", DEFAULT_BYTES)

@@ -204,7 +204,7 @@ def test_fast_does_without_types_that_are_slow_here(
     assert "q5_0" not in kinds(out)
     code, output, error = run(small, out, *provided)
     assert code == 0, error
-    assert re.search(r"q5_0 \((q5_1|q6_k) is faster\); --fast does without", output)
+    assert re.search(r"q5_0 \((q5_1|q6_k) is faster\); --fast avoids them", output)
 
 
 def test_by_memory(run: Run, small: Path, out: Path, text: Path) -> None:
@@ -373,8 +373,8 @@ def test_files_that_cannot_be(run: Run, small: Path, tmp_path: Path, out: Path) 
     ("args", "words"),
     [
         (("--type", "q4_z"), "unknown type 'q4_z'; known: "),
-        (("--type", "q4_0", "--size", "1MiB"), "--type and --size do not go together"),
-        (("--size", "1MiB", "--fit", "1GiB"), "--size and --fit do not go together"),
+        (("--type", "q4_0", "--size", "1MiB"), "--type and --size contradict each other"),
+        (("--size", "1MiB", "--fit", "1GiB"), "--size and --fit contradict each other"),
         (("--type", "q4_0", "--types", "q4_0"), "--types is for --size, --fit and --elastic"),
         (("--minutes", "1"), "--minutes is for --size, --fit and --elastic"),
         (("--size", "1MiB", "--context", "512"), "--context is for --fit"),

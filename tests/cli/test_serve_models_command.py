@@ -90,9 +90,9 @@ def test_fetched_models_are_served_as_the_others(monkeypatch: pytest.MonkeyPatch
     [
         ('[[model]]\nname = "a"\nmodel = "gone.gguf"', "model[0].model: no such file: gone.gguf"),
         ('[[model]]\nname = "a"\nmodel = "."', "model[0].model needs the file of a model"),
-        ('[[model]]\nname = "a"\nmodel = "m"\nmodle = 1', "model[0] has an unknown key 'modle'; known are name, model"),
+        ('[[model]]\nname = "a"\nmodel = "m"\nmodle = 1', "model[0] has an unknown key 'modle'; known keys are name"),
         ('[model]\nname = "a"', "model needs to be tables, each below a line [[model]]"),
-        ("port = 1", "it has an unknown key 'port'; known are model"),
+        ("port = 1", "it has an unknown key 'port'; known keys are model"),
         ('[[model]]\nname = "a"\nmodel = "{0}"\ncontext = "wide"', "model[0].context: --context: "),
         ('[[model]]\nname = "a"\nmodel = "{0}"\ncontext = [1]', "model[0].context needs a text or a number"),
         ('[[model]]\nname = "a"\nmodel = "{0}"\npinned = "no"', "model[0].pinned needs true or false"),

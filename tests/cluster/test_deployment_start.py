@@ -100,7 +100,7 @@ def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.
     monkeypatch.setattr(Deployment, "close", close)
     reported: list[float] = []
     with Fleet([two[0].address]) as fleet:
-        with pytest.raises(WorkerError, match="one: core 4000 cannot be used"):
+        with pytest.raises(WorkerError, match="one: core 4000 is not available here"):
             Deployment(
                 fleet,
                 refused_by_rank_1(two),

@@ -197,7 +197,7 @@ def test_beyond_this_machine_only_with_trust_or_on_request(tmp_path: Path) -> No
         ("--threads", "0", "needs a whole number from 1 to 512, got 0"),
         ("--memory", "much", "needs a size"),
         ("--cache-size", "-1", "needs a size"),
-        ("--models", "/nowhere", "no folder"),
+        ("--models", "/nowhere", "not a folder"),
     ],
 )
 def test_bad_options(tmp_path: Path, option: str, value: str, why: str) -> None:

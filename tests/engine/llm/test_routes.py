@@ -63,7 +63,7 @@ def test_a_loss_comes_once_in_each_chunk(chunks: Chunks) -> None:
 
 
 def test_a_prompt_that_was_not_kept_is_no_route(chunks: Chunks) -> None:
-    with pytest.raises(EngineError, match="nothing of the prompt was kept"):
+    with pytest.raises(EngineError, match="the prompt was not stored on disk"):
         predicted(from_prefix_cache, chunks)
 
 

@@ -62,7 +62,7 @@ def test_weights_beside_the_model(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"tensor 'w0' has its data in a file; give the model as a file"):
         OnnxEngine(model.SerializeToString())
     (tmp_path / "m.onnx.data").unlink()
-    with pytest.raises(ModelFileError, match=r"tensor 'w0' has its data in 'm\.onnx\.data', which is not there"):
+    with pytest.raises(ModelFileError, match=r"tensor 'w0' has its data in 'm\.onnx\.data', which does not exist"):
         OnnxEngine(path)
 
 

@@ -77,13 +77,13 @@ def test_the_source_weights_are_never_written_over(tmp_path: Path) -> None:
         ({"location": "a\\..\\..\\b"}, "only files in"),
         ({"location": "C:\\b"}, "only files in"),
         ({"location": ""}, "only files in"),
-        ({"location": "gone"}, "'w0' has its data in 'gone', which is not there"),
+        ({"location": "gone"}, "'w0' has its data in 'gone', which does not exist"),
         ({"location": "."}, "which is not a file"),
         ({"location": "link"}, "which is a link"),
         ({"offset": "100000"}, r"'w0' ends at byte 124576 of 'mlp.onnx.data', which has \d+"),
         ({"offset": "-1"}, "needs 24576 bytes; 24576 at offset -1"),
         ({"length": "12"}, "needs 24576 bytes; 12 at offset 0"),
-        ({"length": "many"}, "no number"),
+        ({"length": "many"}, "not a number"),
     ],
 )
 def test_bad_external_data_is_refused(tmp_path: Path, changes: dict[str, str], message: str) -> None:

@@ -133,7 +133,7 @@ def test_entries_of_a_person_are_read(tmp_path: Path) -> None:
         ('name = "mine"', 'name = "mine"\nabout_bytes = "1GB"', "about_bytes needs a number .* without a unit"),
         ('name = "mine"', 'name = "mine"\nscores = [{ name = "a", value = 1 }]', r"scores\[0\]\.date needs a date"),
         ('name = "mine"', 'name = "mine"\nscores = [{ name = "a", date = 2026-01-02 }]', "value needs a number"),
-        ("[[model]]", "[[modle]]", "the file has an unknown key 'modle'; known are model"),
+        ("[[model]]", "[[modle]]", "the file has an unknown key 'modle'; known keys are model"),
         ("[[model]]", "[[model", "models.toml is not valid TOML: "),
     ],
 )  # fmt: skip
