@@ -108,7 +108,7 @@ def test_others_that_keep_their_memory_are_not_waited_for_for_ever(monkeypatch: 
     if there:
         assert share.request(30, 100) == 40
     else:
-        with pytest.raises(NotEnoughMemory, match=r"30 B are needed, 0 B are there: .* did not give back the rest"):
+        with pytest.raises(NotEnoughMemory, match=r"30 B are needed, 0 B are available: .* did not give back the rest"):
             share.request(30, 100)
 
 
