@@ -39,7 +39,7 @@ class Task:
     """Typical use of a model, with its prompt length."""
 
     prompt_tokens: int  # prompt tokens computed before the first answer token
-    context: int  # tokens
+    context: int  # KV cache in tokens
 
 
 TASKS: Mapping[str, Task] = {
@@ -69,9 +69,9 @@ class Row:
 
     candidate: Candidate
     speeds: CandidateSpeeds
-    point: Point | None  # best plan; None if nothing fits
-    why: str  # one line: the plan, or the reason why nothing fits
-    command: str  # command that runs the model; "" if nothing fits
+    point: Point | None  # best plan; None if no plan fits
+    why: str  # one line: the reason for the plan, or the reason why no plan fits
+    command: str  # shell command that runs the model; "" if no plan fits
     on_front: bool = False
 
     @property
@@ -138,10 +138,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """All rows: models that fit by answer time, then models that do not fit."""
+    """All rows: first the models that fit, sorted by answer time, then the models that do not fit."""
 
     options: AdviceOptions
-    devices: tuple[str, ...]  # names
+    devices: tuple[str, ...]  # device names
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
 
@@ -252,7 +252,7 @@ def _row(candidate: Candidate, speeds: CandidateSpeeds, cluster: Cluster, option
 
 
 def _command(candidate: Candidate, point: Point, profile: Profile, context: int, cluster: Cluster) -> str:
-    """Return the command line that downloads and runs a candidate, or "" if its shape is not published.
+    """Return the command line that downloads and runs a candidate, or "" if its model is not published.
 
     If the type is not published, the command line first quantizes a published file. For preset devices, the names of
     the presets stand in for addresses.

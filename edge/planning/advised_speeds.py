@@ -62,9 +62,8 @@ def speeds_of_all(
 
 def _kind(candidate: Candidate) -> tuple[object, ...]:
     """Return the group key of a candidate. Within a group, times follow from sizes."""
-    experts = (
-        (candidate.model.name,) if candidate.shape.n_experts else ()
-    )  # a prompt activates more experts than a token does
+    # A mixture-of-experts model is a group of its own, because a prompt activates more experts than one token does.
+    experts = (candidate.model.name,) if candidate.shape.n_experts else ()
     return candidate.mix.name, *experts
 
 
@@ -135,7 +134,7 @@ class _Line:
 def _curve(curves: Sequence[Curve], line: _Line) -> Curve:
     """Return the interpolated curve at row counts that all curves were timed with.
 
-    Other row counts would use linear extrapolations of single curves.
+    At other row counts, some curves would only be linear extrapolations.
     """
     rows = set.intersection(*({n for n, _ in curve.points} for curve in curves))
     return Curve(tuple((n, line.at([curve.at(n) for curve in curves])) for n in sorted(rows)))

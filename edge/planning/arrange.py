@@ -1,4 +1,4 @@
-"""Plan which device computes what: by the user's choices, and otherwise by the planner from measurements."""
+"""Plan the share of each device: by the user's choices, and otherwise by the planner from measurements."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str)
     Raises PlanError if no plan is possible.
     """
     answering = list(workers)
-    for rank in (plan, plan.placements[0]):  # drop the prefill placement if only that lacks a device
+    for rank in (plan, plan.placements[0]):  # the second one if only the prefill placement lost a device
         if set(rank.all_devices) <= {LOCAL, *answering}:
             return rank, "as the plan says"
     done = (work_shares(plan.prefill) if plan.prefill else {}) | work_shares(plan)
@@ -64,7 +64,7 @@ def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str)
             least = min(answering, key=lambda rank: shares[rank])
             answering.remove(least)
             del shares[least]
-            if not answering:  # a thin owner had no share, so give it all
+            if not answering:  # a thin owner computed nothing before, and now computes everything
                 shares = {LOCAL: 1.0}
 
 

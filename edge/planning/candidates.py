@@ -34,7 +34,7 @@ class Candidate:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the outline's header. The file's own digest would be useless, because its weights are a hole."""
+        """SHA-256 of the outline's header, which identifies the outline because the outline has no weights."""
         with self.file.path.open("rb") as file:
             return hashlib.sha256(file.read(self.file.header_bytes(self.file.path))).hexdigest()
 

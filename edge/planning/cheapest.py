@@ -82,7 +82,7 @@ class Offer:
     speed: DeviceSpeed
 
     def cost(self, by: str) -> Cost:
-        """Return the sort key of the device in clusters: the chosen one first, then the others as tie-breakers."""
+        """Return the costs that order clusters: first the cost named by `by`, then the others as tie-breakers."""
         price = inf if self.kind.price is None else self.kind.price
         watts = self.kind.preset.watts
         return {PRICE: (price, 1.0, watts), WATTS: (watts, 1.0, price), DEVICES: (1.0, price, watts)}[by]
@@ -187,8 +187,11 @@ class ClusterSearch:
         self._bounds = ClusterBounds(work, speeds, link, tokens=targets.tokens, tensor=tensor)
 
     def cheapest(self, by: str, most_devices: int = MOST_DEVICES, steps: Steps = SILENT) -> Cheapest:
-        """Return the cheapest cluster that reaches the targets. Raises PlanError, naming the nearest cluster, if
-        none does."""
+        """Return the cheapest cluster that reaches the targets.
+
+        by: PRICE, WATTS or DEVICES.
+        Raises PlanError, which describes the nearest cluster, if no cluster reaches the targets.
+        """
         order = clusters(
             [offer.cost(by) for offer in self._offers], [offer.kind.most for offer in self._offers], most_devices
         )
@@ -223,7 +226,7 @@ class ClusterSearch:
         return best
 
     def _each_served(self, members: Members, nearest: bool) -> Iterator[Served]:
-        """Simulate plans in which the first of these devices is the owner's, best predicted plan first.
+        """Simulate plans whose owner is the first of these devices, the best predicted plan first.
 
         nearest: simulate only the best plan, even if it is certainly too slow.
         """
@@ -315,7 +318,7 @@ def cluster_search(
 ) -> ClusterSearch:
     """Return the search for a cluster that serves a model file or an outline file.
 
-    by: the cost to minimize.
+    by: cost to minimize: PRICE, WATTS or DEVICES.
     prompt: tokens of each prompt.
     concurrency: number of concurrent requests.
     Raises PlanError if a kind lacks the price to minimize, or if a request exceeds the model's context.

@@ -35,8 +35,8 @@ def draft_of(
 
     insecure: allow a drafting worker without encryption.
     A draft model is measured on the device that will draft.
-    Raises PlanError if the model cannot roll back drafts, or not with several requests, or for an invalid acceptance
-    rate. Also raises the errors of `drafts`, of differing vocabularies, of measuring, and of Fleet.
+    Raises PlanError if the acceptance rate is invalid, or if the model cannot roll back drafts of this many requests.
+    Also raises the errors of `drafts`, of differing vocabularies, of measuring, and of Fleet.
     """
     what, rules = str(options.draft), RULES.get(file.architecture)
     is_recurrent = file.architecture in RECURRENT_ARCHITECTURES
@@ -98,9 +98,9 @@ def assumed_text(draft: Draft, acceptance: float | None) -> str:
 
 
 def with_drafts(work: Work, draft: Draft | None, devices: int = 1) -> list[Work]:
-    """Return the workload without drafts, and with each useful number of draft rows.
+    """Return the workload without drafts, then one copy of it for each useful number of draft rows.
 
-    With stages on several devices, several windows of one row are useful, too.
+    If the plan can have stages on several devices, several windows of one row are useful, too.
     """
     if draft is None or not draft.acceptance:
         return [work]
@@ -128,8 +128,7 @@ def _with_worker(cluster: Cluster, fleet: Fleet) -> Cluster:
 
 
 def _own_layer_s(speed: DeviceSpeed, work: Work) -> float:
-    """Return the seconds of a draft by the model's own layer: a layer like the others with its attention, and the
-    head."""
+    """Return the seconds for drafting a token with the model's own draft layer, including attention and the head."""
     attention_s = speed.token_s * min(work.depth, MOST_TOKENS)
     return speed.step_s.at(1) + speed.layer_s.at(1) + attention_s + speed.head_s.at(1)
 

@@ -33,10 +33,10 @@ def by_preference(times: EncoderTimes) -> list[EncoderTime]:
 class EncoderPlace:
     """Device of the encoder."""
 
-    device: str  # device as in a plan
-    name: str  # name for display
-    held_bytes: int  # memory on that device
-    times: EncoderTimes = NOT_TIMED  # times of all devices
+    device: str  # address as in a plan
+    name: str  # display name
+    held_bytes: int  # memory of the encoder on that device
+    times: EncoderTimes = NOT_TIMED  # encoding times of all devices
 
     def with_encoder(self, speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
         """Return the speeds with the encoder's memory added to its device."""
@@ -75,7 +75,7 @@ def encoder_places(
     place, workers: see `encoder_device`.
     how: options of `encoder_times`.
     timed: False: do not time a device that the user named.
-    Raises EdgeError if the device of an address cannot encode, and the errors of `encoder_times`.
+    Raises EdgeError if `place` is the address of a device that cannot encode, and the errors of `encoder_times`.
     """
     address = LOCAL if place == HERE else device(place)
     if place != AUTO and not timed:
@@ -100,13 +100,12 @@ def encoder_device(
     threads: int | None = None,
     steps: Steps,
 ) -> Iterator[EncoderDevice | None]:
-    """Yield the worker that encodes, with the projector loaded until the end of the block. None: this device encodes.
+    """Yield the worker that encodes, or None if this device encodes. The projector is loaded until the block ends.
 
-    place: AUTO (the fastest of this device and `workers`), HERE, or the address of a worker. For the other parameters
-    see
-        `encoder_times`.
-    With AUTO, a worker that cannot load the projector is skipped, with a line to `steps`. Raises the errors of
-    `encoder_times`, and those of `EncoderDevice` for an address.
+    place: AUTO (the fastest of this device and `workers`), HERE, or the address of a worker.
+    The other parameters are described in `encoder_times`. With AUTO, a worker that cannot load the projector is
+    skipped, with a line in `steps`. Raises the errors of `encoder_times`, and those of `EncoderDevice` if
+    `place` is an address.
     """
     loaded = partial(EncoderDevice, files=files, insecure=insecure, steps=steps)
     with ExitStack() as stack:

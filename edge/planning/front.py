@@ -44,21 +44,23 @@ class Front:
         self._all_spaces = tuple(spaces)
         self.spaces = tuple(within_divergence(spaces, max_divergence))
         self.points: list[Point] = []
-        self.space_of: dict[str, PlanSpace] = {}  # by key of a point
-        # The front of all types is the front of each type's front, because all plans of a file share the type's values.
+        self.space_of: dict[str, PlanSpace] = {}  # plan space by key of a point
+        # The front over all types consists of points on the fronts of single types. A search within one type can
+        # ignore divergence, because divergence is the same for all plans of a file.
         for space in self.spaces:
             points = space.points(searched(axes))
             self.points += points
             self.space_of |= {point.key: space for point in points}
         if not self.points:
             self.spaces[0].best("latency", {})  # raises an error with the reason
-        self.measured: Measurements = {}  # by key of a point
-        self.errors: dict[str, str] = {}  # by key of a point: reason why it could not be measured
+        self.measured: Measurements = {}  # measured figures by key of a point
+        self.errors: dict[str, str] = {}  # reasons for missing measurements by key of a point
 
     def measure(self, most: int, fleet: Fleet | None, *, fresh: bool = False, steps: Steps = SILENT) -> None:
         """Run the `most` most promising plans on their devices. The front then uses the measured values.
 
-        The front also uses them after an interruption. Measurements of the last day are reused unless `fresh`.
+        If measuring is interrupted, the front uses the values measured so far. Measurements of the last day are reused
+        unless `fresh`.
         """
         self.measured, self.errors = {}, {}
         measure(
@@ -140,7 +142,8 @@ class Front:
     def pick(self, which: str) -> PlanChoice:
         """Return one plan: "knee", an objective for its best plan, or an id of `to_json`.
 
-        If plans were measured, the knee and the best plans are chosen among these. Raises PlanError for anything else.
+        If plans were measured, the knee and the best plans are chosen among these. Raises PlanError if `which` is
+        none of these.
         """
         picked = pick(self.to_json(), which)
         point = self._point(picked)
@@ -167,9 +170,8 @@ class Front:
 def pick(result: Mapping[str, Any], which: str) -> Mapping[str, Any]:
     """Return the point with an id, the "knee", or the best point by an objective.
 
-    If plans were measured, the knee and the best are chosen among the measured front, before plans that are only
-    predicted.
-    Raises PlanError if there is no such point.
+    If plans on the front were measured, the knee and the best point are chosen among the measured ones. Raises
+    PlanError if there is no such point.
     """
     points: list[Mapping[str, Any]] = result["points"]
     front = [point for point in points if point["on_front"]]

@@ -57,12 +57,12 @@ class LlmSpace(PlanSpace):
         encoder: EncoderPlace | None = None,
         phases: bool = True,
     ) -> None:
-        """Set up the plans.
+        """Create the plan space.
 
         type_file: type of the weights, if several types are compared.
-        draft: possible draft; its rows are chosen by the search.
+        draft: draft that plans may use. The search chooses its number of rows.
         encoder: place of an image and audio encoder that shares the devices.
-        phases: allow a separate prefill placement.
+        phases: True: plans may have a separate prefill placement.
         """
         super().__init__(path, known, options)
         self.file, self.digest, self.work = file, digest, work
@@ -81,8 +81,11 @@ class LlmSpace(PlanSpace):
         pipeline: bool = True,
         work: Work | None = None,
     ) -> Planner:
-        """Return the planner for some devices, including this one; None: all. work: workload with drafts; None:
-        without."""
+        """Return the planner for some devices.
+
+        members: indices of the devices, including this device; None: all devices.
+        work: workload with drafts; None: the workload without drafts.
+        """
         planned_work = work or self.work
         speeds = [self.known.speeds[i] for i in members] if members is not None else self.known.speeds
         own, *others = self._with_reserved(speeds, planned_work.draft)
@@ -208,8 +211,7 @@ class LlmSpace(PlanSpace):
         return point, "; ".join([why, *more])
 
     def _best(self, objective: str, caps: Mapping[str, float]) -> tuple[Planner, Placed]:
-        """Return the best plan: without drafts, unless drafts are clearly better or no other plan is within the
-        caps."""
+        """Return the best plan. It has drafts only if drafts are clearly better or no other plan is within the caps."""
         candidates: list[tuple[Planner, Placed]] = []
         refused: PlanError | None = None
         for work in self._works:

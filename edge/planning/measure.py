@@ -26,10 +26,10 @@ from partition.predict.drafts import Draft
 
 ROUNDS = 3  # rounds of all measurements, because a disturbance rarely lasts for several
 _SAMPLE_S, _SAMPLES = 0.1, 3  # seconds and samples for the latency in each round
-_STEPS = 24  # maximum number of steps over which the depth grows in a sample
-_WINDOW_TOKENS = 100  # tokens of an answer with windows
-_RIGHT, _WRONG = 1, 2  # tokens: a drafted one, and another one
-_SETTLED = 3  # tokens of each request before throughput counts
+_STEPS = 24  # maximum number of decode steps before the cache is rolled back to the starting depth
+_WINDOW_TOKENS = 100  # length of an answer that is generated with draft windows
+_RIGHT, _WRONG = 1, 2  # token ids: the drafted token, and a different token
+_SETTLED = 3  # tokens that each request generates before throughput is measured
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def measured(
     """Measure an engine with this workload.
 
     others: bytes of the other devices' ranks.
-    draft: assumed draft. Its passes are measured, while acceptance rate and drafting time are as assumed.
+    draft: assumed draft. Its verify passes are measured; its acceptance rate and drafting time are assumed.
     """
     _read(engine, work.prompt)  # the first prompt takes longer
     ttft_s, latency_s, throughput_per_s = [], [], []
@@ -143,10 +143,10 @@ class _Assumed:
         return [*first, *[_RIGHT] * (rows - len(first))]
 
     def verified(self, results: Sequence[VerifyResult]) -> None:
-        """Do nothing: nothing is learned."""
+        """Do nothing: this drafter does not learn from results."""
 
     def disturbed(self) -> None:
-        """Do nothing: nothing is learned."""
+        """Do nothing: this drafter does not measure times."""
 
     def ended(self, request: Answer) -> None:
         """Do nothing: there are no drafts to drop."""
@@ -168,7 +168,7 @@ class _AssumedSampler(TokenSampler):
         self._accepted = accepted
 
     def choose(self, logits: NDArray[np.float32], *, constrained: bool = True, may_end: bool = True) -> int:
-        """Return the drafted token or another one."""
+        """Return the drafted token if the next draft counts as accepted, and a different token otherwise."""
         return _RIGHT if next(self._accepted) else _WRONG
 
 

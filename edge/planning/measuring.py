@@ -1,7 +1,7 @@
 """Measure the most promising plans on the real workers. Measurements of the last day are reused.
 
-A doubtful measurement is repeated after all others: one whose rounds differ, or that is far from the prediction. It is
-repeated until two visits agree. The better one counts, because other work only slows a plan down.
+A measurement is doubtful if its rounds differ, or if it is far from the prediction. It is repeated after all others,
+until two visits agree. The better measurement counts, because other work only slows a plan down.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ def measure(
     measured: Measurements,
     errors: dict[str, str],
 ) -> None:
-    """Measure the `most` most promising plans. Store results in `measured` and reasons for failures in `errors`, by
-    point key.
+    """Measure the `most` most promising plans.
 
-    Each result is stored and cached immediately, so that an interrupted user can continue.
+    measured: receives the figures of plans, by key of a point.
+    errors: receives the reasons for failures, by key of a point.
+    Each result is stored and cached immediately, so that the next command continues after an interruption.
     """
     remembered = Remembered("measured-plans")
     runnable = [points[i] for i in promising(points, axes) if space_of[points[i].key].can_run(points[i])]
@@ -88,8 +89,7 @@ def measure(
 
 
 def in_doubt(point: Point, measured: Values | None) -> bool:
-    """Return whether to measure a plan: it was never measured, or its values scatter, disagree, or are far from
-    predicted."""
+    """Return whether to measure a plan: it was never measured, or its figures are doubtful."""
     if measured is None:
         return True
     if measured["visits"] >= VISITS or measured["agree"]:

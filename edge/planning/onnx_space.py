@@ -35,7 +35,8 @@ from partition.search.changes import FASTER, Change, faster_links
 from partition.search.explain import busy_words, is_busy
 from partition.search.onnx_planner import OnnxPlaced, OnnxPlanner
 
-_LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0  # repeats of a round, and total seconds of measuring
+# Limits of the runs in a measuring round, and the approximate seconds of all rounds.
+_LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0
 
 
 class OnnxSpace(PlanSpace):
@@ -56,7 +57,7 @@ class OnnxSpace(PlanSpace):
         self.work = OnnxWork.from_graph(model.graph, cuts, options.wire)
 
     def planner(self, speeds: Sequence[OnnxDevice] | None = None, links: Links | None = None) -> OnnxPlanner:
-        """Return the planner for some of the devices, or for all."""
+        """Return a planner. speeds: some of the devices; None: all. links: None: the measured links."""
         return OnnxPlanner(
             self.work, speeds or self.known.speeds, links or self.known.links, self.model.name, self.model.digest,
             self._options.concurrency,
@@ -157,7 +158,7 @@ class OnnxSpace(PlanSpace):
 
 
 def _rounds(flow: Flow, feeds: Mapping[str, Array], repeats: int, window: int | None) -> list[FlowSpeed]:
-    """Measure several times, with the number of inputs in flight of the first time."""
+    """Measure several rounds. All rounds have as many inputs in flight as the first one."""
     rounds = [measure_flow(flow, feeds, repeats, window)]
     return rounds + [measure_flow(flow, feeds, repeats, rounds[0].window) for _ in range(ROUNDS - 1)]
 
@@ -180,9 +181,9 @@ def arrange_network(
 ) -> PlanChoice:
     """Choose a plan for an ONNX model on these devices, in their order.
 
-    cuts: labels or positions; None: by `shares`.
-    shares: fraction of the work for each device; None: equal parts.
-    threads: threads of this device.
+    cuts: labels or positions of cuts; None: the cuts follow from `shares`.
+    shares: relative work of each device; None: equal shares.
+    threads: threads of this device; None: its default.
     Raises PlanError for unknown cuts.
     """
     path = model.file.path

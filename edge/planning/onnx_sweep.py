@@ -26,7 +26,7 @@ class CutSpeed:
 
     cut: Cut
     stage_s: tuple[float, ...]  # mean seconds of one run of each stage alone on its device
-    # seconds that one input occupies each link: to the first stage, to the second, and back
+    # One input occupies each link for this many seconds: to the first stage, to the second stage, and back.
     transfer_s: tuple[float, ...]
     delay_s: float  # total latency of these links
     speed: FlowSpeed | None = None  # measured pipeline, if it ran
@@ -61,7 +61,10 @@ class CutSpeed:
 def sweep_here(
     model: OnnxSource, cuts: Sequence[Cut], repeats: int, threads: int | None
 ) -> tuple[FlowSpeed, Iterator[CutSpeed]]:
-    """Measure the whole model and each cut on this device alone. Raises the errors of OnnxEngine."""
+    """Measure the whole model on this device alone. Return its speed and an iterator that measures each cut.
+
+    Raises the errors of OnnxEngine.
+    """
     with OnnxEngine(model.file.path, threads) as engine:
         whole = measure(sequential(engine.run), model.sample, repeats, 1)
     return whole, stages_here(model, cuts, repeats, threads)
@@ -79,9 +82,11 @@ def sweep_devices(
     threads: int | None = None,
     insecure: bool = False,
 ) -> tuple[FlowSpeed, Iterator[CutSpeed]]:
-    """Measure the whole model on the last of two devices, and each cut as a pipeline of both.
+    """Measure the whole model on the last of two devices.
 
-    threads: threads of this device, if it is the first.
+    Return its speed and an iterator that measures each cut as a pipeline of both devices.
+
+    threads: threads of this device, if it is the first of the two.
     Raises the errors of Fleet and of `sweep`.
     """
     last = tuple(devices[-1:])
@@ -104,7 +109,7 @@ def sweep_devices(
 
 
 def stages_here(model: OnnxSource, cuts: Sequence[Cut], repeats: int, threads: int | None) -> Iterator[CutSpeed]:
-    """Measure each cut on this device: both stages in turn."""
+    """Measure both stages of each cut on this device, one after the other."""
     for cut in cuts:
         stage_s = []
         item, tensors = Item(Op.RUN), model.sample

@@ -15,14 +15,14 @@ from partition.predict.prediction import NO_LAYERS, Prediction
 from partition.simulate.arrivals import MOST_REQUESTS, Arrivals, TraceError, closed, poisson, trace
 
 MOST_BYTES = 64 << 20  # maximum size of a file
-REQUESTS, GEN_TOKENS = 200, 128  # defaults
+REQUESTS, GEN_TOKENS = 200, 128  # default number of requests, and of tokens in an answer
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Plan and its predictions from a file."""
+    """A plan and its predictions, read from a file."""
 
-    predicted: Prediction  # with devices called by their names
+    predicted: Prediction  # prediction, with device names instead of addresses
     names: dict[str, str]  # device names by address
     point: str | None  # id of the point, for a front
     known: dict[str, Any]  # the plan in the format of edge plan
@@ -31,7 +31,7 @@ class Planned:
 def read_planned(path: Path, point: str | None) -> Planned:
     """Return the plan in a file of edge plan, edge pareto or edge simulate.
 
-    point: an id or "knee"; None: the knee, or else the first on the front.
+    point: an id or "knee"; None: the knee, or the first point on the front if there is no knee.
     Raises PlanError if the file is of another kind or has no predictions, or if the point does not exist; OSError if it
     cannot be read.
     """
@@ -148,13 +148,13 @@ def _layers(layers: Any) -> str:
 
 
 def _said(stage: Any, parts: tuple[list[Any], str]) -> tuple[Any, Any]:
-    """Return the same values from the prediction."""
+    """Return the devices and the layers of a predicted stage, in the form of `_stage_parts`."""
     known = stage if isinstance(stage, dict) else {}
     return known.get("devices"), known.get("what") if parts[1] else ""
 
 
 def _point(values: dict[str, Any], point_id: str | None) -> dict[str, Any]:
-    """Return the point with this id, or by default the knee, or else the first on the front."""
+    """Return the point with this id. None: the knee, or the first point on the front if there is no knee."""
     points = fields.items(values.get("points"), "points")
     for i, point in enumerate(points):
         if not isinstance(point, dict):

@@ -22,7 +22,7 @@ from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
 from partition.search.changes import Change
 
-MOST_SUBSETS_OF = 4  # devices: up to this number, fronts of all subsets are computed; with more, only of the whole
+MOST_SUBSETS_OF = 4  # maximum number of devices for computing the fronts of all subsets of devices
 
 
 class PlanSpace(ABC):
@@ -37,7 +37,7 @@ class PlanSpace(ABC):
     size_bytes: int = 0  # size of the file
 
     def __init__(self, path: Path, known: ClusterProfile[Any], options: PlanOptions) -> None:
-        """options: workload that the space was measured with."""
+        """Create a plan space. options: workload that `known` was measured with."""
         self.path, self.known, self._options = path, known, options
         self.exact = True  # True: the search of `points` was exhaustive
         self.pairs_gap = 0.0  # see `Phases.gap`
@@ -64,7 +64,7 @@ class PlanSpace(ABC):
 
     @abstractmethod
     def measure(self, point: Point, fleet: Fleet | None) -> Measured:
-        """Run a plan on its devices. Raises the errors of deployments and engines."""
+        """Run a plan on its devices and measure it. Raises the errors of deployments and engines."""
 
     @abstractmethod
     def depends_on(self, point: Point) -> list[str]:

@@ -1,4 +1,4 @@
-"""Return the plans of a model file on a cluster, for language models and ONNX models."""
+"""Creation of plan spaces from a model file and a cluster, for language models and ONNX models."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def spaces(
     divergence_on: Path | None = None,
     steps: Steps = SILENT,
 ) -> list[PlanSpace]:
-    """Return the measured plans of a model on an open cluster: one space, or one for each of `types`.
+    """Measure the devices of an open cluster, and return the plan spaces of a model: one, or one for each type.
 
-    types: types to quantize the model to, or files of such types.
+    types: types to quantize the model to, or files in such types; empty: only the model itself.
     divergence_on: text to measure the divergence of each type on; None: not measured.
     Raises PlanError if the context is too small for the workload; the errors of reading, quantizing and measuring; and
     those of `type_files`.
@@ -81,10 +81,10 @@ def llm_space(
     *,
     phases: bool = True,
 ) -> LlmSpace:
-    """Return the plans of a language model.
+    """Return the plan space of a language model.
 
-    type_file: type of its weights, if several files are compared.
-    phases: allow a separate prefill placement.
+    type_file: type of the weights, if several files are compared.
+    phases: True: plans may have a separate prefill placement.
     """
     file = GgufFile.open(path)
     check_loadable(file)
@@ -117,7 +117,10 @@ def llm_space(
 
 
 def with_encoder(space: Callable[..., LlmSpace], places: Sequence[EncoderPlace]) -> LlmSpace:
-    """Return the plans with an encoder in the first place where both fit. Raises PlanError if there is none."""
+    """Return the plan space with the encoder in the first place where model and encoder fit.
+
+    space: function that creates the plan space. Raises PlanError if no place has room for both.
+    """
     alone, refused = space(), list[str]()
     for place in places:
         both, name = space(encoder=place), place.name

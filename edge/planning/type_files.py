@@ -1,7 +1,7 @@
 """Files of one model in several types, and the divergence of each type's predictions from the model's.
 
-A type is a name of llama.cpp's quantizer, whose file is created once, or a GGUF file, such as one fitted to a size. Its
-divergence is also measured once. It is a mean over text, which hardly depends on the device.
+A type is a type name of llama.cpp's quantizer, or a GGUF file, such as one fitted to a size. The file for a type name
+is created once. Divergence is also measured once, because this mean over a text hardly depends on the device.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def divergence_text(
 
     most: limit of the divergence.
     text: text from the user; None: the bundled text.
-    Raises PlanError for a divergence objective, a limit or a text without types.
+    Raises PlanError if there is a divergence objective, a limit or a text, but no types to compare.
     """
     if "divergence" not in axes and most is None and text is None:
         return None
@@ -66,8 +66,8 @@ def type_files(
 
     text: text to measure divergence on; None: not measured.
     options: threads and memory for measuring.
-    Before creating files, raises UnknownTypeError, or PlanError for a duplicate type or a type that this model cannot
-    have. Also raises TextError, and the errors of quantizing and evaluating.
+    Raises UnknownTypeError if a type is unknown, and PlanError if a type is named twice or the model cannot have it.
+    Both are raised before any file is created. Also raises TextError, and the errors of quantizing and evaluating.
     """
     words = read_text(text) if text is not None else None
     mixes = {type_: mix_by_name(type_) for type_ in types if not is_type_file(type_)}

@@ -54,8 +54,8 @@ class Cluster(Closing):
             raise PlanError(
                 f"a cluster has at most {MAX_WORKERS} devices besides this one, got {others}; leave some out"
             )
-        self.fleet: Fleet | None = None  # connected workers; None before `open`, or if there are none
-        self.notes: list[str] = []  # text about workers that did not answer
+        self.fleet: Fleet | None = None  # connected workers; None before `open`, or without workers
+        self.notes: list[str] = []  # a sentence for each worker that did not answer
         self.insecure, self._has_names = insecure, file is not None
         self._all = tuple(map(device, workers)) if needs_all else ()
         self._stack = ExitStack()
@@ -108,7 +108,7 @@ class Cluster(Closing):
         return self
 
     def close(self) -> None:
-        """End all connections, and everything that runs on the workers for them."""
+        """Close all connections, and end the workers' processes that belong to them."""
         self.fleet, self._is_open = None, False
         self._stack.close()
 

@@ -49,7 +49,7 @@ class EncoderTimes:
 
     devices: tuple[EncoderTime, ...]
     sample: str  # description of the sample
-    notes: tuple[str, ...] = ()  # workers that cannot encode, with reasons
+    notes: tuple[str, ...] = ()  # a sentence for each worker that cannot encode
 
 
 def encoder_times(
@@ -61,13 +61,15 @@ def encoder_times(
     fresh: bool = False,
     steps: Steps = SILENT,
 ) -> EncoderTimes:
-    """Time this device, and then each worker in turn. Times are cached for a day.
+    """Time the encoder on this device, and then on each worker in turn. Times are cached for a day.
 
+    addresses: addresses of the workers.
     insecure: allow workers without encryption.
     threads: threads of this device.
     fresh: ignore cached times.
     steps: shows progress.
-    A worker that cannot be reached or cannot encode is left out, with a note. Raises MediaError or ModelFileError.
+    A worker that cannot be reached or cannot encode is left out, with a note. Raises MediaError or ModelFileError if
+    this device cannot encode.
     """
     (data, described), threads = sample_for(files.projector), threads or default_threads()
     parts = [identity(files.projector).hex(), files.text_model.architecture, described]

@@ -20,7 +20,7 @@ from partition.predict.speeds import DeviceSpeed
 from quant.gguf.file import GgufFile
 
 TRIES = 3  # attempts to measure a device; more would only disturb the others
-_POLL_S = 0.05  # between two checks whether the measurement may continue
+_POLL_S = 0.05  # interval of the checks whether the measurement may continue
 
 T = TypeVar("T")
 
@@ -31,8 +31,8 @@ FindWorkers = Callable[[], Sequence[str]]  # returns the addresses of all worker
 class JoinedDevice:
     """Device that joined and was measured."""
 
-    address: str  # in the form of `device`
-    name: str  # name for display
+    address: str  # address in the form of `device`
+    name: str  # display name
     survey: Survey[DeviceSpeed]  # previous survey extended by this device
 
 
@@ -40,7 +40,13 @@ class JoiningDevices:
     """Finds devices that are not in the survey yet, and measures them."""
 
     def __init__(self, find: FindWorkers, file: GgufFile, model_digest: str, transport: str, *, insecure: bool) -> None:
-        """file: model to measure the devices for. transport: transport of links."""
+        """Prepare the search.
+
+        find: returns the addresses of the available workers.
+        file: model for the measurements.
+        transport: transport of links.
+        insecure: allow workers without encryption.
+        """
         self._find, self._file, self._digest = find, file, model_digest
         self._transport, self._insecure = transport, insecure
         self._tries: Counter[str] = Counter()  # failed attempts by address
@@ -87,15 +93,14 @@ class JoiningDevices:
 
 
 def _is_known(fleet: Fleet, address: str) -> bool:
-    """Return whether a secure device already takes part under another address. Members of a cluster have unique
-    names."""
+    """Return whether a secure device already takes part under another address. Names in a cluster are unique."""
     new = fleet.workers[address]
     others = (worker for other, worker in fleet.workers.items() if other != address)
     return new.secure and any(new.name == worker.name for worker in others)
 
 
 def _while_allowed(work: Callable[[CancelScope], T], check: Progress) -> T:
-    """Return the result of `work`. An error of `check` is raised immediately, and closes the scope of the work."""
+    """Return the result of `work`. If `check` raises an error meanwhile, cancel the work and raise the error."""
     pool = ThreadPoolExecutor(1, "joining")
     try:
         with CancelScope() as scope:

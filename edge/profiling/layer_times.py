@@ -3,10 +3,10 @@
 The timed slices have n layers, 2n layers, n layers of half width, a few layers for a long prompt's step, and a few
 layers with the head.
 
-  step    = 2 x (n layers) - (2n layers), for one row: time of a step without its layers
-  layer   = (n layers - step) / n, by rows; half layers likewise
-  head    = (few layers and the head) - step - layers, by rows
-  layer   = (few layers - step) / their number, for as many rows as a step of a long prompt has
+    step    = 2 x (n layers) - (2n layers), for one row: the part of a step's time that does not depend on layers
+    layer   = (n layers - step) / n, by rows; half layers likewise
+    head    = (few layers and the head) - step - layers, by rows
+    layer   = (few layers - step) / their number, for as many rows as a step of a long prompt has
 
 The last two slices have as few layers as possible. The slice with the head cannot measure a prompt, because its last
 layer computes the FFN only for rows with logits.
@@ -62,7 +62,7 @@ class LayerProbe:
 
     recipe: Recipe
     digest: str
-    path: Path  # the owner's own copy
+    path: Path  # path of this device's copy
     layers: int
     rows: tuple[int, ...]
     depth: int = 0  # if above 0, the first of `rows` is also timed with this many tokens in the cache
@@ -75,7 +75,7 @@ class LayerTimes:
     """Slice times of one device."""
 
     n: int  # number of layers in the smaller slices
-    # by slice: layers, more (2n), half, chunk, head; only layers and head are always present
+    # Times by slice: layers, more (2n), half, chunk, head. Only layers and head are always present.
     steps: Mapping[str, Curve]
     depth_s: float  # additional time of n layers for a row with DEPTH tokens in the cache
     runtime_bytes: int  # memory of the process without weights
@@ -88,7 +88,7 @@ class LayerTimes:
 def probes(
     file: GgufFile, model_digest: str, closing: CancelScope, most_bytes: int | None = None
 ) -> tuple[dict[str, LayerProbe], int]:
-    """Return the slices to time by name, and n. They stay on this device's disk until `closing` is closed.
+    """Return the slices to time, by name, and n. The slices stay on this device's disk until `closing` is closed.
 
     most_bytes: maximum size of a slice's weights, unless a single layer exceeds it.
     """
@@ -139,13 +139,16 @@ def timed(
     disk: bool = False,
     memory: int | None = None,
 ) -> LayerTimes:
-    """Load and time the slices in turn, in a session whose device has them. Busy measurements are repeated once at the
-    end.
+    """Load and time the slices in turn, on the device of a session, which already has the files.
 
-    threads: None: the device's default.
+    Measurements that were disturbed by other work are repeated once at the end.
+
+    n: the number of layers from `probes`.
+    on_slice: called after each slice.
+    threads: threads of the device; None: its default.
     disk: also measure the disk's read rate.
-    memory: bytes that the process may use; a worker knows its own limit.
-    Raises errors of sessions, and WorkerError for invalid answers.
+    memory: bytes that the process may use; None for a worker, which knows its own limit.
+    Raises the errors of sessions, and WorkerError if an answer is invalid.
     """
     figures: dict[str, list[BestTime]] = {}
     runtime_bytes, disk_bytes_per_s, layer_s = 0, 0.0, 0.0
@@ -202,8 +205,10 @@ def _chunk_rows(seconds: float) -> tuple[int, ...]:
 def _timed(
     session: EngineSession, probe: LayerProbe, options: EngineOptions, disk: bool, memory: int | None
 ) -> tuple[list[BestTime], int, float]:
-    """Time one slice. Return its times, the bytes of the process without weights, and the disk's read rate if
-    requested."""
+    """Time one slice.
+
+    Return its times, the memory of the process without weights in bytes, and the disk's read rate (0 if not requested).
+    """
     # The slice is the last stage or an earlier one. `place` accepts one stage more than there are ranks.
     stages = [1] * (session.rank + (1 if probe.last else 2))
     load = pb.Load(slice=probe.digest, path=str(probe.path), stages=stages, options=options_message(options))
@@ -221,7 +226,7 @@ def _timed(
 
 
 def device_speed(times: LayerTimes, device: str, name: str, memory_bytes: int) -> DeviceSpeed:
-    """Return a device's speed from its slice times. Differences below 0 count as 0."""
+    """Calculate a device's speed from its slice times. Negative differences count as 0."""
     base, n = times.steps["layers"], times.n
     one_s = base.at(1)
     more_s = times.steps["more"].at(1) if "more" in times.steps else 2 * one_s

@@ -42,7 +42,7 @@ def measure_links(
 
     A link measured within the last day is not measured again if its round trip while connecting has not changed. The
     latency is that of 8 KiB, the size of decode messages, without the transfer time of these bytes.
-    Raises WorkerError for invalid values, and errors of sessions.
+    Raises WorkerError if a measured value is invalid, and the errors of sessions.
     """
     dialled = {(a.rank, state.rank): (a, state) for a, own in zip(sessions, states, strict=True) for state in own}
     remembered = Remembered("links")
@@ -79,7 +79,7 @@ def measure_links(
 
 
 def _better(first: tuple[LinkSpeed, LinkSpeed], second: tuple[LinkSpeed, LinkSpeed]) -> tuple[LinkSpeed, LinkSpeed]:
-    """Return the better of two measurements, because other work on a machine only makes them worse."""
+    """Return the better values of two measurements, because other work on a machine only makes them worse."""
     there, back = (
         LinkSpeed(min(a.latency_s, b.latency_s), max(a.bytes_per_s, b.bytes_per_s))
         for a, b in zip(first, second, strict=True)
@@ -124,7 +124,7 @@ def _trip(session: EngineSession, state: pb.LinkState) -> float:
 
 
 def rough_text(link: LinkSpeed | None) -> str:
-    """Return a rough description of a link that does not change with noise."""
+    """Return a description of a link that is so rough that noise does not change it."""
     if link is None:
         return "none"
     return f"{max(link.latency_s, 3e-4):.0e} {min(link.bytes_per_s, 1e9):.0e}"

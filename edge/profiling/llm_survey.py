@@ -58,8 +58,8 @@ def llm_survey(
     """Measure this device and the workers, as `survey` does.
 
     fleet: connection to the workers; None: no workers.
-    threads: by address: numbers of threads that differ from the device's default.
-    memory: by address: bytes that a device may use, if less than it offers.
+    threads: number of threads by address, for devices that do not use their default.
+    memory: memory limit in bytes by address, for devices that offer more.
     known: survey of devices that are not timed again, including this device. Its values stay, even for disconnected
     devices.
     scope: closing it ends the measurement.

@@ -1,7 +1,7 @@
 """Times of the parts of an ONNX graph on a device. Each part is loaded as its own stage and runs on random inputs.
 
-The whole model is also timed as one stage. (sum of n parts - whole model) / (n - 1) is the time of a stage without its
-nodes: passing on tensors, and optimizations that ONNX Runtime can make only across parts.
+The whole model is also timed as one stage. The fixed time of a stage is (sum of n parts - whole model) / (n - 1). It
+includes passing on tensors, and the lack of optimizations that ONNX Runtime makes across parts.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SegmentTimes:
     """Segment times of one device."""
 
     segments_s: tuple[float, ...]  # seconds of each segment, without `stage_s`
-    stage_s: float  # seconds of a stage without its segments
+    stage_s: float  # fixed seconds of a stage, in addition to its segments
     runtime_bytes: int  # memory of the process without weights
     estimated: tuple[int, ...]  # segments that could not be timed, because they reject random inputs or do not fit
     busy: bool = False  # True: other work kept the device busy, so it may be faster
@@ -84,8 +84,10 @@ class SegmentTimes:
 
     @classmethod
     def from_json(cls, values: Any, segments: int) -> SegmentTimes | None:
-        """Return times for `segments` segments from values of `to_json`, or None for other values, such as another
-        version's."""
+        """Return the times of `segments` segments from values of `to_json`.
+
+        Return None for other values, such as those of another version.
+        """
         try:
             times = cls(
                 tuple(map(float, values["segments_s"])),
@@ -132,7 +134,7 @@ def timed(
 ) -> SegmentTimes:
     """Load and time the parts in turn, in a session on `worker` (None: this device). room: memory in bytes.
 
-    Raises errors of sessions, EngineError if nothing can be timed, or WorkerError for invalid answers.
+    Raises EngineError if no part can be timed, WorkerError if an answer is invalid, and the errors of sessions.
     """
     took: list[BestTime | None] = []
     runtime_bytes = 0
@@ -175,8 +177,8 @@ def times_of(
 ) -> SegmentTimes:
     """Return the times of segments from the times of groups of segments. seconds: None for a group without a time.
 
-      stage_s   = (sum of the groups' seconds - whole_s) / (groups - 1), at most the time of the fastest group
-      segment_s = (seconds of its group - stage_s), divided within the group in proportion to the estimates
+        stage_s   = (sum of the groups' seconds - whole_s) / (groups - 1), at most the time of the fastest group
+        segment_s = (seconds of its group - stage_s), divided within the group in proportion to the estimates
 
     A group without a time is assumed to exceed its estimate by the same factor as the others. Raises EngineError if no
     group has a time.
@@ -238,8 +240,7 @@ def _timed(session: EngineSession, worker: Remote | None, probe: StageProbe) -> 
 
 @contextmanager
 def _there(worker: Remote | None, probe: StageProbe) -> Iterator[str]:
-    """Yield the path of a part on this device until the end of the block, or "" for a worker, which stores it
-    itself."""
+    """Yield the path of a part on this device until the end of the block. For a worker, send the part and yield ""."""
     if worker is not None:
         worker.send_slice(probe.recipe, probe.path, probe.part.digest)
         yield ""

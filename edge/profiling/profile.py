@@ -29,7 +29,7 @@ class ClusterProfile(Generic[Speed]):
 
     speeds: tuple[Speed, ...]  # this device first
     links: Links
-    notes: tuple[str, ...]  # text about devices that did not answer, and about estimates
+    notes: tuple[str, ...]  # sentences about devices that did not answer, and about estimates
 
 
 @contextmanager
@@ -75,8 +75,10 @@ def reachable(
 def profiled(
     cluster: Cluster, survey: Survey[Speed], estimate: Callable[[ClusterDevice], Speed], notes: Sequence[str]
 ) -> ClusterProfile[Speed]:
-    """Return the profile: measurements with the overrides of the cluster file, and presets. estimate: estimates a
-    preset."""
+    """Return the profile of a cluster: measured devices with the overrides of the cluster file, and preset devices.
+
+    estimate: returns the estimated speed of a preset device.
+    """
     by_address = {device.address: device for device in cluster.devices if device.preset is None}
     speeds = [with_overrides(speed, by_address.get(speed.device)) for speed in survey.speeds]
     own = cluster.local
@@ -117,8 +119,10 @@ def with_overrides(speed: Speed, overrides: ClusterDevice | None) -> Speed:
 
 
 def with_links(cluster: Cluster, known: Sequence[str], measured: Links) -> Links:
-    """Return the links between these devices: measured, or else ASSUMED_LINK, with the overrides of the cluster
-    file."""
+    """Return the links between these devices, with the overrides of the cluster file.
+
+    known: addresses of the devices. A link that was not measured is ASSUMED_LINK.
+    """
     names = {device.address or device.name: device.name for device in cluster.devices} | {LOCAL: cluster.local_name}
     between = {}
     for a, b in permutations(known, 2):

@@ -32,16 +32,18 @@ IN_A_ROW = 3  # number of consecutive windows
 
 
 class StragglerWatch:
-    """Follow the step times of ranks across plans. Step times depend on the number of rows, so each number has its
-    own detector."""
+    """Monitor of the step times of ranks, across plans.
+
+    Step times depend on the number of rows, so each number of rows has its own detector.
+    """
 
     def __init__(self, survey: Survey[DeviceSpeed] | None, work: Work | None) -> None:
-        """survey, work: measurements and workload for planning. None: the plan was given by the user."""
+        """Create a monitor. survey, work: measurements and workload behind plans; None: the user gave the plan."""
         self.survey, self._work = survey, work  # `survey` is updated with each detected change
         self.windows = 0  # number of windows of steps so far
         self.notes: list[str] = []  # a clause for each device that is clearly slower or faster than before
         self._engine: DistributedEngine | None = None
-        self._detectors: dict[int, StragglerDetector] = {}  # by rows of a step
+        self._detectors: dict[int, StragglerDetector] = {}  # detectors by the number of rows in a step
         self._seen = 0  # decode steps at the last look
 
     def begin(self, engine: TextEngine, plan: Plan, names: Sequence[str]) -> None:
@@ -56,8 +58,10 @@ class StragglerWatch:
         return self._engine is not None and self._engine.own_times.decoded - self._seen >= LEAST_STEPS
 
     def look(self, engine: TextEngine) -> None:
-        """Request the ranks' step times. Add each detected change to `notes` and to the survey. Raises errors of
-        links."""
+        """Request the ranks' step times, and add each detected change to `notes` and to the survey.
+
+        Raises the errors of links.
+        """
         if engine is not self._engine or self._engine is None:
             return
         last = min(KEPT, self._engine.own_times.decoded - self._seen)
@@ -114,11 +118,11 @@ class SpeedChange(NamedTuple):
 class StragglerDetector:
     """Straggler detector for the ranks of one plan. It detects devices that became slow, or fast again.
 
-      ratio(rank, window) = time of its steps / expected time of its steps
+        ratio(rank, window) = time of its steps / expected time of its steps
 
     A window is one answer or several. A rank is slow if its ratio exceeds CHANGED, and CHANGED times the ratio of the
-    best rank, in IN_A_ROW consecutive windows. The only computing rank, with a thin owner, has no rank to compare with,
-    so it is slow above LONE_CHANGED.
+    best rank, in IN_A_ROW consecutive windows. If only one rank computes, because the owner is thin, there is no rank
+    to compare with. That rank is slow if its ratio exceeds LONE_CHANGED.
 
     A single slow moment therefore does not count. A cause that slows all devices, such as a long history, does not
     count either, because no other plan would help. The time of a window is the 10th percentile of its steps, so a burst
@@ -126,10 +130,13 @@ class StragglerDetector:
     """
 
     def __init__(self, expected_s: Sequence[float | None]) -> None:
-        """expected_s: predicted compute seconds of each rank in a decode step. None: learned from its first windows."""
+        """Create a detector.
+
+        expected_s: predicted compute seconds of each rank in a decode step; None: learned from its first windows.
+        """
         self._expected_s = list(expected_s)
         self._first: list[list[float]] = [[] for _ in expected_s]
-        # ratios relative to the other ranks
+        # Each list has the latest ratios of a rank, `_ratios` relative to the best rank.
         self._ratios: list[deque[float]] = [deque(maxlen=IN_A_ROW) for _ in expected_s]
         self._own: list[deque[float]] = [deque(maxlen=IN_A_ROW) for _ in expected_s]
 

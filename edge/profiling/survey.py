@@ -91,7 +91,7 @@ class Profiler(Protocol[T]):
     """Interface of a profiler for one kind of model."""
 
     cache: str  # name of the cache file for times
-    keys: Sequence[str]  # by rank: key of everything that times depend on
+    keys: Sequence[str]  # cache key by rank, made from all values that times depend on
     steps: int  # number of times that `time` calls its callback
     streams: bool  # True: links carry streams (`transport.tcp_link.tune`)
 
@@ -105,7 +105,7 @@ class Profiler(Protocol[T]):
         """Return plain values for the cache."""
 
     def read(self, rank: int, values: Any) -> T | None:
-        """Return times from values of `to_json`, or None for other values, such as another version's."""
+        """Return times from values of `to_json`, or None for other values, such as those of another version."""
 
 
 def survey(
@@ -123,10 +123,9 @@ def survey(
     If this device is busy, it is measured again after the workers, because all plans are compared with it.
 
     closing: ends the sessions; threads that wait for one then get an error.
-    fresh: ignore cached times. Otherwise times are cached for a day, or a minute for a busy device. Times of a busy
-    device
-        do not replace quiet ones of the same day.
-    known_times: by address: times of devices that are not measured.
+    fresh: ignore cached times. Times are cached for a day, or for a minute if the device was busy. Times of a busy
+        device do not replace quiet times of the same day.
+    known_times: times by address, for devices that are not measured.
     on_step: called as on_step(done, total) after each link and part.
     Raises the errors of `profiler` and of sessions.
     """
@@ -188,8 +187,10 @@ def survey(
 
 
 def host_locks(profiles: Sequence[DeviceProfile]) -> list[Lock]:
-    """Return locks to hold while a device is timed, by rank. Devices of one machine share a lock, because they would
-    compete for its cores."""
+    """Return the locks to hold while a device is timed, by rank.
+
+    Devices of one machine share a lock, because they would compete for its cores.
+    """
     locks: dict[str, Lock] = {}
     return [locks.setdefault(profile.host, Lock()) if profile.host else Lock() for profile in profiles]
 
