@@ -1,8 +1,8 @@
 """Slices on disk, each named by the SHA-256 of its bytes. A slice that was sent or cut once is not sent or cut again.
 
     <digest>.slice            a complete slice, verified and read-only
-    <digest>.<size>.partial   the received part of a slice, which the next attempt continues .lock
-    locked briefly while a slice is added, removed or opened
+    <digest>.<size>.partial   the received part of a slice, which the next attempt continues
+    .lock                     locked briefly while a slice is added, removed or opened
 
 Locks on the files show which slices are in use by threads and processes. A lock ends with its process. Access times
 record the last use and survive a restart. Modification times do not change, because weight paging treats a file with

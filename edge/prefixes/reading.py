@@ -85,7 +85,8 @@ class HistoryReader:
         self._store, self._hashes, self._name, self._queued = store, hashes, name, queued
         self._at = 0  # index of the next hash; the number of hashes at the end
         self._slow_files = 0  # number of slow files read last
-        # True while all files were in the page cache; then each file is checked, which takes time.
+        # True while all files so far were in the page cache. After the first miss, no more files are checked, because a
+        # check takes time.
         self._in_cache = True
 
     def read(self, into: memoryview) -> list[Content]:

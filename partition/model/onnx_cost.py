@@ -17,10 +17,11 @@ _RECURRENT = {"RNN", "GRU", "LSTM"}
 def flops(node: Any, values: Mapping[str, Value]) -> int:
     """Return the floating-point operations of one run of a NodeProto; a multiply-add counts as two.
 
-    Conv                2 x output values x input channels of a group x filter size ConvTranspose       2 x input values
-    x output channels of a group x filter size Gemm, MatMul        2 x output values x inner dimension
-    RNN, GRU, LSTM      2 x steps x batch x values of both weight matrices
-    others              1 x output values; nodes inside If, Loop and Scan are not counted
+        Conv                2 x output values x input channels of a group x filter size
+        ConvTranspose       2 x input values x output channels of a group x filter size
+        Gemm, MatMul        2 x output values x inner dimension
+        RNN, GRU, LSTM      2 x steps x batch x values of both weight matrices
+        others              1 x output values; nodes inside If, Loop and Scan are not counted
 
     Biases are not counted. Integer products count like float products. The result is 0 if no shape is known.
     """

@@ -22,8 +22,8 @@ class Bounds:
     bound. Then there are two additional bounds. The first one limits each peak by the load that devices can take.
     Layers have weights w:
 
-        load[d, t] = max over groups g of device d, and stages [i, j) with a peak of at most t, of w[i, j) / members of
-        g
+        load[d, t] = max over groups g of device d, and stages [i, j) with a peak of at most t, of
+                     w[i, j) / members of g
         The peak from i on exceeds t if the loads [d, t] of the free devices add up to less than w[i, n).
 
     The second one applies to all measures: the last stage, with the head, is on some group of free devices.

@@ -3,10 +3,10 @@
 A recipe names the model file (one file, by SHA-256 and size) and lists segments. The slice is the concatenation of
 their bytes. The binary form of a recipe is:
 
-    8 bytes magic and version, 32 bytes digest, u64 size of the model, u32 number of segments, then each segment: 0, u64
-    length, the bytes                        Literal
-    1, u64 length                                   Zeros
-    2, u64 offset, u64 length                       Copy of one piece
+    8 bytes magic and version, 32 bytes digest, u64 size of the model, u32 number of segments, then each segment:
+    0, u64 length, the bytes                         Literal
+    1, u64 length                                    Zeros
+    2, u64 offset, u64 length                        Copy of one piece
     3, u64 offset, u64 length, u64 stride, u64 count Copy of several pieces
     5, u64 count, u64 length, u64 first, u64 scales  Blocks
 
@@ -28,7 +28,7 @@ MAX_BYTES = 1 << 44  # limit of a model and of a slice: 16 TiB
 _MAGIC = b"EDGECUT\x01"
 _HEAD = struct.Struct("<8s32sQI")
 _LITERAL, _ZEROS, _PIECE, _PIECES = range(4)
-_BLOCKS = 5  # 4 had other scales, so a remembered digest of it is for other bytes
+_BLOCKS = 5  # tag 4 was for blocks with other scales, so its remembered digests do not fit these bytes
 _TAGS = {_LITERAL: struct.Struct("<Q"), _ZEROS: struct.Struct("<Q"), _PIECE: struct.Struct("<QQ")}
 _TAGS[_PIECES] = _TAGS[_BLOCKS] = struct.Struct("<QQQQ")
 _SMALLEST = 9  # bytes of the smallest segment: its tag and one number

@@ -1,10 +1,10 @@
 """Snapshot that llama.cpp writes for the recurrent layers of a sequence, which is untrusted and therefore checked.
 
     u32 magic | i32 sequence | u32 cells (1; 0: the sequence is empty)
-    of the cell: i32 position of the last token | u32 0
+    the cell: i32 position of the last token | u32 0
     u32 0 | u32 layers of the model, or slice
-    of each recurrent layer: i32 type | u64 bytes | its last inputs (R)
-    of each recurrent layer: i32 type | u64 bytes | its state (S)
+    each recurrent layer: i32 type | u64 bytes | its last inputs (R)
+    each recurrent layer: i32 type | u64 bytes | its state (S)
 
 All fields are little-endian. A snapshot covers all tokens up to its position, and cannot be divided.
 """

@@ -1,13 +1,14 @@
 """KV cache that llama.cpp writes for a range of a sequence, as arrays. The bytes are untrusted and therefore checked.
 
-    u32 magic | i32 sequence | a cache, or two if layers have attention windows: u32 streams (1) | u32 cells | of each
-    cell: i32 position, u32 sequences (1), i32 sequence (if positions have sections, before the sequence: the position
-    twice, as i32, and the i32 id of the token) u32 whether values are transposed | u32 layers
-    of each layer's keys: i32 type | u64 bytes a cell | the cells
-    of each layer's values: i32 type | u64 bytes a cell | the cells
-    or, transposed: i32 type | u32 bytes a value | u32 values a cell | of each value: the cells
+    u32 magic | i32 sequence | one cache, or two if some layers have attention windows:
+    u32 streams (1) | u32 cells | each cell: i32 position, u32 sequences (1), i32 sequence
+    (if positions have sections, before the sequence: the position twice, as i32, and the i32 id of the token)
+    u32 1 if values are transposed, else 0 | u32 layers
+    each layer's keys: i32 type | u64 bytes a cell | the cells
+    each layer's values: i32 type | u64 bytes a cell | the cells
+    or, transposed: i32 type | u32 bytes a value | u32 values a cell | each value: the cells
 
-All fields are little-endian. A cache without cells ends after their number.
+All fields are little-endian. A cache without cells ends after the number of cells.
 """
 
 import struct

@@ -45,9 +45,8 @@ class StateShape:
     sections: bool = False  # true if each cell also has a two-dimensional position and a token
 
     def __hash__(self) -> int:
-        return hash(
-            (len(self.layers), self.key_type, self.value_type)
-        )  # asked for with every block; the layers take longer than a check
+        # Every block needs the hash, and hashing all layers would take longer than a check.
+        return hash((len(self.layers), self.key_type, self.value_type))
 
     @classmethod
     def of_slice(cls, source: Source, cut: Slice, kv: CacheType) -> "StateShape":
