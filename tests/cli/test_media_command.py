@@ -49,7 +49,7 @@ def test_what_cannot_be_is_an_error(files: tuple[Path, Path, Path], tmp_path: Pa
     done = edge_here("chat", str(alone), *QUESTION, "--image", str(picture))
     assert_one_line_error(done, 2, "--mmproj")
     done = edge_here("chat", str(alone), *QUESTION, "--mmproj", str(model))
-    assert_one_line_error(done, 2, "no projector")
+    assert_one_line_error(done, 2, "not a projector")
     done = edge_here("chat", str(model), *QUESTION, "--image", str(projector))
     assert_one_line_error(done, 2, "no PNG")
 

@@ -173,7 +173,9 @@ def test_kept_prompts_that_cannot_be_seen_are_an_error(caches: Caches, capsys: p
         assert main(["model", "cache", *options]) == 3
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert captured.err.startswith(f"edge model: {caches.own}/prefixes cannot be read: Not a directory; see who")
+        assert captured.err.startswith(
+            f"edge model: {caches.own}/prefixes cannot be read: Not a directory; check its owner"
+        )
         assert captured.err.count("\n") == 1
 
 

@@ -154,7 +154,7 @@ def test_where_the_model_is_nothing_is_sent(tmp_path: Path, synthetic: Synthetic
         assert caught.value.error == "DigestMismatch"
         with pytest.raises(WorkerError, match=f"the recipe makes {recipe.n_bytes} bytes, the slice offered has 5"):
             offer(remote, "ab" * 32, 5, recipe.to_bytes())
-        with pytest.raises(WorkerError, match="no recipe") as caught:
+        with pytest.raises(WorkerError, match="not a recipe") as caught:
             offer(remote, "ab" * 32, 5, b"nonsense")
         assert caught.value.error == "RecipeError"
         assert [path.name for path in first.slices.glob("*.slice")] == [f"{digest}.slice"]

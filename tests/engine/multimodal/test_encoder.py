@@ -212,9 +212,9 @@ def interrupt() -> bytes:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"general.architecture": ("str", "llama")}, "no projector"),
+        ({"general.architecture": ("str", "llama")}, "not a projector"),
         ({"clip.has_vision_encoder": ("bool", False)}, "neither"),
-        ({"clip.projector_type": ("str", "")}, "which type"),
+        ({"clip.projector_type": ("str", "")}, "the type of its projector"),
         ({"clip.projector_type": ("str", "never-heard-of")}, "cannot load"),
         ({"clip.vision.attention.head_count": ("u32", 0)}, "from 1 to"),
         ({"clip.vision.attention.head_count": ("u32", 3)}, "3 heads cannot share 32"),
