@@ -273,7 +273,7 @@ def test_a_model_of_a_person_takes_the_place_of_a_known_one(edge: Run, tmp_path:
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--presets", "laptpo"], 2, "no preset 'laptpo'; known are pi4, pi5"),
+        (["--presets", "laptpo"], 2, "the preset 'laptpo' is unknown; choose from pi4, pi5"),
         (["--presets", "laptop", "--workers", "127.0.0.1:1"], 2, "are devices that are not measured: leave --workers"),
         (["--presets", "laptop", "--memory", "1GiB"], 2, "leave --memory or --presets out"),
         (["--workers", "127.0.0.1:1", "--cluster", "x.toml"], 2, "leave one of them out"),

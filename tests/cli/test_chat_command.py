@@ -173,7 +173,7 @@ def test_draft_says_how_tokens_are_drafted(synthetic: Synthetic, long: tuple[str
         assert result["speculation"]["draft"] == "ngram"
         assert result["text"] == by_model["text"]
     refused = run_chat(*long, "--draft", synthetic("llama"))
-    assert_one_line_error(refused, 5, "tokens are others")
+    assert_one_line_error(refused, 5, "its tokens differ")
     assert_one_line_error(run_chat(*long, "--draft", "no-such.gguf"), 3, "no such file")
 
 

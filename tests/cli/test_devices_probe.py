@@ -125,7 +125,7 @@ def test_rows_of_all_kinds() -> None:
     )
     rate = Rate(12.34e9, "2 threads", 0.0)
     rows = dict(machine_rows(Machine(profile, 4, 4, 0.5, (), "hot", rate, None, "/models")))
-    assert rows["cores"] == "4 performance, 4 efficiency; 12 logical; may keep 0.5 busy"
+    assert rows["cores"] == "4 performance, 4 efficiency; 12 logical; limited to 0.5"
     assert rows["memory bandwidth"].startswith("12.3 GB/s, 2 threads, ")
     assert rows["disk reads"] == "not measured (/models)"
     assert (rows["GPU"], rows["battery"]) == ("Metal", "80 %, not plugged in")

@@ -124,7 +124,7 @@ def test_what_is_in_use_or_not_there_is_refused(caches: Caches, capsys: pytest.C
         assert main(["model", "rm", "own-slices/abababababab", "--yes"]) != 0
     assert "in use" in capsys.readouterr().err
     assert main(["model", "rm", "nobody/none", "--yes"]) != 0
-    assert "edge model list shows it" in capsys.readouterr().err
+    assert "edge model list shows them" in capsys.readouterr().err
     assert sizes(capsys) == ALL
 
 

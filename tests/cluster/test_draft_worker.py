@@ -201,7 +201,7 @@ def test_requests_are_drafted_for(one_worker: Worker, engine: Engine, plain: Ans
 
 
 def test_a_model_of_other_tokens_is_not_sent(one_worker: Worker, engine: Engine, synthetic: Synthetic) -> None:
-    with pytest.raises(EngineError, match="its tokens are others"):
+    with pytest.raises(EngineError, match="its tokens differ"):
         speculation(WorkerDraft(synthetic("llama", "f16"), one_worker.address), engine, lambda _: pytest.fail("opened"))
 
 

@@ -205,7 +205,7 @@ def test_who_leaves_takes_nothing_new_and_ends_when_told_again(two: list[Worker]
         until(lambda: deployment.leaving == ["one"], "word of it")
         assert deployment.engine.decode([6], 1).size  # it serves meanwhile
         assert remote.describe()[1].leaving
-        with pytest.raises(Refused, match="takes no new session"), sessions([remote], 1):
+        with pytest.raises(Refused, match="accepts no new session"), sessions([remote], 1):
             pass
         with pytest.raises(Refused, match="about to end and takes nothing new"):
             Fleet([first.address])

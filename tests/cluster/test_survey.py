@@ -179,7 +179,7 @@ def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monke
 )
 def test_round_trips_that_cannot_be(kind: str, trip: float) -> None:
     state = pb.LinkState(rank=1, kind=kind, round_trip_s=trip)
-    with pytest.raises(WorkerError, match=r"fake says of its links what cannot be"):
+    with pytest.raises(WorkerError, match=r"fake returned invalid link states"):
         links._trip(Fake(), state)
     assert links._trip(Fake(), pb.LinkState(rank=1, kind="tcp", round_trip_s=2e-4)) == pytest.approx(2e-4)
 

@@ -98,7 +98,7 @@ def test_a_range_of_memory_reaches_the_engine_process(tmp_path: Path) -> None:
         with RemoteSession(remote, 0, 1, SECRET) as session:
             command = psutil.Process(session.pid).cmdline()
         assert ResourceLimits.from_text(command[command.index("--limits") + 1]).gives_back == 724 * MIB
-        assert 'range why="sessions with layers on a GPU keep to the larger size of --memory' in other.log()
+        assert 'range why="sessions with layers on a GPU keep the larger size of --memory' in other.log()
 
 
 @pytest.mark.parametrize("memory", [("--memory", "1GiB"), ("--memory", "300MiB..1GiB", "--gpu-layers", "0")])
@@ -164,7 +164,7 @@ def test_ends_while_it_reads_a_huge_model(tmp_path: Path) -> None:
 
 def test_a_port_has_one_worker(one_worker: Worker) -> None:
     done = run_edge("worker", "--listen", one_worker.address, env=one_worker.env)
-    assert_one_line_error(done, 3, f"cannot listen on {one_worker.address}", "another program has the port")
+    assert_one_line_error(done, 3, f"cannot listen on {one_worker.address}", "another program uses the port")
     with one_worker.remote() as remote:
         assert health(remote.channel)
 
@@ -176,16 +176,16 @@ def test_an_address_of_somebody_else(one_worker: Worker) -> None:
 
 def test_a_port_alone_is_at_the_usual_address(one_worker: Worker) -> None:
     done = run_edge("worker", "--listen", str(one_worker.port), env=one_worker.env)
-    assert_one_line_error(done, 3, f"cannot listen on {one_worker.address}: another program has the port")
+    assert_one_line_error(done, 3, f"cannot listen on {one_worker.address}: another program uses the port")
 
 
 def test_beyond_this_machine_only_with_trust_or_on_request(tmp_path: Path) -> None:
     env = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CONFIG", "CACHE", "STATE")}
     done = run_edge("worker", "--listen", "0.0.0.0:0", env=env)
-    assert_one_line_error(done, 7, "--join TOKEN", "--insecure", "0.0.0.0 can be reached by others")
+    assert_one_line_error(done, 7, "--join TOKEN", "--insecure", "others can reach 0.0.0.0")
     with worker(tmp_path, "--insecure", listen="0.0.0.0:0") as first, first.remote() as remote:
         assert health(remote.channel)
-        assert re.search(r"WARNING insecure address=0\.0\.0\.0 why=\".*whoever", first.log())
+        assert re.search(r"WARNING insecure address=0\.0\.0\.0 why=\".*everyone who reaches", first.log())
         assert 'security="in the clear"' in first.log()
 
 

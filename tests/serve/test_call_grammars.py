@@ -221,7 +221,7 @@ def test_alternatives_keep_what_stands_beside_them() -> None:
         assert accepts(grammar, written_calls(BY_NAME[name], [("f", {"o": {"x": "a"}})])), name
         assert not accepts(grammar, written_calls(BY_NAME[name], [("f", {"o": {"x": "b"}})])), name
         twice = Function("f", "", {"properties": {"o": {**inner, "anyOf": [{"properties": {"y": {}}}]}}})
-        with pytest.raises(BadRequest, match="the tool 'f', property o: properties beside"):
+        with pytest.raises(BadRequest, match="the tool 'f', property o: properties with additionalProperties"):
             constraint(BY_NAME[name], FunctionUse([twice], "required"))
 
 

@@ -214,7 +214,7 @@ def test_lines_system_prompt_and_limits_reach_the_model(page: Page, models: Scri
     ]
     assert models.scripted.requests[-1].max_tokens == 5
     assert models.scripted.requests[-1].sampling["temperature"] == 0
-    assert "limit of tokens" in page.value("document.querySelector('.figures').textContent")
+    assert "token limit" in page.value("document.querySelector('.figures').textContent")
 
 
 def test_files_are_put_before_the_question(page: Page, models: ScriptedModels, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_the_key_is_asked_for_once_and_kept_for_the_tab_alone(chromium: Page) ->
         chromium.wait_for("document.getElementById('key-dialog').open")
         chromium.type("wrong")
         chromium.press("Enter", "\r")
-        chromium.wait_for("document.getElementById('key-why').textContent.includes('did not take')")
+        chromium.wait_for("document.getElementById('key-why').textContent.includes('refused this key')")
         chromium.wait_for("document.getElementById('key-dialog').open")
         chromium.type(KEY)
         chromium.press("Enter", "\r")

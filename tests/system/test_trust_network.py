@@ -202,7 +202,7 @@ def test_a_worker_without_credentials_is_not_exposed_by_accident(desk: Device, d
 
 def test_in_the_clear_only_if_both_sides_say_so(desk: Device, device: Callable[[str], Device]) -> None:
     worker = device("pi").worker("--listen", "0.0.0.0:0", "--insecure", "--name", "pi")
-    assert "whoever reaches this port can use this device" in worker.says("WARNING insecure .*")[0]
+    assert "everyone who reaches this port can use this device" in worker.says("WARNING insecure .*")[0]
 
     code, (result,) = desk.asks(worker.address)
     assert (code, result["answers"]) == (7, False)

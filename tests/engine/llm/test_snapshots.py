@@ -421,7 +421,7 @@ def test_a_budget_without_memory_for_drafts_says_so(tmp_path: Path, monkeypatch:
     model, options = model_of("qwen35", tmp_path), with_room(replace(OPTIONS, memory=ALL_FITS), "ngram")
     with (
         paged(model, least(model, options), options) as engine,
-        pytest.raises(EngineError, match="wrong in the memory there is"),
+        pytest.raises(EngineError, match="cannot roll back a wrong draft in the memory there is"),
     ):
         speculation("ngram", engine, _no_engine)
 

@@ -126,7 +126,7 @@ def test_what_does_not_run_on_noise_is_estimated(two: list[Worker], tmp_path: Pa
 def test_nothing_runs_on_noise(two: list[Worker], tmp_path: Path) -> None:
     model = owned(unruly(), tmp_path / "unruly.onnx")
     with Fleet([two[0].address]) as fleet:
-        with pytest.raises(EngineError, match="no part of the model has room and runs on made-up input"):
+        with pytest.raises(EngineError, match="no part of the model fits and runs on random input"):
             onnx_survey(fleet, model, [], threads=1)
         survey_is_over(two)
 
@@ -202,7 +202,7 @@ def test_what_a_stage_takes_beside_its_nodes() -> None:
 def test_estimates_go_by_what_was_measured() -> None:
     times = times_of([1.0, 2.0, 5.0], [range(1), range(1, 2), range(2, 3)], [3.0, None, 15.0], 1.0, 0, "a")
     assert times == SegmentTimes((3.0, 6.0, 15.0), 0.0, 0, (1,))
-    with pytest.raises(EngineError, match="a: no part of the model has room"):
+    with pytest.raises(EngineError, match="a: no part of the model fits"):
         times_of([1.0], [range(1)], [None], None, 0, "a")
     nothing = times_of([0.0, 0.0], [range(2)], [4.0], None, 0, "a")  # estimates know nothing of them
     assert nothing.segments_s == (2.0, 2.0)

@@ -215,7 +215,7 @@ def test_the_best_of_types_is_what_trying_everything_finds(one_plan: tuple[Plan,
         said, nats = str(raised.value), OBJECTIVES["divergence"]
         if not any(most is None or figure(space.divergence) <= most for space in spaces):
             nearest = min(spaces, key=lambda space: figure(space.divergence))
-            assert f"least there is is {nats.describe(figure(nearest.divergence))}, of {nearest.type};" in said
+            assert f"lowest is {nats.describe(figure(nearest.divergence))}, of {nearest.type};" in said
             outcomes["no type"] += 1
         elif fits and len(spaces) > 1:
             _, divergence, space = min(fits, key=lambda item: item[1])

@@ -89,7 +89,7 @@ def test_a_short_recipe_takes_little_memory() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no recipe"),
+        (b"", "not a recipe"),
         (b"GGUF" + bytes(60), "begins with"),
         (HEAD.pack(b"EDGECUT\x02", bytes(32), 1, 1), "version 2, known is 1"),
         (HEAD.pack(b"EDGECUT\x01", bytes(32), 1, 1), "1 segments, at most 0"),

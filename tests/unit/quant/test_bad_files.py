@@ -292,7 +292,7 @@ REFUSED: list[tuple[str, Callable[[Gguf], Any], str]] = [
     ("phi3", set_pair("phi3.attention.head_count", "u32", 0), "head_count is missing or 0"),
     ("qwen3moe", set_pair("qwen3moe.expert_gating_func", "u32", 9), "expert_gating_func is 9"),
     ("llama", set_pair("llama.rope.dimension_sections", "arr[i32]", [0, 0, 0, 0]), "needed is one above 0"),
-    ("llama", set_pair("general.architecture", "str", "a\nb"), "which is no name"),
+    ("llama", set_pair("general.architecture", "str", "a\nb"), "which is not a name"),
     ("phi3", lambda f: f.tensors.pop("blk.0.attn_qkv.weight"), "'blk.0.attn_q.weight' is missing"),
     ("llama", set_tensor("blk.0.attn_norm.weight", (64,), "f16"), "is f16, llama.cpp needs f32"),
     ("qwen2", set_tensor("blk.0.attn_q.bias", (64,), "bf16"), "is bf16, llama.cpp needs f32"),

@@ -157,7 +157,9 @@ def test_a_stage_comes_back(takes: Boundary, gives: Boundary, threads: int | Non
     ],
 )
 def test_a_stage_that_cannot_be_is_refused_by_field(boundary: dict[str, Any], words: str) -> None:
-    with pytest.raises(EdgeError, match=rf"not described as needed: .*{words}.*; update both devices") as refused:
+    with pytest.raises(
+        EdgeError, match=rf"the description of this stage is invalid: .*{words}.*; update both devices"
+    ) as refused:
         boundaries_from(sent(pb.Stage(gives=boundary)))
     assert len(str(refused.value)) < 500
     assert str(refused.value).isprintable()

@@ -79,7 +79,7 @@ HEAD = struct.Struct("<BBHII")
     [
         (b"", "has 0 bytes; it has 12"),
         (HEAD.pack(1, 0, 0, 0, 1) + b"\0\0", "has 14 bytes"),
-        (HEAD.pack(3, 0, 0, 0, 1), "operation 3 with flags 0 and 0 is none"),
+        (HEAD.pack(3, 0, 0, 0, 1), "operation 3 with flags 0 and 0 is not known"),
         (HEAD.pack(1, 1, 0, 0, 1), "flags 1 and 0"),
         (HEAD.pack(1, 0, 1, 0, 1), "flags 0 and 1"),
         (HEAD.pack(1, 0, 0, 1, 1) + bytes(4), r"1 of them known; known are 0"),

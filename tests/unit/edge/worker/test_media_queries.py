@@ -70,7 +70,7 @@ def chunk(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_what_no_projector_gives_is_refused(answer: Any) -> None:
-    with pytest.raises(ProtocolError, match="not of this model"):
+    with pytest.raises(ProtocolError, match="do not fit this model"):
         answered(answer)
 
 
@@ -78,10 +78,10 @@ def test_what_no_projector_gives_is_refused(answer: Any) -> None:
 def test_embeddings_are_numbers(bad: float) -> None:
     rows = ROWS.copy()
     rows[5] = bad
-    with pytest.raises(ProtocolError, match="not of this model"):
+    with pytest.raises(ProtocolError, match="do not fit this model"):
         answered(GOOD, rows.tobytes() + OFFSETS.tobytes())
 
 
 def test_offsets_are_not_before_the_picture() -> None:
-    with pytest.raises(ProtocolError, match="not of this model"):
+    with pytest.raises(ProtocolError, match="do not fit this model"):
         answered(GOOD, ROWS.tobytes() + (OFFSETS - 1).tobytes())

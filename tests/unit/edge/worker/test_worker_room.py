@@ -108,7 +108,7 @@ def test_a_worker_that_may_have_no_more_sessions_says_so_before_it_has_room_for_
     """Nobody gives memory back for a session that is refused."""
     sessions = Sessions(SliceStore(tmp_path / "slices", MIB), WorkerOptions("w", "127.0.0.1", 1, MIB, None, None))
     sessions.leave()
-    with pytest.raises(Refused, match="takes no new session"):
+    with pytest.raises(Refused, match="accepts no new session"):
         sessions._start(pb.Command(open=pb.Open(world_size=1)))
 
 
