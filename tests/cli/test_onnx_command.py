@@ -61,7 +61,7 @@ def test_the_command_in_words(
     assert err == ""
     assert "int4, weights, blocks of 16" in out
     assert "2 quantized, 0 left in floats" in out
-    assert out.count("0.99") == 1
+    assert out.partition("Error against")[2].count("0.99") == 1  # the cosine; the speed above may be 0.99 as well
     assert "Dimensions that the model leaves open were 1 in them (x: batch)." in out
 
 
