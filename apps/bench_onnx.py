@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.distributed import LOCAL
+from apps.engine_options import ENGINE_OPTIONS
 from apps.errors import UsageError
 from apps.options import AUTO, add, check_dimensions, check_onnx, option, refuse
 from apps.show.table import print_columns, print_json, print_note, print_table
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
 
 OWN = ("cuts", "dim", "input", "in_flight", "no_local")
 _OF_TEXT = (
-    "prompt_tokens", "gen_tokens", "requests", "kv_type", "flash_attention", "context", "batch", "affinity",
-    "gpu_layers", "gpu_memory", "repack", "memory", "window", "io_threads", "io_chunk", "parallel", "shares", "plan",
-    "save_plan", "allreduce", "draft", "draft_worker", "verify", "lora",
+    *(name for name in ENGINE_OPTIONS if name != "threads"), "prompt_tokens", "gen_tokens", "requests", "affinity",
+    "parallel", "shares", "plan", "save_plan", "allreduce", "draft", "draft_worker", "lora",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from apps.errors import UsageError
-from apps.options import MAX_IO_THREADS, PREFERENCES, add, io_chunk, keep_to_cores, option, refuse
+from apps.options import MAX_IO_THREADS, PREFERENCES, add, given_options, io_chunk, keep_to_cores, option, refuse
 from edge.units import memory_options, parse_bytes, positive_int, whole
 
 if TYPE_CHECKING:
@@ -64,6 +64,13 @@ def engine_values(args: argparse.Namespace) -> dict[str, Any]:
     """Return the engine options by name. Raises UsageError if options contradict each other."""
     check_engine_arguments(args)
     return {name: getattr(args, name) for name in ENGINE_OPTIONS} | {"prefer": args.prefer or "speed"}
+
+
+def engine_options(args: argparse.Namespace) -> EngineOptions:
+    """Return the engine options of a command that has some of them."""
+    from edge.llm.options import EngineOptions
+
+    return EngineOptions(**given_options(args, ENGINE_OPTIONS))
 
 
 def options_of_chunks(args: argparse.Namespace) -> EngineOptions:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from edge.planning.space import PlanSpace
     from edge.profiling.cluster import Cluster
 
-_OF_TEXT = ("context", "prompt_tokens", "depth", "kv_type", "memory", "draft", "draft_worker", "acceptance")
+TEXT_OPTIONS = ("context", "prompt_tokens", "depth", "kv_type", "memory", "draft", "draft_worker", "acceptance")
 _OF_ONNX = ("dim", "input")
 
 
@@ -117,7 +117,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
 def _check_kind(args: argparse.Namespace) -> None:
     """Raise UsageError if an option does not apply to this kind of model."""
     if is_onnx(args.model):
-        refuse(args, _OF_TEXT, "is for language models; leave it out for an ONNX model")
+        refuse(args, TEXT_OPTIONS, "is for language models; leave it out for an ONNX model")
     else:
         refuse(args, _OF_ONNX, "is for ONNX models; leave it out for a language model")
     check_draft_worker(args)

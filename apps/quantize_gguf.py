@@ -6,6 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
+from apps.engine_options import engine_options
 from apps.errors import UsageError
 from apps.options import ELASTIC_SIZES, QUANTIZE_MINUTES, check_output, model_path
 from apps.show.progress import ShownSteps
@@ -99,7 +100,7 @@ def _make(args: argparse.Namespace, source: Source, steps: ShownSteps) -> Quanti
         mix = mix_by_name(args.type) if args.type else default_mix(args.threads or default_threads())
         return make.quantize_to_type(source, args.output, mix, imatrix=args.imatrix, threads=args.threads, steps=steps)
     options = _fit_options(args)
-    size = args.size or make.budget_within(source, args.fit, args.context, args.kv_type or "f16", options, steps)
+    size = args.size or make.budget_within(source, args.fit, engine_options(args), options, steps)
     return make.quantize_to_size(source, args.output, size, read_text(args.text or BUNDLED), options, steps)
 
 
@@ -112,10 +113,8 @@ def _make_elastic(args: argparse.Namespace, model: Path, steps: ShownSteps, bega
     """Write OUT with several sizes, print them, and return the exit code."""
     options = _fit_options(args)
     with make.as_gguf(model, args.output, steps) as source:
-        ends = [
-            make.budget_within(source, memory, args.context, args.kv_type or "f16", options, steps)
-            for memory in args.elastic
-        ]
+        engine = engine_options(args)
+        ends = [make.budget_within(source, memory, engine, options, steps) for memory in args.elastic]
         budgets = budgets_between(ends[0], min(ends[1], source.file.size_bytes), args.sizes or ELASTIC_SIZES)
         text = read_text(args.text or BUNDLED)
         fitted = make.quantize_to_sizes(source, args.output, budgets, text, options, steps)

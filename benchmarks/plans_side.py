@@ -34,6 +34,7 @@ def main() -> None:
 
 def _llm(target: dict[str, Any]) -> dict[str, Any]:
     from devices.cluster_file import Cluster
+    from edge.llm.options import EngineOptions
     from edge.models.local_slices import OwnSlices
     from edge.planning.arrange import work_of
     from edge.planning.llm_space import LlmSpace
@@ -45,9 +46,8 @@ def _llm(target: dict[str, Any]) -> dict[str, Any]:
     path = Path(target["model"])
     file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
     depth = 8 if target["tiny"] else _DEPTH
-    work = work_of(
-        file, context=256 if target["tiny"] else _CONTEXT, concurrency=_REQUESTS, prompt=_PROMPT, depth=depth
-    )
+    engine = EngineOptions(context=256 if target["tiny"] else _CONTEXT, sequences=_REQUESTS)
+    work = work_of(file, engine, prompt=_PROMPT, depth=depth)
     cluster = Cluster.of_addresses(target["workers"])
     with reachable(cluster, insecure=True) as (fleet, notes):
         assert not notes, notes

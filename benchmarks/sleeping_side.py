@@ -83,7 +83,7 @@ def run(target: dict[str, Any]) -> Iterator[dict[str, Any]]:
     path = Path(target["model"])
     file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
     prompt = target["prompt"] or PROMPT
-    work = work_of(file, context=CONTEXT + prompt, concurrency=REQUESTS, prompt=prompt, depth=DEPTH)
+    work = work_of(file, EngineOptions(context=CONTEXT + prompt, sequences=REQUESTS), prompt=prompt, depth=DEPTH)
     speeds = device_speeds(target, file)
     links = measured_links(target["workers"], target["kinds"], target["pairs"], speeds)
     space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), PlanOptions(threads=1))

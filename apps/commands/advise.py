@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps import planning
+from apps.engine_options import engine_options
 from apps.errors import UsageError
 from apps.options import add, check_output, option
 from apps.show.progress import ShownSteps
@@ -66,9 +67,7 @@ def run(args: argparse.Namespace) -> int:
         types=args.types or (),
         min_tokens_per_s=args.min_speed or 0.0,
         every=args.models is not None,
-        kv_type=args.kv_type or "f16",
-        threads=args.threads,
-        memory=args.memory,
+        engine=engine_options(args),
         fresh=args.fresh,
     )
     with _cluster(args) as cluster:

@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from apps.engine_options import engine_options
 from apps.errors import UsageError
 from apps.options import add, in_flight, is_onnx, option, seed
 from apps.show.progress import ShownSteps
@@ -68,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
     with _model(args) as (file, weights):
         search = cluster_search(
-            file, offered, targets,
-            by=args.by, prompt=args.prompt_tokens, concurrency=args.concurrency, kv_type=args.kv_type or "f16",
+            file, offered, targets, replace(engine_options(args), sequences=args.concurrency),
+            by=args.by, prompt=args.prompt_tokens,
         )  # fmt: skip
         cheapest = search.cheapest(args.by, args.max_devices, ShownSteps("buy"))
     link = search.link

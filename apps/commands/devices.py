@@ -133,10 +133,7 @@ def _add_probe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF or ONNX file whose parts are measured")
     group = parser.add_argument_group("with a model")
     add(group, "--cluster", "--workers", "--insecure", "--dim", "--input")
-    others = (
-        "transport", "wire", "threads", "memory", "context", "concurrency", "prompt_tokens", "kv_type", "draft",
-        "draft_worker", "acceptance", "limit_divergence", "text",
-    )  # fmt: skip
+    others = ("transport", "wire", "threads", "concurrency", "limit_divergence", "text", *planning.TEXT_OPTIONS)
     parser.set_defaults(**dict.fromkeys(others), types=())  # options of `edge plan` that `edge devices probe` lacks
     option(parser, "--fresh", "repeat measurements even if they are less than a day old")
     option(parser, "--folder DIR", "measure the disk of this folder (default: the folder of model slices)", Path)

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from apps.engine_options import engine_options
 from apps.errors import UsageError
 from apps.options import add, add_action, check_output, given_options, model_path, option
 from apps.show.progress import progress
@@ -81,7 +82,7 @@ def _add_synth(parser: argparse.ArgumentParser) -> None:
 def _info(args: argparse.Namespace) -> int:
     from edge.llm.info import ModelInfo
 
-    info = ModelInfo.from_file(model_path(args.model), args.context, args.kv_type)
+    info = ModelInfo.from_file(model_path(args.model), engine_options(args))
     if args.json:
         return print_json(info.to_json())
     shape = info.shape
@@ -112,7 +113,8 @@ def _info(args: argparse.Namespace) -> int:
         spread[1] = ("shards", f"yes, except attention, which each device computes whole: {info.whole_attention}")
     print_table("spread over devices", spread)
     parts = [(name, bytes_text(n)) for name, n in info.need.parts.items()]
-    title = f"memory at {info.context} tokens of context, KV cache in {info.kv_type}"
+    sizes = info.context_sizes
+    title = f"memory at {sizes.context} tokens of context, KV cache in {sizes.kv.name}"
     print_table(title, [*parts, ("total", bytes_text(info.need.total))])
     return 0
 

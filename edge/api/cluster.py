@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,11 +18,11 @@ from edge.models.paths import PathLike, model_path
 from edge.planning.choice import PlanChoice
 from edge.planning.choose import arrange, best_choice
 from edge.planning.front import Front
-from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
+from edge.planning.plan_options import DEFAULTS, PlanOptions, engine_options, is_onnx
 from edge.planning.spaces import spaces
 from edge.planning.type_files import divergence_text
 from edge.profiling.cluster import Cluster
-from edge.speculate.factory import drafts, engine_options, model_with
+from edge.speculate.factory import drafts, model_with, with_draft_and_cache
 from edge.tasks import SILENT, Steps
 from edge.units import as_bytes, memory_options
 from partition.errors import PlanError
@@ -135,21 +136,13 @@ def deploy(
     network, NotEnoughMemory, and TransportError.
     """
     work = choice.options
-    planned = {
-        "prefix_cache": as_bytes(prefix_cache),
-        "reproducible": reproducible,
-        "context": work.context,
-        "sequences": 1 if reproducible else work.concurrency or 1,
-        "threads": work.threads,
-        "kv_type": work.kv_type,
-        **memory_options(memory or work.memory),
-    }
+    planned = engine_options(replace(work, concurrency=1) if reproducible else work)
+    own = replace(planned, **{**memory_options(memory or work.memory), **options})
     drafting = drafts(draft, choice.model, steps, worker=draft_worker, insecure=cluster.insecure)
     travel = exchange or Exchange(work.transport, wire=work.wire)
     resilience = Resilience(reproducible=reproducible)
-    model = deploy_plan(
-        choice, cluster, engine_options(drafting, **{**planned, **options}), travel, resilience, steps=steps
-    )
+    engine = with_draft_and_cache(own, drafting, prefix_cache=as_bytes(prefix_cache), reproducible=reproducible)
+    model = deploy_plan(choice, cluster, engine, travel, resilience, steps=steps)
     return model_with(drafting, model.engine, model.close, steps)
 
 

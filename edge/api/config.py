@@ -103,8 +103,8 @@ class EngineConfig:
 
     def engine_options(self, draft: Draft = "off") -> EngineOptions:
         """Return the options of the engine. Raises EngineError if a value is out of its range."""
-        from edge.llm.options import resolve
-        from edge.speculate.factory import engine_options
+        from edge.llm.options import EngineOptions, resolve
+        from edge.speculate.factory import with_draft_and_cache
         from partition.model.model import ModelShape
         from quant.gguf.file import GgufFile
 
@@ -112,11 +112,13 @@ class EngineConfig:
         # The process that encodes media also loads the projector.
         if self.mmproj is not None and own.get("memory") is not None:
             own["reserved"] = own.get("reserved", 0) + Path(self.mmproj).stat().st_size
-        options = engine_options(draft, prefix_cache=self.prefix_cache, reproducible=self.reproducible, **own)
+        options = with_draft_and_cache(
+            EngineOptions(**own), draft, prefix_cache=self.prefix_cache, reproducible=self.reproducible
+        )
         if options.context is not None or options.memory is not None:
             return options
         # Requests share the context, and few of them use its full length.
-        alone, _, _ = resolve(options, ModelShape.from_gguf(GgufFile.open(self.path)))
+        alone, _ = resolve(options, ModelShape.from_gguf(GgufFile.open(self.path)))
         return replace(options, context=alone * min(options.sequences, FULL_REQUESTS))
 
     @contextmanager

@@ -7,12 +7,13 @@ from typing import Any
 
 from edge.llm.engine import Engine
 from edge.llm.model import Model
+from edge.llm.options import EngineOptions
 from edge.models.paths import PathLike, model_path
 from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.gguf import Outcome
 from edge.quantization.gguf import quantize as to_mix
 from edge.quantization.text_file import BUNDLED, read_text
-from edge.speculate.factory import drafts, engine_options, model_with
+from edge.speculate.factory import drafts, model_with, with_draft_and_cache
 from edge.units import as_bytes, memory_options
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
@@ -49,13 +50,10 @@ def load(
     """
     path = model_path(model)
     drafting = drafts(draft, path, worker=draft_worker)
-    how: dict[str, Any] = {
-        "prefix_cache": as_bytes(prefix_cache),
-        "reproducible": reproducible,
-        "gpu_memory": as_bytes(gpu_memory),
-        **memory_options(memory),
-    }
-    engine = Engine(path, engine_options(drafting, **how, **options))
+    how: dict[str, Any] = {"gpu_memory": as_bytes(gpu_memory), **memory_options(memory), **options}
+    disk_bytes = as_bytes(prefix_cache)
+    own = with_draft_and_cache(EngineOptions(**how), drafting, prefix_cache=disk_bytes, reproducible=reproducible)
+    engine = Engine(path, own)
     return model_with(drafting, engine, engine.close)
 
 

@@ -135,7 +135,7 @@ def _pages(fleet: Fleet, plan: Plan, rank: int, options: EngineOptions) -> bool:
 
 def kv_bytes(plan: Plan, rank: int, shape: ModelShape, options: EngineOptions) -> int:
     """Return the bytes of KV cache that a rank will hold."""
-    context, _, kv = resolve(options, shape)
+    context, kv = resolve(options, shape)
     cut = plan.slice(rank)
     total = 0
     for layer in range(cut.layers.start, cut.layers.stop):

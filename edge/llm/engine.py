@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from devices.probe import default_threads
 from edge.closing import Closing
 from edge.errors import EngineError
 from edge.llama import llama
@@ -20,7 +21,7 @@ from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llm.interface import DecodesBySteps
-from edge.llm.options import DEFAULTS, EngineOptions, budget_options, resolve, worth_threads
+from edge.llm.options import DEFAULTS, EngineOptions, budget_options, context_sizes, worth_threads
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
@@ -28,7 +29,7 @@ from edge.media.placing import PlacedRows
 from edge.tasks import SILENT, Steps
 from edge.text.constraints.constraint import Mask
 from edge.weights.adapter import Scales
-from edge.weights.adapter_file import AdapterFile, CheckedAdapter, adapter_sizes
+from edge.weights.adapter_file import AdapterFile, CheckedAdapter
 from edge.weights.elastic.load import loader
 from edge.weights.gpu_budget import first_gpu, load_on_gpu
 from edge.weights.load import load_within
@@ -71,26 +72,14 @@ class ModelRunner(Closing):
         check_loadable(self.file)
         self._generates = generates(self.file)
         self.shape = ModelShape.from_gguf(self.file)
-        self.context, self.threads, kv = resolve(options, self.shape)
-        if options.threads is None:
-            self.threads = min(self.threads, worth_threads(self.file, self.shape))
-        batch = min(options.rows, self.context)
-        options.check_sequences(batch)
+        self.threads = options.threads or min(default_threads(), worth_threads(self.file, self.shape))
         adapters = () if embeddings else CheckedAdapter.all_from(options.lora, self.file, self.shape)
         slices = [AdapterFile(Path(path), self.file, self.shape) for path in options.lora] if embeddings else []
         self.adapters = LoadedAdapters(adapters, slices or [adapter.file for adapter in adapters])
-        sizes = llama.ContextSizes(
-            self.context,
-            kv,
-            batch=batch,
-            sequences=options.sequences,
-            outputs=min(options.outputs or options.sequences, batch),
-            flash_attention=options.flash_attention,
-            **adapter_sizes(self.adapters.files, self.shape.n_layers),
-            # All ranks have agreed on this value (`shared_rollback`), whatever memory each of them has.
-            rollback=options.rollback if embeddings else affordable(options.rollback, self.file, options.sure_memory),
-        )
-        self.sequences, self.outputs = options.sequences, sizes.outputs
+        # All ranks have agreed on their value (`shared_rollback`), whatever memory each of them has.
+        rollback = options.rollback if embeddings else affordable(options.rollback, self.file, options.sure_memory)
+        sizes = context_sizes(options, self.shape, self.adapters.files, rollback)
+        self.context, self.sequences, self.outputs = sizes.context, sizes.sequences, sizes.outputs
         self.attention_window = options.attention_window
         n_embd = self.shape.n_embd if embeddings else 0
         new_batch = partial(llama.Batch, n_embd=n_embd, as_tokens=takes_tokens(self.file.architecture))
@@ -104,7 +93,7 @@ class ModelRunner(Closing):
         self.hidden = HiddenRows(self._context)
         self.memory, self.gpu_layers = loaded.memory, loaded.gpu_layers
         self.paging, self.batch = loaded.weights, loaded.sizes.batch
-        self.states = States(self.file, self._context, kv, snapshot_bytes(options.sure_memory))
+        self.states = States(self.file, self._context, sizes.kv, snapshot_bytes(options.sure_memory))
         if options.prefixes is not None:
             keep_prefixes(self.states, self.file, options.prefixes, held_bytes(self.shape) if options.memory else None)
         self.rows = new_batch(self.batch)

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.llama.llama import ContextSizes
 from edge.llm.interface import TextEngine
-from edge.llm.options import EngineOptions, resolve
+from edge.llm.options import DEFAULTS, EngineOptions, context_sizes
 from edge.weights import memory
 from edge.weights.memory import MemoryNeed
 from partition.architectures.table import RULES
@@ -27,20 +27,19 @@ class ModelInfo:
 
     file: GgufFile
     shape: ModelShape
-    context: int  # tokens of context
-    kv_type: str
+    context_sizes: ContextSizes
     need: MemoryNeed  # memory for this context
 
     @classmethod
-    def from_file(cls, path: Path, context: int | None = None, kv_type: str = "f16") -> ModelInfo:
-        """Return the information about a model file. context: None: the default of an engine. Raises ModelFileError
-        or EngineError.
+    def from_file(cls, path: Path, options: EngineOptions = DEFAULTS) -> ModelInfo:
+        """Return the information about a model file for an engine with these options. Raises ModelFileError or
+        EngineError.
         """
         file = GgufFile.open(path)
         check_loadable(file)
         shape = ModelShape.from_gguf(file)
-        n_context, _, kv = resolve(EngineOptions(context=context, kv_type=kv_type), shape)
-        return cls(file, shape, n_context, kv_type, memory.need(file.path, ContextSizes(n_context, kv)))
+        sizes = context_sizes(options, shape)
+        return cls(file, shape, sizes, memory.need(file.path, sizes))
 
     @cached_property
     def sizes(self) -> tuple[ElasticSize, ...]:
@@ -93,8 +92,8 @@ class ModelInfo:
             "no_shards_because": shards or None,
             "whole_attention_because": self.whole_attention or None,
             "memory": {
-                "context": self.context,
-                "kv_type": self.kv_type,
+                "context": self.context_sizes.context,
+                "kv_type": self.context_sizes.kv.name,
                 **parts,
                 "total_bytes": need.total,
                 "available_bytes": need.available,

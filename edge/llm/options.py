@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import get_args
 
 from devices.paths import state_folder
-from devices.probe import default_threads
 from edge.errors import EngineError
 from edge.llama import llama
 from edge.prefixes.store import DEFAULT_BYTES, default_folder
+from edge.weights.adapter_file import AdapterFile, adapter_sizes
 from edge.weights.budget import BudgetOptions, OtherUses, context_within
 from edge.weights.elastic.sizes import Preference
 from partition.model.model import ModelShape, decode_bytes
@@ -196,8 +196,8 @@ def needs_flash(kv: CacheType) -> bool:
     return not {kv.keys.name, kv.values.name} <= set(_WITHOUT_FLASH)
 
 
-def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, CacheType]:
-    """Return (context in tokens, threads, KV type) of the options for a model of this shape."""
+def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, CacheType]:
+    """Return (context in tokens, KV type) of the options for a model of this shape."""
     kv = cache_type(options.kv_type)
     context = options.context
     if context is None:
@@ -211,7 +211,30 @@ def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, CacheT
             f"an attention window of {options.attention_window} tokens needs a context of"
             f" {SINKS + options.attention_window}, it is {context}"
         )
-    return context, options.threads or default_threads(), kv
+    return context, kv
+
+
+def context_sizes(
+    options: EngineOptions, shape: ModelShape, adapters: Sequence[AdapterFile] = (), rollback: int = 0
+) -> llama.ContextSizes:
+    """Return the sizes of llama.cpp's context for a model of this shape.
+
+    rollback: rows that recurrent layers can roll back.
+    Raises EngineError unless a batch has a row for each sequence.
+    """
+    context, kv = resolve(options, shape)
+    batch = min(options.rows, context)
+    options.check_sequences(batch)
+    return llama.ContextSizes(
+        context,
+        kv,
+        batch=batch,
+        sequences=options.sequences,
+        outputs=min(options.outputs or options.sequences, batch),
+        flash_attention=options.flash_attention,
+        rollback=rollback,
+        **adapter_sizes(adapters, shape.n_layers),
+    )
 
 
 def worth_threads(file: GgufFile, shape: ModelShape) -> int:

@@ -26,7 +26,7 @@ def check_movable(file: GgufFile, options: EngineOptions, vocabulary: Model) -> 
     """Raise CannotSlice if the KV cache of a model cannot be read."""
     if vocabulary.is_recurrent:
         raise CannotSlice(f"{file.architecture} models are recurrent: they hold nothing of each token")
-    StateShape.of_model(Source.from_file(file), resolve(options, ModelShape.from_gguf(file))[2])
+    StateShape.of_model(Source.from_file(file), resolve(options, ModelShape.from_gguf(file))[1])
 
 
 @dataclass(frozen=True)

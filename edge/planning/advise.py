@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from devices.probe import available_memory
-from edge.llm.options import DEFAULT_CONTEXT
+from edge.llm.options import DEFAULT_CONTEXT, DEFAULTS, EngineOptions
 from edge.models.catalog import KnownModel
 from edge.planning.advised_speeds import CandidateSpeeds, Profile, speeds_of_all
 from edge.planning.arrange import work_of
 from edge.planning.candidates import Candidate, candidates
 from edge.planning.llm_space import LlmSpace
-from edge.planning.plan_options import PlanOptions
+from edge.planning.plan_options import plan_options
 from edge.planning.type_files import TypeFile
 from edge.profiling.cluster import Cluster
 from edge.profiling.llm_survey import llm_speeds
@@ -57,9 +57,7 @@ class AdviceOptions:
     types: Sequence[str] = ()  # quantization types to consider instead of the published ones
     min_tokens_per_s: float = 0.0
     every: bool = False  # measure each model instead of interpolating
-    kv_type: str = "f16"
-    threads: int | None = None
-    memory: int | None = None  # bytes
+    engine: EngineOptions = DEFAULTS  # its memory is that of this device
     fresh: bool = False
 
 
@@ -211,7 +209,7 @@ def _memory_bytes(cluster: Cluster, options: AdviceOptions) -> int | None:
         return None
     workers = cluster.fleet.workers if cluster.fleet else ()
     others = sum(cluster.fleet.memory_of(address) for address in workers) if cluster.fleet else 0
-    return min(available_memory(), options.memory or available_memory()) + others
+    return min(available_memory(), options.engine.memory or available_memory()) + others
 
 
 def _profile(candidate: Candidate, cluster: Cluster, options: AdviceOptions, steps: Steps) -> Profile:
@@ -222,8 +220,8 @@ def _profile(candidate: Candidate, cluster: Cluster, options: AdviceOptions, ste
             cluster.notes,
             candidate.file,
             candidate.digest,
-            threads=options.threads,
-            memory=options.memory,
+            threads=options.engine.threads,
+            memory=options.engine.memory,
             fresh=options.fresh,
             on_step=show,
         )
@@ -232,17 +230,13 @@ def _profile(candidate: Candidate, cluster: Cluster, options: AdviceOptions, ste
 def _row(candidate: Candidate, speeds: CandidateSpeeds, cluster: Cluster, options: AdviceOptions) -> Row:
     """Plan one candidate as `edge plan` plans a file."""
     task = TASKS[options.task]
-    work = work_of(
-        candidate.file,
-        context=min(task.context, candidate.shape.context_length),
-        prompt=task.prompt_tokens,
-        depth=task.prompt_tokens + ANSWER_TOKENS // 2,
-        kv_type=options.kv_type,
-    )
+    engine = replace(options.engine, context=min(task.context, candidate.shape.context_length))
+    depth = task.prompt_tokens + ANSWER_TOKENS // 2
+    work = work_of(candidate.file, engine, prompt=task.prompt_tokens, depth=depth)
     path = candidate.file.path
     space = LlmSpace(
         path, candidate.file, candidate.digest, work, speeds.profile,
-        PlanOptions(threads=options.threads, memory=options.memory), TypeFile(candidate.mix.name, path), phases=False,
+        plan_options(engine), TypeFile(candidate.mix.name, path), phases=False,
     )  # fmt: skip
     try:
         point, why = space.best("latency", {})

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from devices.cluster_file import Cluster
 from edge.cluster.fleet import Fleet, device
-from edge.llm.options import DEFAULT_CONTEXT
+from edge.llm.options import DEFAULT_CONTEXT, DEFAULTS, EngineOptions
 from edge.models.local_slices import OwnSlices
 from edge.planning.plan_options import PlanOptions
 from edge.profiling.llm_survey import llm_speeds
@@ -75,18 +75,16 @@ def shared(shares: Mapping[str, float], kind: str, file: GgufFile, model_digest:
 
 def work_of(
     file: GgufFile,
+    engine: EngineOptions = DEFAULTS,
     *,
-    context: int = DEFAULT_CONTEXT,
-    concurrency: int = 1,
     prompt: int = PROMPT,
     depth: int = DEPTH,
-    kv_type: str = "f16",
     wire: str = "f32",
 ) -> Work:
-    """Return the workload of a model for planning."""
+    """Return the workload of a model for planning. engine: options of the engine, with the concurrent sequences."""
     return Work(
-        ModelShape.from_gguf(file), limits(file), context, depth, prompt, concurrency, cache_type(kv_type),
-        allreduce_s, wire,
+        ModelShape.from_gguf(file), limits(file), engine.context or DEFAULT_CONTEXT, depth, prompt, engine.sequences,
+        cache_type(engine.kv_type), allreduce_s, wire,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from itertools import permutations
 from math import inf
 from typing import Any
 
+from edge.llm.options import EngineOptions
 from edge.planning.arrange import can_share, name_of, work_of
 from edge.planning.device_kinds import DeviceKind, DeviceKinds
 from edge.profiling.profile import ASSUMED_LINK
@@ -310,17 +311,16 @@ def cluster_search(
     file: GgufFile,
     offered: DeviceKinds,
     targets: Targets,
+    engine: EngineOptions,
     *,
     by: str = PRICE,
     prompt: int = 128,
-    concurrency: int = 4,
-    kv_type: str = "f16",
 ) -> ClusterSearch:
     """Return the search for a cluster that serves a model file or an outline file.
 
+    engine: options of the engine, with the concurrent sequences. Its context is set for them.
     by: cost to minimize: PRICE, WATTS or DEVICES.
     prompt: tokens of each prompt.
-    concurrency: number of concurrent requests.
     Raises PlanError if a kind lacks the price to minimize, or if a request exceeds the model's context.
     """
     lacking = [kind.name for kind in offered.kinds if kind.price is None]
@@ -332,14 +332,8 @@ def cluster_search(
             f"a prompt of {prompt} tokens and {targets.tokens} of an answer are {prompt + targets.tokens}, and the"
             f" model's context is {context}; use fewer"
         )
-    work = work_of(
-        file,
-        context=concurrency * (prompt + targets.tokens),
-        concurrency=concurrency,
-        prompt=prompt,
-        depth=prompt + targets.tokens // 2,
-        kv_type=kv_type,
-    )
+    engine = replace(engine, context=engine.sequences * (prompt + targets.tokens))
+    work = work_of(file, engine, prompt=prompt, depth=prompt + targets.tokens // 2)
     sizes = PartSizes.from_file(file)
     offers = [Offer(kind, preset_speed(kind.preset, sizes, kind.name, kind.name)) for kind in offered.kinds]
     # Use stated link values, and typical home Wi-Fi for missing ones.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edge.llm.options import EngineOptions, resolve
@@ -11,7 +12,7 @@ from edge.planning.arrange import name_of
 from edge.planning.choice import PlanChoice
 from edge.planning.describe import saved_figures
 from edge.planning.llm_space import LlmSpace
-from edge.planning.plan_options import PlanOptions
+from edge.planning.plan_options import PlanOptions, plan_options
 from edge.planning.space import PlanSpace, within_divergence
 from edge.planning.spaces import llm_space
 from edge.profiling.cluster import Cluster
@@ -88,16 +89,8 @@ def best_choice(
 
 def work_options(path: Path, options: EngineOptions, transport: str, wire: str) -> PlanOptions:
     """Return the workload for planning a model that will be loaded with these options."""
-    context, _, kv = resolve(options, ModelShape.from_gguf(GgufFile.open(path)))
-    return PlanOptions(
-        context=context,
-        kv_type=kv.name,
-        concurrency=options.sequences,
-        wire=wire,
-        transport=transport,
-        threads=options.threads,
-        memory=options.memory,
-    )
+    context, _ = resolve(options, ModelShape.from_gguf(GgufFile.open(path)))
+    return plan_options(replace(options, context=context), transport=transport, wire=wire)
 
 
 def arrange(

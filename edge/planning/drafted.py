@@ -8,6 +8,7 @@ from dataclasses import replace
 from devices.cluster_file import Cluster, ClusterDevice
 from edge.cluster.fleet import Fleet, device
 from edge.llm.info import ModelInfo
+from edge.llm.options import EngineOptions
 from edge.planning.arrange import measured_speeds, name_of, work_of
 from edge.planning.plan_options import PlanOptions
 from edge.speculate.factory import MtpDraft, WorkerDraft, drafts
@@ -75,7 +76,7 @@ def _measured_draft(
     path = drafts_of_model.path if isinstance(drafts_of_model, WorkerDraft) else drafts_of_model
     drafting = GgufFile.open(path)
     check_vocabulary(file, drafting)
-    need = ModelInfo.from_file(path, work.context, work.kv.name).need
+    need = ModelInfo.from_file(path, EngineOptions(context=work.context)).need
     name = SELF if what == SELF else path.name
     if options.draft_worker is None:
         [speed] = measured_speeds(drafting, here, None, (), options, steps, _WHAT)[1].speeds
@@ -135,7 +136,7 @@ def _own_layer_s(speed: DeviceSpeed, work: Work) -> float:
 
 def _drafting_s(file: GgufFile, speed: DeviceSpeed, target: Work, where: str) -> float:
     """Return the seconds per token of a draft model on one device. where: name of the device for errors."""
-    work = work_of(file, context=target.context, kv_type=target.kv.name)
+    work = work_of(file, EngineOptions(context=target.context))
     placed = Planner(work, [replace(speed, device=LOCAL)], Links(), name_of(file), "").best("latency", {})
     if placed is None:
         raise PlanError(f"{file.path.name} has no room on {where}; use a smaller one, or --draft {FREE[0]}")

@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from devices.probe import default_threads
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.llm.engine import Engine
-from edge.llm.options import EngineOptions
 from edge.planning.arrange import can_share, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
 from edge.planning.encoder_place import EncoderPlace
 from edge.planning.measure import Measured, measured
-from edge.planning.plan_options import DEFAULTS, PlanOptions
+from edge.planning.plan_options import DEFAULTS, PlanOptions, engine_options
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.planning.type_files import TypeFile
 from edge.profiling.llm_survey import REMEMBERED
@@ -243,7 +241,10 @@ class LlmSpace(PlanSpace):
         assert isinstance(plan, Plan)
         draft = point.predicted.draft
         memory = min((n for n in (plan.shard(0).memory, self._options.memory) if n is not None), default=None)
-        options = self._engine_options(
+        options = replace(
+            engine_options(self._options),
+            context=self.work.context,
+            sequences=self.work.concurrency,
             threads=self._options.threads or plan.shard(0).threads or default_threads(),  # the number in the prediction
             memory=memory,
             reserved=draft.held_bytes if draft and draft.worker is None and memory else 0,
@@ -256,8 +257,3 @@ class LlmSpace(PlanSpace):
         assert fleet is not None
         with Deployment(fleet, plan, self.file, options, self._exchange) as deployment:
             return measured(deployment.engine, self.work, many, deployment.memory_bytes, draft)
-
-    def _engine_options(self, **options: Any) -> EngineOptions:
-        """Return the options of an engine for the workload."""
-        work = self.work
-        return EngineOptions(context=work.context, sequences=work.concurrency, kv_type=work.kv.name, **options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge.llm.options import EngineOptions
 from edge.models.paths import PathLike
 
 
@@ -35,6 +36,30 @@ class PlanOptions:
 
 
 DEFAULTS = PlanOptions()
+
+
+def engine_options(options: PlanOptions) -> EngineOptions:
+    """Return the options of an engine for a workload."""
+    return EngineOptions(
+        context=options.context,
+        sequences=options.concurrency or 1,
+        threads=options.threads,
+        kv_type=options.kv_type,
+        memory=options.memory,
+    )
+
+
+def plan_options(engine: EngineOptions, *, transport: str = "auto", wire: str = "f32") -> PlanOptions:
+    """Return the workload of an engine with these options."""
+    return PlanOptions(
+        context=engine.context,
+        kv_type=engine.kv_type,
+        concurrency=engine.sequences,
+        wire=wire,
+        transport=transport,
+        threads=engine.threads,
+        memory=engine.memory,
+    )
 
 
 def is_onnx(path: Path) -> bool:

@@ -14,7 +14,7 @@ from edge.planning.arrange import DEPTH, measured_speeds, work_of
 from edge.planning.drafted import assumed_text, draft_of
 from edge.planning.encoder_place import EncoderPlace, encoder_places
 from edge.planning.llm_space import LlmSpace
-from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
+from edge.planning.plan_options import DEFAULTS, PlanOptions, engine_options, is_onnx
 from edge.planning.space import PlanSpace
 from edge.planning.type_files import TypeFile, type_files
 from edge.profiling.cluster import Cluster
@@ -88,15 +88,13 @@ def llm_space(
     """
     file = GgufFile.open(path)
     check_loadable(file)
-    work = work_of(
-        file,
+    engine = replace(
+        engine_options(options),
         context=options.context or min(ModelShape.from_gguf(file).context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT),
-        concurrency=options.concurrency or _CONCURRENCY,
-        prompt=options.prompt_tokens or _PROMPT,
-        depth=options.depth or DEPTH,
-        kv_type=options.kv_type,
-        wire=options.wire,
+        sequences=options.concurrency or _CONCURRENCY,
     )
+    prompt, depth = options.prompt_tokens or _PROMPT, options.depth or DEPTH
+    work = work_of(file, engine, prompt=prompt, depth=depth, wire=options.wire)
     digest, known = measured_speeds(
         file, cluster.devices, cluster.fleet, cluster.notes, options, steps, transport=options.transport
     )

@@ -23,8 +23,7 @@ from devices.paths import cache_folder
 from devices.probe import default_threads
 from edge.errors import SizeTooSmall
 from edge.llama.library import PINNED_VERSION
-from edge.llama.llama import ContextSizes
-from edge.llm.options import EngineOptions, resolve
+from edge.llm.options import EngineOptions, context_sizes
 from edge.llm.states import held_bytes
 from edge.quantization import imatrix as calibrate
 from edge.quantization import sensitivity
@@ -162,22 +161,18 @@ def _kinds(options: FitOptions) -> tuple[TensorType, ...]:
     return options.kinds or tuple(TYPES[name] for name in KINDS)
 
 
-def file_within(
-    file: GgufFile, memory: int, context: int | None, kv_type: str, least: int
-) -> tuple[int, dict[str, int]]:
+def file_within(file: GgufFile, memory: int, engine: EngineOptions, least: int) -> tuple[int, dict[str, int]]:
     """Return (maximum bytes of a model file, bytes of each other part of the process) for a process of limited memory.
 
     memory: bytes that the process may have
+    engine: options of the engine in that process
     least: bytes of the smallest possible file
 
     Raises SizeTooSmall, with the memory that would suffice, if that file does not fit. Raises the errors of a dry run
     of the model.
     """
     shape = ModelShape.from_gguf(file)
-    options = EngineOptions(context=context, kv_type=kv_type)
-    n_context, _, kv = resolve(options, shape)
-    batch = min(options.rows, n_context)
-    parts = other_parts(file, shape, ContextSizes(n_context, kv, batch=batch), memory)
+    parts = other_parts(file, shape, context_sizes(engine, shape), memory)
     parts["prefix cache"] = held_bytes(shape)
     left = memory - sum(parts.values())
     if left + header_bytes(file) < least:

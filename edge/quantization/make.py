@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from devices.files import temporary_beside
+from edge.llm.options import EngineOptions
 from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file, least_bytes
 from edge.quantization.gguf import Outcome, quantize
 from edge.tasks import SILENT, ShowStep, Steps
@@ -185,10 +186,13 @@ def quantize_to_sizes(
 
 
 def budget_within(
-    source: Source, memory: int, context: int | None, kv_type: str, options: FitOptions, steps: Steps = SILENT
+    source: Source, memory: int, engine: EngineOptions, options: FitOptions, steps: Steps = SILENT
 ) -> int:
-    """Return the maximum bytes of a file whose weights fit into `memory` bytes. Raises the errors of `file_within`."""
-    budget, parts = file_within(source.file, memory, context, kv_type, least_bytes(source.file, options))
+    """Return the maximum bytes of a file whose weights fit into `memory` bytes, for an engine with these options.
+
+    Raises the errors of `file_within`.
+    """
+    budget, parts = file_within(source.file, memory, engine, least_bytes(source.file, options))
     parts_text = ", ".join(f"{name} {bytes_text(n)}" for name, n in parts.items() if n)
     steps.say(f"of {bytes_text(memory)}, {bytes_text(budget)} are left: {parts_text}")
     return budget

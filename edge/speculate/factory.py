@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llm.engine import Engine
@@ -125,7 +125,7 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
     draft_rows = outputs - (options.outputs or options.sequences)
     draft_bytes = 0
     if isinstance(draft, Path) and options.memory is not None:
-        need = ModelInfo.from_file(draft, options.context, options.kv_type).need
+        need = ModelInfo.from_file(draft, EngineOptions(context=options.context)).need
         draft_bytes = need.total - need.parts["runtime"]
     if isinstance(draft, MtpDraft) and not draft.is_auto and options.memory is not None:
         draft_bytes = mtp_bytes(GgufFile.open(draft.path), options.sequences)
@@ -142,15 +142,16 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
     )
 
 
-def engine_options(draft: Draft, *, prefix_cache: int | None, reproducible: bool, **options: Any) -> EngineOptions:
-    """Return engine options from user options, with rows for drafts.
+def with_draft_and_cache(
+    options: EngineOptions, draft: Draft, *, prefix_cache: int | None, reproducible: bool
+) -> EngineOptions:
+    """Return the options with rows for drafts and with a prefix cache.
 
     prefix_cache: bytes on disk; None: the default; 0: no cache.
-    options: other fields of EngineOptions.
-    Raises EngineError if an option is out of range or conflicts with reproducible answers.
+    Raises EngineError if an option conflicts with reproducible answers.
     """
-    options_of_draft = EngineOptions(prefixes=PrefixOptions.from_limit(prefix_cache), **options)
-    return with_room(reproducible_options(options_of_draft, draft) if reproducible else options_of_draft, draft)
+    options = replace(options, prefixes=PrefixOptions.from_limit(prefix_cache))
+    return with_room(reproducible_options(options, draft) if reproducible else options, draft)
 
 
 def reproducible_options(options: EngineOptions, draft: Draft) -> EngineOptions:

@@ -10,10 +10,9 @@ from typing import TypeVar
 from devices.machine_disk import disk_read_rate
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
-from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine, ModelRunner
 from edge.llm.generate import GreedyDrafter
-from edge.llm.options import EngineOptions, resolve
+from edge.llm.options import EngineOptions, context_sizes
 from edge.llm.prefixes import seal
 from edge.llm.states import held_bytes
 from edge.parallel.engine_kinds import own_kind
@@ -21,7 +20,7 @@ from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.weights import memory
-from edge.weights.adapter_file import AdapterFile, adapter_sizes
+from edge.weights.adapter_file import AdapterFile
 from edge.weights.budget import other_parts
 from edge.weights.elastic.share import SHARE
 from edge.weights.elastic.weights import ElasticWeights
@@ -123,8 +122,8 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     file = GgufFile.open(request.path)
     check_loadable(file)
     shape = ModelShape.from_gguf(file)
-    context, _, kv = resolve(options, shape)
-    options.check_sequences(min(options.rows, context))  # too many would also crash the dry run
+    adapters = [AdapterFile(Path(path), file, shape) for path in options.lora]
+    sizes = context_sizes(options, shape, adapters, options.rollback)
     limit = request.memory_limit_bytes
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
     if limit and not uses_gpu:
@@ -135,16 +134,6 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
         options = replace(options, reserved=options.reserved + held_bytes(shape))
     need = None
     if options.least_memory is None:  # otherwise the engine requests its memory once it knows its sizes
-        sizes = ContextSizes(
-            context,
-            kv,
-            batch=options.rows,
-            sequences=options.sequences,
-            outputs=min(options.outputs or options.sequences, options.rows, context),
-            flash_attention=options.flash_attention,
-            rollback=options.rollback,
-            **adapter_sizes([AdapterFile(Path(path), file, shape) for path in options.lora], shape.n_layers),
-        )
         if options.memory is None:
             need = memory.need(request.path, sizes)
             _check_limit(need, limit)

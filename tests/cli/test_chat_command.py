@@ -358,7 +358,7 @@ def test_threads_batch_and_context_reach_the_engine() -> None:
 
 
 def test_threads_are_one_per_physical_core_where_the_model_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.llm.options.default_threads", lambda: 3)
+    monkeypatch.setattr("edge.llm.engine.default_threads", lambda: 3)
     unsaid = EngineOptions(**engine_values(build_parser().parse_args(["chat", "--context", "64"])))
     for worth, threads in ((1, 1), (2, 2), (9, 3)):
         monkeypatch.setattr("edge.llm.engine.worth_threads", lambda *_, worth=worth: worth)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.planning.arrange import allreduce_s, can_share, work_of
 from partition.errors import PlanError
@@ -35,7 +36,7 @@ def planner(*layers_s: float, latency_s: float = 20e-6, rooms: tuple[int, ...] =
     way = LinkSpeed(latency_s, 1e9)
     links = Links({(a, b): way for a in devices for b in devices if a != b})
     speeds = [speed(*item) for item in zip(devices, layers_s, sizes, strict=True)]
-    return Planner(work_of(FILE, context=256), speeds, links, "m", "", tensor=can_share(FILE))
+    return Planner(work_of(FILE, EngineOptions(context=256)), speeds, links, "m", "", tensor=can_share(FILE))
 
 
 def test_two_alike_with_a_quick_link_share_every_layer() -> None:

@@ -9,6 +9,7 @@ import pytest
 from edge.deployment.deploy import deploy
 from edge.errors import MediaError
 from edge.llm.continuation import Request
+from edge.llm.options import EngineOptions
 from edge.llm.requests import Event
 from edge.llm.scheduler import Scheduler
 from edge.models.local_slices import OwnSlices
@@ -41,7 +42,8 @@ def test_a_picture_is_refused_where_the_next_plan_cannot_take_it(
         plan = plan_for(text, two, pipeline(2, 1, 1), digest)
         names = [LOCAL, *(worker.address for worker in two)]
         speeds = [device(name, layer_s) for name, layer_s in zip(names, (100 * MS, MS, 100 * MS), strict=True)]
-        planner = Planner(work_of(file, context=OPTIONS.context), speeds, linked(names), "m", digest, tensor=False)
+        work = work_of(file, EngineOptions(context=OPTIONS.context))
+        planner = Planner(work, speeds, linked(names), "m", digest, tensor=False)
         choice = PlanChoice(text, plan, "chosen", planner=planner)
         with deploy(choice, cluster, OPTIONS) as deployed, Scheduler(deployed.engine) as scheduler:
             picture = scheduler.add(Request(tokens, 4, media=media, ends=False))

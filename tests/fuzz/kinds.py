@@ -346,7 +346,7 @@ class Messages(Kind):
         if name == "load":
             command.load.path = str(self._folder / "nothing")  # as the daemon fills it in
             options = options_from(command.load.options)
-            context, _, _ = resolve(options, _SHAPE)
+            context, _ = resolve(options, _SHAPE)
             options.check_sequences(min(options.rows, context))
         self._rank.handle(command)
 

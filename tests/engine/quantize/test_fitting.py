@@ -336,10 +336,10 @@ def test_a_short_text_leaves_nothing(small: GgufFile, tmp_path: Path) -> None:
 
 
 def test_what_is_left_of_the_memory(synthetic: Synthetic) -> None:
-    file = GgufFile.open(synthetic("llama"))
+    file, engine = GgufFile.open(synthetic("llama")), EngineOptions(context=512)
 
     def left(memory: int = 1 << 30, context: int = 512, kv_type: str = "f16") -> int:
-        budget, parts = file_within(file, memory, context, kv_type, least=1000)
+        budget, parts = file_within(file, memory, EngineOptions(context=context, kv_type=kv_type), least=1000)
         assert {"runtime", "KV cache", "compute buffers"} <= parts.keys()
         assert memory * 0.9 < budget + sum(parts.values()) < memory + MIB  # and the header, which is not held
         return budget
@@ -350,12 +350,12 @@ def test_what_is_left_of_the_memory(synthetic: Synthetic) -> None:
     with pytest.raises(
         SizeTooSmall, match=r"0 of 50 MiB are left for weights, beside runtime \d+, .*--context"
     ) as raised:
-        file_within(file, 50 * MIB, 512, "f16", least=100 * MIB)
+        file_within(file, 50 * MIB, engine, least=100 * MIB)
     enough = int(str(raised.value).split("--fit ")[1].split("MiB")[0])
-    budget, _ = file_within(file, enough * MIB, 512, "f16", least=100 * MIB)
+    budget, _ = file_within(file, enough * MIB, engine, least=100 * MIB)
     assert 100 * MIB <= budget < 110 * MIB
     with pytest.raises(SizeTooSmall, match=r"smallest file has 100\.0 MiB"):
-        file_within(file, (enough - 10) * MIB, 512, "f16", least=100 * MIB)
+        file_within(file, (enough - 10) * MIB, engine, least=100 * MIB)
 
 
 @pytest.fixture(scope="module")

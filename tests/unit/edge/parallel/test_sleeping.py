@@ -97,7 +97,7 @@ def test_a_rank_takes_what_the_planner_predicts_of_it(how: str, shares: list[flo
     """The device's own sum of its slice's parts is the planner's of the plan, to a hundredth: norms are in both."""
     plan = plan_of(how, shares)
     speeds = {device: uneven(device) for device in plan.devices}
-    work = work_of(FILE, depth=BEHIND // ROWS, concurrency=ROWS)
+    work = work_of(FILE, EngineOptions(sequences=ROWS), depth=BEHIND // ROWS)
     links = Links({(a, b): LinkSpeed(0.001, 1e8) for a in speeds for b in speeds if a != b})
     predicted = compute_s(plan, work, speeds, links, ROWS)
     for rank in range(plan.world_size):

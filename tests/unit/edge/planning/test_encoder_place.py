@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.planning.arrange import work_of
 from edge.planning.encoder_place import EncoderPlace, by_preference, place_json, place_text
@@ -64,7 +65,8 @@ def planned_beside(here: float, strong: float) -> tuple[LlmSpace, dict[str, int]
     known = ClusterProfile(speeds, linked([LOCAL, name], FAST), ())
     encoders = times(1.0, strong=(0.2, 0.0))
     places = [EncoderPlace(time.device, time.name, ENCODER, encoders) for time in by_preference(encoders)]
-    space = with_encoder(partial(LlmSpace, MODEL_PATH, file, "", work_of(file, context=512), known), places)
+    work = work_of(file, EngineOptions(context=512))
+    space = with_encoder(partial(LlmSpace, MODEL_PATH, file, "", work, known), places)
     return space, dict(space.best("latency", {})[0].predicted.memory_bytes)
 
 

@@ -236,7 +236,7 @@ def test_what_a_plan_took_is_remembered_for_its_exchange_alone() -> None:
     """Floats of another type, or another transport, take another time."""
     file, known = GgufFile.open(MODEL_PATH), ClusterProfile((device(LOCAL, MS),), Links({}), ())
     options = PlanOptions(), PlanOptions(wire="q8"), PlanOptions(transport="grpc")
-    spaces = [LlmSpace(MODEL_PATH, file, "", work_of(file, concurrency=1), known, each) for each in options]
+    spaces = [LlmSpace(MODEL_PATH, file, "", work_of(file), known, each) for each in options]
     point, _ = spaces[0].best("latency", {})
     assert len({tuple(space.depends_on(point)) for space in spaces}) == len(options)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from edge.llm.options import EngineOptions
 from edge.llm.scheduler import Scheduler
 from edge.models.demo import MODEL_PATH
 from edge.planning.arrange import work_of
@@ -29,7 +30,7 @@ def space(concurrency: int) -> LlmSpace:
     file = GgufFile.open(MODEL_PATH)
     speeds = tuple(device(name, 2 * MS, by_row=True) for name in (LOCAL, "a:1"))
     known = ClusterProfile(speeds, linked([LOCAL, "a:1"], FAR), ())
-    return LlmSpace(MODEL_PATH, file, "", work_of(file, concurrency=concurrency), known)
+    return LlmSpace(MODEL_PATH, file, "", work_of(file, EngineOptions(sequences=concurrency)), known)
 
 
 def test_a_plan_has_the_microbatches_that_it_was_chosen_with(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Plans with drafts by a model's own layers: what one takes, and when plans count on them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from devices.cluster_file import Cluster
 from edge.planning import drafted
 from edge.planning.arrange import work_of
-from edge.planning.plan_options import PlanOptions
+from edge.planning.plan_options import PlanOptions, engine_options
 from edge.profiling.profile import ClusterProfile
 from edge.speculate.mtp import mtp_bytes
 from edge.tasks import SILENT
@@ -41,7 +42,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def own_layers(path: Path, depth: int = 300, **how: Any) -> Draft | None:
     file = GgufFile.open(path)
     options = PlanOptions(**how)
-    work = work_of(file, context=512, depth=depth, concurrency=options.concurrency or 1)
+    work = work_of(file, replace(engine_options(options), context=512), depth=depth)
     return drafted.draft_of(options, file, Cluster.of_addresses([]), work, SILENT)
 
 
