@@ -181,7 +181,7 @@ def memory_bandwidth_gbps(threads: int, most_bytes: int | None = None, repeats: 
     room = available_memory() // MEMORY_SHARE
     megabytes = min(_MOST_MEMORY_MB, (room if most_bytes is None else min(room, most_bytes)) // 1_000_000)
     if megabytes < _LEAST_MEMORY_MB:
-        raise OSError(f"measuring the memory needs {_LEAST_MEMORY_MB} MB, but may use less; free some memory")
+        raise OSError(f"measuring the memory needs {_LEAST_MEMORY_MB} MB, but less is available; free some memory")
 
     parts = [np.ones(megabytes * 1_000_000 // 4 // threads, np.float32) for _ in range(threads)]
     n_bytes = sum(part.nbytes for part in parts)

@@ -20,7 +20,7 @@ _MOST_FIGURE = 1e15
 def record(values: Any, where: str, needed: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
     """Return `values` if it is an object with all `needed` keys, and no keys that are neither needed nor optional."""
     if not isinstance(values, dict):
-        raise PlanError(f"{where}: {short(values)}; needed is an object with {', '.join(needed)}")
+        raise PlanError(f"{where}: {short(values)}; expected an object with {', '.join(needed)}")
     for key in values:
         if key not in needed and key not in optional:
             raise PlanError(f"{where}: unknown field {short(key)}; known are {', '.join((*needed, *optional))}")
@@ -33,28 +33,28 @@ def record(values: Any, where: str, needed: Collection[str], optional: Collectio
 def items(value: Any, where: str) -> list[Any]:
     """Return `value` if it is a list."""
     if not isinstance(value, list):
-        raise PlanError(f"{where}: {short(value)}; needed is a list")
+        raise PlanError(f"{where}: {short(value)}; expected a list")
     return value
 
 
 def number(value: Any, where: str, most: int = MOST, least: int = 0) -> int:
     """Return `value` if it is a whole number from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise PlanError(f"{where}: {short(value)}; needed is a whole number from {least} to {most}")
+        raise PlanError(f"{where}: {short(value)}; expected a whole number from {least} to {most}")
     return value
 
 
 def figure(value: Any, where: str, most: float = _MOST_FIGURE, least: float = 0.0) -> float:
     """Return `value` as float if it is a number from `least` to `most`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise PlanError(f"{where}: {short(value)}; needed is a number from {least:g} to {most:g}")
+        raise PlanError(f"{where}: {short(value)}; expected a number from {least:g} to {most:g}")
     return float(value)
 
 
 def text(value: Any, where: str, most: int = 255) -> str:
     """Return `value` if it is printable text of up to `most` characters."""
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
-        raise PlanError(f"{where}: {short(value)}; needed is printable text of up to {most} characters")
+        raise PlanError(f"{where}: {short(value)}; expected printable text of up to {most} characters")
     return value
 
 
@@ -145,7 +145,7 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
         return tuple(_decoded(options[0], item, f"{where}[{i}]") for i, item in enumerate(items(value, where)))
     if get_origin(hint) is Mapping:
         if not isinstance(value, dict):
-            raise PlanError(f"{where}: {short(value)}; needed is an object")
+            raise PlanError(f"{where}: {short(value)}; expected an object")
         return {text(key, where): _decoded(options[1], item, where) for key, item in value.items()}
     if hint is str:
         return text(value, where, 255 if bounds is None else bounds.most)

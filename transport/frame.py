@@ -69,7 +69,7 @@ class Frame(NamedTuple):
 def pack_header(kind: int, length: int, sequence: int) -> bytes:
     """Return the 16-byte header for a payload of `length` bytes. Raises ProtocolError if that exceeds MAX_PAYLOAD."""
     if length > MAX_PAYLOAD:
-        raise ProtocolError(f"a frame holds at most {MAX_PAYLOAD} bytes, {length} were to be sent; send it in parts")
+        raise ProtocolError(f"a frame holds at most {MAX_PAYLOAD} bytes, got {length}; send it in parts")
     header = _HEADER.pack(MAGIC, VERSION, kind, 0, length, sequence)
     return header[:6] + check_of(header).to_bytes(2, "little") + header[8:]
 
@@ -87,19 +87,19 @@ def parse_header(data: Buffer, sequence: int) -> Header:
         n = len(memoryview(data))
         raise ProtocolError(f"a frame of {n} bytes was cut off inside its header of {HEADER_BYTES}") from None
     if magic != MAGIC:
-        raise ProtocolError(f"a frame starts with {MAGIC!r}, {magic!r} came: not our protocol, or bytes were lost")
+        raise ProtocolError(f"a frame starts with {MAGIC!r}, got {magic!r}: not our protocol, or bytes were lost")
     if version != VERSION:
         raise ProtocolError(
             f"the peer speaks version {version} of the protocol, this is version {VERSION}; update both"
         )
     if check != check_of(data):
-        raise ProtocolError("the header of a frame was damaged on its way: its check is of other bytes")
+        raise ProtocolError("the header of a frame was damaged in transit: its checksum is wrong")
     if kind not in _KINDS:
         raise ProtocolError(f"frames of kind {kind} do not exist in version {VERSION}")
     if length > MAX_PAYLOAD:
         raise ProtocolError(f"a frame of {length} bytes was announced, at most {MAX_PAYLOAD} are allowed")
     if number != sequence:
-        raise ProtocolError(f"frame {sequence} was expected, frame {number} came: frames were lost or repeated")
+        raise ProtocolError(f"frame {sequence} was expected, got frame {number}: frames were lost or repeated")
     return Header(_KINDS[kind], length, number)
 
 
@@ -107,5 +107,5 @@ def parse_frame(data: memoryview, sequence: int) -> Frame:
     """Parse one whole frame; its payload is a view of `data`. Raises ProtocolError if it is cut off or too long."""
     header = parse_header(data, sequence)
     if len(data) - HEADER_BYTES != header.length:
-        raise ProtocolError(f"a frame announced {header.length} bytes, {len(data) - HEADER_BYTES} came")
+        raise ProtocolError(f"a frame announced {header.length} bytes, got {len(data) - HEADER_BYTES}")
     return Frame(header.kind, data[HEADER_BYTES:])

@@ -30,7 +30,7 @@ MAX_MESSAGE = 4 << 20
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE + HEADER_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE + HEADER_BYTES),
-    # A peer that vanished without a word is noticed after about time + timeout.
+    # A peer that vanished without giving a reason is noticed after about time + timeout.
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -155,7 +155,7 @@ class GrpcLink(Link):
         except StopIteration:
             if self.expired:  # a server's iterator may just end when its call is cancelled
                 raise self._timeout(timeout_s) from None
-            raise self._gone("it ended the stream without a word") from None
+            raise self._gone("it ended the stream without giving a reason") from None
         except grpc.RpcError as error:
             if self.expired:
                 raise self._timeout(timeout_s) from error

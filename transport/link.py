@@ -168,7 +168,7 @@ class Link(ABC):
 
     def _check(self) -> None:
         if self.broken is not None:
-            raise LinkClosed(f"the link to {self.peer} is of no use any more: {self.broken}")
+            raise LinkClosed(f"the link to {self.peer} is broken: {self.broken}")
 
     def _send_last(self, kind: Kind, reason: str) -> None:
         if not self._sending.acquire(blocking=False):

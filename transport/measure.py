@@ -150,7 +150,9 @@ def answer(link: Link) -> None:
             else:
                 return
         else:
-            raise ProtocolError(f"{link.peer} was to measure, it sent {len(frame.payload)} bytes of {frame.kind.name}")
+            raise ProtocolError(
+                f"{link.peer} should have measured, but sent {len(frame.payload)} bytes of {frame.kind.name}"
+            )
 
 
 def _drain(link: Link, blocks: int) -> None:

@@ -39,7 +39,8 @@ class ReceivedFrames:
         self.raise_last(received, payload)
         if received is not kind or len(payload) != n_bytes:
             raise ProtocolError(
-                f"{self._peer} was to send {n_bytes} bytes of {kind.name}, it sent {len(payload)} of {received.name}"
+                f"{self._peer} should have sent {n_bytes} bytes of {kind.name}, but sent {len(payload)} of"
+                f" {received.name}"
             )
 
     def raise_last(self, kind: Kind, payload: Payload) -> None:

@@ -23,7 +23,9 @@ def _pump(source: Link, target: Link) -> None:
         while True:
             kind, payload = source.receive(IDLE_S, MAX_MESSAGE)
             if kind is not Kind.DATA and len(payload) > CONTROL_BYTES:
-                raise ProtocolError(f"{source.peer} sent {len(payload)} bytes of {kind.name}, which are at most 1 MiB")
+                raise ProtocolError(
+                    f"{source.peer} sent {len(payload)} bytes of {kind.name}, but at most 1 MiB is allowed"
+                )
             target.send(payload, kind)
     except Refused as error:
         target.refuse(str(error))

@@ -317,7 +317,7 @@ def _identity(certificate: x509.Certificate) -> Identity:
         (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         (role,) = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
         if role.value not in ANYONE or certificate.serial_number < 1:
-            raise ValueError(f"role {role.value!r:.80}, serial {certificate.serial_number}")
+            raise ValueError(f"its role is {role.value!r:.80} and its serial number {certificate.serial_number}")
         expires = certificate.not_valid_after_utc.timestamp()
         return Identity(str(name.value), str(role.value), certificate.serial_number, expires)
 

@@ -197,7 +197,7 @@ class TcpLink(Link):
             return got
         if inside:
             raise ProtocolError(f"the stream from {self.peer} ends inside a frame: it was cut off")
-        raise self._gone("it closed the connection without a word")
+        raise self._gone("it closed the connection without giving a reason")
 
     def _poll(self, views: list[memoryview]) -> int | None:
         """Poll for a moment; return None if nothing came. The outcome sets the length of the next poll."""
@@ -265,7 +265,7 @@ class TcpLink(Link):
 
     def _failed(self, error: Exception) -> TransportError:
         if isinstance(error, ssl.SSLEOFError):
-            return self._gone("it closed the connection without a word")
+            return self._gone("it closed the connection without giving a reason")
         if isinstance(error, ssl.SSLError):
             # In TLS 1.3 a dialler learns only at its first read that it was rejected.
             if "ALERT" in (error.reason or ""):

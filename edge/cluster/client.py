@@ -69,7 +69,7 @@ class Remote(Closing):
             profile = profile_from(said.profile)
         except ValueError as error:
             raise Refused(
-                f"{self.name} describes itself in a way this version does not read: {error}; update both"
+                f"{self.name} sent a description that this version cannot read: {error}; update both"
             ) from error
         if self.identity is None:  # a worker with a certificate keeps the name that the owner gave it
             self.name = self.label = profile.name
@@ -152,7 +152,7 @@ class Remote(Closing):
             try:
                 while not _finished(call):
                     if time.monotonic() > upload.moved_at + STALL_TIMEOUT_S:
-                        raise LinkTimeout(f"{self.label} took no more of the slice for {STALL_TIMEOUT_S:g} s")
+                        raise LinkTimeout(f"{self.label} accepted no more bytes of the slice for {STALL_TIMEOUT_S:g} s")
                 if upload.failed is not None:
                     raise upload.failed
                 call.result()

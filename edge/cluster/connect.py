@@ -30,7 +30,7 @@ def _own_files() -> Iterator[None]:
         yield
     except OSError as error:
         raise TrustError(
-            f"no worker can be reached without this device's own files of its cluster, and these cannot be used"
+            f"no worker can be reached, because this device's cluster credentials cannot be used"
             f" ({error}): let this user read and write {credentials_folder()} and {authority_folder()}"
         ) from error
 
@@ -118,7 +118,7 @@ def _enroll(worker: Remote, authority: Authority, timeout_s: float) -> WorkerErr
     try:
         request: pb.SigningRequest = worker.call("Enroll", pb.EnrollRequest(), timeout_s)
         if peer_identity(request.invitation_pem).serial != worker.identity.serial:
-            raise Refused(f"{worker.name} sent another invitation than the one it shows")
+            raise Refused(f"{worker.name} sent another invitation than the one in its connection")
         try:
             certificate = authority.enroll(request.invitation_pem, request.csr_pem)
         except TrustError as error:
@@ -141,7 +141,7 @@ def _update(worker: Remote, identity: Identity, authority: Authority, timeout_s:
     try:
         revoked = authority.learn(said.crl_pem)
     except TrustError as error:
-        raise Refused(f"{worker.name} holds another list: {error}") from error
+        raise Refused(f"{worker.name} has a revocation list that cannot be used: {error}") from error
     if identity.serial in revoked:
         raise Refused(f"{worker.name} was revoked; the cluster's owner can invite it again")
     worker.call("UpdateRevoked", pb.RevokedList(crl_pem=authority.crl()), timeout_s)

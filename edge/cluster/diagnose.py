@@ -117,4 +117,4 @@ def _check_figures(device: str, link: pb.Measured, summed: list[pb.Allreduced]) 
     times = [link.round_trip_best_s, link.round_trip_median_s, link.round_trip_p99_s]
     figures = [*times, link.send_bytes_per_s, link.receive_bytes_per_s, *(timing.median_s for timing in summed)]
     if not all(0 < figure < _MOST for figure in figures):
-        raise ProtocolError(f"{device} answers with measurements that cannot be; is it of another version?")
+        raise ProtocolError(f"{device} sent impossible measurements; install the same version there")

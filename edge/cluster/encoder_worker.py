@@ -59,7 +59,7 @@ class LoadedEncoder(LoadedHelper):
         """
         projector, text, own = files.projector, files.text_model, OwnSlices()
         if len(text.paths) > 1 or len(projector.paths) > 1:
-            raise EngineError(f"{text.path.name}: a worker encodes for a model of one file; join its parts")
+            raise EngineError(f"{text.path.name}: a worker can encode only for a model in one file; join its parts")
         check_memory(self._fleet, [(self._address, {"projector": files.held_bytes})], "encode on another device")
         model = Model(text.path, allocate=False)
         width, n_vocab = model.n_embd_inp, model.n_vocab

@@ -50,7 +50,7 @@ class Fleet(Closing):
         raised.
         """
         if not 1 <= len(addresses) <= MAX_WORKERS:
-            raise ValueError(f"{len(addresses)} workers were given, 1 to {MAX_WORKERS} can be")
+            raise ValueError(f"{len(addresses)} workers were named; 1 to {MAX_WORKERS} are possible")
         different = tuple(dict.fromkeys(map(device, addresses)))
         self._closing, self._return_s = CancelScope(), return_s
         try:
@@ -62,7 +62,7 @@ class Fleet(Closing):
                 check_versions(worker.name, profile)
                 own_kind().check_worker(worker.name, sleeps=said.sleeps)
                 if said.leaving:
-                    raise Refused(f"{worker.name} is about to end and takes nothing new; go on without it")
+                    raise Refused(f"{worker.name} is stopping and accepts no new sessions; continue without it")
             at = {address: different.index(device(address)) for address in addresses}
             self.workers = {address: reached[i] for address, i in at.items()}
             self.profiles = {address: described[i][0] for address, i in at.items()}

@@ -122,7 +122,7 @@ class OnnxDeployment(RankGroup):
         if plan.devices != self.plan.devices:
             raise PlanError(f"the plan is for {', '.join(plan.devices)}; connected are {', '.join(self.plan.devices)}")
         if [stage.affinity for stage in plan.remote] != [stage.affinity for stage in self.plan.remote]:
-            raise PlanError("the plan has other affinities than those that the sessions were opened with")
+            raise PlanError("the plan's affinities differ from those of the open sessions")
         parts = self._model.parts(plan)
         needs = [
             (stage.device, {"stages": part.weight_bytes + part.activation_bytes})
@@ -191,7 +191,7 @@ class OnnxDeployment(RankGroup):
         assert self._group is not None
         self._end()
         if not self.loaded:
-            raise PlanError("nothing is loaded, because the last plan could not be; load one")
+            raise PlanError("nothing is loaded, because the last plan failed to load; load a plan")
         for session in self._sessions:
             session.tell(pb.Command(run=pb.Run(wire=next(iter(WIRES)), algorithm="auto")))
         links, last = self._group.links, max(self._group.links)

@@ -163,4 +163,4 @@ def _state(rank: int, link: pb.LinkState) -> LinkState:
     try:
         return LinkState((rank, link.rank), link.kind, link.why)
     except ValueError as error:
-        raise WorkerError(f"rank {rank} says of its links what cannot be: {error}") from None
+        raise WorkerError(f"rank {rank} sent an impossible state of its links: {error}") from None

@@ -96,12 +96,12 @@ class EngineSession(Closing):
             try:
                 event = self._events.get(timeout=COMMAND_TIMEOUT_S)
             except queue.Empty:
-                raise self._given_up(f"said nothing for {COMMAND_TIMEOUT_S:g} s") from None
+                raise self._given_up(f"sent nothing for {COMMAND_TIMEOUT_S:g} s") from None
             said = self._checked(event)
             if said.WhichOneof("event") != "loading":
                 return said
             if time.monotonic() > deadline:
-                raise self._given_up(f"did not do what it was asked within {WHOLE_TIMEOUT_S:g} s")
+                raise self._given_up(f"did not finish the command within {WHOLE_TIMEOUT_S:g} s")
             if on_event:
                 on_event(said)
 
@@ -176,7 +176,7 @@ def _as_told(peer: Peer, session: EngineSession) -> Peer:
         return peer
     if not peer.addresses:
         raise Refused(
-            f"{peer.name} is to be dialled by other devices, and {peer.host} names an interface of this one;"
+            f"{peer.name} must be reachable for other devices, but {peer.host} names an interface of this device;"
             " give its host name, or an address without %"
         )
     return replace(peer, host=peer.addresses[0])

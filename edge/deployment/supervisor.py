@@ -93,7 +93,7 @@ class Supervisor(Generic[P, E]):
                 return self._bring_up(fleet, plan, why, reason, steps)
             except EdgeError as again:
                 if not tries_left or isinstance(again, Interrupted) or not (again.devices or is_loss(again)):
-                    raise type(again)(f"{reason}, and the model cannot go on without: {again}") from again
+                    raise type(again)(f"{reason}, and the model cannot continue without it: {again}") from again
                 without.update(again.devices)
                 reason = str(again)
         raise AssertionError("the last try returns or raises")

@@ -161,7 +161,7 @@ class Weight:
         """
         address, t = self.address, self._tensor
         if _init_tensor(t.buffer, address) or t.extra:
-            raise EngineError(f"this GPU cannot have {self.name} copied into a buffer; use --gpu-layers")
+            raise EngineError(f"{self.name} cannot be copied into a buffer of this GPU; use --gpu-layers")
         _tensor_set(address, source, 0, _nbytes(address))
 
     def replace(self, type_id: int, address: int) -> Callable[[], None]:

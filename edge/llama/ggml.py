@@ -47,7 +47,7 @@ def _ggml(name: str, result: Any, *arguments: Any) -> Any:
     function = getattr(libllama, name, None)
     if function is None:
         raise EngineError(
-            f"{described()}, lacks {name}, or loads it later as a module; needed is one that has all linked, as"
+            f"{described()}, lacks {name}, or loads it later as a module; expected a library with all functions, as"
             f" llama-cpp-python {PINNED_VERSION} brings it"
         )
     function.restype, function.argtypes = result, list(arguments)
@@ -251,7 +251,7 @@ class Node:
         t = _Tensor.from_address(self.address)
         x = _Tensor.from_address(t.src[1])
         if x.type != _F32 or x.nb[1] != 4 * x.ne[0] or t.nb[1] != 4 * t.ne[0] or not _buffer_is_host(t.buffer):
-            raise EngineError(f"the product {self.name} is not laid out row behind row, so it cannot be cut")
+            raise EngineError(f"the product {self.name} is not laid out row after row, so it cannot be cut")
         return x.data, t.data
 
     def integers(self) -> NDArray[np.int32]:
@@ -340,7 +340,7 @@ def cpu_device() -> int:
     """Return ggml's handle of this machine's CPU. Raises EngineError if this build has no CPU backend."""
     device = _device_by_type(_CPU_DEVICE)
     if not device:
-        raise EngineError("ggml offers no CPU to compute with; reinstall llama-cpp-python")
+        raise EngineError("ggml has no CPU backend; reinstall llama-cpp-python")
     return int(device)
 
 

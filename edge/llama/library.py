@@ -86,7 +86,7 @@ def check_library(folder: Path) -> None:
     needed = [PINNED_LLAMA, PINNED_GGML]
     if [version.split("-")[0] for version in there] != needed:
         raise EngineError(
-            f"{folder / _NAME} is llama.cpp {there[0]} with ggml {there[1]}; needed is {needed[0]} with {needed[1]}, as"
+            f"{folder / _NAME} is llama.cpp {there[0]} with ggml {there[1]}; expected {needed[0]} with {needed[1]}, as"
             f" llama-cpp-python {PINNED_VERSION} brings it: {_what_to_do()}"
         )
 

@@ -104,7 +104,7 @@ class NativeProjector:
             text = mtmd.mtmd_input_text(self.marker, len(self.marker), False, True)
             bitmaps = (mtmd.mtmd_bitmap_p_ctypes * 1)(bitmap)
             if mtmd.mtmd_tokenize(self._handle, chunks, text, bitmaps, 1):
-                raise EngineError("this projector cannot prepare it; it may take pictures alone, or sounds alone")
+                raise EngineError("this projector cannot process it; it may support only pictures, or only sounds")
             each = (mtmd.mtmd_input_chunks_get(chunks, i) for i in range(mtmd.mtmd_input_chunks_size(chunks)))
             return [self._chunk(chunk) for chunk in each]
 

@@ -52,7 +52,7 @@ class PooledContext:
         batch.native.n_tokens = n
         L.llama_memory_clear(L.llama_get_memory(self._handle), True)
         if code := L.llama_decode(self._handle, batch.native):
-            raise EngineError(f"llama.cpp cannot compute the text: llama_decode gave {code}")
+            raise EngineError(f"llama.cpp cannot compute the text: llama_decode returned {code}")
         values = L.llama_get_embeddings_seq(self._handle, 0)
         if not values:
             raise EngineError("this model gives no embeddings")

@@ -49,7 +49,7 @@ class Products:
         set_threads = cpu_procedure(b"ggml_backend_set_n_threads")
         self._backend = _device_init(cpu_device(), None)
         if not self._backend or not set_threads:
-            raise EngineError("ggml offers no CPU to compute with; reinstall llama-cpp-python")
+            raise EngineError("ggml has no CPU backend; reinstall llama-cpp-python")
         C.CFUNCTYPE(None, _P, C.c_int)(set_threads)(self._backend, threads)
 
     def multiply(

@@ -220,7 +220,7 @@ class Sequences:
 
     def _scratch_sequence(self) -> int:
         if self._scratch is None:
-            raise EngineError("recurrent layers hold no single positions; compute the history again")
+            raise EngineError("recurrent layers do not store single positions; compute the history again")
         return self._scratch
 
 

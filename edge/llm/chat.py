@@ -306,7 +306,9 @@ class Chat:
             try:
                 _saved(path)
             except (ChatFileError, OSError) as error:
-                raise ChatFileError(f"{path} is there and is no saved chat, so it stays; use another name") from error
+                raise ChatFileError(
+                    f"{path} exists and is not a saved chat, so it is not overwritten; use another name"
+                ) from error
         messages = self._media.without(self.messages)
         saved = {"format": _FORMAT, "messages": messages, **({"document": self.document} if self.document else {})}
         text = json.dumps(saved, ensure_ascii=False, indent=1)
@@ -348,10 +350,10 @@ def _saved(path: Path) -> tuple[list[dict[str, str]], str]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ChatFileError(f"{path}: not a saved chat: it is no JSON in UTF-8") from error
+        raise ChatFileError(f"{path}: not a saved chat: it is not JSON in UTF-8") from error
     messages, document = _checked_messages(data, path), data.get("document", "")
     if not isinstance(document, str):
-        raise ChatFileError(f"{path}: not a saved chat: its document is no text")
+        raise ChatFileError(f"{path}: not a saved chat: its document is not a text")
     return messages, document
 
 
@@ -363,5 +365,5 @@ def _checked_messages(data: Any, path: Path) -> list[dict[str, str]]:
         if not (isinstance(m, dict) and m.get("role") in ROLES and isinstance(m.get("content"), str)):
             raise ChatFileError(f"{path}: message {i} needs a role of {', '.join(ROLES)} and a text as content")
         if not isinstance(m.get("reasoning_content", ""), str):
-            raise ChatFileError(f"{path}: message {i}: its reasoning_content is no text")
+            raise ChatFileError(f"{path}: message {i}: its reasoning_content is not a text")
     return [{key: m[key] for key in ("role", "content", "reasoning_content") if key in m} for m in messages]

@@ -122,7 +122,9 @@ class ModelRunner(Closing):
             raise EngineError(f"{self.path.name} generates no text; use `edge serve` to compute embeddings with it")
         outputs = int(np.count_nonzero(rows.outputs[:n]))
         if outputs > self.outputs:  # ggml would abort
-            raise EngineError(f"{outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs")
+            raise EngineError(
+                f"{outputs} rows should produce logits, but the engine was made for {self.outputs}; set outputs"
+            )
         self._loaded.decode(rows, n, outputs)
 
     def logits(self, row: int) -> NDArray[np.float32]:

@@ -164,11 +164,11 @@ class DecodesBySteps:
         """
         n = len(tokens)
         if not 0 < n <= self.batch:
-            raise EngineError(f"a decode takes 1 to {self.batch} tokens, {n} were given")
+            raise EngineError(f"a decode takes 1 to {self.batch} tokens, got {n}")
         if start + n > self.context:
             raise ContextFull(f"{start + n} tokens do not fit in the context of {self.context}; use a larger --context")
         if self.uncollected > 0:
-            raise EngineError("logits of submitted steps are still to be collected")
+            raise EngineError("collect the logits of submitted steps first")
         gives = np.full(n, outputs == "all", np.int8)
         gives[-1] = outputs != "none"
         positions, sequences = np.arange(start, start + n), np.full(n, sequence)

@@ -105,28 +105,28 @@ class EngineOptions:
             ("io_chunk", self.io_chunk, 1, MAX_IO_CHUNK),
         ):
             if value is not None and not least <= value <= most:
-                raise EngineError(f"{name} must be from {least} to {most}, it is {value}")
+                raise EngineError(f"{name} must be from {least} to {most}, got {value}")
         self.check_sequences(self.rows)
         if isinstance(self.lora, str):
             raise EngineError(f"lora is a list of files, not the text {self.lora!r:.80}; write [{self.lora!r:.80}]")
         object.__setattr__(self, "lora", tuple(map(str, self.lora)))  # JSON has lists
         if len(self.lora) > MOST_ADAPTERS:
-            raise EngineError(f"{len(self.lora)} adapters in lora; {MOST_ADAPTERS} are the most")
+            raise EngineError(f"lora has {len(self.lora)} adapters; the maximum is {MOST_ADAPTERS}")
         about_budget = self.least_memory or self.window or self.io_threads or self.io_chunk or self.verify
         if self.memory is None and about_budget:
-            raise EngineError(
-                "least_memory, window, io_threads, io_chunk and verify are about a budget; give one with memory"
-            )
+            raise EngineError("least_memory, window, io_threads, io_chunk and verify need a memory budget; set memory")
         if self.prefer not in PREFERENCES:
-            raise EngineError(f"prefer must be one of {', '.join(PREFERENCES)}, it is {self.prefer!r:.80}")
+            raise EngineError(f"prefer must be one of {', '.join(PREFERENCES)}, got {self.prefer!r:.80}")
         if self.memory is not None and self.gpu_layers:
-            raise EngineError("a memory budget is of this machine's own memory; leave gpu_layers out, or the budget")
+            raise EngineError(
+                "a memory budget limits this machine's own memory and excludes gpu_layers; leave one of them out"
+            )
         if self.gpu_memory is not None:
             others = [name for name in ("memory", "gpu_layers", "lora") if getattr(self, name) not in (None, ())]
             if others:
-                raise EngineError(f"gpu_memory decides what the GPU has; leave it out, or {' and '.join(others)}")
+                raise EngineError(f"gpu_memory decides how much the GPU holds; leave it out, or {' and '.join(others)}")
         if self.flash_attention not in llama.FLASH_ATTENTION:
-            raise EngineError(f"flash_attention must be auto, on or off, it is {self.flash_attention!r:.80}")
+            raise EngineError(f"flash_attention must be auto, on or off, got {self.flash_attention!r:.80}")
 
     @property
     def sure_memory(self) -> int | None:
@@ -144,9 +144,7 @@ class EngineOptions:
         """
         least = min(batch, self.outputs or batch)
         if self.sequences > least:
-            raise EngineError(
-                f"{self.sequences} sequences need as many rows in a batch, and outputs; there are {least}"
-            )
+            raise EngineError(f"{self.sequences} sequences need at least as many batch rows and outputs, got {least}")
 
 
 DEFAULTS = EngineOptions()
@@ -163,8 +161,8 @@ def reproducible(options: EngineOptions) -> EngineOptions:
     """
     if options.sequences > 1:
         raise EngineError(
-            f"{options.sequences} sequences share steps, and what a row gives depends on the rows beside it;"
-            " reproducible answers come one at a time: leave sequences out"
+            f"{options.sequences} sequences share steps, and a row's result depends on the other rows of its step;"
+            " reproducible answers need one sequence: leave sequences out"
         )
     if options.flash_attention == "on":
         raise EngineError("flash attention depends on the number of threads; reproducible answers need it off")
@@ -174,14 +172,16 @@ def reproducible(options: EngineOptions) -> EngineOptions:
             f" reproducible answers need one of {', '.join(_WITHOUT_FLASH)}"
         )
     if options.least_memory is not None:
-        raise EngineError("bits that follow free memory change answers; reproducible ones need one size of memory")
+        raise EngineError(
+            "a memory range changes the weights and with them the answers; reproducible answers need one memory size"
+        )
     if options.prefixes is not None:
         raise EngineError(
-            "with a prefix cache a prompt is computed in other portions from run to run; reproducible answers need"
+            "with a prefix cache, each run may compute a prompt in other chunks; reproducible answers need"
             " prefix_cache=0"
         )
     if options.gpu_memory is not None:
-        raise EngineError("gpu_memory follows what a GPU has free; reproducible answers need it left out")
+        raise EngineError("gpu_memory depends on the free memory of the GPU; leave it out for reproducible answers")
     return replace(
         options,
         batch=options.rows,
@@ -209,7 +209,7 @@ def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, CacheType]:
     if options.attention_window is not None and context < SINKS + options.attention_window:
         raise EngineError(
             f"an attention window of {options.attention_window} tokens needs a context of"
-            f" {SINKS + options.attention_window}, it is {context}"
+            f" {SINKS + options.attention_window} tokens, got {context}"
         )
     return context, kv
 

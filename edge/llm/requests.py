@@ -186,16 +186,19 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
             request = replace(request, max_tokens=engine.context)
     prompt, most = request.prompt, request.max_tokens
     if most is not None and most < 1:
-        raise SamplingError(f"max_tokens is {most}: an answer has 1 token or more")
+        raise SamplingError(f"max_tokens is {most}: it must be 1 or more")
     if most is not None and request.sampling.min_tokens > most:
-        raise SamplingError(f"min_tokens is {request.sampling.min_tokens}, and max_tokens {most}: it must not be more")
+        raise SamplingError(
+            f"min_tokens is {request.sampling.min_tokens}, but must not be more than max_tokens, {most}"
+        )
     check_media(request.media, engine)
     scales_of(engine.adapters, request.adapters)  # raises its errors before anything is created
     if most is None or request.stays is not None or engine.attention_window is not None:
         check_prompt(prompt, engine)
     elif not 0 < len(prompt) + most <= engine.context or not prompt:
         raise ContextFull(
-            f"request {number} has {len(prompt)} tokens and may get {most}; the context holds {engine.context}"
+            f"request {number} has {len(prompt)} prompt tokens and may generate {most}; the context holds"
+            f" {engine.context}"
         )
     continuation = Continuation(engine.model, request, given_up)
     try:
@@ -215,6 +218,5 @@ def check_media(media: Sequence[EmbeddingRows], engine: TextEngine) -> None:
     most = max((len(rows.embeddings) for rows in media if not rows.causal), default=0)
     if most > engine.batch:
         raise MediaError(
-            f"a picture has {most} rows here, which must be in one batch, and a batch has {engine.batch}; use a larger"
-            " batch"
+            f"a picture becomes {most} rows, which must fit into one batch of {engine.batch}; use a larger batch"
         )

@@ -85,18 +85,20 @@ class SamplingParams:
         )
         for name, value, low, high in ranges:
             if not low <= value <= high:
-                raise SamplingError(f"{name} must be from {low} to {high}, it is {value}")
+                raise SamplingError(f"{name} must be from {low} to {high}, got {value}")
         if len(self.dry_sequence_breakers) > MAX_DRY_BREAKERS or not all(map(_is_breaker, self.dry_sequence_breakers)):
             raise SamplingError(
                 f"dry_sequence_breakers takes up to {MAX_DRY_BREAKERS} texts, each of 1 to {MAX_DRY_BREAKER} bytes"
             )
         if len(self.logit_bias) > MAX_BIASES:
-            raise SamplingError(f"logit_bias takes up to {MAX_BIASES} tokens, there are {len(self.logit_bias)}")
+            raise SamplingError(f"logit_bias takes up to {MAX_BIASES} tokens, got {len(self.logit_bias)}")
         for token, bias in self.logit_bias.items():
             if not -MAX_BIAS <= bias <= MAX_BIAS:
-                raise SamplingError(f"logit_bias of token {token} must be from {-MAX_BIAS} to {MAX_BIAS}, it is {bias}")
+                raise SamplingError(f"logit_bias of token {token} must be from {-MAX_BIAS} to {MAX_BIAS}, got {bias}")
         if sum(getattr(self, kind) is not None for kind in KINDS) > 1:
-            raise SamplingError("give one of a GBNF grammar, a JSON schema, a regular expression and a Lark grammar")
+            raise SamplingError(
+                "a GBNF grammar, a JSON schema, a regular expression and a Lark grammar exclude each other; use one"
+            )
         if self.grammar is not None and not self.grammar.strip():
             raise SamplingError("the grammar is empty")  # llama.cpp would ignore it
 
@@ -133,7 +135,7 @@ class TokenSampler:
         Raises SamplingError if the biases, the grammar or the schema are invalid.
         """
         if not all(0 <= token < model.n_vocab for token in params.logit_bias):
-            raise SamplingError(f"logit_bias names a token that is none: ids are from 0 to {model.n_vocab - 1}")
+            raise SamplingError(f"logit_bias names an unknown token: ids are from 0 to {model.n_vocab - 1}")
         parts = _parts(model, params)
         self._is_greedy = [part for part in parts if part[0] != "logit_bias"] == [_GREEDY]
         self._has_typical = params.typical_p < 1

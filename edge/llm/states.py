@@ -191,7 +191,7 @@ class States:
             if self._context.write_state(sequence, encode(block, self.shape, transposed=transposed)):
                 self._transposed = transposed
                 return
-        raise EngineError(f"no room in the KV cache for positions {block.positions}, or it is of another kind")
+        raise EngineError(f"no room in the KV cache for positions {block.positions}, or the block has another layout")
 
     # --- on disk ---
 

@@ -81,4 +81,4 @@ def check_length(samples: NDArray[np.float32], rate: int) -> None:
     if not len(samples) or not np.isfinite(samples).all():
         raise MediaError("the sound is empty, or has samples that are not finite numbers")
     if len(samples) > MOST_SECONDS * rate:
-        raise MediaError(f"the sound lasts {len(samples) / rate:.0f} s; {MOST_SECONDS} s are the most: cut it")
+        raise MediaError(f"the sound lasts {len(samples) / rate:.0f} s; {MOST_SECONDS} s is the maximum: cut it")

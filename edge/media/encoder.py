@@ -89,7 +89,9 @@ class MediaEncoder(Closing):
         Raises MediaError if the file cannot be used.
         """
         if len(data) > MOST_BYTES:
-            raise MediaError(f"a picture or sound has up to {bytes_text(MOST_BYTES)}, this one {bytes_text(len(data))}")
+            raise MediaError(
+                f"a picture or sound has up to {bytes_text(MOST_BYTES)}, this one has {bytes_text(len(data))}"
+            )
         name = hashlib.sha256(data).digest() + namespace.encode()
         if (media := self._used(name)) is None:
             with self._encoding:

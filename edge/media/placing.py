@@ -89,7 +89,7 @@ class PlacedRows:
             return
         media, row = embeddings_of(first), row_of(first)
         if list(tokens) != media.ids[row : row + n]:
-            raise EngineError("a step with rows of a picture has nothing else")
+            raise EngineError("a step with rows of a picture cannot have other rows")
         values, width = media.embeddings[row : row + n], rows.embeddings.shape[1]
         rows.embeddings[:n], rows.causal = values[:, :width], media.causal
         if values.shape[1] > width:  # for ranks, whose slices do not add these themselves

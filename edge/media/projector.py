@@ -48,7 +48,7 @@ def encoders(file: GgufFile) -> tuple[str, ...]:
 def _number(file: GgufFile, key: str, least: int, most: int) -> int:
     value = file.metadata.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise MediaError(f"{file.paths[0].name}: {key} is {value!r:.40}; needed is a number from {least} to {most}")
+        raise MediaError(f"{file.paths[0].name}: {key} is {value!r:.40}; expected a number from {least} to {most}")
     return value
 
 

@@ -77,7 +77,7 @@ def checked_repo(repo: str, spec: str | None = None) -> str:
 def checked_revision(revision: str) -> str:
     """Return a branch, tag or commit if it is valid. Raises HubError otherwise."""
     if not _REVISION.fullmatch(revision) or any(part.startswith(".") for part in revision.split("/")):
-        raise HubError(f"{revision[:100]!r} is not a revision of a repository; needed is a branch, a tag or a commit")
+        raise HubError(f"{revision[:100]!r} is not a revision of a repository; expected a branch, a tag or a commit")
     return revision
 
 
@@ -87,7 +87,7 @@ def checked_file(file: str) -> str:
     is_usual = 0 < len(file) <= _MOST_FILE and file.isprintable() and not any(c in file for c in "\\:")
     if not is_usual or any(part in ("", ".", "..") or len(part.encode()) > _MOST_BYTES for part in parts):
         raise HubError(
-            f"{file[:100]!r} is not a file of a repository; needed is the path of a file in it, such as"
+            f"{file[:100]!r} is not a file of a repository; expected the path of a file in it, such as"
             " model-q4_k_m.gguf"
         )
     return file
@@ -132,7 +132,7 @@ def _split(spec: str) -> tuple[str, str]:
         return "hf:", rest.strip("/")
     site, _, path = re.split(r"[?#]", rest if colon else spec, maxsplit=1)[0].partition("/")
     if site.lower() not in _sites():
-        raise HubError(f"{spec[:200]!r} is not on the Hugging Face hub; needed is {_FORM}, or a file on this device")
+        raise HubError(f"{spec[:200]!r} is not on the Hugging Face hub; expected {_FORM}, or a file on this device")
     return site, path.strip("/").removeprefix("models/")
 
 

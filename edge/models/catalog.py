@@ -97,7 +97,7 @@ def read_catalog(path: Path, keys: Sequence[str] = _KEYS) -> tuple[KnownModel, .
         names = [model.name for model in models]
         for i, name in enumerate(names):
             if name in names[:i]:
-                raise CatalogError(f"model[{i}].name: another model is called {name!r}; names differ")
+                raise CatalogError(f"model[{i}].name: another model is called {name!r}; use another name")
         return models
 
 

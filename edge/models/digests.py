@@ -93,7 +93,7 @@ class Digests:
 
     def _hashed(self, path: Path, progress: Progress | None) -> str:
         if not path.is_file():  # opening a pipe would wait for a writer
-            raise SliceError(f"{path} is not a regular file; needed is a model file")
+            raise SliceError(f"{path} is not a regular file; expected a model file")
         sha = hashlib.sha256()
         started = time.time_ns()
         with path.open("rb", buffering=0) as file:

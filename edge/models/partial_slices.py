@@ -67,7 +67,8 @@ class Partial(Closing):
         chunk = bytes(chunk)  # bytes are not copied; other buffers might change before they are hashed
         if len(chunk) > self.n_bytes - self.received:
             raise SliceError(
-                f"slice {self.digest[:12]} was announced with {self.n_bytes} bytes, {self.received + len(chunk)} came"
+                f"slice {self.digest[:12]} was announced with {self.n_bytes} bytes, but {self.received + len(chunk)}"
+                " were received"
             )
         rest = memoryview(chunk)
         if not self._threads:
@@ -97,7 +98,8 @@ class Partial(Closing):
         self._check_open()
         if self.received != self.n_bytes:
             raise SliceError(
-                f"slice {self.digest[:12]} misses bytes: {self.n_bytes} bytes needed, {self.received} came; send the"
+                f"slice {self.digest[:12]} misses bytes: {self.n_bytes} bytes needed, {self.received} received; send"
+                " the"
                 " rest"
             )
         self._join()
@@ -106,7 +108,8 @@ class Partial(Closing):
             self.received = 0  # closing then deletes the file
             self.close()
             raise DigestMismatch(
-                f"a slice differs from the announced one: SHA-256 {self.digest} needed, {have} came; it was deleted."
+                f"a slice differs from the announced one: SHA-256 {self.digest} needed, {have} received; it was"
+                " deleted."
                 " Send it again, and check that both sides have the same model file"
             )
         folder = self._store.folder

@@ -38,7 +38,7 @@ def chunks(
     if not 0 <= start <= recipe.n_bytes:
         raise SliceError(f"the slice has {recipe.n_bytes} bytes, it cannot be continued at byte {start}")
     if chunk_bytes < 1:
-        raise ValueError(f"chunks of {chunk_bytes} bytes; needed is at least 1")
+        raise ValueError(f"chunks of {chunk_bytes} bytes; expected at least 1")
     return _chunks(recipe, model, start, chunk_bytes)
 
 

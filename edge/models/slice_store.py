@@ -96,7 +96,7 @@ class SliceStore:
         """
         partial = self._partial(digest, n_bytes)
         if not 0 < n_bytes < 10**15:
-            raise SliceError(f"slice {digest[:12]} is said to have {n_bytes} bytes; needed is at least 1")
+            raise SliceError(f"slice {digest[:12]} is said to have {n_bytes} bytes; expected at least 1")
         with self.locked(), explained(self.folder), ExitStack() as undo:
             if self.find(digest):
                 raise SliceError(f"slice {digest[:12]} is in {self.folder} already; use that")
@@ -156,7 +156,7 @@ class SliceStore:
         """Return the path of a slice. Digests come from other machines, so only 64 hexadecimal digits may form a
         path."""
         if not is_digest(digest):
-            raise SliceError(f"{digest[:80]!r} is not the name of a slice; needed are 64 lower-case hexadecimal digits")
+            raise SliceError(f"{digest[:80]!r} is not the name of a slice; expected 64 lower-case hexadecimal digits")
         return self.folder / f"{digest}.slice"
 
     def _partial(self, digest: str, n_bytes: int) -> Path:

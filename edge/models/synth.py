@@ -266,7 +266,7 @@ def shape_of(name: str | None, arch: str | None, figures: Mapping[str, Any]) -> 
             raise ShapeError(f"give --shape NAME, or also {' '.join(missing)}")
         return shape(arch or "llama", **figures)
     if arch is not None:
-        raise ShapeError("--arch goes with single figures; --shape has an architecture already")
+        raise ShapeError("--arch needs single figures; --shape already has an architecture")
     if name not in SHAPES:
         raise ShapeError(f"no shape {name!r}; known: {', '.join(SHAPES)}")
     return replace(SHAPES[name], **figures)

@@ -100,11 +100,11 @@ class ServerChat:
             raise TransportError(f"{self._where} answers {error.code}: {_reason(error)}") from None
         except urllib.error.URLError as error:
             why = getattr(error.reason, "strerror", None) or error.reason
-            raise TransportError(f"{self._where} cannot be asked: {why}; is edge serve running there?") from error
+            raise TransportError(f"{self._where} cannot be reached: {why}; is edge serve running there?") from error
         except http.client.IncompleteRead:
             pass
         except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-            raise TransportError(f"{self._where} cannot be asked: {error}") from error
+            raise TransportError(f"{self._where} cannot be used: {error}") from error
         raise TransportError(f"{self._where} ended before the answer was complete")
 
 

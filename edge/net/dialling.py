@@ -145,7 +145,7 @@ class Dialler:
             try:
                 identity = security.admit(tls.getpeercert(binary_form=True), own, security.MEMBERS)
                 if identity.name != peer.name:
-                    raise Refused(f"{peer} was to answer at {peer.host}:{peer.tcp_port}, it is {identity.name}")
+                    raise Refused(f"{peer} was expected at {peer.host}:{peer.tcp_port}, but {identity.name} answered")
             except BaseException:
                 tls.close()
                 raise
@@ -161,8 +161,8 @@ class Dialler:
         channel, identity = open_channel(peer.host, peer.port, own, timeout_s, insecure)
         if own is not None and (identity is None or identity.name != peer.name):
             channel.close()
-            name = identity.name if identity else "somebody in the clear"
-            raise Refused(f"{peer} was to answer at {peer.host}:{peer.port}, it is {name}")
+            name = identity.name if identity else "a worker without encryption"
+            raise Refused(f"{peer} was expected at {peer.host}:{peer.port}, but {name} answered")
 
         def ended() -> None:  # runs in gRPC's thread, and closing the channel waits for that thread
             threading.Thread(target=channel.close, daemon=True, name="close").start()

@@ -113,7 +113,7 @@ class Listener:
                 dialler = self._links[rank][1]
                 if self._credentials is not None and dialler != name:
                     raise Refused(
-                        f"rank {rank} was to be {name}, it is {dialler or 'nobody we know'} who dialled as it"
+                        f"rank {rank} should be {name}, but {dialler or 'an unknown device'} dialled as that rank"
                     )
             return {rank: self._links.pop(rank)[0] for rank in names}
 
@@ -159,7 +159,7 @@ class Listener:
                 answer(link)
                 with self._arrived:
                     if self._closed:
-                        raise Refused(f"{link.peer} came too late")
+                        raise Refused(f"{link.peer} dialled too late")
                     self._check_free(rank, link)
                     self._links[rank] = link, name
                     self._arrived.notify_all()
@@ -197,10 +197,10 @@ class Listener:
             raise Refused(f"{link.peer} does not know the group's secret")
         if target != self.rank:
             link.refuse(f"this is rank {self.rank}, not {target}")
-            raise Refused(f"{link.peer} looks for rank {target}")
+            raise Refused(f"{link.peer} dialled for rank {target}")
         if source >= self.rank:
             link.refuse(f"rank {source} is dialled by rank {self.rank}, not the other way round")
-            raise Refused(f"{link.peer} says it is rank {source}")
+            raise Refused(f"{link.peer} claims to be rank {source}")
         link.peer = f"rank {source}"
         with self._arrived:
             self._check_free(source, link)
@@ -211,4 +211,4 @@ class Listener:
         """Refuse a rank that dials twice."""
         if rank in self._links:
             link.refuse(f"rank {rank} has a link already")
-            raise Refused(f"{link.peer} dialled again, as somebody who has a link already")
+            raise Refused(f"{link.peer} dialled again as a rank that already has a link")

@@ -303,7 +303,7 @@ def _check_dims(tensor: Any, what: str) -> None:
     if len(tensor.dims) > _MOST_DIMS:
         raise ModelFileError(f"{what} has {len(tensor.dims)} dimensions; at most {_MOST_DIMS} are possible")
     if least := next((dim for dim in tensor.dims if dim < 0), None):
-        raise ModelFileError(f"{what} has a dimension of {least}")
+        raise ModelFileError(f"{what} has a negative dimension, {least}")
     if 0 not in tensor.dims and prod(tensor.dims) > _MOST_VALUES:
         dims = " x ".join(map(str, tensor.dims[:8])) + (" x ..." if len(tensor.dims) > 8 else "")
         raise ModelFileError(f"{what} has {dims} values, more than any memory holds")

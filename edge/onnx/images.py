@@ -144,7 +144,7 @@ def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as exc:
             raise SamplesError(f"{path} has too many pixels to be a usual picture: {first_line(exc)}") from exc
         except UnidentifiedImageError as exc:
-            raise SamplesError(f"{path} is no picture ({', '.join(_FORMATS)}) and no .npz file") from exc
+            raise SamplesError(f"{path} is neither a picture ({', '.join(_FORMATS)}) nor a .npz file") from exc
         except Exception as exc:  # each format of Pillow raises other classes
             raise SamplesError(f"{path} is a damaged picture, or is cut off: {first_line(exc)}") from exc
 

@@ -118,12 +118,12 @@ def _typed(array: Array, spec: Input, path: Path) -> Array:
     dtype = spec.dtype
     if array.dtype == dtype:
         return array
-    refused = SamplesError(f"{path}: input {spec.name!r} takes values of type {dtype}; it has {array.dtype}")
+    refused = SamplesError(f"{path}: input {spec.name!r} takes values of type {dtype}, got {array.dtype}")
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise refused
     with np.errstate(over="ignore"):
         typed = array.astype(dtype)
     same = np.isfinite(typed) == np.isfinite(array) if dtype.kind == "f" else typed == array
     if not same.all():
-        raise SamplesError(f"{refused}, some too large for it")
+        raise SamplesError(f"{refused}, and some values are too large for {dtype}")
     return typed

@@ -94,7 +94,8 @@ class ObservedRun:
         need, have = _COPIES * self._file.weight_bytes, available_memory()
         if need > have:
             raise NotEnoughMemory(
-                f"to run {self._file.path.name} once takes about {need >> 20:,} MiB here, and there are {have >> 20:,}"
+                f"to run {self._file.path.name} once needs about {need >> 20:,} MiB here, but {have >> 20:,} MiB are"
+                " available"
             )
         model = onnx.ModelProto()
         if self._file.external:  # weights stay in their files

@@ -66,7 +66,7 @@ def read_labels(path: Path) -> list[str]:
     except UnicodeDecodeError as exc:
         raise TextError(f"{path} is not UTF-8; labels are text, one a line") from exc
     if not labels:
-        raise TextError(f"{path} holds no labels; needed is one a line")
+        raise TextError(f"{path} holds no labels; expected one a line")
     return [label.strip() for label in labels]
 
 

@@ -80,7 +80,7 @@ class Pipeline:
         and Interrupted after `stop`, end the pipeline.
         """
         if not 1 <= window <= MOST_WINDOW:
-            raise ValueError(f"a window of {window}; needed is 1 to {MOST_WINDOW}")
+            raise ValueError(f"a window of {window}; expected 1 to {MOST_WINDOW}")
         flight = _Flight(window)
         self.is_busy = True
         feeder = threading.Thread(target=self._feed, args=(feeds, wire, flight), daemon=True, name="feed")

@@ -77,7 +77,7 @@ def refusals(what: str, folder: Path | None = None) -> Iterator[None]:
     except (OSError, EdgeError):
         raise
     except MemoryError as exc:
-        raise NotEnoughMemory(f"memory ran out; a device with more of it can {what}") from exc
+        raise NotEnoughMemory(f"memory ran out; {what} on a device with more memory") from exc
     except Exception as exc:  # ONNX Runtime's exceptions share no class
         said = _OWN_WORDS.sub("", first_line(exc)) or type(exc).__name__
         raise EngineError(f"ONNX Runtime cannot {what}: {said.replace(f'{folder}/', '')}") from exc
@@ -181,7 +181,7 @@ def _session(
                     operator = unknown[1] or unknown[2]
                     node = nodes.get(unknown[1] or f":{operator}", "?")
                     raise EngineError(
-                        f"ONNX Runtime cannot load {name}: it has no operator {operator}, which node {node!r} is"
+                        f"ONNX Runtime cannot load {name}: it has no operator {operator}, which node {node!r} uses"
                     ) from exc
                 raise
     finally:

@@ -210,7 +210,7 @@ class Samples:
             lacking = [input_.name for input_ in self._inputs if input_.name not in archive.files]
             if lacking:
                 raise SamplesError(
-                    f"{path} needs an array for each input; {', '.join(map(repr, lacking))} not there, only"
+                    f"{path} needs an array for each input; {', '.join(map(repr, lacking))} are missing; it has"
                     f" {', '.join(map(repr, archive.files)) or 'nothing'}"
                 )
             for input_ in self._inputs:

@@ -26,14 +26,14 @@ def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]
         array = feeds[input_.name]
         have = getattr(array, "dtype", type(array).__name__)
         if not isinstance(array, np.ndarray) or have != input_.dtype:
-            raise SamplesError(f"input {input_.name!r} takes values of type {input_.dtype}; it has {have}")
+            raise SamplesError(f"input {input_.name!r} takes values of type {input_.dtype}, got {have}")
         shape = array.shape
         if input_.shape == ANY_SHAPE:
             continue
         named = list(zip(input_.shape, shape, strict=False))
         if len(shape) != len(input_.shape) or any(isinstance(need, int) and need != got for need, got in named):
             raise SamplesError(
-                f"input {input_.name!r} takes the shape {shape_text(input_.shape)}; it has {shape_text(shape)}"
+                f"input {input_.name!r} takes the shape {shape_text(input_.shape)}, got {shape_text(shape)}"
             )
         for need, got in named:
             if isinstance(need, str) and need != "?":

@@ -62,13 +62,13 @@ class Tensor:
     def __post_init__(self) -> None:
         named = f"tensor {self.name!r:.80}"
         if self.type not in TYPES.values():
-            raise ValueError(f"{named} is of type {self.type!r:.40}, which does not cross a wire")
+            raise ValueError(f"{named} is of type {self.type!r:.40}, which cannot be sent")
         if len(self.shape) > MOST_DIMS:
-            raise ValueError(f"{named} has {len(self.shape)} dimensions, at most {MOST_DIMS} cross")
+            raise ValueError(f"{named} has {len(self.shape)} dimensions, at most {MOST_DIMS} are possible")
         if any(dim < 0 for dim in self.shape) or not set(self.open) <= set(range(len(self.shape))):
-            raise ValueError(f"{named} has the shape {list(self.shape)!s:.80}; needed are sizes of 0 or more")
+            raise ValueError(f"{named} has the shape {list(self.shape)!s:.80}; expected sizes of 0 or more")
         if not self._is_small(self.shape):
-            raise ValueError(f"{named} has {self.n_bytes:,} bytes, at most {MOST_TENSOR_BYTES:,} cross")
+            raise ValueError(f"{named} has {self.n_bytes:,} bytes, at most {MOST_TENSOR_BYTES:,} can be sent")
 
     @property
     def n_bytes(self) -> int:
@@ -104,7 +104,9 @@ class Tensor:
         if not self.any_rank:
             return tuple(numbers)
         if numbers[0] > MOST_DIMS:
-            raise ProtocolError(f"{self.name!r:.80} came with {numbers[0]} dimensions, at most {MOST_DIMS} cross")
+            raise ProtocolError(
+                f"{self.name!r:.80} came with {numbers[0]} dimensions, at most {MOST_DIMS} are possible"
+            )
         return tuple(numbers[1 : 1 + numbers[0]])
 
 
@@ -118,7 +120,7 @@ class Boundary:
 
     def __post_init__(self) -> None:
         if not 0 <= self.passed <= MOST_STAGES:
-            raise ValueError(f"{self.passed} stages before a boundary; the most are {MOST_STAGES}")
+            raise ValueError(f"{self.passed} stages before a boundary; the maximum is {MOST_STAGES}")
 
     @property
     def layout(self) -> struct.Struct:

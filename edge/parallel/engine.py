@@ -105,13 +105,13 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
             raise Interrupted("stopped on request")
         # A stage of several ranks would receive those logits during this step's all-reduces.
         if self.pending and self.stages == 1:
-            raise EngineError("the last step's logits are still to be collected")
+            raise EngineError("collect the logits of the last step first")
         n, n_outputs = len(tokens), int(np.count_nonzero(outputs))
         if not 0 < n <= self.batch:
-            raise EngineError(f"a decode takes 1 to {self.batch} tokens, {n} were given")
+            raise EngineError(f"a decode takes 1 to {self.batch} tokens, got {n}")
         if n_outputs > self.outputs:
             raise EngineError(
-                f"{n_outputs} rows are to give logits, the engine was made for {self.outputs}; set outputs"
+                f"{n_outputs} rows should produce logits, but the engine was made for {self.outputs}; set outputs"
             )
         if masks and len(masks) != n_outputs:
             raise EngineError(f"{len(masks)} masks were given for {n_outputs} rows that give logits")

@@ -166,7 +166,9 @@ class SleepingKind(EngineKind):
         return engine.timing_clock()
 
     def check_whole(self, purpose: str) -> None:
-        raise EdgeError(f"this device of a lab sleeps: it has no weights to {purpose} with; let another one {purpose}")
+        raise EdgeError(
+            f"this lab device only sleeps and has no weights to {purpose} with; let another device {purpose}"
+        )
 
     def prepare_process(self) -> None:
         run_first(children=True)

@@ -99,7 +99,9 @@ def _carry_out(step: steps.Step, shard: Shard, home: Link) -> Any:
         case steps.Remove(removed=True):
             if not shard.keep(step):
                 rank = shard.place.rank
-                raise EngineError(f"rank {rank} cannot forget what rank 0 could; use one kind of layers a stage")
+                raise EngineError(
+                    f"rank {rank} cannot drop the positions that rank 0 dropped; use one kind of layers per stage"
+                )
         case steps.Remove() | steps.Copy() | steps.Shift() | steps.Clear() | steps.Adapt():
             shard.keep(step)
     return None
@@ -110,7 +112,7 @@ def _exchange_block(step: steps.Read | steps.Write, shard: Shard, home: Link) ->
     sequence, start, end = step
     states = _states_of(sequence, shard)
     if not 0 <= start < end <= start + states.most_read:
-        raise ProtocolError(f"positions {start} to {end} were asked for; needed are up to {states.most_read}")
+        raise ProtocolError(f"positions {start} to {end} were requested; expected at most {states.most_read}")
     positions = Range(start, end)
     if isinstance(step, steps.Read):
         steps.send_block(home, states.read(sequence, positions), states.shape)
@@ -121,7 +123,9 @@ def _exchange_block(step: steps.Read | steps.Write, shard: Shard, home: Link) ->
 def _states_of(sequence: int, shard: Shard) -> States:
     """Return the states of a shard. Raises ProtocolError for an unknown sequence, because llama.cpp would abort."""
     if not 0 <= sequence < shard.engine.sequences:
-        raise ProtocolError(f"sequence {sequence} was asked for; this rank has {shard.engine.sequences}")
+        raise ProtocolError(
+            f"sequence {sequence} was requested; the number of sequences of this rank is {shard.engine.sequences}"
+        )
     return shard.engine.states
 
 

@@ -171,7 +171,7 @@ class Leader:
             try:
                 reports.append(parse(json.loads(bytes(link.receive(ANSWER_TIMEOUT_S).payload))))
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
-                raise ProtocolError(f"rank {rank} says of its steps what cannot be: {error}") from error
+                raise ProtocolError(f"rank {rank} sent an impossible report of its steps: {error}") from error
         return reports
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:

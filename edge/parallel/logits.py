@@ -56,7 +56,7 @@ class LogitsQuery(NamedTuple):
         entries = np.empty((2, min(self.top, logits.size) * (2 if row in self.masked else 1)), np.int32)
         link.receive_into(entries, timeout_s)
         if not 0 <= entries[0].min() <= entries[0].max() < logits.size:
-            raise ProtocolError(f"{link.peer} sent logits of tokens it has not")
+            raise ProtocolError(f"{link.peer} sent logits of tokens that it does not hold")
         logits[entries[0]] = entries[1].view(np.float32)
 
 

@@ -67,22 +67,24 @@ def unpack(data: bytes, rows: int, ranks: int, own: int, n_own: int) -> list[Mas
     """
     at = 4 * (ranks + 1)
     if len(data) < at:
-        raise ProtocolError(f"masks of {len(data)} bytes came; {at} say what each of {ranks} ranks has")
+        raise ProtocolError(
+            f"masks of {len(data)} bytes were received; the first {at} must state the tokens of each of {ranks} ranks"
+        )
     bounds = np.frombuffer(data, np.int32, ranks + 1)
     start, stop, n_vocab = int(bounds[own]), int(bounds[own + 1]), int(bounds[-1])
     if bounds[0] or (np.diff(bounds) <= 0).any() or stop - start != n_own:
-        raise ProtocolError(f"masks came for {stop - start} tokens of rank {own} of {ranks}; it has {n_own}")
+        raise ProtocolError(f"masks were received for {stop - start} tokens of rank {own} of {ranks}; it has {n_own}")
     masks = []
     for row in range(rows):
         form, n_named = _HEAD.unpack_from(data, at) if len(data) >= at + _HEAD.size else (-1, 0)
         n_bytes = -(-n_named // 8) if form == Form.BITS else 4 * n_named
         at += _HEAD.size
         if form not in _FORMS or n_named < 0 or len(data) < at + n_bytes:
-            raise ProtocolError(f"the mask of row {row} of {rows} is none, or {len(data)} bytes are too few for it")
+            raise ProtocolError(f"the mask of row {row} of {rows} is invalid, or {len(data)} bytes are too few for it")
         masks.append(_mask(_FORMS[form], n_named, data[at : at + n_bytes], n_vocab, start, stop))
         at += n_bytes
     if at != len(data):
-        raise ProtocolError(f"{len(data) - at} bytes came behind the masks of {rows} rows")
+        raise ProtocolError(f"{len(data) - at} bytes follow the masks of {rows} rows")
     return masks
 
 
@@ -90,15 +92,15 @@ def _mask(form: Form, n_named: int, data: bytes, n_vocab: int, start: int, stop:
     """Decode the part [start, stop) of a mask."""
     if form is Form.NONE:
         if n_named:
-            raise ProtocolError(f"a row without a mask came with {n_named} tokens; needed are none")
+            raise ProtocolError(f"a row without a mask has {n_named} tokens; expected none")
         return None
     if form is Form.BITS:
         if n_named != n_vocab:
-            raise ProtocolError(f"a mask of {n_named} tokens came; needed is one of {n_vocab}")
+            raise ProtocolError(f"a mask of {n_named} tokens was received; expected {n_vocab} tokens")
         return np.unpackbits(np.frombuffer(data, np.uint8), count=n_vocab, bitorder="little")[start:stop].astype(bool)
     ids: NDArray[np.int32] = np.frombuffer(data, np.int32)
     if n_named and not (ids[0] >= 0 and ids[-1] < n_vocab and (ids[1:] > ids[:-1]).all()):
-        raise ProtocolError(f"a mask names tokens that are none: ids ascend from 0 to {n_vocab - 1}")
+        raise ProtocolError(f"a mask names invalid tokens: ids must ascend from 0 to {n_vocab - 1}")
     mask = np.full(stop - start, form is Form.FORBIDDEN)
     mask[ids[(ids >= start) & (ids < stop)] - start] = form is Form.ALLOWED
     return mask

@@ -25,7 +25,7 @@ _MOST_OF_FREE = 0.25  # largest fraction of this device's free memory for KV cac
 def check_movable(file: GgufFile, options: EngineOptions, vocabulary: Model) -> None:
     """Raise CannotSlice if the KV cache of a model cannot be read."""
     if vocabulary.is_recurrent:
-        raise CannotSlice(f"{file.architecture} models are recurrent: they hold nothing of each token")
+        raise CannotSlice(f"{file.architecture} models are recurrent: they store no state for single tokens")
     StateShape.of_model(Source.from_file(file), resolve(options, ModelShape.from_gguf(file))[1])
 
 

@@ -91,7 +91,7 @@ class Replacements(CacheUse):
     def check(self) -> None:
         """Raise EngineError if there is no engine."""
         if self._is_gone:
-            raise EngineError("the move to another engine was given up")
+            raise EngineError("the move to another engine was cancelled")
 
     @property
     def quiet_s(self) -> float:

@@ -126,8 +126,9 @@ class Shard:
             outputs[:] = asked_outputs
         if len(self.place.group) > 1 and self._sums != self._sums_a_layer * self.engine.shape.n_layers:
             raise EngineError(
-                f"{self._sums} sums over the ranks in {self.engine.shape.n_layers} layers, {self._sums_a_layer} in each"
-                " were expected; this model needs --parallel pipeline"
+                f"{self._sums} all-reduces in {self.engine.shape.n_layers} layers, expected {self._sums_a_layer} per"
+                " layer;"
+                " this model needs --parallel pipeline"
             )
         self._compute_s += time.perf_counter() - began - (self._exchange_s - before)
 
@@ -244,7 +245,7 @@ def _snapshots_of(shard: Shard) -> Snapshots:
     """Return the snapshots of a shard's recurrent layers. Raises ProtocolError for a model without such layers."""
     snapshots = shard.engine.states.snapshots
     if snapshots is None:
-        raise ProtocolError(f"rank {shard.place.rank} has no recurrent layers, of which snapshots were asked for")
+        raise ProtocolError(f"snapshots of recurrent layers were requested, but rank {shard.place.rank} has none")
     return snapshots
 
 

@@ -166,7 +166,7 @@ class SpreadStates:
 
 def _number(said: Any) -> int:
     if not isinstance(said, int) or not 0 <= said <= MOST_HASHES:
-        raise ValueError(f"{said!r:.80} as a number of blocks")
+        raise ValueError(f"{said!r:.80} is not a number of blocks")
     return said
 
 

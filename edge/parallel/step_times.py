@@ -72,9 +72,9 @@ class Summary:
             }
             steps = int(values["steps"])
         except (KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"no summary of steps: {error}") from error
+            raise ValueError(f"not a summary of steps: {error}") from error
         if steps < 1 or not all(0 <= value < math.inf for figure in figures.values() for value in astuple(figure)):
-            raise ValueError("a summary of steps with figures that cannot be")
+            raise ValueError("a summary of steps has impossible figures")
         return cls(steps, **figures)
 
 

@@ -234,19 +234,17 @@ def unpack(data: Payload, rows: Batch) -> Step:
     if operation == _DECODE:
         return _unpack_decode(data, rows)
     if operation not in _LAYOUTS:
-        raise ProtocolError(
-            f"a step of {len(data)} bytes has operation {operation}, which is none; update both devices"
-        )
+        raise ProtocolError(f"a step of {len(data)} bytes has the unknown operation {operation}; update both devices")
     make, layout = _LAYOUTS[operation]
     tail = memoryview(data)[1 + layout.size :]
     if len(data) < 1 + layout.size or (tail and make not in (Keep, Count, Restore, Adapt)):
-        raise ProtocolError(f"operation {operation} came in {len(data)} bytes; it takes {1 + layout.size}")
+        raise ProtocolError(f"operation {operation} has {len(data)} bytes; it needs {1 + layout.size}")
     values = list(layout.unpack_from(data, 1))
     if make is Adapt:
         values.append(_scales(tail))
     if make in (Count, Restore):
         if values[-1] not in range(4):
-            raise ProtocolError(f"{values[-1]} as the part that blocks are of others; update both devices")
+            raise ProtocolError(f"{values[-1]} is not a known kind of cache part; update both devices")
         values[-1] = Part(values[-1])
     if make in (Keep, Count, Restore):
         values.append(_hashes(tail))
@@ -256,7 +254,7 @@ def unpack(data: Payload, rows: Batch) -> Step:
 def _hashes(data: memoryview) -> tuple[bytes, ...]:
     n, rest = divmod(len(data), HASH_BYTES)
     if rest or not 0 < n <= MOST_HASHES:
-        raise ProtocolError(f"a step came with {len(data)} bytes of block hashes; it takes 1 to {MOST_HASHES} hashes")
+        raise ProtocolError(f"a step has {len(data)} bytes of block hashes; it takes 1 to {MOST_HASHES} hashes")
     return tuple(bytes(data[lo : lo + HASH_BYTES]) for lo in range(0, len(data), HASH_BYTES))
 
 
@@ -264,11 +262,11 @@ def _scales(data: memoryview) -> tuple[float, ...]:
     n, rest = divmod(len(data), 4)
     if rest or n > MOST_ADAPTERS:
         raise ProtocolError(
-            f"scales of adapters came in {len(data)} bytes; there are up to {MOST_ADAPTERS}, of 4 bytes"
+            f"scales of adapters have {len(data)} bytes; at most {MOST_ADAPTERS} scales of 4 bytes are allowed"
         )
     scales = struct.unpack(f"<{n}f", data)
     if not all(map(math.isfinite, scales)):
-        raise ProtocolError("a scale of an adapter came that is no number; update both devices")
+        raise ProtocolError("a scale of an adapter is not a number; update both devices")
     return scales
 
 
@@ -283,20 +281,21 @@ def _pack_decode(step: Decode, rows: Batch) -> bytes:
 
 def _unpack_decode(data: Payload, rows: Batch) -> Decode:
     if len(data) < _HEAD.size:
-        raise ProtocolError(f"a decode of {len(data)} bytes came, it has at least {_HEAD.size}")
+        raise ProtocolError(f"a decode has {len(data)} bytes; it needs at least {_HEAD.size}")
     _, fresh, hidden, kind, n, outputs, top, n_masks = _HEAD.unpack_from(data)
     if max(fresh, hidden) > 1:
-        raise ProtocolError(f"a decode came with flags {fresh} and {hidden}; update both devices")
+        raise ProtocolError(f"a decode has the flags {fresh} and {hidden}; update both devices")
     if not 0 <= n_masks <= masks.MOST_BYTES or (n_masks and not (top and outputs)):
         raise ProtocolError(
-            f"{n_masks} bytes of masks came for {top} logits of {outputs} rows; a step takes masks if few logits are"
+            f"{n_masks} bytes of masks were received for {top} logits of {outputs} rows; a step takes masks if few"
+            " logits are"
             f" wanted, up to {masks.MOST_BYTES} bytes"
         )
     rest = memoryview(data)[_HEAD.size :]
     flags = _BYTES_A_ROW * n
     own = flags + (4 * _PARTS * n if kind & _HAS_PARTS else 0)  # masks follow
     if not 0 < n <= rows.capacity or len(rest) != own + n_masks:
-        raise ProtocolError(f"a step of {n} rows came in {len(data)} bytes; this rank takes 1 to {rows.capacity} rows")
+        raise ProtocolError(f"a step of {n} rows has {len(data)} bytes; this rank takes 1 to {rows.capacity} rows")
     rows.positions[:n] = np.frombuffer(rest[: 4 * n], np.int32)
     rows.sequences[:n] = np.frombuffer(rest[4 * n : 8 * n], np.int32)
     rows.outputs[:n] = np.frombuffer(rest[8 * n : flags], np.int8)
@@ -305,7 +304,7 @@ def _unpack_decode(data: Payload, rows: Batch) -> Decode:
     rows.deep = np.empty((n_deep, n, rows.embeddings.shape[1]), np.float32) if n_deep else None
     rows.offsets = np.frombuffer(rest[flags:own], np.int32).reshape(_PARTS, n) if kind & _HAS_PARTS else None
     if outputs != np.count_nonzero(rows.outputs[:n]) or top < 0:
-        raise ProtocolError(f"a step of {outputs} output rows marks others")
+        raise ProtocolError(f"a step states {outputs} output rows, but marks another number")
     return Decode(n, outputs, top, bool(fresh), bool(hidden), bytes(rest[own:]))
 
 

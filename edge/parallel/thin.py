@@ -156,8 +156,9 @@ class ThinEngine(ModelRunner):
         need = MemoryNeed(parts, available_memory(), options.memory)
         if not need.fits:
             raise NotEnoughMemory(
-                f"this device holds no layer, and needs {need.total / MIB:,.0f} MiB for its process and for what"
-                f" crosses; {(options.memory or need.available) / MIB:,.0f} MiB are there: give it a larger --memory"
+                f"this device holds no layer, and needs {need.total / MIB:,.0f} MiB for its process and"
+                f" its buffers; {(options.memory or need.available) / MIB:,.0f} MiB are available: give it a larger"
+                " --memory"
             )
         context = PositionsContext(self._vocabulary, sizes.context, can_shift=self._others_shift())
         return ModelInMemory(self._vocabulary, context, sizes, None, need, ExitStack(), None)
@@ -225,7 +226,7 @@ class PositionStates(States):
         first, last = self._context.kv_ends(sequence)
         start = max(first, last + 1 - self._window)
         if not 0 <= start <= positions.start < positions.stop <= last + 1:
-            raise StateError(f"positions {positions} of a sequence whose ranks hold {start} to {last}")
+            raise StateError(f"positions {positions} were requested, but the ranks hold {start} to {last}")
         return KVBlock(positions, ())
 
     def write(self, sequence: int, block: KVBlock) -> None:

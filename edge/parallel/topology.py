@@ -54,7 +54,8 @@ def place(rank: int, stages: Sequence[int]) -> Topology:
     computing = stages[thin:]
     if min(computing, default=0) < 1 or not 0 <= rank < world_size(stages) <= MAX_WORLD_SIZE + 1:
         raise EdgeError(
-            f"rank {rank} is none of {len(stages)} stages with {world_size(stages)} ranks; each stage has at least one,"
+            f"rank {rank} does not exist in {len(stages)} stages with {world_size(stages)} ranks; each stage has at"
+            " least one,"
             f" and all together at most {MAX_WORLD_SIZE}"
         )
     edges = accumulate(computing, initial=int(thin))

@@ -37,7 +37,7 @@ def check_picture(path: Path) -> None:
     if path.suffix.lower() != ".png":
         raise PictureError(f"{path}: pictures are PNG, so its name must end in .png")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise PictureError(f"{path}: needed is the name of a file in a folder that exists")
+        raise PictureError(f"{path}: expected the name of a file in a folder that exists")
 
 
 def new_axes(size_inches: tuple[float, float]) -> Any:

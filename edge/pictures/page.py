@@ -29,7 +29,7 @@ def check_page(path: Path) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
         raise PictureError(f"{path}: the page is HTML, so its name must end in .html")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise PictureError(f"{path}: needed is the name of a file in a folder that exists")
+        raise PictureError(f"{path}: expected the name of a file in a folder that exists")
 
 
 def write_page(

@@ -72,11 +72,11 @@ def _kinds(file: Table) -> DeviceKinds:
         file.refuse("currency", 'needs its letters, such as "EUR"')
     kinds = tuple(_kind(table, currency) for table in tables(file.values, "device", ClusterFileError))
     if not kinds:
-        raise ClusterFileError("there is no device; needed is a [[device]] for each kind")
+        raise ClusterFileError("there is no device; expected a [[device]] for each kind")
     names = [kind.name for kind in kinds]
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise ClusterFileError(f"device[{i}].name: another kind is called {name!r}; names differ")
+            raise ClusterFileError(f"device[{i}].name: another kind is called {name!r}; use another name")
     delay = file.number("delay_ms", 0, MAX_DELAY_MS)
     mbps = file.number("bandwidth_mbps", 0.001, MAX_MBPS)
     return DeviceKinds(

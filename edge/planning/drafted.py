@@ -139,5 +139,5 @@ def _drafting_s(file: GgufFile, speed: DeviceSpeed, target: Work, where: str) ->
     work = work_of(file, EngineOptions(context=target.context))
     placed = Planner(work, [replace(speed, device=LOCAL)], Links(), name_of(file), "").best("latency", {})
     if placed is None:
-        raise PlanError(f"{file.path.name} has no room on {where}; use a smaller one, or --draft {FREE[0]}")
+        raise PlanError(f"{file.path.name} does not fit on {where}; use a smaller model, or --draft {FREE[0]}")
     return placed.objectives[0]

@@ -158,7 +158,7 @@ def _point(values: dict[str, Any], point_id: str | None) -> dict[str, Any]:
     points = fields.items(values.get("points"), "points")
     for i, point in enumerate(points):
         if not isinstance(point, dict):
-            raise PlanError(f"points[{i}]: {fields.short(point)}; needed is an object")
+            raise PlanError(f"points[{i}]: {fields.short(point)}; expected an object")
         fields.text(point.get("id"), f"points[{i}].id")
     if not points:
         raise PlanError("points is empty; at least one plan is needed")

@@ -99,8 +99,8 @@ def _checked(path: Path) -> bytes:
         problem = f"{status.st_size} bytes" if any(key) else f"{status.st_size} bytes that are all zero"
     if problem:
         raise PrefixError(
-            f"{path} is not a key of a prefix cache: needed is a file of {KEY_BYTES} random bytes that only you may"
-            f" read, there is one with {problem}; delete it, and prompts are computed again"
+            f"{path} is not a key of a prefix cache: expected a file of {KEY_BYTES} random bytes that only you may"
+            f" read, but the file has {problem}; delete it, and prompts are computed again"
         )
     return key
 

@@ -97,7 +97,7 @@ def check_scale(scale: float, name: str) -> None:
     """
     if not (math.isfinite(scale) and abs(scale) <= MAX_SCALE):
         raise EngineError(
-            f"the scale of {name!r:.90} is {scale}, needed is a number from -{MAX_SCALE:g} to {MAX_SCALE:g}"
+            f"the scale of {name!r:.90} is {scale}, expected a number from -{MAX_SCALE:g} to {MAX_SCALE:g}"
         )
 
 

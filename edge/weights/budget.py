@@ -157,7 +157,7 @@ class Opening:
         if rows < sizes.batch and not choose_batch:
             raise NotEnoughMemory(
                 f"{sizes.batch} rows of a batch may choose more experts than the {share.expert_room / MIB:,.0f} MiB for"
-                f" experts hold, {rows} may not; use --batch {rows}, or a larger --memory"
+                f" experts hold; use --batch {rows}, or a larger --memory"
             )
         sizes = replace(sizes, batch=min(sizes.batch, rows))
         keeps_up = _disk_keeps_up(roles, share, speed)

@@ -104,7 +104,7 @@ def load_within(
             )
     except OSError as error:  # the system gives no addresses, or too few
         raise NotEnoughMemory(
-            f"{request.shape.name} needs addresses for {file.size_bytes / MIB:,.0f} MiB, and the system gives none:"
+            f"{request.shape.name} needs address space for {file.size_bytes / MIB:,.0f} MiB, and the system refuses it:"
             f" {error.strerror or error}; raise its limit (ulimit -v), or use a 64-bit system"
         ) from error
 
@@ -153,7 +153,7 @@ def _stub(file: GgufFile) -> Iterator[tuple[Path, Callable[[], None]]]:
                     out.truncate(file.stamp(path)[0])
             except OSError as error:
                 raise EngineError(
-                    f"a copy of the header of {path.name}, {n_bytes} bytes and the rest empty, cannot be made in"
+                    f"an empty copy of {path.name} with its header of {n_bytes} bytes cannot be created in"
                     f" {folder}: {error.strerror}; name another folder with TMPDIR"
                 ) from error
             headers[copy] = n_bytes

@@ -264,8 +264,8 @@ class Reader:
         digest = hashlib.sha256(data).digest()
         if self._digests.setdefault((str(job.source.path), offset), digest) != digest:
             raise WeightsError(
-                f"{job.source.path}: {len(data)} bytes of {job.weight.name} at offset {offset} are not those that were"
-                " read the first time; the disk or the memory is faulty, or the file was changed"
+                f"{job.source.path}: {len(data)} bytes of {job.weight.name} at offset {offset} differ from the bytes"
+                " that were read the first time; the disk or the memory is faulty, or the file was changed"
             )
 
 

@@ -84,7 +84,7 @@ class Pager:
         be read.
         """
         if self._in_use is not None:
-            raise EngineError(f"{piece.name} is needed before {self._in_use[0].name} was done with")
+            raise EngineError(f"{piece.name} is needed before {self._in_use[0].name} was released")
         place = next((place for place in self._placed if place[0] is piece), None)
         if self._lost or place is None:
             self._go_to(piece)

@@ -97,7 +97,7 @@ class RemoteProposer:
         frame = self._link.receive(ANSWER_S, query.n * _ID.itemsize)
         if frame.kind is not Kind.DATA or len(frame.payload) != query.n * _ID.itemsize:
             raise ProtocolError(
-                f"{self._link.peer} was to draft {query.n} tokens, it sent {len(frame.payload)} bytes of"
+                f"{self._link.peer} was asked to draft {query.n} tokens, but sent {len(frame.payload)} bytes of"
                 f" {frame.kind.name}"
             )
         draft: list[int] = np.frombuffer(frame.payload, _ID).tolist()
@@ -119,8 +119,9 @@ def follow(proposer: Proposer, link: Link) -> None:
         n_tokens = query.keep + len(query.tokens)
         if query.keep > len(text) or not 0 < n_tokens <= proposer.context - max(1, query.n):
             raise ProtocolError(
-                f"{query.n} drafts after {n_tokens} tokens were requested, {query.keep} of them known; known are"
-                f" {len(text)}, and there is room for {proposer.context}"
+                f"{query.n} drafts after {n_tokens} tokens were requested, with the first {query.keep} already sent;"
+                f" {len(text)}"
+                f" tokens are known, and the context has {proposer.context}"
             )
         _check_ids(query.tokens, proposer)
         text[query.keep :] = query.tokens

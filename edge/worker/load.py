@@ -92,7 +92,7 @@ class SlicePart(_LoadedRunner):
         """Return the duration of each step and the disk's read rate. Raises EdgeError if there are too many step
         sizes."""
         if len(request.rows) > _MOST_TIMED:
-            raise EdgeError(f"{len(request.rows)} kinds of steps to time; the most are {_MOST_TIMED}")
+            raise EdgeError(f"{len(request.rows)} kinds of steps to time; the maximum is {_MOST_TIMED}")
         with own_kind().timing_clock(self._shard.engine) as clock:
             others = 0 if clock else request.other_bytes  # an engine with its own clock uses no caches
             times = time_shard(self._shard, request.rows, request.steps, request.depth, clock, others)

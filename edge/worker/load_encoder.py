@@ -41,7 +41,7 @@ class EncoderPart(LoadedPart):
         follow(self._encoder, group.links[0])
 
     def time(self, request: pb.Time) -> pb.Timed:
-        raise EdgeError("an encoder is timed by its answers")
+        raise EdgeError("an encoder cannot be timed by itself")
 
     def close(self) -> None:
         self._encoder.close()

@@ -38,4 +38,4 @@ class LoadedPart(ABC):
 def only_other(group: Group, what: str) -> None:
     """Raise EdgeError if a part that serves one other rank is in a larger group."""
     if group.world_size != 2:
-        raise EdgeError(f"{what} for one other rank, {group.world_size} are connected")
+        raise EdgeError(f"{what} needs a group of 2 ranks; {group.world_size} are connected")

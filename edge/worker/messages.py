@@ -45,7 +45,7 @@ def deadlines_of(request: pb.Open) -> Deadlines:
     for name, usual in dataclasses.asdict(Deadlines()).items():
         value = getattr(request, name) or usual
         if not 0 < value <= _MOST_DEADLINE_S:
-            raise EdgeError(f"{name} is {value:g}; needed are seconds above 0, up to {_MOST_DEADLINE_S:g}")
+            raise EdgeError(f"{name} is {value:g}; expected seconds above 0, up to {_MOST_DEADLINE_S:g}")
         seconds[name] = value
     return Deadlines(**seconds)
 

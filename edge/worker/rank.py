@@ -106,7 +106,7 @@ class Rank:
     def _connect(self, request: pb.Connect) -> pb.Event:
         """Dial the ranks above, and wait for the ranks below."""
         if self._connecting:  # the other ranks have seen the result of the first attempt
-            raise EdgeError("the ranks were connected already, or failed to be; open a new session")
+            raise EdgeError("the ranks are already connected, or failed to connect; open a new session")
         mine, ranks = self._open.rank, {peer.rank for peer in request.peers}
         if ranks != set(range(self._open.world_size)) - {mine}:
             raise EdgeError(f"rank {mine} of {self._open.world_size} was given the peers {sorted(ranks)!s:.200}")

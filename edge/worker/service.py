@@ -201,7 +201,7 @@ class Worker:
     ) -> Iterator[pb.SliceState]:
         """Cut a slice from a local model file and report progress. `check` raises to abort."""
         if recipe.n_bytes != offer.n_bytes:
-            raise SliceError(f"the recipe makes {recipe.n_bytes} bytes, the slice offered has {offer.n_bytes}")
+            raise SliceError(f"the recipe makes {recipe.n_bytes} bytes, but the offered slice has {offer.n_bytes}")
         done = threading.Event()
         failed: list[Exception] = []
         cut_bytes = 0

@@ -60,7 +60,7 @@ def _check_layers(meta: Metadata) -> None:
     if blocks and max(blocks) >= n_all:
         raise meta.error(
             f"{meta.key('block_count')} is {n_all}, but there is a tensor of blk.{max(blocks)}; "
-            f"needed are blk.0 to blk.{n_all - 1}"
+            f"expected blk.0 to blk.{n_all - 1}"
         )
 
 
@@ -75,10 +75,10 @@ def _check_experts(meta: Metadata, shape: ModelShape) -> None:
             raise meta.error(f"{meta.key('expert_used_count')} is 0 for layer {layer}, which has {count} experts")
     if used > count or (count and not used):
         raise meta.error(
-            f"{meta.key('expert_used_count')} is {used} of {count} experts, needed is {min(count, 1)} to {count}"
+            f"{meta.key('expert_used_count')} is {used} of {count} experts, expected {min(count, 1)} to {count}"
         )
     if groups and groups >= count:
-        raise meta.error(f"{meta.key('expert_group_count')} is {groups}, needed is less than the {count} experts")
+        raise meta.error(f"{meta.key('expert_group_count')} is {groups}, expected less than the {count} experts")
     if groups > 1:
         meta.count("expert_group_used_count", least=1, most=groups - 1)
         if count % groups:
@@ -98,17 +98,19 @@ def _check_heads(meta: Metadata, shape: ModelShape) -> None:
         meta.count("attention.value_length" + suffix, shape.head_v, least=1, most=_MAX_WIDTH)
         turned = meta.count("rope.dimension_count" + suffix, 0)
         if turned > head_k or turned % 2:
-            raise meta.error(f"{meta.key('rope.dimension_count' + suffix)} is {turned}, needed: even, up to {head_k}")
+            raise meta.error(
+                f"{meta.key('rope.dimension_count' + suffix)} is {turned}, expected an even number up to {head_k}"
+            )
 
 
 def _check_numbers(meta: Metadata) -> None:
     for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon"):
         value = meta.file.metadata.get(meta.key("attention." + name), 0.0)
         if isinstance(value, float) and not 0 <= value < math.inf:
-            raise meta.error(f"{meta.key('attention.' + name)} is {value}, needed is a small number above 0")
+            raise meta.error(f"{meta.key('attention.' + name)} is {value}, expected a small number above 0")
     sections = meta.file.metadata.get(meta.key("rope.dimension_sections"))
     if isinstance(sections, GgufArray) and not any(sections[:3]):
-        raise meta.error(f"{meta.key('rope.dimension_sections')} is {list(sections[:4])}, needed is one above 0")
+        raise meta.error(f"{meta.key('rope.dimension_sections')} is {list(sections[:4])}, expected one above 0")
     scaling = meta.file.metadata.get(meta.key("rope.scaling.type"), "none")
     if isinstance(scaling, str) and scaling not in _ROPE_SCALING:
         raise meta.error(f"{meta.key('rope.scaling.type')} is {scaling[:80]!r}, known are {', '.join(_ROPE_SCALING)}")
@@ -156,12 +158,12 @@ def _check_arrays(meta: Metadata) -> None:
         if value is None:
             continue
         if meta.file.value_type(key) != needed:
-            raise meta.error(f"{key} is stored as {meta.file.value_type(key)}, needed is {needed}")
+            raise meta.error(f"{key} is stored as {meta.file.value_type(key)}, expected {needed}")
         if name in ("scores", "token_type") and isinstance(value, GgufArray) and len(value) != n_tokens:
             raise meta.error(f"{key} has {len(value)} items for {n_tokens} tokens; convert the model again")
     charsmap = "tokenizer.ggml.precompiled_charsmap"
     if charsmap in metadata and meta.file.value_type(charsmap) not in ("arr[i8]", "arr[u8]"):
-        raise meta.error(f"{charsmap} is stored as {meta.file.value_type(charsmap)}, needed are bytes")
+        raise meta.error(f"{charsmap} is stored as {meta.file.value_type(charsmap)}, expected bytes")
 
 
 def _check_tokens(meta: Metadata, model: str, tokens: GgufArray) -> None:

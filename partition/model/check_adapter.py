@@ -44,10 +44,11 @@ def adapter_pairs(adapter: GgufFile, model: GgufFile) -> Mapping[str, Pair]:
     for name in names:
         weight = name.removesuffix(A).removesuffix(B)
         if name not in (weight + A, weight + B):
-            raise _error(adapter, f"tensor {name!r:.80} is no {A} or {B} of a weight; convert the adapter again")
+            raise _error(adapter, f"tensor {name!r:.80} is not the {A} or {B} of a weight; convert the adapter again")
         if weight not in model.tensors:
             raise _error(
-                adapter, f"it changes {weight!r:.80}, which {model.path.name} does not have; is it of another?"
+                adapter,
+                f"it changes {weight!r:.80}, which {model.path.name} does not have; use an adapter of this model",
             )
         a, b = adapter.tensors.get(weight + A), adapter.tensors.get(weight + B)
         if a is None or b is None:
@@ -64,7 +65,7 @@ def _check_metadata(adapter: GgufFile, model: GgufFile) -> None:
     for key, needed in _NEEDED:
         value = adapter.metadata.get(key)
         if value != needed:
-            raise _error(adapter, f"{key} is {value!r:.80}, needed is {needed!r}: this is no LoRA adapter")
+            raise _error(adapter, f"{key} is {value!r:.80}, expected {needed!r}: this is not a LoRA adapter")
     if adapter.architecture != model.architecture:
         raise _error(
             adapter,
@@ -80,7 +81,7 @@ def _check_metadata(adapter: GgufFile, model: GgufFile) -> None:
     alpha = adapter.metadata.get(ALPHA, 0.0)
     kind = adapter.value_type(ALPHA) if ALPHA in adapter.metadata else "f32"
     if kind != "f32" or not isinstance(alpha, float) or not math.isfinite(alpha):
-        raise _error(adapter, f"{ALPHA} is {alpha!r:.80} ({kind}), needed is a finite f32; convert the adapter again")
+        raise _error(adapter, f"{ALPHA} is {alpha!r:.80} ({kind}), expected a finite f32; convert the adapter again")
 
 
 def _check_pair(adapter: GgufFile, model: GgufFile, weight: TensorInfo, a: TensorInfo, b: TensorInfo) -> None:
@@ -90,7 +91,7 @@ def _check_pair(adapter: GgufFile, model: GgufFile, weight: TensorInfo, a: Tenso
                 adapter, f"{tensor.name!r} is {tensor.type.name}, known are {', '.join(TYPES)}; convert it again"
             )
     if len(weight.shape) < 2 or not weight.name.endswith(".weight"):
-        raise _error(adapter, f"it changes {weight.name!r}, which is no matrix, so that llama.cpp would leave it out")
+        raise _error(adapter, f"it changes {weight.name!r}, which is not a matrix, so llama.cpp would ignore it")
     rank = b.shape[0]
     n_in, n_out, *matrices = weight.shape
     if weight.name == TOKEN_TABLE:
@@ -107,7 +108,7 @@ def _check_pair(adapter: GgufFile, model: GgufFile, weight: TensorInfo, a: Tenso
         raise _error(
             adapter,
             f"{weight.name!r} is {list(weight.shape)} and its {A} and {B} are {list(a.shape)} and {list(b.shape)};"
-            f" needed are {list(needed[0])} and {list(needed[1])}; use an adapter of this very model",
+            f" expected {list(needed[0])} and {list(needed[1])}; use an adapter of this very model",
         )
 
 

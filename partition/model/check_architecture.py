@@ -111,7 +111,7 @@ def _check_latent(meta: Metadata, shape: ModelShape) -> None:
     meta.count("attention.key_length_mla", least=turned + 1)
     meta.count("attention.value_length_mla", least=1)
     if turned % 2:
-        raise meta.error(f"RoPE turns {turned} values of a head, needed is an even number")
+        raise meta.error(f"RoPE turns {turned} values of a head, expected an even number")
 
 
 def recurrent_layers(meta: Metadata, shape: ModelShape) -> tuple[bool, ...]:
@@ -139,7 +139,7 @@ def _check_heads(meta: Metadata, shape: ModelShape, whole: bool) -> None:
     turned = meta.count("rope.dimension_count", shape.head_k)
     meta.count("rope.dimension_count_swa", 2, least=2)
     if turned % 2 or not turned:
-        raise meta.error(f"RoPE turns {turned} values of a head, needed is an even number above 0")
+        raise meta.error(f"RoPE turns {turned} values of a head, expected an even number above 0")
     if shape.head_k != shape.head_v or (whole and turned != shape.head_k):
         sizes = f"keys have {shape.head_k} values, values {shape.head_v}, RoPE turns {turned}"
         raise meta.error(f"{sizes}; {meta.architecture} needs all three equal")

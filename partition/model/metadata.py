@@ -52,5 +52,5 @@ class Metadata:
     def _checked(self, name: str, value: object, least: int, most: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             shown = repr(value)[:80]
-            raise self.error(f"{self.key(name)} is {shown}, needed is a whole number from {least} to {most}")
+            raise self.error(f"{self.key(name)} is {shown}, expected a whole number from {least} to {most}")
         return value

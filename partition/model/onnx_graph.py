@@ -196,7 +196,7 @@ def _constants(
                     constant[name] = place
     for name in outputs:
         if name not in available:
-            raise CannotSlice(f"nothing makes the output {name!r}; the model is not whole")
+            raise CannotSlice(f"no node makes the output {name!r}; the model is incomplete")
     return constant
 
 

@@ -51,7 +51,7 @@ def dim_sizes(shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> dict[str
             there = f"open are {', '.join(keys)}" if keys else "the inputs have no open dimension"
             raise PlanError(f"a size is given for {name!r}, which no input has; {there}")
         if size < 0:
-            raise PlanError(f"the size of {name!r} is {size}; needed is 0 or more")
+            raise PlanError(f"the size of {name!r} is {size}; expected 0 or more")
         key = key_of[name]
         if by_name.setdefault(key, size) != size:
             raise PlanError(f"the dimension {key!r} has one size for all inputs; {by_name[key]} and {size} are given")
@@ -171,7 +171,7 @@ def _sizes(inputs: Sequence[Any], dims: Mapping[str, int]) -> dict[str, int]:
     for key, axes in dim_keys(shapes).items():
         if key not in sizes:
             name, _, axis = axes[0].removesuffix("]").rpartition("[")
-            raise PlanError(f"input {name!r}: dimension {axis} ({key}) is open; needed is a size for {key!r}")
+            raise PlanError(f"input {name!r}: dimension {axis} ({key}) is open; expected a size for {key!r}")
     return sizes
 
 

@@ -19,12 +19,12 @@ def checked_shares(shares: Sequence[float], ranks: int, first: int = 0) -> list[
     Raises PlanError unless there is a finite share above 0 for each of `ranks` ranks.
     """
     if not 0 < ranks <= MAX_WORLD_SIZE:
-        raise PlanError(f"{ranks} ranks; needed are 1 to {MAX_WORLD_SIZE}")
+        raise PlanError(f"{ranks} ranks; expected 1 to {MAX_WORLD_SIZE}")
     if len(shares) != ranks:
         raise PlanError(f"{len(shares)} shares for {ranks} ranks; give one for each")
     for rank, share in enumerate(shares, first):
         if not (isfinite(share) and share > 0):
-            raise PlanError(f"the share of rank {rank} is {share}; needed is a number above 0")
+            raise PlanError(f"the share of rank {rank} is {share}; expected a number above 0")
     largest = max(shares)
     return [max(share / largest, _LEAST) for share in shares]
 

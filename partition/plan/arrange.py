@@ -46,11 +46,9 @@ def make_plan(
         computing = (n - thin,) if parallel == "tensor" else (1,) * (n - thin)
         stages_of = (1,) * thin + computing
     if sum(stages_of) != n or any(ranks < 1 for ranks in stages_of):
-        raise PlanError(
-            f"stages of {', '.join(map(str, stages_of))} ranks for {n} devices; needed is one rank for each"
-        )
+        raise PlanError(f"stages of {', '.join(map(str, stages_of))} ranks for {n} devices; expected one rank for each")
     if thin and stages_of[0] != 1:
-        raise PlanError(f"rank 0 has no share of a stage of {stages_of[0]} ranks; needed is a stage of its own")
+        raise PlanError(f"rank 0 has no share of a stage of {stages_of[0]} ranks; expected a stage of its own")
     own = [Stage(NOTHING, shards(limits, devices[:1], [1.0], last=False))] * thin
     edges = list(accumulate(stages_of[thin:], initial=int(thin)))
     members = [slice(start, stop) for start, stop in pairwise(edges)]

@@ -103,7 +103,7 @@ def _cut_of(possible: list[Cut], graph: OnnxGraph, where: str | int) -> Cut:
         if 0 < at < n:
             raise CannotSlice(_refusal(graph, [_crossing(graph, at)]))
         if possible:
-            raise PlanError(f"there is no cut at {at}; needed is a position of 1 to {n - 1}, or a label")
+            raise PlanError(f"there is no cut at {at}; expected a position of 1 to {n - 1}, or a label")
     if not possible or isinstance(where, int):
         raise PlanError(places_text(graph, possible))
     labels = [cut.label for cut in possible]
@@ -137,7 +137,7 @@ def routes(graph: OnnxGraph, positions: Iterable[int]) -> list[tuple[Value, ...]
     n = len(graph.nodes)
     bounds = (0, *positions, n)
     if any(start >= stop for start, stop in pairwise(bounds)):
-        raise PlanError(f"cuts at {list(bounds[1:-1])}; needed are positions from 1 to {n - 1} that ascend")
+        raise PlanError(f"cuts at {list(bounds[1:-1])}; expected positions from 1 to {n - 1} that ascend")
     return [_values(graph, _crossing(graph, at)) for at in bounds]
 
 
@@ -148,7 +148,7 @@ def stage_io(graph: OnnxGraph, start: int, stop: int) -> StageIO:
     unknown.
     """
     if not 0 <= start < stop <= len(graph.nodes):
-        raise PlanError(f"stage [{start}, {stop}]; needed is 0 <= start < stop <= {len(graph.nodes)}")
+        raise PlanError(f"stage [{start}, {stop}]; expected 0 <= start < stop <= {len(graph.nodes)}")
     tensors_in, tensors_out = (_values(graph, _crossing(graph, at)) for at in (start, stop))
     nodes = graph.nodes[start:stop]
     used = {name for node in nodes for name in node.inputs}

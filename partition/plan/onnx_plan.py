@@ -46,7 +46,7 @@ class OnnxPlan:
     def __post_init__(self) -> None:
         check_model(self.model, self.model_digest)
         if len(self.stages) > MOST_STAGES:
-            raise PlanError(f"{len(self.stages)} stages; the most are {MOST_STAGES}")
+            raise PlanError(f"{len(self.stages)} stages; the maximum is {MOST_STAGES}")
         tiles("nodes of the stages", [stage.nodes for stage in self.stages], self.n_nodes)
         for i, device in enumerate(self.devices[1:], 1):
             if device == LOCAL:

@@ -25,7 +25,7 @@ class Range:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:
-            raise PlanError(f"the range [{self.start}, {self.stop}]; needed is 0 <= start <= stop")
+            raise PlanError(f"the range [{self.start}, {self.stop}]; expected 0 <= start <= stop")
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -45,10 +45,10 @@ class Range:
         """Return the range that `to_json` wrote. Raises PlanError, which names the wrong value."""
         ends = fields.items(values, where)
         if len(ends) != 2:
-            raise PlanError(f"{where}: {len(ends)} numbers; needed are two, [start, stop]")
+            raise PlanError(f"{where}: {len(ends)} numbers; expected two, [start, stop]")
         start, stop = (fields.number(end, where) for end in ends)
         if start > stop:
-            raise PlanError(f"{where}: [{start}, {stop}]; needed is start <= stop")
+            raise PlanError(f"{where}: [{start}, {stop}]; expected start <= stop")
         return cls(start, stop)
 
 
@@ -80,7 +80,7 @@ class Sizes:
         least = {"layers": 1, "heads": 0, "heads_kv": 0, "ff": 0, "vocab": 1}
         for name, few in least.items():
             if getattr(self, name) < few:
-                raise PlanError(f"{name} is {getattr(self, name)}, needed is {few} or more")
+                raise PlanError(f"{name} is {getattr(self, name)}, expected {few} or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class Shard:
     def __post_init__(self) -> None:
         check_device(self.device, self.threads, self.affinity)
         if self.gpu_layers is not None and self.gpu_layers < 0:
-            raise PlanError(f"{self.device}: gpu_layers is {self.gpu_layers}, needed is 0 or more")
+            raise PlanError(f"{self.device}: gpu_layers is {self.gpu_layers}, expected 0 or more")
         if self.memory is not None and self.memory < 1:
-            raise PlanError(f"{self.device}: memory is {self.memory}, needed is 1 byte or more")
+            raise PlanError(f"{self.device}: memory is {self.memory}, expected 1 byte or more")
         if self.memory is not None and self.gpu_layers:
             raise PlanError(f"{self.device}: memory is a budget without a GPU, and gpu_layers is {self.gpu_layers}")
 
@@ -140,25 +140,25 @@ class Plan:
     def __post_init__(self) -> None:
         check_model(self.model, self.model_digest)
         if self.microbatches is not None and self.microbatches < 1:
-            raise PlanError(f"microbatches is {self.microbatches}, needed is 1 or more")
+            raise PlanError(f"microbatches is {self.microbatches}, expected 1 or more")
         self._check_prefill()
         tiles("layers of the stages", [stage.layers for stage in self.computing], self.sizes.layers)
         if self.thin_owner and (len(self.stages[0].shards) != 1 or self.stages[0].layers.start):
             raise PlanError(
                 f"stage 0 has no layers, begins with layer {self.stages[0].layers.start} and has"
-                f" {len(self.stages[0].shards)} shards; needed are layers [0, 0] and one shard, of this device"
+                f" {len(self.stages[0].shards)} shards; expected layers [0, 0] and one shard, of this device"
             )
         for i, stage in enumerate(self.stages):
             self._check_shards(f"stage {i}", stage.shards, last=stage is self.stages[-1])
         if self.world_size > MAX_WORLD_SIZE:
-            raise PlanError(f"{self.world_size} ranks; the most are {MAX_WORLD_SIZE}")
+            raise PlanError(f"{self.world_size} ranks; the maximum is {MAX_WORLD_SIZE}")
         for rank, device in enumerate(self.devices):
             if (device == LOCAL) != (rank == 0):
                 raise PlanError(f"rank {rank} is on {device!r}; rank 0, and no other, is {LOCAL!r}")
 
     def _check_prefill(self) -> None:
         if self.prefill_from < 0:
-            raise PlanError(f"prefill_from is {self.prefill_from}, needed is 0 or more tokens")
+            raise PlanError(f"prefill_from is {self.prefill_from}, expected 0 or more tokens")
         if self.prefill is None:
             if self.prefill_from:
                 raise PlanError(f"prefill_from is {self.prefill_from}, and there is no prefill; leave it out")
@@ -168,14 +168,14 @@ class Plan:
         for name in ("model", "model_digest", "sizes"):
             its, own = getattr(self.prefill, name), getattr(self, name)
             if its != own:
-                raise PlanError(f"prefill, {name}: {its!s:.80}, needed is that of the plan it belongs to, {own!s:.80}")
+                raise PlanError(f"prefill, {name}: {its!s:.80}, expected that of the plan it belongs to, {own!s:.80}")
 
     def _check_shards(self, where: str, shards: tuple[Shard, ...], last: bool) -> None:
         for name, total in (("heads", self.sizes.heads), ("ff", self.sizes.ff)):
             ranges: list[Range] = [getattr(shard, name) for shard in shards]
             if total == 0:
                 if len(shards) != 1:
-                    raise PlanError(f"{where} has {len(shards)} shards of a model without {name}; needed is one shard")
+                    raise PlanError(f"{where} has {len(shards)} shards of a model without {name}; expected one shard")
                 if ranges[0] != NOTHING:
                     raise PlanError(f"{where}, {name}: {ranges[0]} of a model that has none")
             elif name == "ff" or ranges != [Range(0, total)] * max(1, len(shards)):  # all shards may have all heads
@@ -253,7 +253,7 @@ class Plan:
 
     def _checked(self, rank: int) -> int:
         if not 0 <= rank < self.world_size:
-            raise PlanError(f"rank {rank} of a plan that has ranks 0 to {self.world_size - 1}")
+            raise PlanError(f"there is no rank {rank}; the plan has ranks 0 to {self.world_size - 1}")
         return rank
 
     def to_json(self) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def check_model(name: str, digest: str) -> None:
     """Raise PlanError unless a plan may have this model name, and the digest is valid or empty."""
     fields.text(name, "model")
     if digest and not is_digest(digest):
-        raise PlanError(f"model_digest is {digest[:80]!r}; needed is a SHA-256 in hexadecimal, or nothing")
+        raise PlanError(f"model_digest is {digest[:80]!r}; expected a SHA-256 in hexadecimal, or nothing")
 
 
 def clean_name(name: str) -> str:
@@ -287,11 +287,11 @@ def clean_name(name: str) -> str:
 def check_device(device: str, threads: int | None, affinity: Sequence[int]) -> None:
     """Raise PlanError unless a plan may contain this device, this number of threads and these processors."""
     if not (0 < len(device) <= 255 and device.isprintable()):
-        raise PlanError(f"the device {device[:80]!r}; needed is an address or a name, 1 to 255 characters")
+        raise PlanError(f"the device {device[:80]!r}; expected an address or a name, 1 to 255 characters")
     if threads is not None and threads < 1:
-        raise PlanError(f"{device}: threads is {threads}, needed is 1 or more")
+        raise PlanError(f"{device}: threads is {threads}, expected 1 or more")
     if len(set(affinity)) < len(affinity) or any(cpu < 0 for cpu in affinity):
-        raise PlanError(f"{device}: affinity is {list(affinity)}; needed are processors' numbers, each once")
+        raise PlanError(f"{device}: affinity is {list(affinity)}; expected processors' numbers, each once")
 
 
 def tiles(what: str, ranges: Sequence[Range], total: int) -> None:
@@ -301,7 +301,7 @@ def tiles(what: str, ranges: Sequence[Range], total: int) -> None:
         if not part:
             raise PlanError(f"{what}: part {i} is [{part.start}, {part.stop}], which is empty; leave that part out")
         if part.start != at:
-            raise PlanError(f"{what}: part {i} is [{part.start}, {part.stop}], needed is one that starts at {at}")
+            raise PlanError(f"{what}: part {i} is [{part.start}, {part.stop}], expected one that starts at {at}")
         at = part.stop
     if at != total:
-        raise PlanError(f"{what}: the parts end at {at}, needed is {total}")
+        raise PlanError(f"{what}: the parts end at {at}, expected {total}")

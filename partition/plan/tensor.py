@@ -33,7 +33,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.head_unit < 1 or self.ff_unit < 1:
-            raise PlanError(f"units of {self.head_unit} heads and {self.ff_unit} columns; needed is 1 or more")
+            raise PlanError(f"units of {self.head_unit} heads and {self.ff_unit} columns; expected 1 or more")
         if len(self.layer_bytes) != self.sizes.layers:
             raise PlanError(f"bytes of {len(self.layer_bytes)} layers of a model that has {self.sizes.layers}")
 

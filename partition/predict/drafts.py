@@ -61,7 +61,7 @@ class Draft:
 
     def __post_init__(self) -> None:
         if not 0 <= self.acceptance <= 1:
-            raise PlanError(f"an acceptance of {self.acceptance:g}; needed is a part of drafts, from 0 to 1")
+            raise PlanError(f"an acceptance of {self.acceptance:g}; expected a fraction from 0 to 1")
 
     @property
     def possible_rows(self) -> tuple[int, ...]:

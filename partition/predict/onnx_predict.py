@@ -48,7 +48,7 @@ class OnnxDevice:
         if not all(0 <= seconds < math.inf for seconds in (*self.segments_s, self.stage_s)):
             raise PlanError(f"{self.name}: a segment that takes no finite time of 0 s or more; measure it again")
         if self.watts is not None and not 0 < self.watts < math.inf:
-            raise PlanError(f"{self.name}: watts is {self.watts}; needed is a number above 0")
+            raise PlanError(f"{self.name}: watts is {self.watts}; expected a number above 0")
 
     def times(self, factor: float) -> OnnxDevice:
         """Return the same speeds with all computation slowed down by a factor."""

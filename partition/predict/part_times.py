@@ -84,7 +84,7 @@ def _read(profile: Any, sizes: PartSizes) -> tuple[DeviceSpeed, float, float, in
     preset = profile.get("preset") if isinstance(profile, dict) else None
     if preset is not None:
         if preset not in CATALOG:
-            raise PlanError(f"profile: preset is {fields.short(preset)}; needed is one of {', '.join(CATALOG)}")
+            raise PlanError(f"profile: preset is {fields.short(preset)}; expected one of {', '.join(CATALOG)}")
         speed = preset_speed(CATALOG[preset], sizes, preset, preset)
         return speed, sizes.layer_bytes, max(1.0, sizes.head_bytes), max(1, sizes.heads)
     record = fields.record(profile, "profile", ("speed", "layer_bytes", "head_bytes", "heads"))
@@ -93,5 +93,5 @@ def _read(profile: Any, sizes: PartSizes) -> tuple[DeviceSpeed, float, float, in
     )
     heads = fields.number(record["heads"], "profile.heads", _MOST_HEADS)
     if not (layer_bytes and head_bytes and heads):
-        raise PlanError("profile: layer_bytes, head_bytes and heads are above 0")
+        raise PlanError("profile: layer_bytes, head_bytes and heads must be above 0")
     return replace(speed_of(record["speed"], "profile", "profile", 0.0)), layer_bytes, head_bytes, heads

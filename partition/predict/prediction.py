@@ -36,7 +36,7 @@ class StagePrediction:
 
     def __post_init__(self) -> None:
         if not self.devices:
-            raise PlanError("devices is empty; needed is one device or more")
+            raise PlanError("devices is empty; expected one device or more")
 
     @property
     def computes(self) -> bool:
@@ -66,9 +66,9 @@ class Prediction:
 
     def __post_init__(self) -> None:
         if not self.stages:
-            raise PlanError("stages is empty; needed is one stage or more")
+            raise PlanError("stages is empty; expected one stage or more")
         if (self.ttft_s is None) != (self.prompt is None):
-            raise PlanError("ttft_s and prompt are of language models; needed are both of them, or none")
+            raise PlanError("ttft_s and prompt are for language models; expected both or neither")
 
     @property
     def n_stages(self) -> int:

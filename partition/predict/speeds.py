@@ -29,9 +29,9 @@ class Curve:
     def __post_init__(self) -> None:
         rows = [n for n, _ in self.points]
         if not rows or rows != sorted(set(rows)) or rows[0] < 1:
-            raise PlanError(f"a curve at rows {rows}; needed are one or more, ascending from 1")
+            raise PlanError(f"a curve at rows {rows}; expected one or more, ascending from 1")
         if not all(0 <= seconds <= MOST_S for _, seconds in self.points):
-            raise PlanError(f"a curve of {[seconds for _, seconds in self.points]} seconds; needed are 0 to {MOST_S:g}")
+            raise PlanError(f"a curve of {[seconds for _, seconds in self.points]} seconds; expected 0 to {MOST_S:g}")
 
     def to_json(self) -> list[list[float]]:
         """Return [[rows, seconds], ...]."""
@@ -44,7 +44,7 @@ class Curve:
         for i, point in enumerate(fields.items(values, where)):
             pair = fields.items(point, f"{where}[{i}]")
             if len(pair) != 2:
-                raise PlanError(f"{where}[{i}]: {len(pair)} numbers; needed are rows and seconds")
+                raise PlanError(f"{where}[{i}]: {len(pair)} numbers; expected rows and seconds")
             points.append((fields.number(pair[0], f"{where}[{i}]"), fields.figure(pair[1], f"{where}[{i}]", MOST_S)))
         return cls(tuple(points))
 
@@ -89,7 +89,7 @@ class DeviceSpeed:
         for name in ("disk_bytes_per_s", "watts"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise PlanError(f"{self.name}: {name} is {value}; needed is a number above 0")
+                raise PlanError(f"{self.name}: {name} is {value}; expected a number above 0")
 
     def times(self, factor: float) -> DeviceSpeed:
         """Return the same speeds with all computation slowed down by a factor."""
@@ -152,10 +152,10 @@ class LinkSpeed:
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency_s < math.inf:
-            raise PlanError(f"a link with a latency of {self.latency_s} s; needed is 0 or more")
+            raise PlanError(f"a link with a latency of {self.latency_s} s; expected 0 or more")
         if not 0 < self.bytes_per_s <= FASTEST_LINK_BYTES_PER_S:
             raise PlanError(
-                f"a link of {self.bytes_per_s:.3g} bytes/s; needed is a number above 0, at most"
+                f"a link of {self.bytes_per_s:.3g} bytes/s; expected a number above 0, at most"
                 f" {FASTEST_LINK_BYTES_PER_S:.3g}, which no memory behind it exceeds; measure it again"
             )
 
@@ -204,7 +204,7 @@ def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
     for key in (*_NUMBERS, *(name for name in _OPTIONAL if record.get(name) is not None)):
         value = record[key]
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-            raise PlanError(f"{name}: {key} is {fields.short(value)}; needed is a number of 0 or more")
+            raise PlanError(f"{name}: {key} is {fields.short(value)}; expected a number of 0 or more")
         numbers[key] = value
     curves: dict[str, Any] = {key: Curve.from_json(record[key], f"{name}: {key}") for key in _CURVES}
     return DeviceSpeed(device, name, **curves, **numbers, age_s=age_s, busy=record.get("busy") is True)

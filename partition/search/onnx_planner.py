@@ -63,7 +63,7 @@ class OnnxPlanner:
         """
         names = [speed.device for speed in speeds]
         if not 1 <= len(names) == len(set(names)) <= MOST_STAGES:
-            raise PlanError(f"the devices {', '.join(names)!s:.200}; needed are 1 to {MOST_STAGES}, each once")
+            raise PlanError(f"the devices {', '.join(names)!s:.200}; expected 1 to {MOST_STAGES}, each once")
         for speed in speeds:
             if len(speed.segments_s) != work.segments:
                 raise PlanError(
@@ -71,7 +71,7 @@ class OnnxPlanner:
                     " measure it again"
                 )
         if in_flight is not None and not 1 <= in_flight <= MOST_IN_FLIGHT:
-            raise PlanError(f"{in_flight} inputs in flight; needed are 1 to {MOST_IN_FLIGHT}")
+            raise PlanError(f"{in_flight} inputs in flight; expected 1 to {MOST_IN_FLIGHT}")
         self.work, self.speeds, self.links = work, tuple(speeds), links
         self.in_flight = in_flight
         self._model, self._digest = clean_name(model), digest

@@ -88,7 +88,7 @@ class Planner:
         Raises PlanError without the owner's device.
         """
         if not speeds or speeds[0].device != LOCAL:
-            raise PlanError("the first device is to be the owner's own")
+            raise PlanError("the first device must be the owner's own")
         self.work, self.speeds, self.links = work, tuple(speeds), links
         self._model, self._digest, self._tensor, self._pipeline = clean_name(model), digest, tensor, pipeline
         self._thin = thin

@@ -83,7 +83,7 @@ def trace(lines: Iterable[str], prompt: int, tokens: int, most: int = MOST_REQUE
             Request(time, _tokens(values[1], prompt, where, _KEYS[1]), _tokens(values[2], tokens, where, _KEYS[2]))
         )
     if not requests:
-        raise TraceError("there are no arrivals; needed is a line for each, with its seconds")
+        raise TraceError("there are no arrivals; expected a line for each, with its seconds")
     span = requests[-1].arrival_s - requests[0].arrival_s
     rate = (len(requests) - 1) / span if span else None
     return Arrivals(tuple(requests), f"{len(requests)} of a trace", rate)
@@ -93,14 +93,14 @@ def _columns(text: str, where: str) -> list[Any]:
     """Parse a line of CSV. Empty columns are None."""
     columns = [column.strip() for column in text.split(",")]
     if len(columns) > len(_KEYS):
-        raise TraceError(f"{where}: {len(columns)} columns; needed are {', '.join(_KEYS)}, or the first of them")
+        raise TraceError(f"{where}: {len(columns)} columns; expected {', '.join(_KEYS)}, or the first of them")
     values: list[Any] = []
     for i, column in enumerate(columns):
         try:
             values.append((float(column) if i == 0 else int(column)) if column else None)
         except ValueError:
             kind = "a number of seconds" if i == 0 else "a whole number"
-            raise TraceError(f"{where}: {_KEYS[i]} is {fields.short(column)}; needed is {kind}") from None
+            raise TraceError(f"{where}: {_KEYS[i]} is {fields.short(column)}; expected {kind}") from None
     return [*values, None, None]
 
 
@@ -108,7 +108,7 @@ def _object(text: str, where: str) -> list[Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        raise TraceError(f"{where}: this is no JSON object") from None
+        raise TraceError(f"{where}: this is not a JSON object") from None
     unknown = next((key for key in values if key not in _KEYS), None)
     if unknown is not None:
         raise TraceError(f"{where}: unknown field {fields.short(unknown)}; known are {', '.join(_KEYS)}")
@@ -117,7 +117,7 @@ def _object(text: str, where: str) -> list[Any]:
 
 def _time(value: Any, where: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9 or math.isnan(value):
-        raise TraceError(f"{where}: {_KEYS[0]} is {fields.short(value)}; needed are seconds from 0 to 1e9")
+        raise TraceError(f"{where}: {_KEYS[0]} is {fields.short(value)}; expected seconds from 0 to 1e9")
     return float(value)
 
 
@@ -125,5 +125,5 @@ def _tokens(value: Any, usual: int, where: str, key: str) -> int:
     if value is None:
         return usual
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TOKENS:
-        raise TraceError(f"{where}: {key} is {fields.short(value)}; needed is a whole number from 1 to {MOST_TOKENS}")
+        raise TraceError(f"{where}: {key} is {fields.short(value)}; expected a whole number from 1 to {MOST_TOKENS}")
     return value

@@ -79,7 +79,7 @@ class Clock:
             done += 1
             if done > MOST_EVENTS:
                 raise TooManyEvents(
-                    f"the simulation has come to {self.now:.4g} s after {MOST_EVENTS:,} events, the most it may take;"
+                    f"the simulation reached {self.now:.4g} s after {MOST_EVENTS:,} events, which is its limit;"
                     " use fewer requests, or fewer tokens of each"
                 )
 

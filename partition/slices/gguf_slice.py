@@ -80,7 +80,7 @@ def elastic_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
         return slice_recipe(file, model_digest, cut)
     by_size = [_planned(file.with_tensors(size.tensors), cut) for size in sizes]
     if len({tuple((part.tensor.name, part.tensor.shape) for part in parts) for parts, _ in by_size}) > 1:
-        raise CannotSlice("the sizes of this model would be cut at other columns; choose other shares, or one size")
+        raise CannotSlice("the sizes of this model would need different cuts; choose other shares, or one size")
     placed: dict[tuple[str, int], Placed] = {}
     positions: dict[tuple[str, int], int] = {}
     end = 0
@@ -151,7 +151,7 @@ def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], dict[str, bytes]
     edges = (*source.starts, source.shape.n_layers)
     if cut.layers.start not in edges or cut.layers.stop not in edges:
         raise CannotSlice(
-            f"layers {cut.layers} of a {source.file.architecture} model whose stages begin with layers "
+            f"layers {cut.layers} of a {source.file.architecture} model, whose stages must begin with layers "
             f"{', '.join(map(str, source.starts))}, because its layers are of several kinds; make the plan again"
         )
     if len(cut.layers) in source.no_stage_of:
@@ -169,7 +169,7 @@ def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], dict[str, bytes]
             )
         if (len(cut.heads) % source.head_unit and len(cut.heads) < source.heads) or len(cut.ff) % source.ff_unit:
             raise CannotSlice(
-                f"{len(cut.heads)} heads and {len(cut.ff)} FFN columns; needed are multiples of {source.head_unit} and "
+                f"{len(cut.heads)} heads and {len(cut.ff)} FFN columns; expected multiples of {source.head_unit} and "
                 f"{source.ff_unit}, the quantization's blocks; make the plan again"
             )
     return tensors.tensors(source, cut), pairs(source, cut)

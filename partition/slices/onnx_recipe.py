@@ -68,7 +68,7 @@ def _fields(data: Data, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
         elif kind == _BYTES:
             length, at = _varint(data, at, stop)
             if length > stop - at:
-                raise ValueError(f"a field of {length} bytes, where {stop - at} are left")
+                raise ValueError(f"a field of {length} bytes, but only {stop - at} are left")
             yield tag >> 3, at, at + length
             at += length
         else:

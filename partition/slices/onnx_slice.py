@@ -25,7 +25,7 @@ def slice_model(model: Any, graph: OnnxGraph, start: int, stop: int) -> Any:
     listed = flat_nodes(model)
     stage = graph.nodes[start:stop]
     if any(node.place >= len(listed) or node.outputs[0] not in listed[node.place].output for node in stage):
-        raise CannotSlice("the graph is another model's; look at the model again that is to be cut")
+        raise CannotSlice("the graph belongs to another model; read the model that is to be cut again")
     weights = {tensor.name for tensor in model.graph.initializer}
     fixed = [name for name in io.makes if name not in graph.makers]
     places, needed = _places(listed, {node.place for node in stage}, fixed, io.takes)

@@ -68,7 +68,7 @@ class Zeros:
     length: int
 
     def __post_init__(self) -> None:
-        _need(0 < self.length <= MAX_BYTES, lambda: f"{self.length} zeros, needed are 1 to {MAX_BYTES}")
+        _need(0 < self.length <= MAX_BYTES, lambda: f"{self.length} zeros, expected 1 to {MAX_BYTES}")
 
     @property
     def n_bytes(self) -> int:
@@ -94,7 +94,7 @@ class Blocks:
             0 < self.n_bytes <= MAX_BYTES
             and 0 <= self.first < end <= self.length <= _MOST_BLOCK
             and 0 < self.scales <= 2,
-            lambda: f"{self}: needed are 1 or 2 scales within blocks of up to {_MOST_BLOCK} bytes",
+            lambda: f"{self}: expected 1 or 2 scales within blocks of up to {_MOST_BLOCK} bytes",
         )
 
     @property
@@ -130,7 +130,7 @@ class Copy:
             object.__setattr__(self, "stride", self.length)
         _need(
             self.offset >= 0 and 0 < self.length <= self.stride and self.count > 0 and self.end <= MAX_BYTES,
-            lambda: f"{self}: needed are 0 <= offset, 0 < length <= stride, 0 < count, an end within {MAX_BYTES}",
+            lambda: f"{self}: expected 0 <= offset, 0 < length <= stride, 0 < count, an end within {MAX_BYTES}",
         )
 
     @property
@@ -159,7 +159,7 @@ class Recipe:
         _need(is_digest(self.model_digest), lambda: f"{self.model_digest[:80]!r} is not a SHA-256 in hexadecimal")
         _need(0 < self.model_bytes <= MAX_BYTES, lambda: f"a model of {self.model_bytes} bytes; up to {MAX_BYTES}")
         n_segments = len(self.segments)
-        _need(0 < n_segments <= MAX_SEGMENTS, lambda: f"{n_segments} segments, needed are 1 to {MAX_SEGMENTS}")
+        _need(0 < n_segments <= MAX_SEGMENTS, lambda: f"{n_segments} segments, expected 1 to {MAX_SEGMENTS}")
         for i, segment in enumerate(self.segments):
             if isinstance(segment, Copy) and segment.end > self.model_bytes:
                 raise RecipeError(f"segment {i} copies up to byte {segment.end} of a model of {self.model_bytes} bytes")
@@ -247,7 +247,7 @@ def _parsed(data: bytes, at: int) -> tuple[Segment, int]:
     tag = data[at] if at < len(data) else None
     layout = _TAGS.get(tag) if tag is not None else None
     if tag is not None and layout is None:
-        raise RecipeError(f"byte {at} says a segment of kind {tag}; known are 0 to {_PIECES}, and {_BLOCKS}")
+        raise RecipeError(f"byte {at} has a segment of the unknown kind {tag}; known are 0 to {_PIECES}, and {_BLOCKS}")
     end = at + 1 + (layout.size if layout else 0)
     if layout is None or end > len(data):
         raise RecipeError(f"it ends at byte {len(data)}, within a segment; it was cut off")

@@ -19,7 +19,9 @@ def join(parts: Sequence[tuple[KVBlock, StateShape]], whole: StateShape) -> KVBl
     for block, shape in parts:
         check(block, shape)
         if block.positions != positions:
-            raise StateError(f"parts of positions {positions} and {block.positions}; needed are the same")
+            raise StateError(
+                f"parts have the positions {positions} and {block.positions}; all parts must have the same"
+            )
     layers = []
     for layer in whole.layers:
         keys: dict[int, Bytes] = {}
@@ -44,7 +46,7 @@ def cut(block: KVBlock, whole: StateShape, part: StateShape) -> KVBlock:
     layers = []
     for own in part.layers:
         if own.layer not in by_layer:
-            raise StateError(f"layer {own.layer} is not among those of the state")
+            raise StateError(f"layer {own.layer} is not in the state")
         layer, rows = by_layer[own.layer]
         if own.kv_heads != layer.kv_heads:
             rows = LayerRows(
@@ -68,5 +70,5 @@ def _together(heads: dict[int, Bytes], layer: LayerShape) -> Bytes:
         return heads[-1]
     missing = [head for head in layer.kv_heads if head not in heads]
     if missing:
-        raise StateError(f"nobody has KV heads {missing} of layer {layer.layer}; the history must be computed again")
+        raise StateError(f"no rank has KV heads {missing} of layer {layer.layer}; the history must be computed again")
     return np.concatenate([heads[head] for head in layer.kv_heads], axis=1)

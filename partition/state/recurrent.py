@@ -53,18 +53,16 @@ class SnapshotShape:
     def check(self, data: Bytes, length: int) -> None:
         """Raise StateError unless this is a snapshot of this shape for the first `length` positions."""
         if data.size != self.n_bytes:
-            raise StateError(f"a snapshot of {data.size} bytes; needed are {self.n_bytes}")
+            raise StateError(f"a snapshot of {data.size} bytes; expected {self.n_bytes}")
         view, at = memoryview(data.data), _BEFORE_CELLS
         (cells,), (position, sequences) = struct.unpack_from("<I", view, at), _CELL.unpack_from(view, at + 4)
         if (cells, position, sequences) != (1, length - 1, 0):
-            raise StateError(
-                f"a snapshot of {cells} cells, up to position {position}; needed is one up to {length - 1}"
-            )
+            raise StateError(f"a snapshot of {cells} cells, up to position {position}; expected one up to {length - 1}")
         at += 4 + _CELL.size
         if _LAYERS.unpack_from(view, at) != (0, self.layers):
-            raise StateError(f"a snapshot of other layers than the {self.layers} there are")
+            raise StateError(f"a snapshot has other layers than the {self.layers} of this rank")
         at += _LAYERS.size
         for part in self.parts:
             if _PART.unpack_from(view, at) != part:
-                raise StateError(f"a snapshot has {_PART.unpack_from(view, at)} as a type and bytes; needed are {part}")
+                raise StateError(f"a snapshot has {_PART.unpack_from(view, at)} as a type and bytes; expected {part}")
             at += _PART.size + part[1]

@@ -108,7 +108,7 @@ def check_encoded(data: bytes | memoryview, shape: StateShape, positions: Range)
     together.
     """
     if len(data) != encoded_bytes(shape, len(positions)):
-        raise StateError(f"a state of {len(data)} bytes; needed are {encoded_bytes(shape, len(positions))}")
+        raise StateError(f"a state of {len(data)} bytes; expected {encoded_bytes(shape, len(positions))}")
     at, expected, cells = _header(shape, len(positions))
     header = np.frombuffer(data, np.uint8)[at]
     for start in cells:
@@ -157,13 +157,13 @@ def encoded_bytes(shape: StateShape, tokens: int) -> int:
 def check(block: KVBlock, shape: StateShape) -> None:
     """Raise StateError unless the block has the layers and rows of this shape."""
     if len(block.layers) != len(shape.layers):
-        raise StateError(f"keys and values of {len(block.layers)} layers; needed are those of {len(shape.layers)}")
+        raise StateError(f"keys and values of {len(block.layers)} layers; expected those of {len(shape.layers)}")
     for layer, rows in zip(shape.layers, block.layers, strict=True):
         expected = ((len(block.positions), layer.key_bytes), (len(block.positions), layer.value_bytes))
         if (rows.keys.shape, rows.values.shape) != expected:
             raise StateError(
                 f"layer {layer.layer} has keys of {rows.keys.shape} and values of {rows.values.shape} tokens and bytes;"
-                f" needed are {expected[0]} and {expected[1]}"
+                f" expected {expected[0]} and {expected[1]}"
             )
 
 
@@ -183,7 +183,7 @@ def _order(reader: "_Reader", positions: Range, sequence: int, shape: StateShape
     if not (cells[:, [1, -1]] == (1, sequence)).all():
         raise StateError(f"a state has a cell that is not of sequence {sequence} alone")
     if shape.sections and not (cells[:, 2:4] == cells[:, :1]).all():
-        raise StateError("a state has a cell whose position is another one in two dimensions: it is of no text")
+        raise StateError("a state has a cell whose position has two dimensions: it does not belong to text")
     at = cells[:, 0]
     order = np.argsort(at, kind="stable")
     if not np.array_equal(at[order], np.arange(positions.start, positions.stop)):
@@ -200,7 +200,7 @@ class _Reader:
 
     def bytes(self, n: int) -> memoryview:
         if n > len(self._data) - self._at:
-            raise StateError(f"a state ends at byte {len(self._data)}; needed are {n} bytes from byte {self._at} on")
+            raise StateError(f"a state ends at byte {len(self._data)}; expected {n} bytes from byte {self._at} on")
         self._at += n
         return self._data[self._at - n : self._at]
 
@@ -211,13 +211,13 @@ class _Reader:
     def expect(self, name: str, form: str, expected: int) -> None:
         value = self.take(form)
         if value != expected:
-            raise StateError(f"a state has {value} as {name}; needed is {expected}")
+            raise StateError(f"a state has {value} as {name}; expected {expected}")
 
     def take_transposed(self, before: int | None) -> int:
         """Return whether values are transposed. before: result for the previous cache, which must agree"""
         value = self.take("<I")
         if value > 1 or before not in (None, value):
-            raise StateError(f"a state says {value} for whether values are transposed; needed is 0 or 1 in all caches")
+            raise StateError(f"a state says {value} for whether values are transposed; expected 0 or 1 in all caches")
         return value
 
     def rows(self, type_id: int, row_bytes: int, tokens: int) -> Bytes:
@@ -237,4 +237,4 @@ class _Reader:
 
     def end(self) -> None:
         if self._at != len(self._data):
-            raise StateError(f"a state of {len(self._data)} bytes; needed are {self._at}")
+            raise StateError(f"a state of {len(self._data)} bytes; expected {self._at}")

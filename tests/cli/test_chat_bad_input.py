@@ -200,7 +200,9 @@ def test_a_grammar_and_a_schema_together(tmp_path: Path) -> None:
     grammar, schema = tmp_path / "grammar", tmp_path / "schema"
     grammar.write_text(ENDLESS)
     schema.write_text("{}")
-    assert_one_line_error(run_chat("-p", "hi", "--grammar", grammar, "--json-schema", schema), USAGE, "give one of")
+    assert_one_line_error(
+        run_chat("-p", "hi", "--grammar", grammar, "--json-schema", schema), USAGE, "exclude each other"
+    )
 
 
 def test_json_without_a_prompt_on_a_terminal(tmp_path: Path) -> None:

@@ -341,7 +341,7 @@ def test_a_profile_that_is_none(devices: Run, fake: FakeWorker, changes: dict[st
     assert (code, err) == (7, "")
     _, row, note = out.splitlines()
     assert re.match(rf"- +{fake.address} .*cannot be used$", row)
-    assert "describes itself in a way this version does not read" in note
+    assert "sent a description that this version cannot read" in note
     assert len(note) < 400
     assert out.replace("\n", "").isprintable()
 

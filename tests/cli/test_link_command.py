@@ -211,7 +211,7 @@ def test_a_session_that_says_nothing(
 ) -> None:
     monkeypatch.setattr(edge.cluster.session, "COMMAND_TIMEOUT_S", 0.3)
     fakes[0].mute = mute
-    assert_failed(link(*fakes), 7, f"fake at {fakes[0].address} said nothing for 0.3 s")
+    assert_failed(link(*fakes), 7, f"fake at {fakes[0].address} sent nothing for 0.3 s")
 
 
 @pytest.mark.parametrize("failing", ["open", "connect", "measure", "allreduce"])
@@ -233,17 +233,17 @@ def test_a_command_that_fails(link: Run, fakes: tuple[FakeWorker, FakeWorker], f
 )
 def test_figures_that_cannot_be(link: Run, fakes: tuple[FakeWorker, FakeWorker], field: str, value: float) -> None:
     setattr(fakes[0].measured, field, value)
-    assert_failed(link(*fakes, "--json"), 7, f"fake at {fakes[0].address} answers with measurements that cannot be")
+    assert_failed(link(*fakes, "--json"), 7, f"fake at {fakes[0].address} sent impossible measurements")
 
 
 def test_answers_of_the_wrong_kind(link: Run, fakes: tuple[FakeWorker, FakeWorker]) -> None:
     fakes[0].measured = pb.Measured()
-    assert_failed(link(*fakes), 7, "measurements that cannot be")
+    assert_failed(link(*fakes), 7, "impossible measurements")
 
 
 def test_a_sum_that_took_no_time(link: Run, fakes: tuple[FakeWorker, FakeWorker]) -> None:
     fakes[1].allreduced = pb.Allreduced(median_s=math.nan)
-    assert_failed(link(*fakes), 7, "measurements that cannot be")
+    assert_failed(link(*fakes), 7, "impossible measurements")
 
 
 @pytest.mark.parametrize("n", [0, 2])

@@ -137,7 +137,7 @@ def test_plans_are_saved_and_used(edge: Run, two: Two, net: Path, image: Path, t
     assert again["plan"] == values
     assert again["why"] == f"as {plan} says"
     for change, words in (
-        ({"n_nodes": 7}, "needed is 7"),
+        ({"n_nodes": 7}, "expected 7"),
         ({"model_digest": "0" * 64}, "the plan is for 000000000000"),
         ({"format": "edge-plan-1"}, "known is 'edge-onnx-plan-1'"),
         ({"stages": values["stages"][:1]}, "the parts end at"),

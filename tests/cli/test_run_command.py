@@ -257,7 +257,7 @@ def test_what_is_read_is_never_written_over(tmp_path: Path, photo: Path, edge_ru
     [
         ((), 3, "the model takes 'x'; nothing is given for 'x'"),
         (("--input", "no.png"), 3, "no.png: No such file"),
-        (("--input", "text", "--dim", "h=5"), 3, "text is no picture (PNG, JPEG, "),
+        (("--input", "text", "--dim", "h=5"), 3, "text is neither a picture (PNG, JPEG, "),
         (("--input", "cut.png", "--dim", "h=5"), 3, "cut.png is a damaged picture, or is cut off"),
         (("--input", "y=photo.png"), 3, "the model has no input 'y'; it takes 'x'"),
         (

@@ -417,7 +417,7 @@ def test_chat_talks_to_a_server(tmp_path: Path) -> None:
     ("arguments", "code", "why"),
     [
         (("ftp://somewhere", "-p", "x"), 2, "is not an address"),
-        (("127.0.0.1:9", "-p", "x"), 7, "127.0.0.1:9 cannot be asked: Connection refused; is edge serve"),
+        (("127.0.0.1:9", "-p", "x"), 7, "127.0.0.1:9 cannot be reached: Connection refused; is edge serve"),
         (("127.0.0.1:9", "-p", "x", "--memory", "1GiB"), 2, "--memory is about a model that is loaded here"),
         (("127.0.0.1:9", "-p", "x", "--workers", "a"), 2, "--workers"),
         (("127.0.0.1:9", "-p", "x", "--prefix-cache", "0"), 2, "--prefix-cache is about a model"),

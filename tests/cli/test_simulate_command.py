@@ -92,12 +92,12 @@ def test_a_prediction_to_json_and_back(predicted: Prediction) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (("latency_s", -1), "predicted.latency_s: -1; needed is a number"),
+        (("latency_s", -1), "predicted.latency_s: -1; expected a number"),
         (("latency_s", float("nan")), "predicted.latency_s: nan"),
         (("enter_s", True), "predicted.enter_s: True"),
         (("enter_s", 10**400), "predicted.enter_s: a number of more than 20 digits"),
-        (("in_flight", 0), "predicted.in_flight: 0; needed is a whole number from 1"),
-        (("prompt", 0), "predicted.prompt: 0; needed is a whole number from 1"),
+        (("in_flight", 0), "predicted.in_flight: 0; expected a whole number from 1"),
+        (("prompt", 0), "predicted.prompt: 0; expected a whole number from 1"),
         (("microbatches", 1.5), "predicted.microbatches: 1.5"),
         (("prompt", None), "predicted: ttft_s and prompt are of language models"),
         (("stages", []), "predicted: stages is empty"),

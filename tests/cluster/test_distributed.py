@@ -124,7 +124,7 @@ def test_what_an_engine_refuses_changes_nothing(one_worker: Worker) -> None:
             engine.decode([1] * 65, 0)
         with pytest.raises(ContextFull, match=r"520 tokens .* context of 512"):
             engine.decode([1] * 20, 500)
-        with pytest.raises(EngineError, match="rows are to give logits, the engine was made for 1"):
+        with pytest.raises(EngineError, match="rows should produce logits, but the engine was made for 1"):
             engine.decode([1, 2], len(prompt), outputs="all")
         with pytest.raises(EngineError, match="token ids are from 0 to"):
             engine.decode([1 << 20], 3)
@@ -171,7 +171,7 @@ def test_one_stage_has_one_step_under_way(one_worker: Worker) -> None:
         expected = engine.decode([5, 6], 0).copy()
         engine.kv_clear()
         engine.submit([5, 6], np.arange(2), np.zeros(2), np.array([0, 1]))
-        with pytest.raises(EngineError, match="still to be collected"):
+        with pytest.raises(EngineError, match="collect the logits of the last step first"):
             engine.submit([7], np.array([2]), np.array([0]), np.zeros(1, np.int8))
         np.testing.assert_array_equal(engine.collect()[0], expected)
         engine.decode([7], 2)

@@ -62,7 +62,7 @@ def test_a_worker_that_is_not_there(run: Run, two: Two) -> None:
         (b"", "Expecting value"),
         (b"\xff\xfe", "decode"),
         (b"[" * 100_000, "cannot be used as a plan"),
-        (b"[]", "needed is an object"),
+        (b"[]", "expected an object"),
         (b'{"format": "edge-plan-0"}', "format is 'edge-plan-0'"),
         (b'{"format": "edge-plan-1", "model": "x"}', "model_digest is missing"),
     ],

@@ -106,7 +106,7 @@ def test_logits_of_tokens_that_are_none(two: list[Worker], monkeypatch: pytest.M
                 result[0, 1] = where  # noqa: B023
 
             with lying(deployment, change):
-                with pytest.raises(ProtocolError, match=r"rank 1 \(one\) sent logits of tokens it has not"):
+                with pytest.raises(ProtocolError, match=r"rank 1 \(one\) sent logits of tokens that it does not hold"):
                     engine.decode([5], position, top=3)
                 with pytest.raises(ProtocolError, match=r"rank 1 \(one\) sent logits"):
                     engine.decode([5], position + 1)

@@ -207,7 +207,7 @@ def test_who_leaves_takes_nothing_new_and_ends_when_told_again(two: list[Worker]
         assert remote.describe()[1].leaving
         with pytest.raises(Refused, match="accepts no new session"), sessions([remote], 1):
             pass
-        with pytest.raises(Refused, match="about to end and takes nothing new"):
+        with pytest.raises(Refused, match="is stopping and accepts no new sessions"):
             Fleet([first.address])
         first.process.send_signal(signal.SIGTERM)
         assert first.process.wait(60) == 0

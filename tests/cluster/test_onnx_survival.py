@@ -318,7 +318,9 @@ def test_a_model_too_large_for_what_is_left(
     ):
         monkeypatch.setattr("edge.cluster.preflight.available_memory", lambda: 100)
         doomed.kill()
-        words = r"lost \(.*\), and the model cannot go on without: this device needs .* MiB or more and has 0: free"
+        words = (
+            r"lost \(.*\), and the model cannot continue without it: this device needs .* MiB or more and has 0: free"
+        )
         with pytest.raises(NotEnoughMemory, match=words):
             deployment.pipeline.run(mixed_feeds())
         monkeypatch.undo()  # there is room again

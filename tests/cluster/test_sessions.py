@@ -278,7 +278,7 @@ def test_a_rank_is_the_device_that_was_named(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "c", time.time())
     cluster.joined("pi")
     own = {name: shown(membership_in(cluster.at(name))) for name in ("desk", "pi")}
-    for claimed, why in (("desk", None), ("mallory", "rank 0 was to be mallory, it is desk")):
+    for claimed, why in (("desk", None), ("mallory", "rank 0 should be mallory, but desk")):
         for relayed in (False, True):
             door = tmp_path / f"door-{claimed}-{relayed}"
             listener = Listener("127.0.0.1", door, 1, SECRET, QUICK, lambda: own["pi"], 0)
@@ -387,7 +387,7 @@ def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], d
             "the description of this stage is invalid: takes.passed: 65 stages", load=pb.Load(slice=demo, stage=odd)
         )
         connect_all(group)
-        refused("connected already", connect=pb.Connect(peers=[pb.Peer(rank=1)]))
+        refused("already connected", connect=pb.Connect(peers=[pb.Peer(rank=1)]))
         refused("no link to rank 5", measure=pb.Measure(rank=5, seconds=0.1))
         for n in (0, (16 << 20) + 1, 2**32 - 1):
             refused("an allreduce takes 1 to", allreduce=pb.Allreduce(n_floats=n, wire="f32", repeats=1))
@@ -587,5 +587,5 @@ def test_sessions_of_many_owners_at_once(remotes: list[Remote]) -> None:
 def test_a_rank_with_credentials_does_not_link_in_the_clear(tmp_path: Path, two: list[Worker]) -> None:
     mine = shown(Cluster(tmp_path / "cluster", time.time()).owner)
     peer = Peer(1, "pi", two[0].host, two[0].port, 0, "session")
-    with pytest.raises(Refused, match=r"rank 1 \(pi\) was to answer at .*, it is somebody in the clear"):
+    with pytest.raises(Refused, match=r"rank 1 \(pi\) was expected at .*, but a worker without encryption"):
         Dialler(0, SECRET, Deadlines(), lambda: mine, 0, "grpc").dial(peer)

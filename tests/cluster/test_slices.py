@@ -152,7 +152,7 @@ def test_where_the_model_is_nothing_is_sent(tmp_path: Path, synthetic: Synthetic
         with pytest.raises(WorkerError, match="differs from the announced one") as caught:
             offer(remote, "ab" * 32, recipe.n_bytes, recipe.to_bytes())
         assert caught.value.error == "DigestMismatch"
-        with pytest.raises(WorkerError, match=f"the recipe makes {recipe.n_bytes} bytes, the slice offered has 5"):
+        with pytest.raises(WorkerError, match=f"the recipe makes {recipe.n_bytes} bytes, but the offered slice has 5"):
             offer(remote, "ab" * 32, 5, recipe.to_bytes())
         with pytest.raises(WorkerError, match="not a recipe") as caught:
             offer(remote, "ab" * 32, 5, b"nonsense")

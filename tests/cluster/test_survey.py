@@ -207,7 +207,7 @@ def test_signs_of_life_do_not_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) ->
             return pb.Event(loading=pb.Loading(fraction=0.5))
 
     session._events = Endless()
-    with pytest.raises(LinkTimeout, match=r"fake did not do what it was asked within 0\.01 s"):
+    with pytest.raises(LinkTimeout, match=r"fake did not finish the command within 0\.01 s"):
         session.ask(pb.Command(load=pb.Load()))
     assert session.closed
     with pytest.raises(LinkTimeout):

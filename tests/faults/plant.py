@@ -48,7 +48,7 @@ class Fault:
         result = source.count(self.text)
         if result != 1:
             raise ValueError(
-                f"{self.id}: its text occurs {result} times in {self.file}, needed is once; see tests/faults"
+                f"{self.id}: its text occurs {result} times in {self.file}, expected once; see tests/faults"
             )
         return source.replace(self.text, self.becomes)
 

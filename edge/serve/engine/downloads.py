@@ -61,7 +61,7 @@ class Downloads:
         for _ in range(1 + MOST_REDIRECTS):
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"{url[:200]!r} is no URL of http or https")
+                raise ValueError(f"{url[:200]!r} is not an http or https URL")
             with self._connected(parts, until) as connection:
                 target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
                 connection.request("GET", quote(target, safe=string.punctuation), headers=_HEADERS)

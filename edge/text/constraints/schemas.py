@@ -202,7 +202,7 @@ class _Normal:
             if not 0 < value < _MOST_NUMBER:
                 raise self._error(at, f"multipleOf must be above 0 and at most {_MOST_NUMBER}, not {value!r:.40}")
         elif value > _MOST_NUMBER if is_lower else value < -_MOST_NUMBER:
-            raise self._error(at, f"{keyword} is beyond {_MOST_NUMBER}, the most that can be held: {value!r:.40}")
+            raise self._error(at, f"{keyword} is beyond {_MOST_NUMBER}, the maximum: {value!r:.40}")
         else:
             value = max(value, -_MOST_NUMBER) if is_lower else min(value, _MOST_NUMBER)
         said[keyword] = value

@@ -389,7 +389,7 @@ def test_without_a_gpu_it_is_refused() -> None:
     [({"memory": 1 << 30}, "memory"), ({"gpu_layers": 0}, "gpu_layers"), ({"lora": ["a.gguf"]}, "lora")],
 )
 def test_options_that_do_not_go_with_it(others: dict[str, object], named: str) -> None:
-    with pytest.raises(EngineError, match=f"gpu_memory decides what the GPU has; leave it out, or {named}"):
+    with pytest.raises(EngineError, match=f"gpu_memory decides how much the GPU holds; leave it out, or {named}"):
         EngineOptions(gpu_memory=1 << 30, **others)  # type: ignore[arg-type]
 
 

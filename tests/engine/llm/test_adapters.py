@@ -362,7 +362,7 @@ def test_names_and_scales_of_files(tmp_path: Path) -> None:
         adapters_from(["x.gguf:inf"])
     with pytest.raises(EngineError, match=r"lora is a list of files, not the text 'x.gguf'"):
         EngineOptions(lora="x.gguf")
-    with pytest.raises(EngineError, match="65 adapters in lora; 64 are the most"):
+    with pytest.raises(EngineError, match="lora has 65 adapters; the maximum is 64"):
         EngineOptions(lora=["x"] * 65)
 
 

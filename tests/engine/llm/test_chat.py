@@ -373,7 +373,7 @@ def test_an_answer_that_another_conversation_interrupts_ends_with_an_error(demo:
 def test_an_answer_of_no_tokens_is_refused(demo: Engine, n: int) -> None:
     """And not taken for one without end."""
     model = Model(demo, demo.close)
-    with pytest.raises(SamplingError, match=f"max_tokens is {n}: an answer has 1 token or more"):
+    with pytest.raises(SamplingError, match=f"max_tokens is {n}: it must be 1 or more"):
         next(model.generate([5, 6, 7], max_tokens=n))
     with model.stream() as requests, pytest.raises(SamplingError, match=f"max_tokens is {n}"):
         requests.add([5, 6, 7], max_tokens=n)

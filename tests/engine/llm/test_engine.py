@@ -48,7 +48,7 @@ def test_all_outputs_are_those_of_each_prefix(llama: Engine, synthetic: Syntheti
 
 
 def test_more_outputs_than_the_engine_was_made_for_are_refused(llama: Engine) -> None:
-    with pytest.raises(EngineError, match="8 rows are to give logits, the engine was made for 1"):
+    with pytest.raises(EngineError, match="8 rows should produce logits, but the engine was made for 1"):
         llama.decode(TOKENS, 0, outputs="all")
 
 
@@ -227,7 +227,7 @@ def test_context_defaults_to_the_trained_one_within_bounds(synthetic: Synthetic)
 
 
 def test_too_many_tokens_are_refused_with_both_numbers(llama: Engine) -> None:
-    with pytest.raises(EngineError, match=r"1 to 32 tokens, 33 were given"):
+    with pytest.raises(EngineError, match=r"1 to 32 tokens, got 33"):
         llama.decode([1] * 33, 0)
     with pytest.raises(ContextFull, match=r"260 tokens .* context of 256"):
         llama.decode([1] * 8, 252)

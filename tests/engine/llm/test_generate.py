@@ -167,8 +167,8 @@ def test_a_json_schema_is_obeyed(demo: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -1.0}, "temperature must be from 0 to 10000.0, it is -1"),
-        ({"top_p": 1.5}, "top_p must be from 0 to 1, it is 1.5"),
+        ({"temperature": -1.0}, "temperature must be from 0 to 10000.0, got -1"),
+        ({"top_p": 1.5}, "top_p must be from 0 to 1, got 1.5"),
     ],
 )
 def test_ranges_are_told_as_people_say_them(options: dict[str, float], message: str) -> None:

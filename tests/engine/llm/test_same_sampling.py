@@ -90,7 +90,7 @@ def test_typical_p_counts_what_a_constraint_leaves(llama: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"typical_p": 1.1}, "typical_p must be from 0 to 1, it is 1.1"),
+        ({"typical_p": 1.1}, "typical_p must be from 0 to 1, got 1.1"),
         ({"dry_multiplier": -1.0}, "dry_multiplier must be from 0"),
         ({"dry_base": 0.5}, "dry_base must be from 1"),
         ({"dry_allowed_length": -1}, "dry_allowed_length must be from 0"),

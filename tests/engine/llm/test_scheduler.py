@@ -260,7 +260,7 @@ def test_another_conversation_gets_the_slot_that_was_left_first(synthetic: Synth
 @pytest.mark.parametrize(
     ("request_", "why"),
     [
-        (Request([5] * 60, 5), "request 1 has 60 tokens and may get 5; the context holds 64"),
+        (Request([5] * 60, 5), "request 1 has 60 prompt tokens and may generate 5; the context holds 64"),
         (Request([], 5), "request 1 has 0 tokens"),
     ],
 )

@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_used_is_an_error(pictures: MediaEncoder, data: by
 
 def test_a_sound_of_an_hour_is_refused(files: dict[str, tuple[Path, Path]]) -> None:
     with MediaEncoder(*files["audio"]) as encoder:
-        with pytest.raises(MediaError, match="lasts 3600 s; 600 s are the most"):
+        with pytest.raises(MediaError, match="lasts 3600 s; 600 s is the maximum"):
             encoder.encode(wav(3600, 2000))
         with pytest.raises(MediaError, match="takes no pictures"):
             encoder.encode(png())

@@ -141,7 +141,7 @@ def test_a_picture_that_must_be_in_one_batch_is_refused_where_it_is_not(tmp_path
         tokens, media = encoded("non_causal", native)
         with (
             Scheduler(engine) as scheduler,
-            pytest.raises(MediaError, match="4 rows here, which must be in one batch, and a batch has 3"),
+            pytest.raises(MediaError, match="4 rows, which must fit into one batch of 3"),
         ):
             scheduler.add(Request(tokens, 1, media=media))
 

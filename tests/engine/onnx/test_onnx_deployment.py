@@ -249,7 +249,7 @@ def test_plans_that_are_refused_leave_the_pipeline_as_it_is(
             edited(good, stages=[{**stages[0], "until": "nowhere"}, *stages[1:]]),
             "the cut at node 4 is after '.*gather.*', the plan says 'nowhere'",
         ),
-        (edited(good, stages=[{**stages[0], "affinity": [0]}, *stages[1:]]), "other affinities than those"),
+        (edited(good, stages=[{**stages[0], "affinity": [0]}, *stages[1:]]), "affinities differ from those"),
     ]
     for plan, words in refused:
         with pytest.raises(PlanError, match=words):

@@ -176,8 +176,8 @@ def test_shapes_that_nobody_knows_before() -> None:
 @pytest.mark.parametrize(
     ("operator", "kind", "words"),
     [
-        (("Foo", F32, {}), EngineError, "no operator .*Foo, which node 'my_foo' is"),
-        (("Bar", F32, {"domain": "my.ops"}), EngineError, "no operator my.ops:Bar, which node 'my_bar' is"),
+        (("Foo", F32, {}), EngineError, "no operator .*Foo, which node 'my_foo' uses"),
+        (("Bar", F32, {"domain": "my.ops"}), EngineError, "no operator my.ops:Bar, which node 'my_bar' uses"),
         (("Acosh", F64, {}), EngineError, r"an implementation for Acosh\(9\) node with name 'my_acosh'"),
     ],
 )

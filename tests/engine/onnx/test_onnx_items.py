@@ -170,7 +170,7 @@ PICTURE = Boundary((Tensor("h", "float32", (1, 3, 8), (0,)), Tensor("n", "int64"
 @pytest.mark.parametrize(
     ("frame", "kind", "words"),
     [
-        (b"", Kind.CONTROL, "was to send 20 bytes of CONTROL, it sent 0 of CONTROL"),
+        (b"", Kind.CONTROL, "should have sent 20 bytes of CONTROL, but sent 0 of CONTROL"),
         (head()[:7], Kind.CONTROL, "it sent 7 of CONTROL"),
         (head() + dims(1, 3, 8), Kind.DATA, "it sent 20 of DATA"),
         (head() + dims(1, 3, 8), Kind.PING, "it sent 20 of PING"),
@@ -220,7 +220,7 @@ def test_any_bytes_are_an_item_or_refused(data: bytes, begun: bool) -> None:
 @pytest.mark.parametrize(
     ("payload", "kind", "words"),
     [
-        (bytes(15), Kind.DATA, "was to send 16 bytes of DATA, it sent 15 of DATA"),
+        (bytes(15), Kind.DATA, "should have sent 16 bytes of DATA, but sent 15 of DATA"),
         (bytes(17), Kind.DATA, "17 bytes of DATA where at most 16"),
         (b"", Kind.DATA, "it sent 0 of DATA"),
         (bytes(16), Kind.CONTROL, "it sent 16 of CONTROL"),
@@ -245,10 +245,10 @@ def test_tensors_of_another_length(payload: bytes, kind: Kind, words: str) -> No
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("h", "bfloat16", (1,)), "tensor 'h' is of type 'bfloat16', which does not cross a wire"),
+        (("h", "bfloat16", (1,)), "tensor 'h' is of type 'bfloat16', which cannot be sent"),
         (("h", "complex64", (1,)), "complex64"),
         (("h", "object", (1,)), "object"),
-        (("h", "float32", (-1,)), "has the shape [-1]; needed are sizes of 0 or more"),
+        (("h", "float32", (-1,)), "has the shape [-1]; expected sizes of 0 or more"),
         (("h", "float32", (0, 1 << 30)), "at most 1,073,741,824 cross"),
         (("h", "float32", (-1, 2)), "has the shape [-1, 2]"),
         (("h", "float32", (2,), (1,)), "has the shape [2]"),

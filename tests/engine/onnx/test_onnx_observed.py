@@ -101,7 +101,7 @@ def test_a_network_without_room_is_not_run(tmp_path: Path, monkeypatch: pytest.M
     file = branching(tmp_path)
     monkeypatch.setattr(observed, "available_memory", lambda: 4 * file.weight_bytes - 1)
     source = OnnxSource.from_file(file, {})
-    assert "to run branching.onnx once takes about" in source.unrun
+    assert "to run branching.onnx once needs about" in source.unrun
     assert source.node_seconds(1) is None
     assert not source.graph.values["y"].ranked  # what leaves at last may be anything
     assert [cut.position for cut in cuts(source.graph)] == [1, 2, 3]

@@ -196,7 +196,7 @@ def test_no_more_are_in_flight_than_the_window(several: OnnxSource, folder: Path
 
 @pytest.mark.parametrize("window", [0, -1, MOST_WINDOW + 1])
 def test_windows_that_cannot_be(three: RunningPipeline, window: int) -> None:
-    with pytest.raises(ValueError, match=f"a window of {window}; needed is 1 to 64"):
+    with pytest.raises(ValueError, match=f"a window of {window}; expected 1 to 64"):
         list(three.pipeline.map([mixed_feeds()], window=window))
 
 

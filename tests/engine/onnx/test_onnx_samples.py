@@ -56,7 +56,7 @@ def test_samples_of_a_fixed_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"y": vectors()}, "needs an array for each input; 'x' not there, only 'y'"),
+        ({"y": vectors()}, "needs an array for each input; 'x' are missing; it has 'y'"),
         ({"x": vectors(0)}, "no whole sample"),
         ({"x": vectors(6, 63)}, r"samples of shape \(1, 63\); the model takes \(batch, 64\)"),
         ({"x": vectors().ravel()}, r"shape \(384,\); the model takes \(batch, 64\)"),

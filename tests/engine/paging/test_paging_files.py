@@ -164,7 +164,12 @@ def test_bits_that_turn_on_the_disk_are_found_when_asked_for(path: Path, origina
         offset = piece.offset + piece.n_bytes // 2
         turn_bits(engine, path, offset)
         if verify:
-            fails(engine, str(path), f"of {piece.weight.name} at offset ", "not those that were read the first time")
+            fails(
+                engine,
+                str(path),
+                f"of {piece.weight.name} at offset ",
+                "differ from the bytes that were read the first time",
+            )
             turn_bits(engine, path, offset)  # back
             goes_on(engine, original)
         else:

@@ -256,7 +256,7 @@ def test_two_at_a_time_are_refused(loaded: Loaded, ring: Make) -> None:
     first, second, *_ = order = loaded.pieces(True)[:3]
     pager = ring(order, sum(piece.span for piece in order))
     acquired(pager, first)
-    with pytest.raises(EngineError, match=f"{second.name} is needed before {first.name} was done with"):
+    with pytest.raises(EngineError, match=f"{second.name} is needed before {first.name} was released"):
         pager.acquire(second)
     pager.begin()  # the pass failed
     np.testing.assert_array_equal(acquired(pager, first), loaded.whole[first])
@@ -394,7 +394,7 @@ def test_a_reader_beside_another_holds_what_it_reads_to_the_same_digests(
         reader.wait(reader.submit(piece.read(space, 0)))
         other.wait(other.submit(piece.read(space, 0)))
         monkeypatch.setattr(DirectFile, "read", damaged)
-        with pytest.raises(WeightsError, match="not those that were read the first time"):
+        with pytest.raises(WeightsError, match="differ from the bytes that were read the first time"):
             other.wait(other.submit(piece.read(space, 0)))
     finally:
         other.close()

@@ -295,7 +295,7 @@ def test_little_memory_is_not_measured(profile: DeviceProfile, monkeypatch: pyte
     assert result.memory is None
     assert result.disk is not None
     assert re.fullmatch(
-        "measuring the memory needs [0-9]+ MB, but may use less; free some memory", result.not_measured["memory"]
+        "measuring the memory needs [0-9]+ MB, but less is available; free some memory", result.not_measured["memory"]
     )
 
 

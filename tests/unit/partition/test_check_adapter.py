@@ -36,24 +36,24 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"values": {"general.type": ("str", "model")}}, "general.type is 'model', needed is 'adapter'"),
-        ({"drop": ["general.type"]}, "general.type is None, needed is 'adapter'"),
-        ({"values": {"adapter.type": ("str", "control_vector")}}, "adapter.type is 'control_vector', needed is 'lora'"),
-        ({"values": {"adapter.type": ("u32", 7)}}, "adapter.type is 7, needed is 'lora'"),
+        ({"values": {"general.type": ("str", "model")}}, "general.type is 'model', expected 'adapter'"),
+        ({"drop": ["general.type"]}, "general.type is None, expected 'adapter'"),
+        ({"values": {"adapter.type": ("str", "control_vector")}}, "adapter.type is 'control_vector', expected 'lora'"),
+        ({"values": {"adapter.type": ("u32", 7)}}, "adapter.type is 7, expected 'lora'"),
         ({"values": {"general.architecture": ("str", "qwen2")}}, "it is an adapter of a 'qwen2' model, and model.gguf"),
         ({"values": {"general.architecture": ("u32", 1)}}, "it is an adapter of a '' model"),
-        ({"values": {"adapter.lora.alpha": ("f64", 8.0)}}, r"alpha is 8.0 \(f64\), needed is a finite f32"),
+        ({"values": {"adapter.lora.alpha": ("f64", 8.0)}}, r"alpha is 8.0 \(f64\), expected a finite f32"),
         ({"values": {"adapter.lora.alpha": ("f32", float("nan"))}}, "alpha is nan"),
         ({"values": {"adapter.lora.alpha": ("u32", 8)}}, r"alpha is 8 \(u32\)"),
         ({"values": {LONG: ("arr[u32]", [1, 2])}}, "it is an activated LoRA, which acts only behind its invocation"),
         ({"drop": [f"{Q}.lora_a"]}, f"'{Q}' has one of .lora_a and .lora_b, both are needed"),
         ({"drop": [f"{Q}.lora_b"]}, f"'{Q}' has one of .lora_a and .lora_b, both are needed"),
         ({"shapes": {f"{Q}.lora_a": (64, 4)}}, rf"'{Q}' is \[128, 128\] and its .lora_a and .lora_b are \[64, 4\]"),
-        ({"shapes": {f"{Q}.lora_a": (128, 8)}}, r"\[128, 8\] and \[4, 128\]; needed are \[128, 4\]"),
-        ({"shapes": {f"{Q}.lora_b": (4, 64)}}, r"and \[4, 64\]; needed are \[128, 4\] and \[4, 128\]"),
+        ({"shapes": {f"{Q}.lora_a": (128, 8)}}, r"\[128, 8\] and \[4, 128\]; expected \[128, 4\]"),
+        ({"shapes": {f"{Q}.lora_b": (4, 64)}}, r"and \[4, 64\]; expected \[128, 4\] and \[4, 128\]"),
         ({"shapes": {f"{Q}.lora_a": (4, 128), f"{Q}.lora_b": (128, 4)}}, "use an adapter of this very model"),
-        ({"shapes": {f"{Q}.lora_a": (128, 4, 3), f"{Q}.lora_b": (4, 128, 3)}}, "needed are"),
-        ({"type_name": "f32", "weights": ["attn_norm.weight"]}, f"it changes '{NORM}', which is no matrix"),
+        ({"shapes": {f"{Q}.lora_a": (128, 4, 3), f"{Q}.lora_b": (4, 128, 3)}}, "expected"),
+        ({"type_name": "f32", "weights": ["attn_norm.weight"]}, f"it changes '{NORM}', which is not a matrix"),
     ],
 )
 def test_what_is_refused(how: dict[str, Any], words: str, model: Path, tmp_path: Path) -> None:
@@ -101,7 +101,9 @@ def test_tensors_that_are_none(suffix: str, model: Path, tmp_path: Path) -> None
     old, new = f"{Q}.lora_a".encode(), f"{Q}{suffix}".encode()
     data = path.read_bytes().replace(len(old).to_bytes(8, "little") + old, len(new).to_bytes(8, "little") + new)
     path.write_bytes(data + bytes(64))
-    with pytest.raises(ModelFileError, match=r"is no \.lora_a or \.lora_b of a weight|which model\.gguf does not have"):
+    with pytest.raises(
+        ModelFileError, match=r"is not the \.lora_a or \.lora_b of a weight|which model\.gguf does not have"
+    ):
         adapter_pairs(GgufFile.open(path), GgufFile.open(model))
 
 
@@ -111,7 +113,7 @@ def test_experts_have_as_many_matrices_as_the_weight(experts: Path, tmp_path: Pa
     shape = GgufFile.open(experts).tensors[name].shape
     shapes = {f"{name}.lora_a": (shape[0], 4, shape[2] - 1), f"{name}.lora_b": (4, shape[1], shape[2] - 1)}
     path = write_adapter(tmp_path / "adapter.gguf", experts, ["ffn_down_exps.weight"], shapes=shapes)
-    with pytest.raises(ModelFileError, match=rf"needed are \[{shape[0]}, 4, {shape[2]}\]"):
+    with pytest.raises(ModelFileError, match=rf"expected \[{shape[0]}, 4, {shape[2]}\]"):
         adapter_pairs(GgufFile.open(path), GgufFile.open(experts))
 
 

@@ -194,9 +194,9 @@ def test_several_requests_are_simulated_without_drafts() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"acceptance": 1.5}, "draft.acceptance: 1.5; needed is a number from 0 to 1"),
+        ({"acceptance": 1.5}, "draft.acceptance: 1.5; expected a number from 0 to 1"),
         ({"acceptance": True}, "draft.acceptance"),
-        ({"rows": 0}, "draft.rows: 0; needed is a whole number from 1 to 64"),
+        ({"rows": 0}, "draft.rows: 0; expected a whole number from 1 to 64"),
         ({"guess_s": -1}, "draft.guess_s: -1"),
         ({"held_bytes": 0.5}, "draft.held_bytes"),
         ({"name": "a\n"}, "draft.name"),
@@ -213,5 +213,5 @@ def test_a_damaged_draft_is_refused(change: dict[str, object], message: str) -> 
 def test_a_prediction_keeps_its_draft() -> None:
     result = drafted([slower_with_rows()], Draft("small", 0.75, 4, MS))
     assert Prediction.from_json(result.to_json()) == result
-    with pytest.raises(PlanError, match="an acceptance of 2; needed is a part of drafts, from 0 to 1"):
+    with pytest.raises(PlanError, match="an acceptance of 2; expected a fraction from 0 to 1"):
         Draft("small", 2, 4)

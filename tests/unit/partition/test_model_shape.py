@@ -164,7 +164,7 @@ def test_every_kv_type_fits_heads_of_64(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arch", "changed", "message"),
     [
-        ("plamo2", {"ssm.group_count": ("u32", 1)}, "ssm.group_count is 1, needed is a whole number from 0 to 0"),
+        ("plamo2", {"ssm.group_count": ("u32", 1)}, "ssm.group_count is 1, expected a whole number from 0 to 0"),
         ("bailingmoe3", {"kda.gate_lower_bound": ("f32", 0.5)}, "a kda.gate_lower_bound below 0"),
         ("bailingmoe3", {"kda.safe_gate": ("bool", False)}, "needs kda.safe_gate"),
         ("deepseek2-ocr", {"rope.freq_base": ("f32", 5e5)}, "rope.freq_base is not 10000"),

@@ -221,7 +221,7 @@ def test_cuts_that_do_not_exist() -> None:
         with pytest.raises(PlanError, match="positions from 1 to 48 that ascend"):
             routes(graph, positions)
     for start, stop in ((0, 0), (5, 3), (-1, 3), (3, 50)):
-        with pytest.raises(PlanError, match="needed is 0 <= start < stop <= 49"):
+        with pytest.raises(PlanError, match="expected 0 <= start < stop <= 49"):
             stage_io(graph, start, stop)
 
 

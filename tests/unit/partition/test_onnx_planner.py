@@ -307,13 +307,13 @@ def test_what_cannot_be_planned() -> None:
     work, link = work_of((1, 1, 1), (1, 1)), all_links(("a", "b"))
     a, b = device("a", (1, 1)), device("b", (1, 1))
     for devices, words in (
-        ([], "needed are 1 to 63, each once"),
-        ([a, a], "the devices a, a; needed are 1 to 63, each once"),
+        ([], "expected 1 to 63, each once"),
+        ([a, a], "the devices a, a; expected 1 to 63, each once"),
         ([device("a", (1,))], "a: 1 segments were measured, 2 are to be placed; measure it again"),
     ):
         with pytest.raises(PlanError, match=words):
             planner_of(work, devices, link)
-    with pytest.raises(PlanError, match="0 inputs in flight; needed are 1 to 64"):
+    with pytest.raises(PlanError, match="0 inputs in flight; expected 1 to 64"):
         planner_of(work, [a], link, 0)
     planner = planner_of(work, [replace(a, watts=None), b], link)
     with pytest.raises(PlanError, match="the objective 'ttft' of an ONNX model; known are latency, throughput"):

@@ -26,10 +26,10 @@ def test_open_dimensions_need_sizes() -> None:
     assert graph.values["y"].shape == (2, 3, 5)
     assert graph.values["y"].dims == ("batch", 3, "")
     for dims, message in (
-        ({"x[2]": 5}, r"input 'x': dimension 0 \(batch\) is open; needed is a size for 'batch'"),
+        ({"x[2]": 5}, r"input 'x': dimension 0 \(batch\) is open; expected a size for 'batch'"),
         ({"batch": 2}, r"input 'x': dimension 2 \(x\[2\]\) is open"),
         ({"batch": 2, "x[2]": 5, "width": 3}, r"'width', which no input has; open are batch, x\[2\]"),
-        ({"batch": -1, "x[2]": 5}, "the size of 'batch' is -1; needed is 0 or more"),
+        ({"batch": -1, "x[2]": 5}, "the size of 'batch' is -1; expected 0 or more"),
     ):
         with pytest.raises(PlanError, match=message):
             OnnxGraph.from_model(model, dims)
@@ -132,7 +132,7 @@ def test_models_that_are_no_graph() -> None:
     twice = model_of([helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Exp", ["x"], ["a"])], {"x": [1]}, ["a"])
     with pytest.raises(CannotSlice, match=r"node 'a' \(Exp\) makes 'a', which is there before"):
         OnnxGraph.from_model(twice)
-    with pytest.raises(CannotSlice, match="nothing makes the output 'y'"):
+    with pytest.raises(CannotSlice, match="no node makes the output 'y'"):
         OnnxGraph.from_model(model_of([helper.make_node("Relu", ["x"], ["a"])], {"x": [1]}, ["y"]))
 
 

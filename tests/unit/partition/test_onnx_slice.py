@@ -249,7 +249,7 @@ def test_slices_that_cannot_be() -> None:
     model = mlp()
     graph = OnnxGraph.from_model(model, {"batch": 1})
     for start, stop in ((0, 0), (2, 1), (-1, 2), (0, 7)):
-        with pytest.raises(PlanError, match="needed is 0 <= start < stop <= 6"):
+        with pytest.raises(PlanError, match="expected 0 <= start < stop <= 6"):
             slice_model(model, graph, start, stop)
     with pytest.raises(CannotSlice, match="another model"):
         slice_model(conv_net(), graph, 0, 2)

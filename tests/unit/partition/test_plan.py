@@ -64,7 +64,7 @@ def test_a_range() -> None:
     assert (len(current), bool(current), str(current)) == (5, True, "3-7")
     assert (len(Range(4, 4)), bool(Range(4, 4)), str(Range(4, 4)), str(Range(4, 5))) == (0, False, "none", "4")
     for start, stop in ((-1, 3), (4, 3)):
-        with pytest.raises(PlanError, match="needed is 0 <= start <= stop"):
+        with pytest.raises(PlanError, match="expected 0 <= start <= stop"):
             Range(start, stop)
 
 
@@ -82,7 +82,7 @@ def test_ranks_are_numbered_stage_by_stage() -> None:
     assert plan.slice(1) == Slice(Range(0, 4), Range(4, 8), Range(128, 256), Range(0, 0), first=False)
     assert plan.slice(2) == Slice(Range(4, 6), Range(0, 8), Range(0, 256), Range(0, 1000), first=True)
     for rank in (-1, 3):
-        with pytest.raises(PlanError, match=f"rank {rank} of a plan that has ranks 0 to 2"):
+        with pytest.raises(PlanError, match=f"there is no rank {rank}; the plan has ranks 0 to 2"):
             plan.slice(rank)
 
 
@@ -149,10 +149,10 @@ def test_a_thin_owner_is_alone_and_first() -> None:
         replace(plan, stages=(own,))
     with pytest.raises(PlanError, match="part 1 is \\[6, 6\\], which is empty"):
         replace(plan, stages=(own, whole, replace(own, layers=Range(6, 6))))
-    with pytest.raises(PlanError, match="stage 0 has no layers, begins with layer 3 and has 1 shards; needed are"):
+    with pytest.raises(PlanError, match="stage 0 has no layers, begins with layer 3 and has 1 shards; expected"):
         replace(plan, stages=(replace(own, layers=Range(3, 3)), whole))
     halves = [replace(own.shards[0], ff=part) for part in (Range(0, 128), Range(128, 256))]
-    with pytest.raises(PlanError, match=r"begins with layer 0 and has 2 shards; needed are .* and one shard"):
+    with pytest.raises(PlanError, match=r"begins with layer 0 and has 2 shards; expected .* and one shard"):
         replace(plan, stages=(replace(own, shards=(halves[0], replace(halves[1], device="c"))), whole))
 
 
@@ -173,15 +173,15 @@ def test_one_device() -> None:
     ("options", "message"),
     [
         ({"parallel": "both"}, "parallel is 'both'; known are tensor, pipeline"),
-        ({"stages_of": (2, 2)}, "stages of 2, 2 ranks for 3 devices; needed is one rank for each"),
-        ({"stages_of": (3, 0)}, "stages of 3, 0 ranks for 3 devices; needed is one rank for each"),
+        ({"stages_of": (2, 2)}, "stages of 2, 2 ranks for 3 devices; expected one rank for each"),
+        ({"stages_of": (3, 0)}, "stages of 3, 0 ranks for 3 devices; expected one rank for each"),
         ({"shares": [1, 2]}, "2 shares for 3 ranks; give one for each"),
-        ({"shares": [1, 2, 0]}, "the share of rank 2 is 0; needed is a number above 0"),
+        ({"shares": [1, 2, 0]}, "the share of rank 2 is 0; expected a number above 0"),
         ({"shares": [0, 1]}, "2 shares for 3 ranks; give one for each"),
-        ({"shares": [0, 1, 0]}, "the share of rank 2 is 0; needed is a number above 0"),
+        ({"shares": [0, 1, 0]}, "the share of rank 2 is 0; expected a number above 0"),
         (
             {"shares": [0, 1, 1], "stages_of": (2, 1)},
-            "rank 0 has no share of a stage of 2 ranks; needed is a stage of its own",
+            "rank 0 has no share of a stage of 2 ranks; expected a stage of its own",
         ),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_model_without_heads_has_stages_only() -> None:
     with pytest.raises(PlanError, match="use one rank a stage"):
         make_plan(limits, "m", "", [LOCAL, "b"], "tensor")
     two = (Shard(LOCAL, Range(0, 0), Range(0, 0), Range(0, 50)), Shard("b", Range(0, 0), Range(0, 0), Range(50, 100)))
-    with pytest.raises(PlanError, match="stage 0 has 2 shards of a model without heads; needed is one shard"):
+    with pytest.raises(PlanError, match="stage 0 has 2 shards of a model without heads; expected one shard"):
         Plan("m", "", sizes, (Stage(Range(0, 4), two),))
     with pytest.raises(PlanError, match="stage 0, heads: 0-3 of a model that has none"):
         Plan("m", "", sizes, (Stage(Range(0, 4), (replace(two[0], heads=Range(0, 4)),)),))
@@ -211,7 +211,7 @@ def test_at_most_64_ranks() -> None:
     shard = Shard("b", Range(0, 1), Range(0, 1), Range(0, 0))
     stages = [Stage(Range(i, i + 1), (replace(shard, device="b" if i else LOCAL),)) for i in range(65)]
     stages[64] = Stage(Range(64, 65), (replace(shard, vocab=Range(0, 1)),))
-    with pytest.raises(PlanError, match="65 ranks; the most are 64"):
+    with pytest.raises(PlanError, match="65 ranks; the maximum is 64"):
         Plan("m", "", sizes, tuple(stages))
     assert make_plan(limits, "m", "", [LOCAL, *"b" * 63], "pipeline").world_size == 64
 
@@ -262,14 +262,14 @@ def test_shards_of_both_placements_are_changed() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prefill_from": -1}, "prefill_from is -1, needed is 0 or more tokens"),
+        ({"prefill_from": -1}, "prefill_from is -1, expected 0 or more tokens"),
         ({"prefill": None}, "prefill_from is 200, and there is no prefill; leave it out"),
         ({"prefill": phases()}, "prefill: it has a prefill of its own; leave that out"),
         (
             {"prefill": replace(hybrid(), model="b")},
-            "prefill, model: b, needed is that of the plan it belongs to, a mo",
+            "prefill, model: b, expected that of the plan it belongs to, a mo",
         ),
-        ({"prefill": replace(hybrid(), model_digest="")}, "prefill, model_digest: , needed is that of the plan it bel"),
+        ({"prefill": replace(hybrid(), model_digest="")}, "prefill, model_digest: , expected that of the plan it bel"),
         (
             {"prefill": make_plan(replace(LIMITS, sizes=replace(SIZES, vocab=999)), "a model", DIGEST, [LOCAL])},
             "prefill, sizes: Sizes(layers=6, heads=8,",
@@ -313,43 +313,43 @@ SHARD = ("stages", 0, "shards", 1)
         (put("format", "edge-plan-9"), "plan: format is 'edge-plan-9', known is 'edge-plan-1'"),
         (put("colour", 1), "plan: unknown field 'colour'; known are format, model, model_digest, sizes, stages,"),
         (lambda v: v.pop("sizes"), "plan: sizes is missing"),
-        (put("model", 7), "model: 7; needed is printable text of up to 255 characters"),
-        (put("model", "a\nb"), "model: 'a\\nb'; needed is printable text of up to 255 characters"),
-        (put("model_digest", "abc"), "model_digest is 'abc'; needed is a SHA-256 in hexadecimal, or nothing"),
-        (put("sizes", []), "sizes: a list; needed is an object with layers, heads, heads_kv, ff, vocab"),
-        (put("sizes", "heads", -1), "sizes.heads: -1; needed is a whole number from 0 to 2147483647"),
-        (put("sizes", "ff", True), "sizes.ff: True; needed is a whole number from 0 to 2147483647"),
-        (put("sizes", "ff", 10**30), "sizes.ff: a number of more than 20 digits; needed is a whole number from"),
-        (put("sizes", "vocab", 0), "sizes: vocab is 0, needed is 1 or more"),
-        (put("sizes", "layers", 7), "layers of the stages: the parts end at 6, needed is 7"),
-        (put("sizes", "heads", 9), "stage 0, heads: the parts end at 8, needed is 9"),
-        (put("prefill", 3), "prefill: 3; needed is an object with format, model, model_digest, sizes, stages"),
+        (put("model", 7), "model: 7; expected printable text of up to 255 characters"),
+        (put("model", "a\nb"), "model: 'a\\nb'; expected printable text of up to 255 characters"),
+        (put("model_digest", "abc"), "model_digest is 'abc'; expected a SHA-256 in hexadecimal, or nothing"),
+        (put("sizes", []), "sizes: a list; expected an object with layers, heads, heads_kv, ff, vocab"),
+        (put("sizes", "heads", -1), "sizes.heads: -1; expected a whole number from 0 to 2147483647"),
+        (put("sizes", "ff", True), "sizes.ff: True; expected a whole number from 0 to 2147483647"),
+        (put("sizes", "ff", 10**30), "sizes.ff: a number of more than 20 digits; expected a whole number from"),
+        (put("sizes", "vocab", 0), "sizes: vocab is 0, expected 1 or more"),
+        (put("sizes", "layers", 7), "layers of the stages: the parts end at 6, expected 7"),
+        (put("sizes", "heads", 9), "stage 0, heads: the parts end at 8, expected 9"),
+        (put("prefill", 3), "prefill: 3; expected an object with format, model, model_digest, sizes, stages"),
         (put("prefill", {**hybrid().to_json(), "format": "x"}), "prefill: format is 'x', known is 'edge-plan-1'"),
-        (put("prefill", {**hybrid().to_json(), "model": 7}), "prefill.model: 7; needed is printable text of up to"),
+        (put("prefill", {**hybrid().to_json(), "model": 7}), "prefill.model: 7; expected printable text of up to"),
         (put("prefill", {**hybrid().to_json(), "stages": []}), "prefill: layers of the stages: the parts end at 0,"),
-        (put("prefill_from", 1.5), "prefill_from: 1.5; needed is a whole number from 0 to 2147483647"),
+        (put("prefill_from", 1.5), "prefill_from: 1.5; expected a whole number from 0 to 2147483647"),
         (put("prefill_from", 9), "prefill_from is 9, and there is no prefill; leave it out"),
-        (put("stages", {}), "stages: a dict; needed is a list"),
-        (put("stages", []), "layers of the stages: the parts end at 0, needed is 6"),
-        (put("stages", 0, None), "stages[0]: None; needed is an object with layers, shards"),
-        (put("stages", 0, "shards", []), "stage 0, heads: the parts end at 0, needed is 8"),
-        (put("stages", 1, "layers", [3, 6]), "layers of the stages: part 1 is [3, 6], needed is one that starts at 4"),
+        (put("stages", {}), "stages: a dict; expected a list"),
+        (put("stages", []), "layers of the stages: the parts end at 0, expected 6"),
+        (put("stages", 0, None), "stages[0]: None; expected an object with layers, shards"),
+        (put("stages", 0, "shards", []), "stage 0, heads: the parts end at 0, expected 8"),
+        (put("stages", 1, "layers", [3, 6]), "layers of the stages: part 1 is [3, 6], expected one that starts at 4"),
         (put("stages", 1, "layers", [4, 4]), "layers of the stages: part 1 is [4, 4], which is empty; leave that part"),
-        (put("stages", 1, "shards", 0, "vocab", [0, 999]), "stage 1, vocab: the parts end at 999, needed is 1000"),
+        (put("stages", 1, "shards", 0, "vocab", [0, 999]), "stage 1, vocab: the parts end at 999, expected 1000"),
         (put(*SHARD, "vocab", [0, 1]), "stage 0, vocab: it is not the last stage, so it holds no vocabulary rows"),
-        (put(*SHARD, "heads", [4, 7]), "stage 0, heads: the parts end at 7, needed is 8"),
-        (put(*SHARD, "heads", [8, 4]), "stages[0].shards[1].heads: [8, 4]; needed is start <= stop"),
-        (put(*SHARD, "heads", [4]), "stages[0].shards[1].heads: 1 numbers; needed are two, [start, stop]"),
-        (put(*SHARD, "ff", [0.0, 9]), "stages[0].shards[1].ff: 0.0; needed is a whole number from 0 to 2147483647"),
-        (put(*SHARD, "ff", "all"), "stages[0].shards[1].ff: 'all'; needed is a list"),
-        (put(*SHARD, "device", ""), "stages[0].shards[1]: the device ''; needed is an address or a name, 1 to 255"),
+        (put(*SHARD, "heads", [4, 7]), "stage 0, heads: the parts end at 7, expected 8"),
+        (put(*SHARD, "heads", [8, 4]), "stages[0].shards[1].heads: [8, 4]; expected start <= stop"),
+        (put(*SHARD, "heads", [4]), "stages[0].shards[1].heads: 1 numbers; expected two, [start, stop]"),
+        (put(*SHARD, "ff", [0.0, 9]), "stages[0].shards[1].ff: 0.0; expected a whole number from 0 to 2147483647"),
+        (put(*SHARD, "ff", "all"), "stages[0].shards[1].ff: 'all'; expected a list"),
+        (put(*SHARD, "device", ""), "stages[0].shards[1]: the device ''; expected an address or a name, 1 to 255"),
         (put(*SHARD, "device", LOCAL), "rank 1 is on 'local'; rank 0, and no other, is 'local'"),
         (put("stages", 0, "shards", 0, "device", "b"), "rank 0 is on 'b'; rank 0, and no other, is 'local'"),
-        (put(*SHARD, "threads", 0), "stages[0].shards[1]: pi-1: threads is 0, needed is 1 or more"),
-        (put(*SHARD, "threads", "4"), "stages[0].shards[1].threads: '4'; needed is a whole number from 0 to"),
-        (put(*SHARD, "gpu_layers", -1), "stages[0].shards[1].gpu_layers: -1; needed is a whole number from 0 to"),
-        (put(*SHARD, "affinity", [1, 1]), "stages[0].shards[1]: pi-1: affinity is [1, 1]; needed are processors'"),
-        (put(*SHARD, "affinity", [None]), "stages[0].shards[1].affinity[0]: None; needed is a whole number from 0"),
+        (put(*SHARD, "threads", 0), "stages[0].shards[1]: pi-1: threads is 0, expected 1 or more"),
+        (put(*SHARD, "threads", "4"), "stages[0].shards[1].threads: '4'; expected a whole number from 0 to"),
+        (put(*SHARD, "gpu_layers", -1), "stages[0].shards[1].gpu_layers: -1; expected a whole number from 0 to"),
+        (put(*SHARD, "affinity", [1, 1]), "stages[0].shards[1]: pi-1: affinity is [1, 1]; expected processors'"),
+        (put(*SHARD, "affinity", [None]), "stages[0].shards[1].affinity[0]: None; expected a whole number from 0"),
         (
             put(*SHARD, "gpu", 1),
             "stages[0].shards[1]: unknown field 'gpu'; known are device, heads, ff, vocab, threads,",

@@ -263,9 +263,9 @@ def test_what_does_not_fit_is_told_with_need_and_have() -> None:
 
 def test_what_may_be_asked_for() -> None:
     three = [device(name) for name in NAMES[:3]]
-    with pytest.raises(PlanError, match="the first device is to be the owner's own"):
+    with pytest.raises(PlanError, match="the first device must be the owner's own"):
         Planner(work(4), three[1:], linked(NAMES), "m", "")
-    with pytest.raises(PlanError, match="the first device is to be the owner's own"):
+    with pytest.raises(PlanError, match="the first device must be the owner's own"):
         Planner(work(4), [], linked(NAMES), "m", "")
     planner = Planner(work(4, concurrency=6), three, linked(NAMES), "m", "", pipeline=False)
     with pytest.raises(PlanError, match="the objective 'speed'; known are latency, throughput, ttft, memory, energy"):

@@ -46,12 +46,12 @@ def test_what_is_no_empty_sequence(data: np.ndarray, why: str) -> None:
 
 @pytest.mark.parametrize("length", [7, 9, 0, -7])
 def test_a_snapshot_of_another_position(length: int) -> None:
-    with pytest.raises(StateError, match=rf"up to position 7; needed is one up to {length - 1}"):
+    with pytest.raises(StateError, match=rf"up to position 7; expected one up to {length - 1}"):
         SHAPE.check(snapshot(7), length)
 
 
 def test_a_snapshot_that_was_cut_off() -> None:
-    with pytest.raises(StateError, match=f"a snapshot of {SHAPE.n_bytes - 1} bytes; needed are {SHAPE.n_bytes}"):
+    with pytest.raises(StateError, match=f"a snapshot of {SHAPE.n_bytes - 1} bytes; expected {SHAPE.n_bytes}"):
         SHAPE.check(snapshot(7)[:-1], 8)
 
 

@@ -230,7 +230,7 @@ def test_one_rank_holds_all_of_any_model() -> None:
             "use at most 2 ranks a stage, a quantization with smaller blocks, or --parallel pipeline",
         ),
         (make_limits(8, 8, vocab=2), 3, "3 ranks share 2 rows of the head; use at most 2 ranks in the last stage"),
-        (make_limits(8, 8), 65, "65 ranks; needed are 1 to 64"),
+        (make_limits(8, 8), 65, "65 ranks; expected 1 to 64"),
     ],
 )
 def test_more_ranks_than_there_is_to_share(whole: Limits, ranks: int, message: str) -> None:
@@ -241,7 +241,7 @@ def test_more_ranks_than_there_is_to_share(whole: Limits, ranks: int, message: s
 
 @pytest.mark.parametrize("bad", [0, -1, inf, nan])
 def test_shares_that_are_none(bad: float) -> None:
-    with pytest.raises(PlanError, match=r"the share of rank 1 is .*; needed is a number above 0"):
+    with pytest.raises(PlanError, match=r"the share of rank 1 is .*; expected a number above 0"):
         cut(make_limits(8, 4), [1, bad])
     with pytest.raises(PlanError, match="the share of rank 0"):
         shards(make_limits(8, 4), ["a"], [bad])

@@ -187,7 +187,7 @@ def test_what_llama_cpp_takes_from_the_number_of_layers(folder: Path, tmp_path: 
 def test_stages_that_begin_where_they_cannot(folder: Path) -> None:
     smollm = synthetic(folder / "smollm3.gguf", "smollm3", layers=9, embd=64, ff=64)
     assert limits(GgufFile.open(smollm)).starts == (0, 4, 8)
-    assert "whose stages begin with layers 0, 4, 8" in refusal(smollm, whole(GgufFile.open(smollm), Range(0, 3)))
+    assert "whose stages must begin with layers 0, 4, 8" in refusal(smollm, whole(GgufFile.open(smollm), Range(0, 3)))
     hybrid = synthetic(folder / "lfm2.gguf", "lfm2", layers=8, embd=64, ff=64)  # the third and the sixth have attention
     assert limits(GgufFile.open(hybrid)).starts == (0, 3)
     assert "because its layers are of several kinds" in refusal(hybrid, whole(GgufFile.open(hybrid), Range(0, 2)))

@@ -71,13 +71,13 @@ def test_a_curve_is_what_was_measured_where_it_was(curve: Curve) -> None:
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        ((), "a curve at rows []; needed are one or more, ascending from 1"),
-        (((0, 1.0),), "a curve at rows [0]; needed are one or more"),
-        (((2, 1.0), (1, 1.0)), "a curve at rows [2, 1]; needed are one or more, ascending"),
-        (((1, 1.0), (1, 2.0)), "a curve at rows [1, 1]; needed are one or more, ascending"),
-        (((1, -1.0),), "a curve of [-1.0] seconds; needed are 0 to 3600"),
-        (((1, nan),), "a curve of [nan] seconds; needed are 0 to 3600"),
-        (((1, inf),), "a curve of [inf] seconds; needed are 0 to 3600"),
+        ((), "a curve at rows []; expected one or more, ascending from 1"),
+        (((0, 1.0),), "a curve at rows [0]; expected one or more"),
+        (((2, 1.0), (1, 1.0)), "a curve at rows [2, 1]; expected one or more, ascending"),
+        (((1, 1.0), (1, 2.0)), "a curve at rows [1, 1]; expected one or more, ascending"),
+        (((1, -1.0),), "a curve of [-1.0] seconds; expected 0 to 3600"),
+        (((1, nan),), "a curve of [nan] seconds; expected 0 to 3600"),
+        (((1, inf),), "a curve of [inf] seconds; expected 0 to 3600"),
     ],
 )
 def test_curves_that_cannot_be(points: tuple[tuple[int, float], ...], message: str) -> None:
@@ -118,7 +118,7 @@ def test_any_json_is_a_speed_or_refused(value: Any, data: st.DataObject) -> None
 @pytest.mark.parametrize("what", ["watts", "disk_bytes_per_s"])
 @pytest.mark.parametrize("value", [0.0, -1.0, inf, nan])
 def test_figures_of_a_device_that_cannot_be(what: str, value: float) -> None:
-    with pytest.raises(PlanError, match=rf"^local: {what} is {value}; needed is a number above 0$"):
+    with pytest.raises(PlanError, match=rf"^local: {what} is {value}; expected a number above 0$"):
         device(**{what: value})
 
 
@@ -130,10 +130,10 @@ def test_a_link_faster_than_memory_contradicts_it() -> None:
     with pytest.raises(PlanError, match=r"^a link of 6e\+10 bytes/s; .* at most 5e\+10, which no memory .* it again$"):
         LinkSpeed(0, 6e10)
     for bytes_per_s in (0.0, -1.0, nan, inf):
-        with pytest.raises(PlanError, match="needed is a number above 0"):
+        with pytest.raises(PlanError, match="expected a number above 0"):
             LinkSpeed(0, bytes_per_s)
     for latency_s in (-1.0, nan, inf):
-        with pytest.raises(PlanError, match=r"a link with a latency of .* s; needed is 0 or more"):
+        with pytest.raises(PlanError, match=r"a link with a latency of .* s; expected 0 or more"):
             LinkSpeed(latency_s, 1e6)
 
 

@@ -272,7 +272,7 @@ REFUSED: list[tuple[str, Callable[[Gguf], Any], str]] = [
     ("llama", set_pair("llama.nextn_predict_layers", "u32", 3), "nextn_predict_layers is 3"),
     ("llama", set_pair("llama.attention.head_count", "u32", 3), "not a multiple of its 2 key-value heads"),
     ("llama", set_pair("llama.attention.head_count", "u32", 6), "does not divide into 6 heads"),
-    ("llama", set_pair("llama.rope.dimension_count", "u32", 18), "needed: even, up to 16"),
+    ("llama", set_pair("llama.rope.dimension_count", "u32", 18), "expected an even number up to 16"),
     ("qwen3", set_pair("qwen3.rope.dimension_count", "u32", 8), "needs all three equal"),
     ("llama", set_pair("llama.rope.scaling.type", "str", "su"), "known are none, linear"),
     ("llama", set_pair("llama.attention.layer_norm_rms_epsilon", "f32", -1.0), "epsilon is -1.0"),
@@ -291,7 +291,7 @@ REFUSED: list[tuple[str, Callable[[Gguf], Any], str]] = [
     ("phi3", set_pair("phi3.rope.dimension_count", "u32", 0), "RoPE turns 0 values"),
     ("phi3", set_pair("phi3.attention.head_count", "u32", 0), "head_count is missing or 0"),
     ("qwen3moe", set_pair("qwen3moe.expert_gating_func", "u32", 9), "expert_gating_func is 9"),
-    ("llama", set_pair("llama.rope.dimension_sections", "arr[i32]", [0, 0, 0, 0]), "needed is one above 0"),
+    ("llama", set_pair("llama.rope.dimension_sections", "arr[i32]", [0, 0, 0, 0]), "expected one above 0"),
     ("llama", set_pair("general.architecture", "str", "a\nb"), "which is not a name"),
     ("phi3", lambda f: f.tensors.pop("blk.0.attn_qkv.weight"), "'blk.0.attn_q.weight' is missing"),
     ("llama", set_tensor("blk.0.attn_norm.weight", (64,), "f16"), "is f16, llama.cpp needs f32"),
@@ -303,12 +303,12 @@ REFUSED: list[tuple[str, Callable[[Gguf], Any], str]] = [
     ("llama", lambda f: f.pairs.pop("tokenizer.ggml.model"), "tokenizer.ggml.model is missing"),
     ("llama", set_pair("tokenizer.ggml.tokens", "arr[str]", ["a", *TOKENS[1:-1], "a"]), "token 'a' occurs twice"),
     ("llama", set_pair("tokenizer.ggml.tokens", "arr[str]", [f"t{i}" for i in range(VOCAB)]), "256 of the 256 bytes"),
-    ("llama", set_pair("tokenizer.ggml.tokens", "arr[u32]", [1] * VOCAB), "stored as arr[u32], needed is arr[str]"),
+    ("llama", set_pair("tokenizer.ggml.tokens", "arr[u32]", [1] * VOCAB), "stored as arr[u32], expected arr[str]"),
     ("llama", set_pair("tokenizer.ggml.scores", "arr[f32]", [0.0]), "1 items for 272 tokens"),
-    ("llama", set_pair("tokenizer.ggml.token_type", "arr[u8]", [1] * VOCAB), "needed is arr[i32]"),
+    ("llama", set_pair("tokenizer.ggml.token_type", "arr[u8]", [1] * VOCAB), "expected arr[i32]"),
     ("llama", set_pair("tokenizer.ggml.eos_token_id", "u32", VOCAB), "there are 272 tokens"),
     ("llama", set_pair("tokenizer.ggml.model", "str", "bert"), "byte tokens"),
-    ("llama", set_pair("tokenizer.ggml.precompiled_charsmap", "arr[str]", ["a"]), "needed are bytes"),
+    ("llama", set_pair("tokenizer.ggml.precompiled_charsmap", "arr[str]", ["a"]), "expected bytes"),
 ]
 
 

@@ -39,7 +39,7 @@ def test_a_header_is_16_bytes_laid_out_as_documented() -> None:
 @pytest.mark.parametrize(
     ("at", "field", "why"),
     [
-        (0, b"edge", "a frame starts with b'EDGE', b'edge' came"),
+        (0, b"edge", "a frame starts with b'EDGE', got b'edge'"),
         (0, b"HTTP", "not our protocol"),
         (4, b"\x01", "the peer speaks version 1 of the protocol, this is version 5; update both"),
         (4, b"\x00", "version 0"),
@@ -47,10 +47,10 @@ def test_a_header_is_16_bytes_laid_out_as_documented() -> None:
         (5, b"\x0b", "frames of kind 11"),
         (8, struct.pack("<I", MAX_PAYLOAD + 1), "a frame of 67108865 bytes was announced, at most 67108864"),
         (8, b"\xff\xff\xff\xff", "4294967295 bytes was announced"),
-        (8, struct.pack("<I", 4), "announced 4 bytes, 3 came"),
-        (8, struct.pack("<I", 2), "announced 2 bytes, 3 came"),
-        (12, struct.pack("<I", 6), "frame 7 was expected, frame 6 came: frames were lost or repeated"),
-        (12, struct.pack("<I", 8), "frame 7 was expected, frame 8 came"),
+        (8, struct.pack("<I", 4), "announced 4 bytes, got 3"),
+        (8, struct.pack("<I", 2), "announced 2 bytes, got 3"),
+        (12, struct.pack("<I", 6), "frame 7 was expected, got frame 6: frames were lost or repeated"),
+        (12, struct.pack("<I", 8), "frame 7 was expected, got frame 8"),
     ],
 )
 def test_every_wrong_field_is_refused_and_named(at: int, field: bytes, why: str) -> None:
@@ -79,7 +79,7 @@ def test_a_header_that_is_cut_off_is_refused(n: int) -> None:
 
 
 def test_a_payload_larger_than_a_frame_is_not_packed() -> None:
-    with pytest.raises(ProtocolError, match="at most 67108864 bytes, 67108865 were to be sent; send it in parts"):
+    with pytest.raises(ProtocolError, match="at most 67108864 bytes, got 67108865; send it in parts"):
         pack_header(Kind.DATA, MAX_PAYLOAD + 1, 0)
 
 
@@ -87,7 +87,7 @@ def test_nothing_is_reserved_for_a_length_that_is_announced() -> None:
     data = memoryview(pack_header(Kind.DATA, MAX_PAYLOAD, 0))
     tracemalloc.start()
     try:
-        with pytest.raises(ProtocolError, match="announced 67108864 bytes, 0 came"):
+        with pytest.raises(ProtocolError, match="announced 67108864 bytes, got 0"):
             parse_frame(data, 0)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:

@@ -103,7 +103,7 @@ def ends(bench: Bench, kind: str, swapped: bool, deadlines: Deadlines = PATIENT)
 def assert_of_no_use(link: Link, why: str) -> None:
     """Every further call says that the link is broken, and why."""
     for call in (link.send, link.receive, lambda: link.receive_into(bytearray(1))):
-        with pytest.raises(LinkClosed, match="of no use any more") as caught:
+        with pytest.raises(LinkClosed, match="is broken") as caught:
             call()
         assert why in str(caught.value)
     link.close()
@@ -423,9 +423,9 @@ def test_a_peer_that_stops_reading_is_noticed_and_costs_little_memory(bench: Ben
     [
         (b"GET / HTTP/1.1\r\n\r\n", "not our protocol"),
         (frame(b"abcd")[:4] + bytes([VERSION + 1]) + frame(b"abcd")[5:], f"version {VERSION + 1} of the protocol"),
-        (frame(b"abcd", sequence=1), "frame 0 was expected, frame 1 came"),
+        (frame(b"abcd", sequence=1), "frame 0 was expected, got frame 1"),
         (frame(b"abcd", kind=99), "kind 99"),
-        (frame(b"abcd")[:8] + b"\x05" + frame(b"abcd")[9:], "damaged on its way"),
+        (frame(b"abcd")[:8] + b"\x05" + frame(b"abcd")[9:], "damaged in transit"),
         (checked(frame()[:8] + b"\xff\xff\xff\xff" + bytes(4)), "4294967295 bytes was announced"),
     ],
 )
@@ -445,7 +445,7 @@ def test_a_frame_that_comes_again_is_refused(bench: Bench, kind: str) -> None:
     raw.send(frame(b"pay 5"))
     raw.send(frame(b"pay 5"))
     assert bytes(link.receive().payload) == b"pay 5"
-    with pytest.raises(ProtocolError, match="frame 1 was expected, frame 0 came: frames were lost or repeated"):
+    with pytest.raises(ProtocolError, match="frame 1 was expected, got frame 0: frames were lost or repeated"):
         link.receive()
 
 
@@ -663,7 +663,7 @@ def test_a_peer_that_is_killed_is_noticed_at_once(
 @ALL
 @ENDS
 def test_a_peer_that_is_gone_is_noticed_long_before_the_deadline(bench: Bench, kind: str, swapped: bool) -> None:
-    """By who sends; over gRPC, which takes messages for nobody without a word, at the latest by who then receives."""
+    """By who sends; over gRPC, which accepts messages for a closed link, at the latest by who then receives."""
     a, b = ends(bench, kind, swapped)
     b.close()
 
@@ -731,7 +731,7 @@ def test_both_ends_send_large_frames_at_once_over_tls(trust: tuple[security.Cred
             assert came.result(WAIT_S).payload == payload
 
 
-# Peers that vanish without a word, and peers that are only busy.
+# Peers that vanish without giving a reason, and peers that are only busy.
 
 SILENT = """
 import socket, sys

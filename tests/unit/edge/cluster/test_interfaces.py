@@ -30,7 +30,8 @@ def test_a_rank_that_others_dial_has_no_address_with_an_interface() -> None:
     with pytest.raises(Refused) as refused:
         tell_peers(sessions, ranks, "auto")
     assert str(refused.value) == (
-        "pi2 is to be dialled by other devices, and fe80::2%eth0 names an interface of this one; give its host name, or"
+        "pi2 must be reachable for other devices, but fe80::2%eth0 names an interface of this device; give its host"
+        " name, or"
         " an address without %"
     )
     assert [session.told for session in sessions] == [[], []]

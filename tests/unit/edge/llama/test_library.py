@@ -61,12 +61,12 @@ def test_one_of_the_same_version_answers(tmp_path: Path) -> None:
 
 def test_one_of_another_version(tmp_path: Path) -> None:
     other = patched(tmp_path / "lib", b"\0" + PINNED_LLAMA.encode(), b"\x000.4.9")
-    assert_refused(other, "llama.cpp 0.4.9", f"needed is {PINNED_LLAMA}", f"llama-cpp-python {PINNED_VERSION}")
+    assert_refused(other, "llama.cpp 0.4.9", f"expected {PINNED_LLAMA}", f"llama-cpp-python {PINNED_VERSION}")
 
 
 def test_one_with_another_ggml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "PINNED_GGML", "0.0.1")
-    with pytest.raises(EngineError, match=f"needed is {PINNED_LLAMA} with 0.0.1"):
+    with pytest.raises(EngineError, match=f"expected {PINNED_LLAMA} with 0.0.1"):
         library.check_library(OWN)
 
 

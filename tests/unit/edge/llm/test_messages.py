@@ -116,13 +116,13 @@ def test_an_option_out_of_its_range_is_named(option: str, value: Any) -> None:
 
 
 def test_options_that_exclude_each_other() -> None:
-    with pytest.raises(EngineError, match="are about a budget"):
+    with pytest.raises(EngineError, match="need a memory budget"):
         options_from(pb.EngineOptions(window=1 << 20))
-    with pytest.raises(EngineError, match=r"^least_memory.* are about a budget"):
+    with pytest.raises(EngineError, match=r"^least_memory.* need a memory budget"):
         EngineOptions(least_memory=1 << 30)
-    with pytest.raises(EngineError, match="least_memory must be from 1 to 1000, it is 1001"):
+    with pytest.raises(EngineError, match="least_memory must be from 1 to 1000, got 1001"):
         EngineOptions(memory=1000, least_memory=1001)
-    with pytest.raises(EngineError, match="4 sequences need as many rows"):
+    with pytest.raises(EngineError, match="4 sequences need at least as many batch rows"):
         options_from(pb.EngineOptions(sequences=4, batch=2))
 
 
@@ -153,7 +153,7 @@ def test_a_stage_comes_back(takes: Boundary, gives: Boundary, threads: int | Non
         ({"tensors": [{"type": "bool", "shape": [2], "open": [1]}]}, r"gives.tensors\[0\]: .* the shape \[2\]"),
         ({"tensors": [{"type": "bool", "shape": [MOST_TENSOR_BYTES + 1]}]}, "bytes, at most 1,073,741,824 cross"),
         ({"tensors": [{"type": "bool", "shape": [(1 << 63) - 1] * MOST_DIMS}]}, r"tensors\[0\]: tensor '' has 7,524,"),
-        ({"tensors": [{"type": "bool", "shape": [1] * 100_000}]}, "100000 dimensions, at most 32 cross"),
+        ({"tensors": [{"type": "bool", "shape": [1] * 100_000}]}, "100000 dimensions, at most 32 are possible"),
     ],
 )
 def test_a_stage_that_cannot_be_is_refused_by_field(boundary: dict[str, Any], words: str) -> None:

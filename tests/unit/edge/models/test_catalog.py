@@ -146,5 +146,5 @@ def test_wrong_entries_are_refused(tmp_path: Path, old: str, new: str, message: 
 
 
 def test_a_name_is_there_once(tmp_path: Path) -> None:
-    with pytest.raises(CatalogError, match=r"model\[1\]\.name: another model is called 'mine'; names differ"):
+    with pytest.raises(CatalogError, match=r"model\[1\]\.name: another model is called 'mine'; use another name"):
         read_catalog(written(tmp_path, ENTRY + ENTRY))

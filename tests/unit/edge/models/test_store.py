@@ -78,7 +78,7 @@ def test_a_broken_connection_is_continued(store: SliceStore) -> None:
     reported: list[tuple[int, int]] = []
     with store.receive(sha(data), len(data), lambda done, total: reported.append((done, total))) as partial:
         assert partial.received == 15000
-        with pytest.raises(SliceError, match="40960 bytes needed, 15000 came"):
+        with pytest.raises(SliceError, match="40960 bytes needed, 15000 received"):
             partial.commit()
         partial.write(data[15000:])
         assert partial.commit().read_bytes() == data
@@ -102,7 +102,7 @@ def test_other_bytes_than_announced_are_deleted(store: SliceStore) -> None:
     data, other = content(1, 9000), content(2, 9000)
     with store.receive(sha(data), len(data)) as partial:
         partial.write(other)
-        with pytest.raises(DigestMismatch, match=f"{sha(data)} needed, {sha(other)} came"):
+        with pytest.raises(DigestMismatch, match=f"{sha(data)} needed, {sha(other)} received"):
             partial.commit()
     assert store.used_bytes() == 0
     assert store.find(sha(data)) is None
@@ -113,7 +113,7 @@ def test_more_bytes_than_announced_are_refused(store: SliceStore) -> None:
     data = content(1, 9000)
     with store.receive(sha(data), 5000) as partial:
         partial.write(data[:4000])
-        with pytest.raises(SliceError, match="announced with 5000 bytes, 9000 came"):
+        with pytest.raises(SliceError, match="announced with 5000 bytes, but 9000 were received"):
             partial.write(data[4000:])
         assert partial.received == 4000
     assert put(store, data).read_bytes() == data  # another size: from the beginning

@@ -85,17 +85,17 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(url: str) -> None
         (HEAD + HELLO + b"40\r\ndata: {", "ended before the answer was complete"),  # inside a chunk
         (HEAD + HELLO, "ended before the answer was complete"),  # between two
         (HEAD + HELLO + b"0\r\n\r\n", "ended before the answer was complete"),  # without a last event
-        (b"no HTTP at all\r\n\r\n", "cannot be asked: no HTTP at all"),
-        (b"", "cannot be asked: Remote end closed connection without response"),
+        (b"no HTTP at all\r\n\r\n", "cannot be used: no HTTP at all"),
+        (b"", "cannot be used: Remote end closed connection without response"),
         *(
-            (HEAD + chunk(event), "cannot be asked: it sent an event that does not belong to the OpenAI API")
+            (HEAD + chunk(event), "cannot be used: it sent an event that does not belong to the OpenAI API")
             for event in (
                 5, [], None, {"choices": 5}, {"choices": [5]}, {"choices": [{"delta": []}]},
                 {"choices": [{"delta": {"content": ["a"]}}]},
             )
         ),
-        (HEAD + chunk(b"{"), "cannot be asked: Expecting property name"),
-        (HEAD + chunk(b"[" * 100_000), "cannot be asked: maximum recursion depth exceeded"),
+        (HEAD + chunk(b"{"), "cannot be used: Expecting property name"),
+        (HEAD + chunk(b"[" * 100_000), "cannot be used: maximum recursion depth exceeded"),
         (HEAD + chunk({"error": {"message": "too long"}}), ": too long"),
         (b"HTTP/1.1 500 Oops\r\nContent-Length: 9\r\n\r\n[", "answers 500: Oops"),
     ],

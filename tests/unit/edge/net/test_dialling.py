@@ -50,7 +50,7 @@ def test_over_tcp(cluster: Cluster, tmp_path: Path, answers: str, admitted: bool
         if admitted:
             dialled(cluster, "tcp", tcp_port=listener.tcp_port)
         else:
-            with pytest.raises(Refused, match=r"rank 1 \(pi\) was to answer at .*, it is mallory"):
+            with pytest.raises(Refused, match=r"rank 1 \(pi\) was expected at .*, but mallory"):
                 dialled(cluster, "tcp", tcp_port=listener.tcp_port)
     finally:
         listener.close()
@@ -62,7 +62,7 @@ def test_over_grpc(cluster: Cluster) -> None:
     port = server.add_secure_port("127.0.0.1:0", security.grpc_server_credentials(lambda: own))
     server.start()
     try:
-        with pytest.raises(Refused, match=r"rank 1 \(pi\) was to answer at .*, it is mallory"):
+        with pytest.raises(Refused, match=r"rank 1 \(pi\) was expected at .*, but mallory"):
             dialled(cluster, "grpc", port=port)
     finally:
         server.stop(None).wait()

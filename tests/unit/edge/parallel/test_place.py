@@ -71,7 +71,9 @@ def test_a_stage_shares_out_what_it_sends(stages: list[int]) -> None:
     ],
 )
 def test_ranks_that_are_none(rank: int, stages: list[int]) -> None:
-    with pytest.raises(EdgeError, match=f"rank {rank} is none of {len(stages)} stages with {world_size(stages)} ranks"):
+    with pytest.raises(
+        EdgeError, match=f"rank {rank} does not exist in {len(stages)} stages with {world_size(stages)} ranks"
+    ):
         place(rank, stages)
 
 

@@ -68,7 +68,7 @@ def test_presets_are_kinds() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"there is no device; needed is a \[\[device\]\]"),
+        ("", r"there is no device; expected a \[\[device\]\]"),
         ("[[kind]]", "the file has an unknown key 'kind'"),
         ("currency = 3\n", 'currency needs its letters, such as "EUR"; got 3'),
         ('[[device]]\nname = "x"', r"device\[0\].preset needs the one that it is most like, of pi4"),

@@ -57,7 +57,7 @@ def test_a_plan_with_one_stage_that_computes_has_none() -> None:
 
 def test_microbatches_that_cannot_be_are_refused() -> None:
     values = space(8).best("throughput", {})[0].plan.to_json()
-    for number, words in ((0, "microbatches is 0, needed is 1 or more"), ("2", "microbatches: '2'; needed is a whole")):
+    for number, words in ((0, "microbatches is 0, expected 1 or more"), ("2", "microbatches: '2'; expected a whole")):
         with pytest.raises(PlanError, match=words):
             Plan.from_json({**values, "microbatches": number})
 

@@ -113,7 +113,7 @@ def ids(*tokens: int) -> bytes:
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        (lambda link: link.send(ids(1)), ProtocolError, "was to draft 2 tokens, it sent 4 bytes of DATA"),
+        (lambda link: link.send(ids(1)), ProtocolError, "was asked to draft 2 tokens, but sent 4 bytes of DATA"),
         (lambda link: link.send(ids(1, 2), Kind.CONTROL), ProtocolError, "sent 8 bytes of CONTROL"),
         (lambda link: link.send(ids(1, 2, 3)), ProtocolError, "at most 8"),
         (lambda link: link.send(ids(1, N_VOCAB)), ProtocolError, "token ids are from 0 to 999"),
