@@ -103,7 +103,7 @@ def has_helper(args: argparse.Namespace) -> bool:
 class Devices(Generic[AnyPlan]):
     """The devices that the options name."""
 
-    addresses: tuple[str, ...]  # of the devices, by rank or stage; the first can be LOCAL
+    addresses: tuple[str, ...]  # addresses of the devices, by rank or stage; the first can be LOCAL
     plan: AnyPlan | None  # the plan of --plan, or None
     joining: bool = False  # workers that are discovered later join, too
 

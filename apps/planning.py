@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(work, "--context", help="tokens in the KV cache (default: 4096, or less)")
     option(work, "--concurrency C", "concurrent requests, for the throughput (default: 4)", in_flight)
     option(work, "--prompt-tokens N", "tokens in a prompt (default: 128)", positive_int)
-    option(work, "--depth N", "average number of tokens before the one that is decoded (default: 64)", positive_int)
+    option(work, "--depth N", "average number of earlier tokens when a token is decoded (default: 64)", positive_int)
     add(work, "--kv-type", help="type of the KV cache (default: f16)")
     add(work, "--dim", "--input")
     add_draft_arguments(work, "off")

@@ -12,7 +12,7 @@ class DiscoveryError(EdgeError):
 
 
 class LabFileError(EdgeError):
-    """A lab file is not valid. The message names the key, what it needs and what it has."""
+    """A lab file is not valid. The message names the key, the needed value and the value found."""
 
 
 class ClusterFileError(EdgeError):

@@ -62,7 +62,7 @@ class Machine:
     cores_performance: int  # number of physical cores
     cores_efficiency: int
     cpu_quota: float | None  # cores that this process may keep busy; None without a quota
-    instruction_sets: tuple[str, ...]  # those for which ggml has kernels
+    instruction_sets: tuple[str, ...]  # instruction sets for which ggml has kernels
     thermal: str | None  # "normal", "hot" or "critical", by the sensors' own limits
     memory: Rate | None
     disk: Rate | None

@@ -56,7 +56,8 @@ def core_kinds(devices: Path = _DEVICES) -> tuple[int, int]:
 def cache_bytes(devices: Path = _DEVICES) -> int:
     """Return the bytes of a core's largest cache, at least _LEAST_CACHE.
 
-    Systems on a chip have that much behind the caches that they report. devices: as for `core_kinds`.
+    Systems on a chip have that much behind the caches that they report.
+    devices: as for `core_kinds`.
     """
     sizes = [read_line(path) for path in (devices / "system" / "cpu").glob("cpu[0-9]*/cache/index*/size")]
     return max(_LEAST_CACHE, *(int(size[:-1]) << 10 for size in sizes if size[:-1].isdigit() and size[-1] == "K"), 0)
@@ -65,7 +66,8 @@ def cache_bytes(devices: Path = _DEVICES) -> int:
 def instruction_sets(cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
     """Return the instruction sets of this processor for which ggml has kernels: "avx2", "neon", "i8mm" and so on.
 
-    If cores differ, return the sets that all cores have. cpuinfo: file in which Linux describes its processors.
+    If cores differ, return the sets that all cores have.
+    cpuinfo: file in which Linux describes its processors.
     """
     if sys.platform == "darwin":
         return tuple(name for key, name in _SYSCTLS.items() if _sysctl_number(key) == 1)

@@ -42,7 +42,7 @@ LINK_IS_NOT_LIMIT = 0.15
 FAST_MBIT = 1000  # speed that every Ethernet port of the last fifteen years can reach
 _MBIT_BYTES = 125_000  # bytes a second in a megabit a second
 
-MAX_ADDRESSES = 16  # of one device
+MAX_ADDRESSES = 16  # maximum number of addresses of one device
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface

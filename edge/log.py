@@ -17,7 +17,8 @@ _logger = logging.getLogger("edge")
 def set_up(*, events: bool = True) -> None:
     """Send log lines to standard error. Without this call nothing is logged.
 
-    Warnings and errors of all libraries are always included. events: also include this project's INFO events.
+    Warnings and errors of all libraries are always included.
+    events: also include this project's INFO events.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_PrintableLines("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))

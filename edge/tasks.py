@@ -116,7 +116,8 @@ class Repeated(Closing):
     """Background work that is repeated until `close()`. It is also a context manager."""
 
     def __init__(self, work: Callable[[], None], every_s: float, name: str) -> None:
-        """every_s: seconds from the end of one run to the start of the next. name: name of the thread.
+        """every_s: seconds from the end of one run to the start of the next.
+        name: name of the thread.
 
         If a run fails, its error is logged and the next run follows. The same error is not logged twice in a row.
         """

@@ -119,8 +119,10 @@ _SCALARS = (str, int, float, type(None))
 
 
 def encoded(structure: Any, without: Collection[str] = ()) -> dict[str, Any]:
-    """Return a dataclass in the form that `decoded` reads. without: fields that are left out if they have their
-    default"""
+    """Return a dataclass in the form that `decoded` reads.
+
+    without: fields that are left out if they have their default
+    """
     kind: Any = type(structure)
     values = {name: (getattr(structure, name), default) for name, (_, default) in _hints(kind).items()}
     return {name: _plain(value) for name, (value, default) in values.items() if name not in without or value != default}

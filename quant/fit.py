@@ -28,7 +28,7 @@ class Choice:
     """A type that a tensor may have."""
 
     type: TensorType
-    n_bytes: int  # in the file, with padding
+    n_bytes: int  # bytes of the tensor in the file, with padding
     damage: float  # nats per token
 
 

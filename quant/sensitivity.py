@@ -42,7 +42,9 @@ class Sensitivity:
         return measured[nearest] * error / errors[nearest]
 
     def together(self, damage: float) -> float:
-        """Return the damage of a whole file in nats per token. damage: the sum of the damages of its tensors.
+        """Return the damage of a whole file in nats per token.
+
+        damage: the sum of the damages of its tensors.
 
         The sum is too small for large damages, because errors of one tensor amplify those of the next. The factor
         depends on the model, so it is measured for some choices for all tensors together. Between these it is

@@ -1,8 +1,8 @@
 """Choice of the allreduce algorithm by the predicted cost of each.
 
 d is the one-way latency in seconds, B what one device can send (and, at the same time, receive) in bytes/s, N the
-ranks, S the bytes of the float32 tensor and w those of one rank's tensor as it crosses the wire. Only a rank's own
-tensor is made smaller by the wire type: sums always travel as float32, so that no rank holds a rounder one.
+ranks, S the bytes of the float32 tensor and w the bytes of one rank's tensor in the wire type. Only a rank's own
+tensor is sent in the wire type. Sums are always sent as float32, so that all ranks hold the same sum.
 
 | algorithm | seconds              | messages                                              |
 | star      | 2d + (N-1)(w+S)/B    | all tensors go to rank 0, the sum goes back           |
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Algorithm = Literal["star", "mesh", "split"]
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)  # the fewest messages first
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)  # sorted by number of messages
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,6 @@ def seconds(
 
 
 def choose(n_bytes: int, wire_bytes: int, ranks: int, latency_s: float, bandwidth: float) -> Choice:
-    """Choose the algorithm with the least predicted time; among equal ones, that with the fewest messages."""
+    """Choose the algorithm with the least predicted time, and of equal times the one with the fewest messages."""
     costs = {a: seconds(a, n_bytes, wire_bytes, ranks, latency_s, bandwidth) for a in ALGORITHMS}
-    return Choice(min(costs, key=costs.__getitem__), costs)  # the first of equals
+    return Choice(min(costs, key=costs.__getitem__), costs)  # of equal times, the first

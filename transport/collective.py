@@ -1,8 +1,9 @@
 """Collectives over links: broadcast, gather, barrier; all-reduce as star, mesh or split (reduce-scatter, all-gather).
 
-Every element is added in rank order, ((x0 + x1) + x2) + ..., whatever the algorithm and whatever arrives first. So all
-ranks hold the same bits, and the same bits as with any other algorithm. With a lossy wire type each rank's tensor is
-encoded once, its own copy too, and sums travel as float32: the result is the rank-order sum of the decoded tensors.
+Every element is added in rank order, ((x0 + x1) + x2) + ..., with any algorithm and in any order of arrival. So all
+ranks hold the same bits, and every algorithm gives the same bits. With a lossy wire type each rank encodes its
+tensor once and uses the decoded values itself. Sums are sent as float32. The result is the rank-order sum of the
+decoded tensors.
 
 In mesh and split a rank receives before it sends more than the peer's buffers hold, so ranks that send large tensors to
 each other never block each other. In star, broadcast and gather one side sends and the other receives.
@@ -255,7 +256,7 @@ class Group:
         if self.world_size == 2:
             part: Floats = self._buffer(0, x.size)
             self._receive_tensor(1 - self.rank, part, wire)
-            # In this order, because the first of two NaNs is kept.
+            # The order matters, because the first of two NaNs is kept.
             np.add(*((part, x) if self.rank else (x, part)), out=x)
             return
         parts = {rank: self._buffer(rank, x.size) for rank in self._sources}

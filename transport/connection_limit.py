@@ -1,4 +1,4 @@
-"""Connection limits of a gRPC server: how many connections it may have, and which are closed first.
+"""Connection limits of a gRPC server: the maximum number of connections, and the connections that are closed first.
 
 gRPC accepts connections by itself and reports none before its first call. So a thread polls this process's own sockets.
 It closes connections over which no caller was admitted in time. If there are too many of these, it closes the oldest
@@ -105,7 +105,7 @@ class ConnectionLimiter:
 
     def _run(self) -> None:
         while not self._over.wait(_LOOK_S):
-            with suppress(OSError):  # no descriptor is free to look with; some will be again
+            with suppress(OSError):  # no descriptor is free now; the next look will find some
                 sockets = {}
                 for number in _sockets():
                     with _borrowed(number) as sock, suppress(OSError):  # the socket was closed meanwhile
@@ -139,7 +139,7 @@ def _sockets() -> Iterator[int]:
 
 @contextmanager
 def _borrowed(number: int) -> Iterator[socket.socket]:
-    """Wrap a descriptor as a socket without taking ownership: it stays open after the block."""
+    """Yield a socket for a descriptor, which stays open after the block."""
     sock = socket.socket(fileno=number)
     try:
         yield sock

@@ -4,7 +4,7 @@ from edge.errors import EdgeError
 
 
 class TransportError(EdgeError):
-    """Base of this package's errors. The message names the peer, the need and the finding."""
+    """Base of this package's errors. The message names the peer, and what was needed and found."""
 
 
 class LinkTimeout(TransportError):
@@ -12,7 +12,7 @@ class LinkTimeout(TransportError):
 
 
 class LinkClosed(TransportError):
-    """The peer closed the link, or went away."""
+    """The peer closed the link or disconnected."""
 
 
 class ProtocolError(TransportError):
@@ -20,4 +20,4 @@ class ProtocolError(TransportError):
 
 
 class Refused(TransportError):
-    """The peer answered and does not want us: no credentials, revoked ones, no such session, no room."""
+    """The peer refused: credentials are missing or revoked, the session does not exist, or the peer has no room."""

@@ -40,9 +40,9 @@ class Kind(IntEnum):
     PING = 3  # returned as PONG, for measuring
     PONG = 4
     CONTROL = 5  # an encoded command or event
-    ERROR = 6  # the last frame: the reason for which the sender gives up, as text
-    CLOSE = 7  # the last frame: the sender is done
-    SHAPED = 8  # a frame inside a frame, of a shaped link
+    ERROR = 6  # the last frame of a link: the reason why the sender gives up, as text
+    CLOSE = 7  # the last frame of a link: the sender closes it
+    SHAPED = 8  # a frame that contains a frame of a shaped link
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -1,4 +1,4 @@
-"""A link over a gRPC bidirectional stream: one frame a message, as raw bytes. It is used if TCP cannot be reached.
+"""Link over a gRPC bidirectional stream with one frame per message. It is used if TCP cannot reach the peer.
 
 gRPC's Python interface pulls the messages of a client out of an iterator, and blocks in `next` until a message comes.
 So a client sends through a queue, and one thread for all links of the process cancels streams that wait too long.
@@ -21,7 +21,7 @@ from transport.link import DEFAULTS, Deadlines, Link
 from transport.received import printable
 
 METHOD = "/edge.Worker/Link"
-SESSION_KEY = "edge-session"  # metadata of the call: which session of the worker is dialled
+SESSION_KEY = "edge-session"  # metadata key of a call: the session of the worker that is dialled
 
 # The largest payload of a message. gRPC reads a whole message before our code can check it, so this is far below
 # MAX_PAYLOAD. Only recipes of slices exceed 1 MiB.
@@ -30,15 +30,18 @@ MAX_MESSAGE = 4 << 20
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE + HEADER_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE + HEADER_BYTES),
-    # A peer that vanished without giving a reason is noticed after about time + timeout.
+    # A peer that vanished silently is noticed after about time + timeout.
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-    ("grpc.enable_http_proxy", 0),  # devices at home are not behind the proxy that the shell may name
-    ("grpc.use_local_subchannel_pool", 1),  # a channel of our own: the next one may show other credentials
+    ("grpc.enable_http_proxy", 0),  # devices at home are not behind the proxy in the environment
+    (
+        "grpc.use_local_subchannel_pool",
+        1,
+    ),  # do not share connections, because the next channel may have other credentials
 )
 
 _QUEUED = 64  # messages that may wait for gRPC; then the sender waits
@@ -76,7 +79,7 @@ class SendQueue:
         return True
 
     def end(self) -> None:
-        """Half-close the stream: nothing follows the queued messages."""
+        """Half-close the stream: no messages follow the queued ones."""
         self.over = True
         self._queue.put(None)
 
@@ -149,7 +152,7 @@ class GrpcLink(Link):
     def _read(self, timeout_s: float, max_bytes: int) -> Frame:
         self.wait_until = time.monotonic() + timeout_s
         try:
-            if self.broken is not None:  # another thread broke the link, and may not have seen that we wait
+            if self.broken is not None:  # another thread broke the link, and may not have noticed this wait
                 raise self._gone()
             data = next(self._incoming)
         except StopIteration:

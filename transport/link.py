@@ -26,9 +26,9 @@ _GOODBYE_S = 0.05  # time for the last frame of a link, which is optional
 class Deadlines:
     """Longest time of each kind of wait, in seconds. Messages of LinkTimeout use these names."""
 
-    connect_timeout_s: float = 5.0  # to reach a peer and shake hands with it
-    step_timeout_s: float = 30.0  # for a frame that a peer owes us
-    send_timeout_s: float = 30.0  # for a peer to make room for what we send
+    connect_timeout_s: float = 5.0  # time to connect to a peer and complete the handshake
+    step_timeout_s: float = 30.0  # time for a peer to send an expected frame
+    send_timeout_s: float = 30.0  # time for a peer to accept sent data
 
 
 DEFAULTS = Deadlines()
@@ -38,15 +38,15 @@ class Link(ABC):
     """Connection to one peer. Implementations move bytes; sequence numbers and errors are handled here."""
 
     kind: str = "?"  # tcp, grpc, memory
-    local_address: str = ""  # address of our end on the network, if it has one
+    local_address: str = ""  # network address of this end, or "" if it has none
 
     def __init__(self, peer: str, deadlines: Deadlines = DEFAULTS) -> None:
-        self.peer = peer  # how messages name the other end
+        self.peer = peer  # name of the peer in messages
         self.deadlines = deadlines
         self.broken: TransportError | None = None  # error that ended the link
-        self.sent_bytes = 0  # payloads, since the link was made
+        self.sent_bytes = 0  # payload bytes since the link was made
         self.received_bytes = 0
-        self.receive_s = 0.0  # time in `receive` and `receive_into`, nearly all of it waiting for the peer
+        self.receive_s = 0.0  # time in `receive` and `receive_into`, most of which is waiting for the peer
         self._sent = 0
         self._received = ReceivedFrames(peer)
         self._breaking = threading.Lock()
@@ -55,7 +55,8 @@ class Link(ABC):
     def send(self, payload: Buffer = b"", kind: Kind = Kind.DATA, timeout_s: float | None = None) -> None:
         """Send one frame; the payload may be changed afterwards.
 
-        LinkTimeout if the peer makes no room within `timeout_s`, by default `send_timeout_s`; LinkClosed if it is gone.
+        Raises LinkTimeout if the peer accepts no data within `timeout_s` (default: `send_timeout_s`), and LinkClosed if
+        the peer has disconnected.
         """
         self._check()
         view = memoryview(payload).cast("B")
@@ -69,8 +70,11 @@ class Link(ABC):
             self.sent_bytes += len(view)
 
     def send_behind(self, head: bytes, payload: Buffer) -> None:
-        """Send `head` as a CONTROL frame and `payload` as a DATA frame behind it, in one go where the link can: the
-        peer then finds the payload there when it has read the head. Errors as `send`."""
+        """Send `head` as a CONTROL frame, followed by `payload` as a DATA frame.
+
+        If the kind of link allows it, both are sent in one call, so that the payload is there when the peer has read
+        the head. Raises the errors of `send`.
+        """
         self._check()
         view = memoryview(payload).cast("B")
         with self._sending:
@@ -86,7 +90,7 @@ class Link(ABC):
     def receive(self, timeout_s: float | None = None, max_bytes: int = CONTROL_BYTES) -> Frame:
         """Receive the next frame, of at most `max_bytes`. The default wait is `step_timeout_s`.
 
-        LinkTimeout, LinkClosed, Refused (the peer said why it gives up) or ProtocolError.
+        Raises LinkTimeout, LinkClosed, ProtocolError, or Refused if the peer sent a reason for giving up.
         """
         self._check()
         began = time.perf_counter()
@@ -112,7 +116,7 @@ class Link(ABC):
         self.receive_s += time.perf_counter() - began
 
     def close(self, reason: str = "") -> None:
-        """Tell the peer if that is possible without waiting, and close. Closing twice is harmless."""
+        """Close the link, and notify the peer if that is possible without waiting. Closing twice is harmless."""
         self._break(LinkClosed(f"the link to {self.peer} was closed here"), Kind.CLOSE, reason)
 
     def refuse(self, reason: str) -> None:
@@ -125,35 +129,35 @@ class Link(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # To be implemented by each kind of link.
+    # Each kind of link implements these methods.
 
     @abstractmethod
     def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
         """Send the bytes of one frame within `timeout_s`."""
 
     def _write_both(self, frame: bytes, header: bytes, payload: memoryview, timeout_s: float) -> None:
-        """Send a whole frame and the next one; links override this where one call can send both."""
+        """Send two frames, one after the other. A link overrides this method if it can send both in one call."""
         self._write(frame[:HEADER_BYTES], memoryview(frame)[HEADER_BYTES:], timeout_s)
         self._write(header, payload, timeout_s)
 
     @abstractmethod
     def _read(self, timeout_s: float, max_bytes: int) -> Frame:
-        """Read the next frame, and check it by `self._received`."""
+        """Read the next frame, and check it with `self._received`."""
 
     def _read_into(self, buffer: memoryview, timeout_s: float, kind: Kind) -> None:
-        """Read the next frame's payload into `buffer`. Links override this where that saves a copy."""
+        """Read the next frame's payload into `buffer`. A link overrides this method if that saves a copy."""
         frame = self._read(timeout_s, len(buffer))
         self._received.expect(frame.kind, frame.payload, kind, len(buffer))
         buffer[:] = frame.payload
 
     @abstractmethod
     def _end(self) -> None:
-        """Free what the link holds; called once."""
+        """Free the resources of the link. This is called once."""
 
-    # Shared by all links.
+    # All kinds of links share these methods.
 
     def _time(self, timeout_s: float | None) -> float:
-        """Return the time a receive waits: `timeout_s`, also 0, or the default for None."""
+        """Return the timeout of a receive in seconds: `timeout_s`, or the default if it is None."""
         return self.deadlines.step_timeout_s if timeout_s is None else timeout_s
 
     def _timeout(self, timeout_s: float) -> LinkTimeout:
@@ -172,7 +176,7 @@ class Link(ABC):
 
     def _send_last(self, kind: Kind, reason: str) -> None:
         if not self._sending.acquire(blocking=False):
-            return  # another thread is in the middle of a frame
+            return  # another thread is sending a frame
         text = reason.encode(errors="replace")[:MAX_REASON]
         try:
             self._write(pack_header(kind, len(text), self._sent), memoryview(text), _GOODBYE_S)
@@ -184,8 +188,8 @@ class Link(ABC):
     def _fail(self, error: TransportError) -> NoReturn:
         """Break the link because of `error`, and raise it.
 
-        If another thread closed the link meanwhile, raise that reason, unless `error` is the peer's own reason: a
-        thread that sends may notice the end first.
+        If another thread closed the link meanwhile, raise that reason, unless `error` is the peer's own reason.
+        The thread that sends may notice the end before the thread that receives that reason.
         """
         if self.broken is not None and not isinstance(error, Refused):
             raise LinkClosed(str(self.broken)) from error
@@ -205,14 +209,14 @@ class Link(ABC):
 
 
 def send_parts(link: Link, payload: Buffer) -> None:
-    """Send a payload of any size in DATA frames of up to PART_BYTES. Errors as `Link.send`."""
+    """Send a payload of any size in DATA frames of up to PART_BYTES. Raises the errors of `Link.send`."""
     view = memoryview(payload).cast("B")
     for lo in range(0, len(view), PART_BYTES):
         link.send(view[lo : lo + PART_BYTES])
 
 
 def receive_parts(link: Link, buffer: Buffer) -> None:
-    """Fill `buffer` with what `send_parts` sends. Errors as `Link.receive`."""
+    """Fill `buffer` with the payload that `send_parts` sends. Raises the errors of `Link.receive`."""
     view = memoryview(buffer).cast("B")
     for lo in range(0, len(view), PART_BYTES):
         link.receive_into(view[lo : lo + PART_BYTES])

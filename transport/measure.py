@@ -47,7 +47,7 @@ class LinkFigures:
 
 
 def measure(link: Link, seconds: float = 1.0) -> LinkFigures:
-    """Measure for about `seconds`, half of it round trips and half of it bandwidth, in turns.
+    """Measure for about `seconds`, alternating between round trips and bandwidth.
 
     The other end must call `answer`.
     """
@@ -103,7 +103,7 @@ def finish(link: Link) -> None:
 
 
 def _floods(link: Link, direction: bytes, seconds: float, round_trip_s: float) -> list[Flood]:
-    """Send large frames in one direction, more each time until they take long enough; return the runs that count."""
+    """Send runs of large frames in one direction, each run longer. Return the runs that took long enough."""
     blocks, best = 4, 0.0
     counted: list[Flood] = []
     while True:

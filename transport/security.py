@@ -86,8 +86,8 @@ def admit(
 ) -> Identity:
     """Check a certificate (DER or PEM) and return its holder.
 
-    It must be signed by our cluster, in date, not revoked, and of one of `roles`. now: Unix seconds, by default the
-    clock's.
+    It must be signed by our cluster, in date, not revoked, and of one of `roles`.
+    now: Unix seconds, by default the clock's.
 
     Raises Refused, which names the peer and the reason.
     """

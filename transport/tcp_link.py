@@ -1,7 +1,7 @@
 """A link over a stream socket: TCP, TLS over TCP, or a Unix socket inside one machine. The fast data plane.
 
 The socket does not block. A wait first polls for a moment, because a wake-up from a blocking wait costs more than a
-short message, then blocks in poll(2). How long it polls adapts to whether polling pays.
+short message, then blocks in poll(2). The polling time grows if polling succeeds, and shrinks otherwise.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class TcpLink(Link):
         poll_s: float = POLL_S,
         streams: bool = False,
     ) -> None:
-        """poll_s: the most a wait polls before it blocks; 0 for a rank that is throttled by a CPU quota.
+        """poll_s: maximum polling time of a wait before it blocks, in seconds; 0 for a rank that a CPU quota throttles.
 
-        streams: for tensors that follow one another without an answer. The kernel then lets the send buffer grow to the
-        bytes that are under way. On a path with a long delay a fixed buffer would limit each round trip to its size.
+        streams: True if the link carries tensors without replies. The kernel then lets the send buffer grow to the
+        bytes in flight. On a path with a long delay a fixed buffer would limit each round trip to its size.
         """
         super().__init__(peer, deadlines)
         self._socket = sock
@@ -168,7 +168,7 @@ class TcpLink(Link):
             if got < length:
                 self._fill(buffer[got:], wait.rest(self.deadlines.step_timeout_s), inside=True)
             return
-        # An unexpected frame ends the link. A last frame of the peer gives the reason; some of it may be in `buffer`.
+        # An unexpected frame ends the link. If it is the last frame of the peer, its reason may be partly in `buffer`.
         self._received.limit(received, length, len(buffer))
         payload = bytearray(buffer[: min(got, length)]).ljust(length, b"\0")
         self._fill(memoryview(payload)[got:], wait.rest(self.deadlines.step_timeout_s), inside=True)

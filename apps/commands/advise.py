@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("devices")
     add(group, "--cluster")
     add(group, "--workers", help="use this device and HOST[:PORT],... (default: the running lab)")
-    words = "assume these devices, the first instead of this one: laptop,phone; an unknown name prints the list"
+    words = "use device presets instead of real devices: laptop,phone; an unknown name prints the list"
     option(group, "--presets A,B", words, items)
     add(group, "--threads", help="number of threads on this device")
     add(group, "--memory", help="memory limit of a model on this device")

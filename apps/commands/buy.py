@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--arrivals RATE", words, between(1e-6, 1e4), required=True)
     option(group, "--max-latency MS", "maximum time for each token after the first, in milliseconds", positive)
     option(group, "--max-ttft S", "maximum time to the first token, in seconds", positive)
-    words = "share of requests that must stay within these limits (default: p90)"
+    words = "share of requests that must stay within these limits: p50, p90 or p99 (default: p90)"
     option(group, "--percentile P", words, choices=PERCENTILES, default="p90")
     option(group, "--prompt-tokens N", f"tokens in a prompt (default: {PROMPT})", positive_int, default=PROMPT)
     option(group, "--gen-tokens N", f"tokens in an answer (default: {GEN_TOKENS})", positive_int, default=GEN_TOKENS)
@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("devices to choose from")
     option(group, "--catalog FILE", "file with kinds of devices, instead of the presets", Path)
     option(group, "--kinds A,B", "use only these kinds of devices", items)
-    option(group, "--by WHAT", "total to minimize (default: price)", choices=BY, default="price")
+    option(
+        group, "--by WHAT", "total to minimize: price, watts or devices (default: price)", choices=BY, default="price"
+    )
     most = whole(1, MOST_DEVICES)
     words = f"maximum number of devices, 1 to {MOST_DEVICES} (default: {MOST_DEVICES})"
     option(group, "--max-devices N", words, most, default=MOST_DEVICES)

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
     )
-    words = "compare ways to compute the last model: on this device, and on those of --workers"
+    words = "compare ways to compute the last model: on this device, and with the devices of --workers"
     option(parser, "--routes", words)
     add(parser, "--png", "--json")
     add_engine_arguments(parser)

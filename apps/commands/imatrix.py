@@ -14,7 +14,7 @@ from apps.show.table import print_json, print_note
 from edge.units import positive_int
 from quant.text import printable
 
-HELP = "Measure how large the inputs of a model's weights are on a text, for better quantization."
+HELP = "Measure the inputs of a model's weights on a text, so that quantization loses less quality."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--labels FILE", "print the likeliest classes, with names from this file (one in each line)")
     option(parser, "--top N", "with --labels: number of classes to print (default: 5)", positive_int, default=5)
     add(parser, "--dim", default=[])
-    words = "A pixel becomes (pixel / scale - mean) / std if the input is of floats."
+    words = "A pixel becomes (pixel / scale - mean) / std if the input has floats."
     group = parser.add_argument_group("pictures", words)
     option(group, "--mean R,G,B", "mean of each channel (default: ImageNet's)", _channels)
     option(group, "--std R,G,B", "standard deviation of each channel (default: ImageNet's)", _divisors)

@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--allow-host NAME", words, action="append", default=[])
     option(group, "--tls-cert FILE", "certificate of the server (PEM); turns on https://", Path)
     option(group, "--tls-key FILE", "private key of the certificate (PEM, not encrypted)", Path)
-    words = f"maximum number of requests answered concurrently per model (default: {REQUESTS}; with --reproducible 1)"
+    words = f"maximum number of requests answered concurrently per model (default: {REQUESTS}; 1 with --reproducible)"
     option(group, "--requests N", words, units.whole(1, MAX_REQUESTS))
     target = units.between(1, MOST_TARGET_MS)
     words = "target for the time between two tokens of an answer (ms); prompts are split into chunks to meet it"

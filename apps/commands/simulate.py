@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--leave DEVICE@T", "lose a device at second T; repeatable", _leave, action="append", default=[])
     words = "target for the time to the first token (ms); reports how many requests meet it, and up to which rate"
     option(parser, "--target-ttft MS", words, _target)
-    words = "target for the mean time between the other tokens (ms); with --target-ttft, requests must meet both"
+    words = "target for the mean time between later tokens (ms); with --target-ttft, requests must meet both"
     option(parser, "--target-itl MS", words, _target)
     option(parser, "--seed N", "seed of all random numbers (default: 0)", seed, default=0)
     add(parser, "--json")

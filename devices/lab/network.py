@@ -59,7 +59,8 @@ class LabNetwork:
     def __init__(self, prefix: str, config: LabConfig, environment: dict[str, str]) -> None:
         """Create the network.
 
-        prefix: start of the namespaces' names. environment: environment of the switch.
+        prefix: start of the namespaces' names.
+        environment: environment of the switch.
 
         Raises NoNetwork if that is not possible here.
         """

@@ -28,7 +28,7 @@ from devices.lab.shaper import Port, Shape, Shaper
 from devices.sleeping import run_first
 
 MOST_WAITING_BYTES = 512 << 20  # limit of bytes in flight, so that an unthrottled sender cannot fill the memory
-_HEADER_BYTES = 20  # of IPv4: the version comes first, source and destination last
+_HEADER_BYTES = 20  # bytes of an IPv4 header: the version comes first, source and destination last
 _PACKET_BYTES = 65536  # longer than any IP packet
 _AT_ONCE = 64  # packets to read from one port before other ports and due deliveries get their turn
 _EARLY_S = 100e-6  # a wait may end this much late; the rest of it is spent polling the clock

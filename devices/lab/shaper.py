@@ -61,7 +61,9 @@ class Port:
         return start
 
     def receive(self, arrival: float, n_bytes: int) -> float:
-        """Return the time when the last bit of a packet is received. arrival: when a link delivers it.
+        """Return the time when the last bit of a packet is received.
+
+        arrival: when a link delivers it.
 
         The result is `arrival` unless other packets arrive at the same time.
         """

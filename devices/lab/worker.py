@@ -33,7 +33,9 @@ class LabWorker:
     ) -> None:
         """Start the worker.
 
-        folder: folder to create for its files. group: name for its control group. network: None for loopback.
+        folder: folder to create for its files.
+        group: name for its control group.
+        network: None for loopback.
         """
         self.device = device
         self.notes: list[dict[str, str | None]] = []
@@ -77,7 +79,7 @@ class LabWorker:
         return self.log.read_text(errors="replace")[-_LAST_WORDS:]
 
     def limit_cpu(self) -> None:
-        """Limit the processor time to that of its device."""
+        """Limit the processor time of the worker to that of its device."""
         if self._group is not None and self.device.cpu is not None:
             self._group.limit_cpu(self.device.cpu)
 

@@ -50,10 +50,12 @@ def plan(
 ) -> PlanChoice:
     """Return the best plan for a model on a cluster, found by measurement.
 
-    objective: the figure to optimize. limits: upper bounds of other objectives, in seconds (throughput: seconds a token
-    or input), bytes or joules; with types also "divergence", in nats a token. types: types of a language model's
-    weights ("q8_0"), or files of these types, to choose from; the file becomes the plan's model. text: the text that
-    divergence is measured on; None: the start of a bundled text.
+    objective: the figure to optimize.
+    limits: upper bounds of other objectives, in seconds (throughput: seconds a token or input), bytes or joules;
+        with types also "divergence", in nats a token.
+    types: types of a language model's weights ("q8_0"), or files of these types, to choose from; the file becomes
+        the plan's model.
+    text: the text that divergence is measured on; None: the start of a bundled text.
 
     parallel, shares: for language models, instead of an objective: "tensor" puts every layer on all devices, "pipeline"
     some layers on each. shares are the relative parts, this device first; None: by measurement.
@@ -88,10 +90,11 @@ def pareto(
 ) -> Front:
     """Return the plans that are worth choosing between. `Front.pick` takes one of them.
 
-    axes: None: latency and throughput, with types also divergence. measure: number of the most promising plans to run
-    and measure. types: types of the weights, or files of these types, to choose from. max_divergence: maximum
-    divergence of a type from the model, in nats a token. text: the text that divergence is measured on; None: the start
-    of a bundled text.
+    axes: None: latency and throughput, with types also divergence.
+    measure: number of the most promising plans to run and measure.
+    types: types of the weights, or files of these types, to choose from.
+    max_divergence: maximum divergence of a type from the model, in nats a token.
+    text: the text that divergence is measured on; None: the start of a bundled text.
 
     Raises PlanError, with need and have, if nothing fits, and WorkerError if the cluster is not open.
     """

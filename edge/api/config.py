@@ -127,7 +127,8 @@ class EngineConfig:
     ) -> Iterator[LoadedModel]:
         """Load the model until the end of the block.
 
-        accounted: see `Engine`; used on this device alone. resumes: see `deployed`.
+        accounted: see `Engine`; used on this device alone.
+        resumes: see `deployed`.
         Raises the errors of `drafts`, `Engine`, `plan` and `deploy`.
         """
         from edge.llm.engine import load

@@ -68,9 +68,11 @@ def quantize(
 ) -> Outcome:
     """Write a GGUF file with fewer bits to `out`.
 
-    Give either a size or a type. size: bytes, or a text such as "1900MiB"; the file within it with the least damage.
-    type: a type of llama.cpp such as "q4_k_m". imatrix: file of an importance matrix. Raises ValueError unless
-    exactly one of size and type is given, SizeTooSmall, ModelFileError, EngineError.
+    Give either a size or a type.
+    size: bytes, or a text such as "1900MiB"; the file within it with the least damage.
+    type: a type of llama.cpp such as "q4_k_m".
+    imatrix: file of an importance matrix.
+    Raises ValueError unless exactly one of size and type is given, SizeTooSmall, ModelFileError, EngineError.
     """
     if (size is None) == (type is None):
         raise ValueError("give either a size or a type")

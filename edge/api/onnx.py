@@ -34,9 +34,10 @@ class OnnxModel(Closing):
         provider: str | None = None,
         dims: Mapping[str, int] | None = None,
     ) -> None:
-        """threads: None: one per physical core. provider: of ONNX Runtime, such as "cuda"; None: the best one
-        available.
-        dims: sizes of the network's open dimensions."""
+        """threads: None: one per physical core.
+        provider: of ONNX Runtime, such as "cuda"; None: the best one available.
+        dims: sizes of the network's open dimensions.
+        """
         self.path = Path(path)
         self._threads, self._provider, self._dims = threads, provider, dict(dims or {})
         self._flow: Flow | None = None

@@ -50,7 +50,8 @@ class LoadedHelper(RankGroup):
     def _start(self, load: pb.Load, read: Callable[[float], None]) -> pb.Loaded:
         """Open the session, load the part on the worker, and start its request loop.
 
-        The caller must arrange for `_end_quietly` at the end. read: receives the fraction loaded.
+        The caller must arrange for `_end_quietly` at the end.
+        read: receives the fraction loaded.
         """
         session = self._open_session(_RANK, self._address, ())
         group, _ = self._join(threads=1)

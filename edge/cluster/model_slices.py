@@ -99,8 +99,9 @@ class ModelSlices:
         return digest
 
     def use(self, part: FileSlice, enter: Enter) -> Path:
-        """Return the file of a slice on this device, and cut the slice if it is missing. enter: enters the context that
-        keeps the file in the cache.
+        """Return the file of a slice on this device, and cut the slice if it is missing.
+
+        enter: enters the context that keeps the file in the cache.
         """
         return enter(self._own.use(part.recipe, part.path, self.name(part)))
 

@@ -110,8 +110,9 @@ class RankGroup(Closing):
         return session
 
     def _join(self, threads: int) -> tuple[Group, list[LinkState]]:
-        """Link all ranks. Return this process's group and the states of all links, sorted by ranks. threads: compute
-        threads of this process.
+        """Link all ranks. Return this process's group and the states of all links, sorted by ranks.
+
+        threads: compute threads of this process.
         """
         sessions = self._sessions
         peers = [session.peer for session in sessions]

@@ -89,7 +89,7 @@ def deploy(
             raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
         single = alone(file.path, options, plan, steps)
         return DeployedModel(single, RunningPlan(single, plan, choice.why, ("this device",)), exchange, single.close)
-    # Each rank changes its size alone, so prefixes on disk would mix several sizes.
+    # Each rank changes the size of its weights independently, so prefixes on disk would mix several sizes.
     if options.least_memory is not None:
         options = replace(options, prefixes=None)
     with ExitStack() as stack:
@@ -194,8 +194,9 @@ class LlmBuilding(Building[Plan, TextEngine]):
     def kept_running(
         self, supervisor: Supervisor[Plan, TextEngine], fleet: Fleet | None, plan: Plan, why: str, *, exact: bool
     ) -> ReplaceableEngine:
-        """Start the plan and return an engine that the supervisor can replace. exact: after a loss, tokens are
-        recomputed in the same steps as before.
+        """Start the plan and return an engine that the supervisor can replace.
+
+        exact: after a loss, tokens are recomputed in the same steps as before.
         """
 
         def prefill_lost(plan: Plan, reason: str, lost: list[str]) -> None:

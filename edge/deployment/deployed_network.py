@@ -79,8 +79,9 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
         return loaded
 
     def stages(self, compute_ms: Sequence[float | None] = ()) -> list[dict[str, Any]]:
-        """Return a description of each stage: its nodes, resources and payload. compute_ms: median time of each
-        stage, if measured.
+        """Return a description of each stage: its nodes, resources and payload.
+
+        compute_ms: median time of each stage, if measured.
         """
         current, plan = self.current, self.plan
         leaving = routes(self._model.graph, plan.cuts)[1:]

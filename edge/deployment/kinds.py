@@ -78,6 +78,7 @@ class Building(ABC, Generic[P, E]):
 
     @abstractmethod
     def send_ahead(self, fleet: Fleet, plan: P, check: Progress) -> None:
-        """Send the slices of a plan to its workers before it takes over. check: called meanwhile; stops the
-        transfer if it raises.
+        """Send the slices of a plan to its workers before it takes over.
+
+        check: called meanwhile; stops the transfer if it raises.
         """

@@ -143,8 +143,9 @@ class Supervisor(Generic[P, E]):
         return True
 
     def _bring_up(self, fleet: Fleet | None, plan: P, why: str, reason: str, steps: Steps) -> E:
-        """Load a plan as the running one, and return its engine. reason: reason for the replacement; empty for the
-        first plan.
+        """Load a plan as the running one, and return its engine.
+
+        reason: reason for the replacement; empty for the first plan.
         """
         workers = fleet.workers if fleet else {}
         names = tuple("this device" if address == LOCAL else workers[address].label for address in plan.devices)

@@ -75,7 +75,7 @@ _set_node_callback = _ggml("ggml_backend_sched_set_eval_callback", None, C.c_voi
 _get_scheduler: Any = getattr(libllama, "_ZNK13llama_context9get_schedEv", lambda context: None)
 _get_scheduler.restype, _get_scheduler.argtypes = C.c_void_p, [C.c_void_p]
 _CPU_DEVICE = 0
-_GPU_DEVICES = (1, 2)  # with their own memory, and with the machine's memory
+_GPU_DEVICES = (1, 2)  # types of GPUs with their own memory, and of GPUs that use the machine's memory
 _op_name = _ggml("ggml_op_name", C.c_char_p, C.c_int)
 _quantize_chunk = _ggml(
     "ggml_quantize_chunk", C.c_size_t, C.c_int, C.c_void_p, C.c_void_p, C.c_int64, C.c_int64, C.c_int64, C.c_void_p

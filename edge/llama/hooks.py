@@ -138,8 +138,7 @@ class NodeHooks:
 
     def _interrupt(self, frame: FrameType | None) -> None:
         """Handle Ctrl-C during a graph. A hook may block for long, so it is interrupted immediately. Other code ends
-        the graph
-        at its next node: Python handles signals on entry to `callback`, which is before its `try`.
+        the graph at its next node: Python handles signals on entry to `callback`, which is before its `try`.
         """
         if not self._interrupted and self._error is None and _is_in_hook(frame):
             raise KeyboardInterrupt

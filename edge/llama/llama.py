@@ -133,7 +133,7 @@ class Model(Vocabulary):
         self.path = os.path.abspath(path)
         self.at_close = ExitStack()  # closes everything that was made from this model
         self.own_memory = own  # referenced here because llama.cpp keeps pointers into it
-        self.adapters: list[Any] = []  # in loading order
+        self.adapters: list[Any] = []  # loaded adapters, in loading order
 
         @L.llama_progress_callback  # type: ignore[untyped-decorator]
         def on_progress(fraction: float, _: Any) -> bool:

@@ -54,12 +54,13 @@ class Chat:
         think: int = AUTO,
         encoder: MediaEncoder | None = None,
     ) -> None:
-        """template: Jinja source to use instead of the model's own. renderer: a process for it that was started before;
-        by default, one is started. when_full: handling of a full context; None: "shift" if the model can, otherwise
-        "forget".
-        drafter: drafts tokens of answers; by default, the model's own, if it has one. think: maximum tokens of a
-        thought before an answer; 0: no thought; -1: as the template has it, without a bound. encoder: of pictures and
-        sounds.
+        """template: Jinja source to use instead of the model's own.
+        renderer: a process for it that was started before; by default, one is started.
+        when_full: handling of a full context; None: "shift" if the model can, otherwise "forget".
+        drafter: drafts tokens of answers; by default, the model's own, if it has one.
+        think: maximum tokens of a thought before an answer; 0: no thought; -1: the template decides, without a
+            limit.
+        encoder: encoder of pictures and sounds.
 
         Raises TemplateError if the template is invalid, EngineError if the model cannot "shift", ValueError for
         another word or number.

@@ -1,4 +1,4 @@
-"""Drafts of a scheduler: which requests have draft tokens behind their next tokens, and in how many windows."""
+"""Drafts of a scheduler: which requests get draft tokens after their next tokens, and in how many windows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class Drafts:
         self.drafter, self._engine, self._in_flight = drafter, engine, in_flight
 
     def shape(self, running: Sequence[Running], n_ready: int) -> tuple[int, int] | None:
-        """Return (rows of each request in a window, windows in flight). Return None if ordinary steps are to be
-        submitted: one step does not have all requests and nothing else, or drafts cannot be forgotten."""
+        """Return (rows of each request in a window, windows in flight). Return None if ordinary steps must
+        be submitted, because one step cannot contain exactly the rows of all requests, or drafts cannot be rolled back.
+        """
         if self.drafter is None or not self._allowed(running, n_ready):
             return None
         n, rollback = len(running), self._engine.rollback
@@ -57,7 +58,7 @@ class Drafts:
             self.drafter.disturbed()
 
     def verified(self, results: Sequence[VerifyResult]) -> None:
-        """Let the drafter learn from a step that had windows."""
+        """Let the drafter learn from a step that had draft windows."""
         if self.drafter is not None:
             self.drafter.verified(results)
 

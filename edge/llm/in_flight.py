@@ -167,8 +167,14 @@ class InFlight:
         return Rows(running, tokens, len(tokens), [*assumed, *tokens[len(first) :]], not behind)
 
     def submit(self, engine: TextEngine, rows: Sequence[Rows], windows: int = 0) -> list[Running]:
-        """Submit rows in a step, of requests with the same adapters: those that wait for its logits now, and did not
-        before. windows: as in `StepInFlight`. The errors of the engine."""
+        """Submit the rows of a step, whose requests have the same adapters.
+
+        Return the requests that now wait for logits and did not wait before.
+
+        windows: as in `StepInFlight`.
+
+        Raises the errors of the engine.
+        """
         giving, whole = [own for own in rows if own.logits], batch(rows)
         # On a single device all logits are available, so masks are not needed.
         top, masks = logits_request(giving) if engine.logits_cross else LogitsRequest()
@@ -228,7 +234,7 @@ class InFlight:
         return VerifyResult(rows.logits, used, rows.is_first, is_alone, windows, right, looked_at, cancelled)
 
     def collect(self, engine: TextEngine) -> tuple[NDArray[np.float32], StepInFlight] | None:
-        """Wait for the oldest step that was not cancelled: its logits and the step; None where there is none."""
+        """Wait for the oldest step that was not cancelled. Return its logits and the step, or None without steps."""
         while self.steps:
             logits, step = engine.collect(), self.steps.popleft()
             if not step.is_cancelled:
@@ -236,8 +242,9 @@ class InFlight:
         return None
 
     def drop(self, engine: TextEngine | None) -> None:
-        """Drop all steps. engine: engine whose logits have to be collected first; None: another user already has
-        the engine.
+        """Drop all steps.
+
+        engine: engine whose logits have to be collected first; None: another user already has the engine.
         """
         if engine is not None:
             with suppress(EdgeError):  # the error of a failed or stopped engine is reported elsewhere

@@ -32,8 +32,9 @@ class ModelInfo:
 
     @classmethod
     def from_file(cls, path: Path, options: EngineOptions = DEFAULTS) -> ModelInfo:
-        """Return the information about a model file for an engine with these options. Raises ModelFileError or
-        EngineError.
+        """Return the information about a model file for an engine with these options.
+
+        Raises ModelFileError or EngineError.
         """
         file = GgufFile.open(path)
         check_loadable(file)

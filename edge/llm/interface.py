@@ -71,34 +71,34 @@ class SequenceStates(Protocol):
 class TextEngine(Protocol):
     """Interface of `edge.llm.engine.Engine` and `edge.parallel.engine.DistributedEngine`."""
 
-    path: Path  # the model file
+    path: Path  # path of the model file
     file: GgufFile  # the opened model file: header and tensors
     shape: ModelShape
-    model: Model  # the vocabulary
-    context: int  # tokens
-    batch: int  # rows one decode may have
-    outputs: int  # of these, those that may give logits
-    sequences: int  # independent ones; their ids begin at 0
-    attention_window: int | None  # as `EngineOptions.attention_window`
-    threads: int  # of this device
-    gpu_layers: GpuLayers | None  # of this device's part; None without a GPU
-    memory: MemoryNeed  # of this device
-    paging: PagedWeights | None  # this device's weights under a budget; None without one
-    stages: int  # decodes that are under way at once where there are as many microbatches
+    model: Model  # vocabulary of the model
+    context: int  # size of the context in tokens
+    batch: int  # maximum number of rows of one decode
+    outputs: int  # maximum number of rows of one decode that yield logits
+    sequences: int  # number of independent sequences, whose ids start at 0
+    attention_window: int | None  # same as `EngineOptions.attention_window`
+    threads: int  # number of threads on this device
+    gpu_layers: GpuLayers | None  # GPU layers of this device's part of the model; None without a GPU
+    memory: MemoryNeed  # memory need on this device
+    paging: PagedWeights | None  # weights on this device under a memory budget; None without a budget
+    stages: int  # number of pipeline stages, which is how many decodes can run at the same time
 
     @property
-    def microbatches(self) -> int: ...  # number that answers form: that of the plan, or one for each stage
+    def microbatches(self) -> int: ...  # number of microbatches: from the plan, or one for each stage
 
     @property
-    def listener(self) -> HiddenListener | None: ...  # of hidden states
+    def listener(self) -> HiddenListener | None: ...  # listener to hidden states, or None
     @property
-    def adapters(self) -> Sequence[CheckedAdapter]: ...  # that it was loaded with
+    def adapters(self) -> Sequence[CheckedAdapter]: ...  # adapters that the model was loaded with
     @property
     def states(self) -> SequenceStates: ...
     @property
     def logits_cross(self) -> bool: ...  # True if logits come from other devices, so that few should be requested
     @property
-    def failed(self) -> Exception | None: ...  # the error after which the engine cannot compute; None: it works
+    def failed(self) -> Exception | None: ...  # error after which the engine cannot compute; None if it works
     @property
     def uncollected(self) -> int: ...
     @property
@@ -106,7 +106,7 @@ class TextEngine(Protocol):
     @property
     def can_shift(self) -> bool: ...
     @property
-    def media_problem(self) -> str: ...  # why prompts may not have media; "" if they may
+    def media_problem(self) -> str: ...  # reason why prompts may not contain media; "" if they may
     def decode(
         self,
         tokens: Sequence[int] | NDArray[np.int32],

@@ -35,8 +35,10 @@ class RequestStream(Closing):
     ) -> int:
         """Add a request that continues a text or token ids, and return its number, which its events carry.
 
-        The request waits while all sequences are in use. adapters: as for `Model.generate`. Raises ContextFull if
-        the request alone does not fit."""
+        The request waits while all sequences are in use.
+        adapters: as for `Model.generate`.
+        Raises ContextFull if the request alone does not fit.
+        """
         tokens = self._model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         scales = self._model.scales(adapters)
         return self._scheduler.add(Request(tokens, max_tokens, sampling or SamplingParams(), stop, adapters=scales))
@@ -68,8 +70,9 @@ class Model(Closing):
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the token ids of a text.
 
-        add_special: add the tokens that the model expects around a text (BOS, EOS). parse_special: text such as
-        "<|im_start|>" becomes a control token; do not use it for untrusted text."""
+        add_special: add the tokens that the model expects around a text (BOS, EOS).
+        parse_special: text such as "<|im_start|>" becomes a control token; do not use it for untrusted text.
+        """
         return self.engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
@@ -87,10 +90,11 @@ class Model(Closing):
     ) -> Iterator[Response]:
         """Continue a text or token ids without a chat template, and yield responses.
 
-        max_tokens: None: until the context is full. stop: texts that end the answer and are not part of it.
-        adapters: scales of LoRA adapters by name; None: the scales of loading. Raises ContextFull if the prompt
-        leaves no room, SamplingError if an option is invalid. Only one generation or conversation runs at a time;
-        `stream` runs several.
+        max_tokens: None: until the context is full.
+        stop: texts that end the answer and are not part of it.
+        adapters: scales of LoRA adapters by name; None: the scales of loading.
+        Raises ContextFull if the prompt leaves no room, SamplingError if an option is invalid. Only one generation or
+        conversation runs at a time; `stream` runs several.
         """
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         sampling, scales = sampling or SamplingParams(), self.scales(adapters)

@@ -12,12 +12,12 @@ class Queues:
     """The requests of a scheduler, from `Scheduler.enqueue` until they end."""
 
     def __init__(self) -> None:
-        self.numbers = itertools.count()  # of requests, in order of arrival
+        self.numbers = itertools.count()  # numbers of requests, in order of arrival
         self.waiting: deque[Running] = deque()  # requests without a slot
         self.running: list[Running] = []  # requests with a slot, in order of admission
         self.ready: deque[Running] = deque()  # running requests whose next rows can be submitted
         self.remote: list[Running] = []  # running requests whose prompt another placement computes
-        self.preemptions = {"foreground": 0, "background": 0}  # numbers by kind of request
+        self.preemptions = {"foreground": 0, "background": 0}  # number of preemptions by kind of request
 
     @property
     def all(self) -> list[Running]:

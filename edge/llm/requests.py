@@ -69,7 +69,7 @@ class Running:
         adapters: Sequence[CheckedAdapter],
         window: int | None = None,
     ) -> None:
-        """adapters, window: those of the engine."""
+        """adapters, window: adapters and attention window of the engine."""
         self.window, request = window, continuation.request
         self.number, self.request, self.continuation = number, request, continuation
         self.adapters = scales_of(adapters, request.adapters)
@@ -210,7 +210,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
 
 
 def check_media(media: Sequence[EmbeddingRows], engine: TextEngine) -> None:
-    """MediaError where an engine cannot take a picture."""
+    """Raise MediaError if the engine cannot process these pictures or sounds."""
     if media and engine.media_problem:
         raise MediaError(engine.media_problem)
     if media and engine.attention_window is not None:

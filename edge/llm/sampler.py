@@ -157,8 +157,9 @@ class TokenSampler:
         return self._constraint is not None
 
     def logits_request(self, drafts: Sequence[int] = (), *, constrained: bool = True) -> LogitsRequest:
-        """Return the logits needed for the next choice, and for the choices after each of `drafts`. constrained: as
-        for `choose`.
+        """Return the logits needed for the next choice, and for the choices after each of `drafts`.
+
+        constrained: as for `choose`.
         """
         if self._constraint is None or not self._needs or not constrained:
             return LogitsRequest(self._needs)

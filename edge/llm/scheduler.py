@@ -64,11 +64,14 @@ class Scheduler(Closing):
         targets: LatencyTargets | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """microbatches: number of groups that answers form; None: from the engine's plan. slots: number of concurrent
-        requests; None: the engine's sequences. keep: True if later prompts with the same beginning may use the
-        keys and values of complete requests, from the cache and from disk. drafter: drafts tokens while few requests
-        run. admitted: called with the number of each request before its first step. targets: latencies that size the
-        steps with prompts."""
+        """microbatches: number of groups that answers form; None: from the engine's plan.
+        slots: number of concurrent requests; None: the engine's sequences.
+        keep: True if later prompts with the same beginning may use the keys and values of complete requests, from
+            the cache and from disk.
+        drafter: drafts tokens while few requests run.
+        admitted: called with the number of each request before its first step.
+        targets: latencies that size the steps with prompts.
+        """
         check_window(engine)
         self.engine = engine
         self._use = engine.states.use
@@ -96,7 +99,8 @@ class Scheduler(Closing):
     ) -> Running:
         """Check a request and return it for `enqueue`. Any thread may call this.
 
-        given_up: returns True once the client has disconnected. number: unique among all requests; None: the next one.
+        given_up: returns True once the client has disconnected.
+        number: unique among all requests; None: the next one.
         Raises ContextFull if the request does not fit alone, and SamplingError for options that cannot be used.
         """
         return prepare(next(self.queues.numbers) if number is None else number, request, self.engine, given_up)
@@ -129,7 +133,7 @@ class Scheduler(Closing):
             raise EngineError(USED_MEANWHILE)
         with self._use.alone():
             self._use.step(self, self._go_on)
-        events, self._events = self._events, []  # with tokens that were chosen before an engine was lost
+        events, self._events = self._events, []  # including tokens that were chosen before an engine was lost
         return events
 
     def _go_on(self) -> None:
@@ -156,7 +160,7 @@ class Scheduler(Closing):
             return list(tokens.values())
 
     def drop_requests(self) -> None:
-        """Drop all requests. Their keys and values stay, as those of complete requests."""
+        """Drop all requests. Their keys and values stay in the cache, like the keys and values of complete requests."""
         with self._use.alone():
             for running in self.queues.all:
                 self._end(running, "cancelled")
@@ -325,7 +329,7 @@ class Scheduler(Closing):
                         n_tokens = result.used - (events[-1].token_id is None)
                         came.append(Came(rows.running, n_tokens, len(rows.tokens) == 1 and not step.windows))
                     results.append(result)
-                    rows.running.release_remote()  # these logits came behind all of its keys and values
+                    rows.running.release_remote()  # all keys and values of the prompt have arrived before these logits
                     if result.right < result.used and events[-1].finish_reason is None:
                         self.queues.ready.append(rows.running)
             if step.windows:

@@ -37,7 +37,7 @@ class Slots:
         """keep: keep the contents of completed requests for later ones, until the cells are needed."""
         self._engine, self.keeps = engine, keep
         self.all = [Slot(engine, sequence) for sequence in range(min(engine.sequences, most or engine.sequences))]
-        self._former: list[Former] = []  # what idle slots held, before another engine took over
+        self._former: list[Former] = []  # contents of idle slots before another engine took over
         self._times = itertools.count(1)
 
     @property
@@ -158,8 +158,9 @@ class Slots:
         return slot
 
     def leave(self, slot: Slot, *, keep: bool) -> None:
-        """Release the slot of a request that is complete or preempted. keep: its contents may be written to disk
-        now.
+        """Release the slot of a request that is complete or preempted.
+
+        keep: its contents may be written to disk now.
         """
         slot.busy, slot.used = False, next(self._times)
         if not self.keeps:

@@ -28,7 +28,7 @@ from quant.gguf.file import GgufFile
 LAST_TOKENS = 32  # distance of a prompt's last snapshot from its end
 ANSWER_TOKENS = 64  # distance of snapshots in a response
 MEMORY_PART = 8  # 1/8 of the free memory or of a budget is for snapshots
-ROLLBACK_PART = 16  # 1/16 of the same memory is for rolling back rows
+ROLLBACK_PART = 16  # 1/16 of the free memory or of a budget is for rolling back rows
 LEAST_ON_DISK = 8  # minimum number of snapshots that must fit on disk, or none is kept there
 _OVERHEAD_BYTES = 256  # additional bytes of each snapshot
 

@@ -127,7 +127,7 @@ class LatencyTargets:
 class StepBudget:
     """Learns the speed of steps with prompt and decode rows, and chooses the rows of steps."""
 
-    microbatches = 1  # that answers form, each for a step of its own
+    microbatches = 1  # number of microbatches, each with its own step
 
     def __init__(self, most_rows: int, clock: Callable[[], float], targets: LatencyTargets | None = None) -> None:
         """most_rows: largest number of rows of a step.

@@ -92,7 +92,7 @@ class PlacedRows:
             raise EngineError("a step with rows of a picture cannot have other rows")
         values, width = media.embeddings[row : row + n], rows.embeddings.shape[1]
         rows.embeddings[:n], rows.causal = values[:, :width], media.causal
-        if values.shape[1] > width:  # for ranks, whose slices do not add these themselves
+        if values.shape[1] > width:  # ranks need these rows, because their slices do not add them
             rows.deep = np.ascontiguousarray(values[:, width:].reshape(n, -1, width).swapaxes(0, 1))
         rows.positions[:n] = positions
         if media.offsets is not None:

@@ -87,7 +87,9 @@ def catalog() -> tuple[KnownModel, ...]:
 
 
 def read_catalog(path: Path, keys: Sequence[str] = _KEYS) -> tuple[KnownModel, ...]:
-    """Return the models of a catalog file. keys: permitted keys of a model
+    """Return the models of a catalog file.
+
+    keys: permitted keys of a model
 
     Raises CatalogError, which names the wrong place, or OSError if the file cannot be read.
     """

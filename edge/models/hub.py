@@ -329,7 +329,7 @@ def _cached(address: Address, names: list[str], cache: Path) -> Path:
 
 @contextmanager
 def _quiet_bars() -> Iterator[None]:
-    """No progress bars of the library's own."""
+    """Hide the library's own progress bars inside the block."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_progress_bars_disabled():

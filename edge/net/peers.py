@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # cryptography is loaded only if there are credentials
 
 Fetch = Callable[[], "Credentials"]  # called for every connection, because certificates and revocations change
 SECRET_BYTES = 16
-HEARTBEAT_S = 0.5  # between two heartbeats of an engine process
+HEARTBEAT_S = 0.5  # interval between two heartbeats of an engine process
 HELLO = struct.Struct(f"<{SECRET_BYTES}sHH")  # secret, from rank, to rank
 _MOST_NAME = 256  # bytes of the name that the daemon sends
 _HANDSHAKES = 64  # limit of simultaneous handshakes; further connections wait in the kernel

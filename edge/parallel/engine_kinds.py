@@ -69,8 +69,10 @@ class EngineKind:
         return polling_s(threads)
 
     def recipe(self, file: GgufFile, model_digest: str, cut: Slice, *, elastic: bool = False) -> Recipe:
-        """Return the recipe of a rank's slice. elastic: include all sizes of an elastic file. Raises CannotSlice if
-        the model cannot be cut like this.
+        """Return the recipe of a rank's slice.
+
+        elastic: include all sizes of an elastic file.
+        Raises CannotSlice if the model cannot be cut like this.
         """
         return (elastic_recipe if elastic else slice_recipe)(file, model_digest, cut)
 
@@ -101,8 +103,9 @@ class EngineKind:
             )
 
     def slowness(self, seconds: Sequence[float]) -> list[float]:
-        """Return the slowdown of each processor relative to the fastest. seconds: time of the same work on each
-        device.
+        """Return the slowdown of each processor relative to the fastest.
+
+        seconds: time of the same work on each device.
         """
         fastest_s = min(seconds)
         return [device_s / fastest_s for device_s in seconds]

@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 def _current(read: Callable[[TextEngine], T]) -> T:
-    """Return a property of `ReplaceableEngine` that reads the engine that runs now."""
+    """Return a property of `ReplaceableEngine` that reads an attribute of the current engine."""
     return cast(T, property(lambda self: read(self.replacements.engine)))
 
 
 class CurrentAttributes:
-    """The attributes of a `TextEngine`, read from the engine that runs now."""
+    """The attributes of a `TextEngine`, read from the current engine."""
 
     path = _current(lambda engine: engine.path)
     file = _current(lambda engine: engine.file)
@@ -52,12 +52,12 @@ class CurrentAttributes:
 
 
 class ReplaceableEngine(CurrentAttributes):
-    """A `TextEngine` that computes on the engine which `replacements` has now."""
+    """A `TextEngine` that computes on the current engine of `replacements`."""
 
     failed: Exception | None = None  # another engine may take over, so this one never fails
 
     def __init__(self, engine: TextEngine, model: Model, replacements: Replacements) -> None:
-        """engine: the first one. model: the vocabulary, which outlives all engines."""
+        """engine: the first engine. model: the vocabulary, which outlives all engines."""
         self.model, self.replacements = model, replacements
         self._stages = engine.stages
 
@@ -95,7 +95,9 @@ class ReplaceableEngine(CurrentAttributes):
         adapters: Scales | None = None,
     ) -> None:
         with self._step() as engine:
-            if engine.stages == 1:  # it computes one step at a time, and an engine before it may have had more
+            if (
+                engine.stages == 1
+            ):  # this engine computes one step at a time, but an earlier engine may have more steps in flight
                 self.replacements.take_in()
             engine.submit(tokens, positions, sequences, outputs, top=top, masks=masks, adapters=adapters)
 
@@ -104,26 +106,26 @@ class ReplaceableEngine(CurrentAttributes):
         with self._engine() as engine:
             logits = now.ready.popleft() if now.ready else engine.collect()
             now.losses_in_a_row = 0
-            # `between_steps` collects the logits of steps under way into the same array.
+            # `between_steps` collects the logits of steps in flight into the same array.
             return logits.copy() if now.uncollected else logits
 
     @contextmanager
     def _engine(self) -> Iterator[TextEngine]:
-        """Lend the engine that runs now to one call. Raise EngineError if there is none."""
+        """Yield the current engine for one call. Raise EngineError if there is no engine."""
         with self.replacements.alone():
             self.replacements.check()
             yield self.replacements.engine
 
     @contextmanager
     def _step(self) -> Iterator[TextEngine]:
-        """Lend the engine that runs now to a call that computes rows."""
+        """Yield the current engine for a call that computes rows."""
         now = self.replacements
         with self._engine() as engine:
             now.is_direct = now.is_direct or now.owner is None
             yield engine
 
     def chunk(self, n: int) -> int:
-        """As `Engine.chunk`. If steps have to be the same as before a loss, it is that of the first engine."""
+        """Same as `Engine.chunk`. If steps must be the same as before a loss, use the stages of the first engine."""
         engine = self.replacements.engine
         return chunk_rows(n, engine.batch, self._stages) if self.replacements.exact else engine.chunk(n)
 
@@ -157,5 +159,5 @@ class ReplaceableEngine(CurrentAttributes):
             engine.kv_shift(sequence, start, end, delta)
 
     def kv_clear(self) -> None:
-        """As `Engine.kv_clear`. Another engine may take over here for a caller without a scheduler."""
+        """Same as `Engine.kv_clear`. Another engine may take over here for a caller without a scheduler."""
         self.replacements.clear()

@@ -115,8 +115,9 @@ class Replacements(CacheUse):
     # --- after a loss ---
 
     def _with_failover(self, work: Callable[[], T], losses: int = 0) -> T:
-        """Return the result of `work` on this engine or its replacements. losses: consecutive losses before this
-        call.
+        """Return the result of `work` on this engine or its replacements.
+
+        losses: consecutive losses before this call.
         """
         self.losses_in_a_row = losses
         while True:

@@ -96,8 +96,9 @@ class Shard:
         self._compute_s = 0.0
 
     def time_of(self, n: int, idle_s: float = 0.0) -> StepTime:
-        """Return the initial times of a step of `n` rows. idle_s: seconds that this rank waited for the step while
-        others were busy.
+        """Return the initial times of a step of `n` rows.
+
+        idle_s: seconds that this rank waited for the step while others were busy.
         """
         is_decode = len(set(self.rows.sequences[:n].tolist())) == n
         return StepTime(n if is_decode else 0, stall_s=idle_s)

@@ -149,8 +149,9 @@ class SpreadStates:
             yield start + lo * self.block, some, part
 
     def _least(self, queries: Iterable[B], own: Callable[[B], int]) -> int:
-        """Return the smallest number of leading blocks that any rank reports for these steps. own: returns the
-        number of rank 0.
+        """Return the smallest number of leading blocks that any rank reports for these steps.
+
+        own: returns the number of rank 0.
         """
         done = 0
         for step in queries:

@@ -33,7 +33,9 @@ PROMPT, DEPTH = 128, 64  # default tokens of a prompt, and default tokens before
 def chosen(
     planner: Planner, objective: str = "latency", limits: Mapping[str, float] | None = None
 ) -> tuple[Placed, str]:
-    """Return the best plan by an objective, and the reason in one line. limits: limits of objectives.
+    """Return the best plan by an objective, and the reason in one line.
+
+    limits: limits of objectives.
 
     Raises PlanError with needed and available resources if nothing fits.
     """

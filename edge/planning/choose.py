@@ -103,9 +103,10 @@ def arrange(
 ) -> PlanChoice:
     """Choose a plan for a language model on the devices of an open cluster.
 
-    parallel: "tensor" and "pipeline" use all devices in their order. "auto" uses the fastest set
-        of devices for decode, which may be this device alone.
+    parallel: "tensor" and "pipeline" use all devices in their order. "auto" uses the devices that
+        decode fastest, which may be this device alone.
     shares: relative work of each device, this device first; None: from measurements.
+
     Raises PlanError for invalid shares or ranks, CannotSlice if the model cannot be cut this way, and the errors of
     `llm_space`.
     """

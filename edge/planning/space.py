@@ -53,7 +53,9 @@ class PlanSpace(ABC):
 
     @abstractmethod
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
-        """Return the best plan by one objective, and the reason in one line. caps: limits of objectives.
+        """Return the best plan by one objective, and the reason in one line.
+
+        caps: limits of objectives.
 
         Raises PlanError with needed and available resources if nothing fits.
         """

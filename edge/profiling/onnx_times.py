@@ -132,7 +132,9 @@ def probes(model: OnnxSource, cuts: Sequence[Cut], provider: str | None, closing
 def timed(
     session: EngineSession, worker: Remote | None, parts: StageProbes, room: int, on_part: Callable[[], None]
 ) -> SegmentTimes:
-    """Load and time the parts in turn, in a session on `worker` (None: this device). room: memory in bytes.
+    """Load and time the parts in turn, in a session on `worker` (None: this device).
+
+    room: memory in bytes.
 
     Raises EngineError if no part can be timed, WorkerError if an answer is invalid, and the errors of sessions.
     """
@@ -175,7 +177,9 @@ def times_of(
     runtime_bytes: int,
     device: str,
 ) -> SegmentTimes:
-    """Return the times of segments from the times of groups of segments. seconds: None for a group without a time.
+    """Return the times of segments from the times of groups of segments.
+
+    seconds: None for a group without a time.
 
         stage_s   = (sum of the groups' seconds - whole_s) / (groups - 1), at most the time of the fastest group
         segment_s = (seconds of its group - stage_s), divided within the group in proportion to the estimates

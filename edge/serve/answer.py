@@ -21,7 +21,7 @@ class ProcessAnswer:
         self.prompt_tokens = self.cached_tokens = 0
         self.tokens: list[int] = []  # tokens received so far
         self.accepted = False  # True once the engine process has accepted the request; until then a task waits for it
-        self.begun = False  # True once the engine process computes it
+        self.begun = False  # True once the engine process has begun to compute the answer
         self.cancelled = False
         self.case = Case("generate", lambda: generation_json(generation, []))
         self.pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()

@@ -48,8 +48,9 @@ class EngineChild:
         ended: Callable[[Exception], None],
         share: NewShare | None = None,
     ) -> None:
-        """name: name of the model. receive: called with each message. ended: called with the reason if the process
-        crashes.
+        """name: name of the model.
+        receive: called with each message.
+        ended: called with the reason if the process crashes.
 
         share: creates the memory share, from a function that sends messages to the process; None: memory as configured.
         """

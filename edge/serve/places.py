@@ -22,7 +22,9 @@ class Places:
     """
 
     def __init__(self, purpose: str, n_places: int, n_waiting: int, most_of_one: int | None = None) -> None:
-        """purpose: name for errors. n_places: maximum concurrent work. n_waiting: maximum length of the queue.
+        """purpose: name for errors.
+        n_places: maximum concurrent work.
+        n_waiting: maximum length of the queue.
 
         most_of_one: maximum places of one client; None: all.
         """

@@ -185,7 +185,9 @@ class ServedMemory(Protocol):
     async def ask(self, n_bytes: int | None) -> None:
         """Reduce the total memory of the models to n_bytes. Models in use keep at least their minimum.
 
-        Idle models are unloaded if necessary. n_bytes: None: the whole budget. Raises NotAllowed without a budget.
+        Idle models are unloaded if necessary.
+        n_bytes: None: the whole budget.
+        Raises NotAllowed without a budget.
         """
 
 

@@ -43,7 +43,8 @@ class Watch:
     def begin(self, heartbeat: Callable[[], Awaitable[Mapping[str, Any]]], end: Callable[[str], None]) -> None:
         """Watch a process that has loaded its model.
 
-        heartbeat: returns the result of `ServingLoop.heartbeat`. end: kills the process, for the given reason.
+        heartbeat: returns the result of `ServingLoop.heartbeat`.
+        end: kills the process, for the given reason.
         """
         self.leave(None)
         self._task = asyncio.create_task(self._watch(heartbeat, end))

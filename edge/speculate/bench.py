@@ -75,7 +75,8 @@ class SpeculationResult:
 def pass_ms(engine: TextEngine, prompt: list[int], clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
     """Return the milliseconds of a verify pass after a prompt, by number of rows, for each draft size.
 
-    The passes leave no tokens in the cache. clock: clock in seconds.
+    The passes leave no tokens in the cache.
+    clock: clock in seconds.
     """
     engine.kv_clear()
     slot = Slot(engine)

@@ -218,8 +218,10 @@ class Predictor(Closing):
     def _decode(
         self, sequence: int, tokens: Tokens, position: int, states: NDArray[np.float32], *, gives: bool
     ) -> None:
-        """Compute tokens from a position on, each with the hidden state before it. gives: the last token gives
-        logits."""
+        """Compute tokens from a position on, each with the hidden state before it.
+
+        gives: the last token gives logits.
+        """
         rows, n = self._rows, len(tokens)
         rows.tokens[:n], rows.embeddings[:n] = tokens, states
         rows.positions[:n] = range(position, position + n)

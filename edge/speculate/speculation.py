@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # maximum number of requests with drafts; with more requests, their own rows share the pass, and drafts gain little
 FEW = 4
-PROFILE_S = 2.0  # for all passes that are measured before the first answer
+PROFILE_S = 2.0  # time limit for all passes that are measured before the first answer
 _PROFILE_PROMPT = 12  # number of tokens, the same as a trial prefills
 _PROFILE_ROUNDS = (1, *SIZES), SIZES  # the faster of two passes counts, each close to a warm pass of one row
 _LEAST_PLAIN = 3  # minimum number of one-row passes for a mean

@@ -42,7 +42,8 @@ def bounds_line(pointers: Sequence[str]) -> str:
 def _bounded(schema: Any, pointer: str | None, is_bounded: bool, pointers: list[str]) -> Any:
     """Return the schema with bounds, and append the pointers of new ones.
 
-    pointer: place of this schema; None: no pointers are needed. is_bounded: an enclosing schema bounds the same value.
+    pointer: place of this schema; None: no pointers are needed.
+    is_bounded: an enclosing schema bounds the same value.
     """
     if not isinstance(schema, Mapping):
         return schema

@@ -148,7 +148,7 @@ class Opening:
             if chosen != sizes:
                 sizes, parts = chosen, {**outside, **_context_need(model, shape, chosen, roles)}
         if sum(parts.values()) + sum(least_parts(roles, read, sizes.batch, at_once).values()) > budget:
-            read, sizes, parts = before  # the settings that suit the disk would take too much memory
+            read, sizes, parts = before  # the read settings that were just measured would take too much memory
         try:
             share = plan(roles, budget - sum(parts.values()), read, speed, sizes.batch, at_once)
         except PlanError as error:

@@ -118,8 +118,11 @@ class Experts:
         return all(cached.jobs[bank].done for cached in self._coming)
 
     def wait(self, bank: int) -> None:
-        """Wait until this weight of all chosen experts is in memory. bank: number of the weight. Raises
-        WeightsError."""
+        """Wait until this weight of all chosen experts is in memory.
+
+        bank: number of the weight.
+        Raises WeightsError.
+        """
         for cached in self._coming:
             self._reader.wait(cached.jobs[bank])
 

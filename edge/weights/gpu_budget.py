@@ -33,7 +33,7 @@ _ALIGNED = 64  # bytes; the CPU's kernels read this many together
 BUFFERS, PRODUCTS = "two buffers", "products"
 _NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"  # environment variable that llama.cpp reads when it creates a context
 _PIECE_BYTES = 2 * MIB  # granularity in which drivers allocate memory
-MARGIN_BYTES = 16 * MIB  # for passes whose products take more memory than the first pass
+MARGIN_BYTES = 16 * MIB  # spare memory for passes whose products take more memory than the first pass
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
 _COMPUTE = re.compile(r"(\S+) compute buffer size\s*=\s*([\d.]+) MiB")
 _PRODUCTS_BYTES = 64 * MIB  # driver memory, in addition to the rows of a pass
@@ -199,8 +199,10 @@ class _Account:
         return chosen
 
     def count_products(self, uncounted: int = 0) -> None:
-        """Update the products part from the driver's report, if it has one. uncounted: bytes that are not in `parts`
-        yet."""
+        """Update the products part from the driver's report, if it has one.
+
+        uncounted: bytes that are not in `parts` yet.
+        """
         if (used := self._used()) > 0:
             others = sum(self.parts.values()) - self.parts[PRODUCTS] + uncounted
             self.parts[PRODUCTS] = max(0, used - others) + MARGIN_BYTES

@@ -120,7 +120,9 @@ _CHECKED = "loaded meta data with"  # llama.cpp's log line after it has read and
 
 
 def load_stub(file: GgufFile, *, predictors: bool = False) -> tuple[llama.Model, CallerBuffer]:
-    """Return llama.cpp's model of `file`, and its weights, still without memory. predictors: see `llama.Model`.
+    """Return llama.cpp's model of `file`, and its weights, still without memory.
+
+    predictors: see `llama.Model`.
 
     Raises EngineError if llama.cpp refuses the file, or if the folder for temporary files is not usable.
     """

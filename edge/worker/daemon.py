@@ -38,10 +38,10 @@ _THREADS = 64  # eight sessions and additional calls use one thread each; links 
 _CALLS = 512  # maximum number of concurrent calls, including links
 _STREAMS = 128  # maximum number of concurrent calls per connection; a client queues further calls
 _HEALTH = f"/{health.SERVICE_NAME}/Check"
-LEAVE_S = 30.0  # for owners to move running sessions to other workers; a second signal ends them immediately
+LEAVE_S = 30.0  # time for owners to move running sessions to other workers; a second signal ends them immediately
 _LEAVE_POLL_S = 0.1
-_GRACE_S = 2.0  # for running calls when the daemon ends
-_ANNOUNCE_AGAIN_S = 30.0  # between checks of the network
+_GRACE_S = 2.0  # time for running calls to end when the daemon ends
+_ANNOUNCE_AGAIN_S = 30.0  # interval between checks of the network
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from transport.errors import ProtocolError
 from transport.frame import Kind, Payload
 from transport.link import IDLE_S, Link
 
-ANSWER_S = 10.0  # for an answer to a request; a slower device does not help
+ANSWER_S = 10.0  # time for an answer to a request; a slower device does not help
 MOST_TOKENS = 512  # maximum per request, so that parts of a long text are answered early
 _HEAD = struct.Struct("<BBHII")
 _ID = np.dtype("<i4")

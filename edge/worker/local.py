@@ -22,7 +22,7 @@ from transport.connection_limit import ConnectionLimiter
 from transport.grpc_link import CHANNEL_OPTIONS
 
 _HOST = "127.0.0.1"
-_THREADS = 16  # for calls; a session uses one thread for its whole life
+_THREADS = 16  # number of threads for calls; a session uses one thread for its whole life
 _CONNECTIONS = 64
 
 

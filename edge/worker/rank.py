@@ -56,7 +56,7 @@ _MOST_FLOATS = 16 << 20
 _MOST_REPEATS = 10_000
 _LEAST_MEASURED_S, _MOST_MEASURED_S = 0.1, 60.0  # limits of the duration of a link measurement
 _REMOVALS = 2  # attempts to remove the folder: `Rank` may be opening its socket there
-_FINISH_S = EXIT_S / 2  # for background writes; the daemon kills a process that takes EXIT_S to end
+_FINISH_S = EXIT_S / 2  # time for background writes; the daemon kills a process that takes EXIT_S to end
 _MOST_TEXT = 4000  # maximum characters of an error, which may repeat the owner's input; events are limited to 1 MiB
 
 

@@ -31,7 +31,7 @@ from transport.connection_limit import ConnectionLimiter
 from transport.errors import LinkClosed, Refused
 from transport.received import printable
 
-_PROGRESS_S = 0.25  # between two progress reports of a long cut
+_PROGRESS_S = 0.25  # interval between two progress reports of a long cut
 
 STALL_S = 120.0  # deadline for the next chunk of an upload, which blocks other uploads of the slice
 

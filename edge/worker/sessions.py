@@ -39,10 +39,10 @@ from transport.tcp_link import TcpLink
 
 MAX_SESSIONS = 8
 LINKS_PER_RANK = 2  # maximum links per rank: one in use, and one that is about to end
-ACCEPT_S = 5.0  # for the engine process to accept a link
-TURN_S = 300.0  # to wait for loads of other sessions
+ACCEPT_S = 5.0  # time for the engine process to accept a link
+TURN_S = 300.0  # time to wait for loads of other sessions
 _ENDING = "this worker is about to end and accepts no new session; continue without it"
-_SIGN_OF_LIFE_S = 5.0  # between two events to an owner whose load waits
+_SIGN_OF_LIFE_S = 5.0  # interval between two events to an owner whose load waits
 
 
 @dataclass

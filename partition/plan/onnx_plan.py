@@ -18,8 +18,8 @@ class OnnxStage:
     device: str  # a worker's HOST or HOST:PORT; LOCAL for the owner's own device
     nodes: Range
     until: str = ""  # label of the cut after the stage; "" for the last stage
-    threads: int | None = None  # None, or an empty affinity: the device's default
-    affinity: tuple[int, ...] = ()  # processors to run on
+    threads: int | None = None  # number of threads; None: the device's default
+    affinity: tuple[int, ...] = ()  # processors to run on; empty: the device's default
     provider: str | None = None  # ONNX Runtime's execution provider; None: the best one of the device
 
     def __post_init__(self) -> None:

@@ -91,8 +91,8 @@ class Shard:
     heads: Range
     ff: Range
     vocab: Range = NOTHING
-    threads: int | None = None  # None, or an empty affinity: the device's default
-    affinity: tuple[int, ...] = ()  # processors to run on
+    threads: int | None = None  # number of threads; None: the device's default
+    affinity: tuple[int, ...] = ()  # processors to run on; empty: the device's default
     gpu_layers: int | None = None  # number of the stage's layers on the device's GPU
     # Memory budget of the rank's process in bytes. Weights that do not fit are paged.
     memory: Annotated[int | None, Bounds(MOST_BYTES)] = None

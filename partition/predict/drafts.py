@@ -119,8 +119,10 @@ class Draft:
 
     @classmethod
     def from_json(cls, values: Any, where: str) -> Draft:
-        """Read the values that `to_json` wrote. where: name of the value in errors. Raises PlanError for invalid
-        values.
+        """Read the values that `to_json` wrote.
+
+        where: name of the value in errors.
+        Raises PlanError for invalid values.
         """
         return fields.decoded(cls, values, where, derived=("tokens_per_pass",))
 

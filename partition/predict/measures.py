@@ -150,8 +150,9 @@ class Measures:
         return np.asarray(self._work.alone_s(measures["alone"], busy_s, stages)[0])
 
     def for_hop(self, hop: Hop, answer: bool = False) -> Array:
-        """Return the measures [D] of a hop to the next stage. answer: the hop goes to the owner, with one row of
-        logits for a prompt.
+        """Return the measures [D] of a hop to the next stage.
+
+        answer: the hop goes to the owner, with one row of logits for a prompt.
         """
         n = self._chunks
         values = dict.fromkeys((*self.sums, *_SUMS, *_PEAKS), 0.0)

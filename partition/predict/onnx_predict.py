@@ -31,7 +31,7 @@ class OnnxDevice:
     """Measured speeds of one device for one ONNX model divided into segments."""
 
     device: str  # a worker's address, or LOCAL, as in a plan
-    name: str  # for people
+    name: str  # display name
     segments_s: tuple[float, ...]  # seconds of each segment, without the fixed time of a stage
     stage_s: float  # fixed seconds of a stage
     memory_bytes: int  # memory that the model may use

@@ -73,7 +73,7 @@ def knee(values: Sequence[tuple[float, ...]]) -> int | None:
 def judged(
     predicted: Sequence[tuple[float, ...]], measured: Sequence[tuple[float, ...] | None]
 ) -> tuple[list[bool], int | None]:
-    """Return (whether each point is on the front, index of the knee), by measurements where they exist.
+    """Return (whether each point is on the front, index of the knee), by measurements if they exist.
 
     predicted: `Point.objectives` of each point.
     measured: the same values as measured, or None.

@@ -51,7 +51,7 @@ class Prediction:
     latency_s: float  # language model: seconds between two tokens of a lone request; ONNX: seconds of a lone input
     throughput_per_s: float  # tokens or inputs per second, with `in_flight` requests or inputs
     ttft_s: float | None  # language model: seconds from a lone request's prompt to its first token
-    prompt: Annotated[int | None, Bounds(fields.MOST, 1)]  # tokens of this prompt
+    prompt: Annotated[int | None, Bounds(fields.MOST, 1)]  # number of prompt tokens that `ttft_s` is predicted for
     energy_j: float | None  # joules per token or input; None if a device's power is unknown
     enter_s: float  # seconds until the owner's data has arrived at the first stage
     stages: tuple[StagePrediction, ...]
@@ -127,7 +127,9 @@ class Prediction:
 
     @classmethod
     def from_json(cls, values: Any, where: str = "predicted") -> Prediction:
-        """Read the prediction that `to_json` wrote. where: name of the value in errors.
+        """Read the prediction that `to_json` wrote.
+
+        where: name of the value in errors.
 
         Derived values ("memory_bytes" of all stages, "bound") are ignored. Raises PlanError for invalid values.
         """

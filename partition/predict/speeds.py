@@ -65,7 +65,7 @@ class DeviceSpeed:
     """Speeds of one device with one language model, or with one quantization type of it."""
 
     device: str  # a worker's address, or LOCAL, as in a plan
-    name: str  # for people
+    name: str  # display name
     step_s: Curve  # seconds of a step outside of layers and head
     layer_s: Curve  # seconds of one average layer
     token_s: float  # seconds of a layer's attention per decode row and earlier token
@@ -196,8 +196,10 @@ def speed_to_json(speed: DeviceSpeed) -> dict[str, Any]:
 
 
 def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
-    """Read the speed that `speed_to_json` wrote. device, name: its current address and name. Raises PlanError for
-    invalid values.
+    """Read the speed that `speed_to_json` wrote.
+
+    device, name: its current address and name.
+    Raises PlanError for invalid values.
     """
     record = fields.record(values, name, (*_CURVES, *_NUMBERS), (*_OPTIONAL, "busy"))
     numbers: dict[str, Any] = {}

@@ -148,8 +148,9 @@ class ClusterBounds:
 
 
 def _filled(least: Sequence[tuple[float, float]], layers: float) -> float:
-    """Return the seconds of `layers` layers on the fastest devices. least: (seconds per layer, most layers),
-    fastest first.
+    """Return the seconds of `layers` layers on the fastest devices.
+
+    least: (seconds per layer, most layers), fastest first.
     """
     seconds = 0.0
     for layer_s, most in least:

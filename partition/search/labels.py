@@ -235,8 +235,9 @@ class Search:
         )
 
     def _undominated(self, labels: Labels, rest: Array, _: int) -> Numbers:
-        """Return which labels are not dominated by another one. Some dominated labels may remain. rest: lower
-        bounds of the rest.
+        """Return which labels are not dominated by another one. Some dominated labels may remain.
+
+        rest: lower bounds of the rest.
         """
         # A peak below the bound of the rest does not matter, so it is raised to this bound.
         most = labels.values.copy()

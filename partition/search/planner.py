@@ -265,8 +265,9 @@ class Planner:
         return front(replace(problem, caps=most), beam=beam)
 
     def beam(self, of_memory: bool) -> int | None:
-        """Return the beam width of a search, or None for an exact search. of_memory: memory is compared with two
-        other objectives.
+        """Return the beam width of a search, or None for an exact search.
+
+        of_memory: memory is compared with two other objectives.
         """
         if len(self.speeds) > MOST_EXACT:
             return BEAM

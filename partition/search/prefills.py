@@ -111,8 +111,9 @@ class PrefillSearch:
         ]
 
     def table(self, beam: int | None, outdone_of: OutdoneOf | None = None, *, only_quick: bool = False) -> PrefillTable:
-        """Return the prefill placements that are not outdone; all of them if `beam` is None. only_quick: return
-        some of them, but fast.
+        """Return the prefill placements that are not outdone; all of them if `beam` is None.
+
+        only_quick: return some of them, but fast.
         """
         exact, kinds = True, []
         for chunks, prepared, best in self._kinds:

@@ -137,8 +137,9 @@ class StageGroup:
         return self._chosen(lambda group: np.asarray(group.moved_s(kv, ways), float))
 
     def bytes_of(self, member: int) -> Array:
-        """Return the bytes that a member holds of every stage; 0 if the device is not a member. member: index of
-        the device.
+        """Return the bytes that a member holds of every stage; 0 if the device is not a member.
+
+        member: index of the device.
         """
         if member not in self.members:
             return np.zeros_like(self._k)

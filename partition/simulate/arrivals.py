@@ -36,7 +36,7 @@ class Arrivals:
     """Requests in the order of their arrival."""
 
     requests: tuple[Request, ...]
-    description: str  # for people, for example "2 a second at random"
+    description: str  # text for display, for example "2 a second at random"
     rate_per_s: float | None = None  # None: requests arrive as fast as `clients` send them
     clients: int | None = None  # number of clients that each wait for a response before the next request
 

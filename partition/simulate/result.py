@@ -93,9 +93,9 @@ class Simulated:
     left: str | None  # the device that left
     of_text: bool  # True for a language model
     seconds: float  # time from the start to the last response, or to the end of the deployment
-    ttft_s: Spread | None  # from arrival to the first token; None for an ONNX model
+    ttft_s: Spread | None  # time from arrival to the first token; None for an ONNX model
     tpot_s: Spread | None  # mean time between tokens of each request with several tokens
-    latency_s: Spread | None  # from arrival to the last token, or to the outputs of an input
+    latency_s: Spread | None  # time from arrival to the last token, or to the outputs of an input
     throughput_per_s: float  # tokens, or inputs, per second
     stages: tuple[Use, ...]
     links: tuple[Use, ...]

@@ -35,8 +35,9 @@ class Windows:
         return not self._under_way
 
     def next(self, left: int) -> SimulatedStep | None:
-        """Return the next window to submit, or None if there are enough. left: tokens that the request may still
-        get.
+        """Return the next window to submit, or None if there are enough.
+
+        left: tokens that the request may still get.
         """
         behind = sum(step.decodes for step in self._under_way)
         if len(self._under_way) >= self._draft.windows or left <= behind:

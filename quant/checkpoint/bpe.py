@@ -134,7 +134,7 @@ def _pre(tokenizer: Mapping[str, Any]) -> str:
 
 
 def _steps(value: Any) -> list[dict[str, Any]]:
-    """Return the steps of a normalizer or pre_tokenizer, without the sequences that contain them."""
+    """Return the steps of a normalizer or pre_tokenizer. A Sequence is replaced by the steps that it contains."""
     steps, left = [], [value]
     while left:
         step = left.pop()

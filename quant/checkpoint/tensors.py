@@ -155,7 +155,7 @@ def _experts(model: Model, layer: int, have: Mapping[str, StoredTensor]) -> Iter
 def _target(required: _Required, have: Mapping[str, StoredTensor]) -> Target:
     """Find and check the source tensors of a required tensor."""
     count = len(required.sources)
-    rows = math.prod(required.shape[:-1] or required.shape) // count  # in each source
+    rows = math.prod(required.shape[:-1] or required.shape) // count  # rows in each source
     sources = []
     for name, first in required.sources:
         tensor = have.get(name)

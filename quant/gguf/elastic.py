@@ -9,7 +9,7 @@ size first:
     elastic.divergence  arr[f32]  divergence of that file from the original model, nats per token
     elastic.tensors     arr[str]  names of the tensors that have several types
     elastic.types       arr[u32]  type ids: of all these tensors at the first size, then at the second, ...
-    elastic.offsets     arr[u64]  in the same order, bytes from the first tensor on
+    elastic.offsets     arr[u64]  in the same order, byte offsets from the start of the first tensor
 """
 
 import math
@@ -130,10 +130,10 @@ def elastic_pairs(
     file_bytes: Sequence[int],
     divergences: Sequence[float],
 ) -> dict[str, bytes]:
-    """Return the pairs that describe sizes.
+    """Return the key-value pairs of the metadata that describe the sizes in an elastic file.
 
     sizes: type id by tensor name, the largest size first.
-    positions: bytes from the first tensor on, by tensor name and type id.
+    positions: offset in bytes from the start of the first tensor, by tensor name and type id.
     """
     names = [name for name in sizes[0] if len({types[name] for types in sizes}) > 1]
     return {

@@ -167,8 +167,10 @@ def load(cores: Cores) -> Verdict:
 
 
 def read_clocks(cpus: Path = _CPUS) -> Clocks | None:
-    """Return the clock limits that Linux reports, or None if it reports none. cpus: folder of the processors in
-    /sys."""
+    """Return the clock limits that Linux reports, or None if it reports none.
+
+    cpus: folder of the processors in /sys.
+    """
     folders = [path for path in cpus.glob("cpu[0-9]*/cpufreq") if read_line(path / "scaling_governor")]
     if not folders:
         return None
@@ -191,8 +193,11 @@ def clocks(clocks: Clocks | None) -> Verdict:
 
 
 def read_heat(cpus: Path = _CPUS, pi: Path = _PI_THROTTLED) -> Heat:
-    """Read the current temperature level. cpus: folder of the processors in /sys. pi: throttling file of a Raspberry
-    Pi."""
+    """Read the current temperature level.
+
+    cpus: folder of the processors in /sys.
+    pi: throttling file of a Raspberry Pi.
+    """
     counts = [read_number(path) for path in cpus.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")]
     try:
         # bit 0: low voltage; bit 2: slowed down now; bit 18: slowed down since boot

@@ -14,7 +14,7 @@ from typing import Any
 from devices.processes.interpreter import module_command
 from edge.errors import EngineError
 
-NATIVE_TIMEOUT_S = 60.0  # to load llama.cpp and the bundled model from slow storage, and to answer
+NATIVE_TIMEOUT_S = 60.0  # time to load llama.cpp and the bundled model from slow storage, and to answer
 QUESTION, ANSWER = "What is 27 plus 38?", "27 plus 38 is 65."
 
 

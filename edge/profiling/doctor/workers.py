@@ -22,8 +22,8 @@ from edge.tasks import CancelScope
 from quant.text import bytes_text, counted, seconds_text
 from transport.errors import LinkClosed, LinkTimeout, TransportError
 
-WORKER_TIMEOUT_S = 5.0  # for a worker to accept a connection, and again for each answer
-LINK_TIMEOUT_S = 60.0  # to start two engine processes, even on slow devices, and to measure between them
+WORKER_TIMEOUT_S = 5.0  # time for a worker to accept a connection, and again for each answer
+LINK_TIMEOUT_S = 60.0  # time to start two engine processes, even on slow devices, and to measure between them
 HOT_C = 85.0  # most processors slow down at 85 to 100 degrees Celsius
 LOW_PERCENT = 20.0  # battery level below which the check fails
 

@@ -450,7 +450,8 @@ EFFORTS: Mapping[str, int] = {
 def template_variables(template: str, extra: Mapping[str, Any] | None, effort: str | None = None) -> dict[str, Any]:
     """Return the template variables of a request, including its effort if the template uses it.
 
-    template: source of the template. extra: variables in the request.
+    template: source of the template.
+    extra: variables in the request.
     Raises BadRequest for a reserved variable name.
     """
     variables = dict(extra or {})
@@ -473,7 +474,9 @@ def think_tokens(
 
     An unknown effort has no effect. Efforts and budgets have no effect if the template does not support thinking.
 
-    template: source of the template. extra: template variables in the request. effort: reasoning effort in the request.
+    template: source of the template.
+    extra: template variables in the request.
+    effort: reasoning effort in the request.
     budget: tokens in the request.
     """
     knows_effort = "reasoning_effort" in template

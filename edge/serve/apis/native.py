@@ -152,8 +152,8 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
 def _timings(begin: Begin, predicted: int, prompt_ms: float, predicted_ms: float) -> dict[str, float]:
     """Return timings in milliseconds.
 
-    prompt_ms: from the request to its first token, including the wait in the queue. predicted_ms: from the first token
-    to the end.
+    prompt_ms: from the request to its first token, including the wait in the queue.
+    predicted_ms: from the first token to the end.
     """
     computed = begin.prompt_tokens - begin.cached_tokens
     return {

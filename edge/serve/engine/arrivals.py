@@ -61,7 +61,8 @@ class Arrivals:
     def interruptible(self, scheduler: Scheduler, *, is_alone: bool) -> Iterator[None]:
         """Let `expect` stop the step in this block if all its rows are prompts of background requests.
 
-        The scheduler repeats a stopped step later. is_alone: the model runs on this device alone.
+        The scheduler repeats a stopped step later.
+        is_alone: the model runs on this device alone.
         """
         engine, requests = self._engine, scheduler.queues.all
         # Several ranks cannot stop a step together. Recurrent layers and drafters cannot undo a part of a step.

@@ -224,7 +224,9 @@ class InputProcessor:
         variables: Mapping[str, Any],
         think: int | None = None,
     ) -> str:
-        """Return the text of a chat's prompt. think: thinking budget in tokens; None: the default.
+        """Return the text of a chat's prompt.
+
+        think: thinking budget in tokens; None: the default.
 
         Raises TemplateError.
         """

@@ -43,7 +43,9 @@ class ServingLoop:
         drafter: Drafter | None = None,
         encoder: MediaEncoder | None = None,
     ) -> None:
-        """config: configuration of the loaded engine. send: sends messages to the server. drafter: drafts tokens.
+        """config: configuration of the loaded engine.
+        send: sends messages to the server.
+        drafter: drafts tokens.
 
         encoder: encoder of pictures and sounds.
         """

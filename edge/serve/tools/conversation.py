@@ -32,8 +32,10 @@ class Conversation:
     is_single: bool = False  # an answer has at most one call
 
     def parser(self, streams: bool = False) -> CallParser | None:
-        """Return a parser for one answer, or None without calls. streams: calls are passed on while they are
-        generated."""
+        """Return a parser for one answer, or None without calls.
+
+        streams: calls are passed on while they are generated.
+        """
         if self.form is None:
             return None
         is_constrained = "lark" in self.sampling
@@ -69,9 +71,11 @@ def conversation(
 ) -> Conversation:
     """Return the conversation.
 
-    template: source of the model's template. text_schema: JSON schema of an answer without calls. think: thinking
-    budget in tokens. continues: treat a last message of the assistant as the beginning of the answer. This requires
-    that the message has only text, and that the answer has no constraint.
+    template: source of the model's template.
+    text_schema: JSON schema of an answer without calls.
+    think: thinking budget in tokens.
+    continues: treat a last message of the assistant as the beginning of the answer. This requires that the message
+        has only text, and that the answer has no constraint.
 
     Raises BadRequest for an invalid request.
     """

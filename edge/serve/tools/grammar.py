@@ -134,8 +134,10 @@ class Grammar:
         return self.rule(_quoted(text), "lit") if text else ""
 
     def up_to(self, mark: str, name: str) -> str:
-        """Return a rule for any text up to and including a mark. name: "free" if nothing depends on the text, or
-        "raw"."""
+        """Return a rule for any text up to and including a mark.
+
+        name: "free" if nothing depends on the text, or "raw".
+        """
         key = f"{name}: {mark}"
         if key not in self._rules:
             self._rules[key] = self._named(name)

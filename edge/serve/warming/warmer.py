@@ -53,7 +53,8 @@ class Warmer:
     ) -> None:
         """start: makes the engine thread compute a prefix in the background, which ends with a call of `ended`.
 
-        cancel: ends that computation. Both may be called from any thread. clock: returns seconds since the epoch.
+        cancel: ends that computation. Both may be called from any thread.
+        clock: returns seconds since the epoch.
         """
         self._inputs, self._start, self._cancel, self._allowance = inputs, start, cancel, allowance
         self._clock = clock

@@ -86,7 +86,8 @@ class GuidanceMatcher:
     """Matcher of a grammar that llguidance compiles."""
 
     def __init__(self, tokenizer: Any, n_vocab: int, grammar: str, kind: str, source: str = "") -> None:
-        """kind: a key of KINDS. source: the original text of the constraint, to locate errors.
+        """kind: a key of KINDS.
+        source: the original text of the constraint, to locate errors.
 
         Raises SamplingError if the grammar cannot be compiled.
         """

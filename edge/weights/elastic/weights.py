@@ -27,13 +27,13 @@ from edge.weights.roles import Roles
 from quant.text import bytes_text
 
 _MOST_NEWS = 16
-LOOK_S = 0.1  # between two looks at the memory
-_CHECK_S = 0.02  # between two looks while weights are read
+LOOK_S = 0.1  # interval between two looks at the memory
+_CHECK_S = 0.02  # interval between two looks while weights are read
 PASS_WAIT_S = 0.5  # time that a running pass may take when memory shrinks; a longer pass is stopped and computed again
 # seconds of reading that a pass may wait for when memory grows; with more to read, the pass uses the old weights
 GROW_WAIT_S = 0.02
 _LITTLE = 16 << 20  # bytes that never justify a delay, on any disk
-RETRY_S = 1.0  # from a failed change to the next attempt, unless a pass comes first
+RETRY_S = 1.0  # time from a failed change to the next attempt, unless a pass comes first
 _ATTEMPTS = 3  # attempts to load while other processes take memory; the last attempt loads the minimum size
 
 
