@@ -1,6 +1,6 @@
-// The axes of charts, for the page that is one file and for the server's page.
+// Axes of charts, for the self-contained page and for the server's page.
 
-/** From values to pixels; logarithmic where the largest value is more than `logFrom` times the least. */
+/** Map values to pixels. The scale is logarithmic if the largest value exceeds `logFrom` times the smallest. */
 export function scale(values, from, to, logFrom) {
   let low = Math.min(...values), high = Math.max(...values);
   const log = low > 0 && high > logFrom * low;

@@ -1,7 +1,7 @@
 "use strict";
-// The chart of the plans, as SVG. What it uses of figures and elements is in the other script.
+// Chart of the plans, as SVG. The other script has the functions for figures and elements.
 
-// Colors and shapes are of kinds and types; where types are chosen between, the other way round.
+// Kinds have colors and types have shapes; the reverse if plans have several types.
 function color(point) { return view.by_type ? typeColor(point.type) : kind(point); }
 function typeColor(type) { return `type${Math.max(0, view.types.indexOf(type)) % 7}`; }
 function shape(point) { return view.by_type ? KINDS.indexOf(kind(point)) : view.types.indexOf(point.type); }
@@ -26,7 +26,7 @@ function named(point, mark) {
   return mark;
 }
 
-// The plans that the chart and the table show, as the person chose; by latency.
+// The plans that the chart and the table show, by the user's choice, sorted by latency.
 function visible() {
   const wanted = {all: () => true, near: point => near.has(point.id), none: () => false}[state.which];
   return points.filter(point => shown.has(point.id) || wanted(point)).sort(byLatency);
@@ -44,7 +44,7 @@ function plot() {
   const y = scale([...all.map(throughput), ...measured.map(point => point.measured.throughput_per_s)], bottom, top, view.log_from);
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("height", height);
-  // As measured, where it was; else as predicted.
+  // The measured value if available, else the predicted one.
   const seen = point => point.measured
     ? {point, x: x.at(1e3 * point.measured.latency_s), y: y.at(point.measured.throughput_per_s)}
     : {point, x: x.at(latency(point)), y: y.at(throughput(point))};

@@ -1,5 +1,5 @@
 "use strict";
-// The chosen plan, the table, and what a person does. All text from the data is written as text, never as HTML.
+// The chosen plan, the table, and the event handlers. All text from the data is written as text, never as HTML.
 
 const {result, view} = JSON.parse(document.getElementById("data").textContent);
 const points = result.points;
@@ -154,7 +154,7 @@ function list() {
     const sorted = state.sort === column.name;
     const button = make("button", {type: "button"}, column.head + (sorted ? (state.up ? " \u25b2" : " \u25bc") : ""));
     button.addEventListener("click", () => {
-      // The best first: the least latency and memory, the most throughput.
+      // The best value comes first: the least latency and memory, the highest throughput.
       state.up = sorted ? !state.up : !column.name.startsWith("throughput");
       state.sort = column.name;
       list();
@@ -180,7 +180,7 @@ function list() {
   show();
 }
 
-// What a person does.
+// Event handlers.
 
 function keep(point) {
   state.kept = point;
@@ -192,7 +192,7 @@ function nearest(event) {
   const svg = $("plot"), box = svg.getBoundingClientRect();
   const zoom = svg.viewBox.baseVal.width / box.width;
   const [x, y] = [(event.clientX - box.left) * zoom, (event.clientY - box.top) * zoom];
-  // One that stands out is preferred to a faint one.
+  // A prominent plan is preferred to a faint one.
   const far = place => Math.hypot(place.x - x, place.y - y) + (shown.has(place.point.id) ? 0 : 4);
   const best = places.reduce((a, b) => far(b) < far(a) ? b : a);
   return far(best) < 28 ? best.point : null;
