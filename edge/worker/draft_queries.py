@@ -120,8 +120,7 @@ def follow(proposer: Proposer, link: Link) -> None:
         if query.keep > len(text) or not 0 < n_tokens <= proposer.context - max(1, query.n):
             raise ProtocolError(
                 f"{query.n} drafts after {n_tokens} tokens were requested, with the first {query.keep} already sent;"
-                f" {len(text)}"
-                f" tokens are known, and the context has {proposer.context}"
+                f" {len(text)} tokens are known, and the context has {proposer.context}"
             )
         _check_ids(query.tokens, proposer)
         text[query.keep :] = query.tokens

@@ -123,4 +123,4 @@ def test_what_cannot_be_is_refused_in_one_line(arguments: tuple[str, ...], words
 def test_bits_that_change_are_not_reproducible() -> None:
     done = run_edge("chat", "--memory", "1GiB..2GiB", "--reproducible", "-p", "x")
     assert done.returncode != 0
-    assert "one size of memory" in done.stderr
+    assert "one memory size" in done.stderr

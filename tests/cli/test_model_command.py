@@ -133,7 +133,7 @@ def test_synth_says_what_is_wrong(tmp_path: Path) -> None:
     assert refused("synth", out).endswith("or also --layers --embd --ff --heads --vocab")
     assert refused("synth", out, *SMALL[2:]).endswith("or also --layers")
     assert all(name in refused("synth", out, "--shape", "?") for name in SHAPES)
-    assert "--shape has an architecture already" in refused("synth", out, "--shape", "qwen3-8b", "--arch", "llama")
+    assert "--shape already has an architecture" in refused("synth", out, "--shape", "qwen3-8b", "--arch", "llama")
     assert "unknown architecture" in refused("synth", out, *SMALL, "--arch", "gpt5")
     assert "do not divide" in refused("synth", out, *SMALL, "--kv", "3")
     assert "unknown tensor type" in refused("synth", out, *SMALL, "--type", "q4")

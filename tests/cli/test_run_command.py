@@ -281,7 +281,7 @@ def test_what_is_read_is_never_written_over(tmp_path: Path, photo: Path, edge_ru
         (("--input", "x=wrong.npz"), 3, "takes the shape (n, 3, h, 7); it has (2, 3)"),
         (("--input", "wrong.npz"), 3, "wrong.npz needs an array for 'x'; it holds 'y'"),
         (("--input", "two.npz"), 3, "input 'x' takes values of type float32; it has complex64"),
-        (("--input", "large.npz"), 3, "it has float64, some too large for it"),
+        (("--input", "large.npz"), 3, "it has float64, and some values are too large for float32"),
         (("--input", "cut.npz"), 3, "cut.npz is not a .npz file of numbers, or is cut off"),
         (("--input", "objects.npz"), 3, "objects.npz is not a .npz file of numbers"),
     ],

@@ -99,7 +99,7 @@ def test_a_prediction_to_json_and_back(predicted: Prediction) -> None:
         (("in_flight", 0), "predicted.in_flight: 0; expected a whole number from 1"),
         (("prompt", 0), "predicted.prompt: 0; expected a whole number from 1"),
         (("microbatches", 1.5), "predicted.microbatches: 1.5"),
-        (("prompt", None), "predicted: ttft_s and prompt are of language models"),
+        (("prompt", None), "predicted: ttft_s and prompt are for language models"),
         (("stages", []), "predicted: stages is empty"),
         (("stages", ...), "predicted: stages is missing"),
         (("speed", 1), "predicted: unknown field 'speed'"),

@@ -241,7 +241,7 @@ def test_wrong_bytes_leave_nothing(one_worker: Worker, remote: Remote) -> None:
     digest = sha(data)
     damaged = data[:1000] + b"x" + data[1001:]
     call = upload(remote, [damaged[:MIB], damaged[MIB:]], digest, len(data))
-    refused(call, f"SHA-256 {digest} needed, {sha(damaged)} came; it was deleted", "DigestMismatch")
+    refused(call, f"SHA-256 {digest} needed, {sha(damaged)} received; it was deleted", "DigestMismatch")
     assert not list(one_worker.slices.glob(f"{digest}*"))
     (state,) = offer(remote, digest, len(data))
     assert (state.state, state.held_bytes) == (pb.SliceState.MISSING, 0)

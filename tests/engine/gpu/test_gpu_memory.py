@@ -394,7 +394,7 @@ def test_options_that_do_not_go_with_it(others: dict[str, object], named: str) -
 
 
 def test_it_is_not_reproducible() -> None:
-    with pytest.raises(EngineError, match="reproducible answers need it left out"):
+    with pytest.raises(EngineError, match="leave it out for reproducible answers"):
         reproducible(EngineOptions(gpu_memory=1 << 30))
 
 

@@ -333,7 +333,7 @@ def test_a_saved_chat_is_replaced_and_nothing_else_is(demo: Engine, tmp_path: Pa
         other = tmp_path / name
         other.write_bytes(content)
         other.chmod(0o640)
-        with pytest.raises(ChatFileError, match=rf"{name} is there and is no saved chat"):
+        with pytest.raises(ChatFileError, match=rf"{name} exists and is not a saved chat"):
             chat.save(other)
         assert (other.read_bytes(), stat.S_IMODE(other.stat().st_mode)) == (content, 0o640)
     (tmp_path / "folder").mkdir()

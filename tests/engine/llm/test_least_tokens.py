@@ -93,7 +93,7 @@ def test_the_bound_is_met_exactly(demo: Engine, extra: int) -> None:
     assert (len(tokens_of(events)) > n_usual) == (extra > 0)
     [whole] = answered(demo, Request(prompt, 50, replace(GREEDY, min_tokens=50)))
     assert (reason_of(whole), len(tokens_of(whole))) == ("length", 50)
-    with pytest.raises(SamplingError, match="min_tokens is 51, and max_tokens 50"):
+    with pytest.raises(SamplingError, match="min_tokens is 51, but must not be more than max_tokens, 50"):
         answered(demo, Request(prompt, 50, replace(GREEDY, min_tokens=51)))
     with pytest.raises(SamplingError, match="min_tokens must be from 0"):
         replace(GREEDY, min_tokens=-1)

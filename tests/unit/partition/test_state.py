@@ -197,7 +197,7 @@ def test_a_part_that_is_missing_or_of_other_positions_is_named(data: st.DataObje
     if len(parts) > 1:
         later = Range(block.positions.start + 1, block.positions.stop + 1)
         pieces[-1] = (KVBlock(later, pieces[-1][0].layers), parts[-1])
-        with pytest.raises(StateError, match="expected the same"):
+        with pytest.raises(StateError, match="must have the same"):
             join(pieces, whole)
 
 

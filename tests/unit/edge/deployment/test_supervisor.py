@@ -65,7 +65,7 @@ def test_files_that_cannot_be_read_forbid_no_engine_of_this_device(credentials: 
     credentials.mkdir()  # it cannot be read
     supervised = supervisor()
     assert supervised.replace(LinkClosed("pi went away"), 1, lambda: None) == "another engine"
-    assert "planned without 127.0.0.1:1: no worker can be reached without this device's own files" in (
+    assert "planned without 127.0.0.1:1: no worker can be reached, because this device's cluster credentials" in (
         supervised.running.why
     )
     reason = rf"cannot be used \(.*Is a directory.*\): let this user read and write {credentials.parent} and "

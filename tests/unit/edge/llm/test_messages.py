@@ -151,7 +151,7 @@ def test_a_stage_comes_back(takes: Boundary, gives: Boundary, threads: int | Non
         ({"tensors": [{"type": "O\n" * 1000, "shape": [1]}]}, r"gives.tensors\[0\]: "),
         ({"tensors": [{"name": "n" * 9000, "type": "bool", "shape": [-1]}]}, r"gives.tensors\[0\]: tensor 'nnn"),
         ({"tensors": [{"type": "bool", "shape": [2], "open": [1]}]}, r"gives.tensors\[0\]: .* the shape \[2\]"),
-        ({"tensors": [{"type": "bool", "shape": [MOST_TENSOR_BYTES + 1]}]}, "bytes, at most 1,073,741,824 cross"),
+        ({"tensors": [{"type": "bool", "shape": [MOST_TENSOR_BYTES + 1]}]}, "bytes, at most 1,073,741,824 can be sent"),
         ({"tensors": [{"type": "bool", "shape": [(1 << 63) - 1] * MOST_DIMS}]}, r"tensors\[0\]: tensor '' has 7,524,"),
         ({"tensors": [{"type": "bool", "shape": [1] * 100_000}]}, "100000 dimensions, at most 32 are possible"),
     ],

@@ -55,7 +55,7 @@ def test_it_accounts_for_the_process_and_what_crosses(thin: ThinEngine) -> None:
 
 
 def test_a_budget_below_the_process_is_refused() -> None:
-    words = "holds no layer, and needs .* MiB .* 1 MiB are there: .* --memory"
+    words = "holds no layer, and needs .* MiB .* 1 MiB are available: .* --memory"
     with vocabulary() as model, pytest.raises(NotEnoughMemory, match=words):
         ThinEngine(MODEL_PATH, EngineOptions(memory=MIB), model)
 
@@ -79,7 +79,7 @@ def test_it_reads_what_all_ranks_hold(thin: ThinEngine) -> None:
     decode(thin, 20)
     assert thin.states.read(0, Range(4, 20)) == KVBlock(Range(4, 20), ())
     for positions, sequence in ((Range(4, 21), 0), (Range(0, 1), 1)):
-        with pytest.raises(StateError, match="whose ranks hold"):
+        with pytest.raises(StateError, match="but the ranks hold"):
             thin.states.read(sequence, positions)
     thin.kv_remove(0, 0, 8)
     thin.kv_shift(0, 8, -1, -8)
@@ -131,5 +131,5 @@ def test_what_a_window_may_have_dropped_is_not_read(tmp_path: Path) -> None:
         block = engine.states.most_read
         engine.states.read(0, Range(window + 8 - block, window + 8))
         engine.states.read(0, Range(8, 9))
-        with pytest.raises(StateError, match="whose ranks hold 8 to"):
+        with pytest.raises(StateError, match="but the ranks hold 8 to"):
             engine.states.read(0, Range(7, 8))

@@ -82,7 +82,7 @@ HEAD = struct.Struct("<BBHII")
         (HEAD.pack(3, 0, 0, 0, 1), "operation 3 with flags 0 and 0 is not known"),
         (HEAD.pack(1, 1, 0, 0, 1), "flags 1 and 0"),
         (HEAD.pack(1, 0, 1, 0, 1), "flags 0 and 1"),
-        (HEAD.pack(1, 0, 0, 1, 1) + bytes(4), r"1 of them known; known are 0"),
+        (HEAD.pack(1, 0, 0, 1, 1) + bytes(4), r"with the first 1 already sent; 0 tokens are known"),
         (HEAD.pack(1, 0, 0, 0, 1), "drafts after 0 tokens"),
         (HEAD.pack(1, 0, 0, 0, CONTEXT) + bytes(4), f"{CONTEXT} drafts after 1 tokens"),
         (pack(DraftQuery(0, 1, (N_VOCAB,))), "token ids are from 0 to 999"),
