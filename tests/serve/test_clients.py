@@ -358,7 +358,8 @@ def test_an_answer_goes_on_past_its_end(server: str, path: str, body: dict[str, 
 
     assert n_tokens(ask(**{limit: 70}, ignore_eos=True)) == 70
     assert n_tokens(ask(**{limit: 70}, min_tokens=50)) >= 50
-    assert "min_tokens is 71, but must not be more than max_tokens, 70" in str(ask(**{limit: 70}, min_tokens=71)["error"])
+    error = str(ask(**{limit: 70}, min_tokens=71)["error"])
+    assert "min_tokens is 71, but must not be more than max_tokens, 70" in error
 
 
 @pytest.mark.parametrize(
