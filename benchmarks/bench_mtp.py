@@ -245,8 +245,8 @@ def follow(engine: TextEngine, prompt: list[int], answer: list[int], drafter: Sp
     """Tokens a second after the first of an answer that is computed and chosen as ever, but has the tokens of a known
     one, and is left while there is room for drafts; and how many choices were others."""
     scheduler = Scheduler(engine, slots=1, keep=True, drafter=drafter)
-    running = scheduler.prepare(Request(prompt, len(answer), SamplingParams(temperature=0), ends=False))
-    continuation, others, came = running.continuation, 0, list[float]()
+    state = scheduler.prepare(Request(prompt, len(answer), SamplingParams(temperature=0), ends=False))
+    continuation, others, came = state.continuation, 0, list[float]()
     choose = continuation._sampler.choose
 
     def chosen(logits: NDArray[np.float32], *, constrained: bool = True, may_end: bool = True) -> int:
@@ -259,10 +259,10 @@ def follow(engine: TextEngine, prompt: list[int], answer: list[int], drafter: Sp
     if drafter is not None:
         drafter.begin()
     with scheduler:
-        scheduler.enqueue(running)
+        scheduler.enqueue(state)
         while len(came) <= len(answer) - ROWS[-1]:
             came += [time.perf_counter() for event in scheduler.step() if event.token_id is not None]
-        scheduler.cancel(running.number)
+        scheduler.cancel(state.number)
     return (len(came) - 1) / (came[-1] - came[0]), others
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edge.llm.in_flight import InFlight, Rows, room
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
-from edge.llm.requests import Running
+from edge.llm.requests import RequestState
 from partition.predict.drafts import most_windows
 
 
@@ -16,7 +16,7 @@ class Drafts:
     def __init__(self, drafter: Drafter | None, engine: TextEngine, in_flight: InFlight) -> None:
         self.drafter, self._engine, self._in_flight = drafter, engine, in_flight
 
-    def shape(self, running: Sequence[Running], n_ready: int) -> tuple[int, int] | None:
+    def shape(self, running: Sequence[RequestState], n_ready: int) -> tuple[int, int] | None:
         """Return (rows of each request in a window, windows in flight). Return None if ordinary steps must
         be submitted, because one step cannot contain exactly the rows of all requests, or drafts cannot be rolled back.
         """
@@ -30,7 +30,7 @@ class Drafts:
                 most_rows, windows = min(most_rows, 1 + rollback), 1
         return self.drafter.shape(running, most_rows, windows)
 
-    def _allowed(self, running: Sequence[Running], n_ready: int) -> bool:
+    def _allowed(self, running: Sequence[RequestState], n_ready: int) -> bool:
         n, rollback = len(running), self._engine.rollback
         can_forget = rollback is None or (n == 1 and rollback > 0)
         has_media = any(member.request.media for member in running)
@@ -41,7 +41,7 @@ class Drafts:
         in_one_step = n <= n_ready and self._in_flight.of_step(n) == n
         return in_one_step and all(member.pending <= 1 for member in running)
 
-    def windows(self, running: Sequence[Running], n_rows: int) -> list[Rows]:
+    def windows(self, running: Sequence[RequestState], n_rows: int) -> list[Rows]:
         """Return the next window of each request, of `n_rows` at most; empty if none can follow the steps in flight."""
         assert self.drafter is not None
         rows = [self._in_flight.window(self.drafter, member, n_rows) for member in running]
@@ -62,7 +62,7 @@ class Drafts:
         if self.drafter is not None:
             self.drafter.verified(results)
 
-    def ended(self, running: Running) -> None:
+    def ended(self, state: RequestState) -> None:
         """Forget a request."""
         if self.drafter is not None:
-            self.drafter.ended(running)
+            self.drafter.ended(state)

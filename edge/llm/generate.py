@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from edge.errors import EngineError
 from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
-from edge.llm.requests import Running
+from edge.llm.requests import RequestState
 from edge.llm.scheduler import USED_MEANWHILE, Scheduler
 from edge.llm.slot import Slot
 from edge.media.media import text_of
@@ -64,18 +64,18 @@ def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
     ends_when_full = request.stays is None and engine.attention_window is None
     if ends_when_full and most is not None and most > engine.context - len(request.prompt):
         request = replace(request, max_tokens=None)
-    running = scheduler.prepare(request)
-    clock = _Clock(accepted, running)
+    state = scheduler.prepare(request)
+    clock = _Clock(accepted, state)
     scheduler.drop_requests()
     scheduler.drafts.begin()
     try:
-        scheduler.enqueue(running)
+        scheduler.enqueue(state)
         finish = None
         while finish is None:
-            if running.ended:
+            if state.ended:
                 raise EngineError(USED_MEANWHILE)
             for event in scheduler.step():
-                if event.request != running.number:
+                if event.request != state.number:
                     continue
                 if event.error is not None:
                     raise event.error
@@ -84,17 +84,17 @@ def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
                     yield clock.response(event.text, event.token_id, None, event.thought)
                 finish = event.finish_reason
     finally:
-        scheduler.cancel(running.number)
+        scheduler.cancel(state.number)
     thought, rest = ("", "") if event.token_id is not None else (event.thought, event.text)
-    repetition = running.continuation.repetition if finish == "repetition" else None
+    repetition = state.continuation.repetition if finish == "repetition" else None
     yield clock.response(rest, None, finish, thought, repetition)
 
 
 class _Clock:
     """Timestamps behind `Response.timing`."""
 
-    def __init__(self, accepted: float, running: Running) -> None:
-        self._accepted, self._running = accepted, running
+    def __init__(self, accepted: float, state: RequestState) -> None:
+        self._accepted, self._state = accepted, state
         self._first = self._last = accepted
         self._tokens = 0
 
@@ -107,18 +107,18 @@ class _Clock:
     def response(
         self, text: str, token_id: int | None, reason: str | None, thought: str, repetition: Repetition | None = None
     ) -> Response:
-        running, cached_tokens = self._running, self._running.cached_tokens or 0
+        state, cached_tokens = self._state, self._state.cached_tokens or 0
         usage = Usage(
-            len(running.prompt),
+            len(state.prompt),
             cached_tokens,
             self._tokens,
-            running.restored_tokens,
-            running.dropped_tokens,
-            running.continuation.thought_tokens,
+            state.restored_tokens,
+            state.dropped_tokens,
+            state.continuation.thought_tokens,
         )
         after_first = self._tokens - 1
         tpot = (self._last - self._first) / after_first if after_first > 0 else 0.0
-        computed, prefill = len(running.prompt) - cached_tokens, running.prefilled_at - self._accepted
+        computed, prefill = len(state.prompt) - cached_tokens, state.prefilled_at - self._accepted
         timing = Timing(
             ttft_s=self._first - self._accepted,
             tpot_s=tpot,

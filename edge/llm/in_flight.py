@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from edge.errors import EdgeError, MediaError, SamplingError
 from edge.llm.interface import Drafter, TextEngine, VerifyResult
-from edge.llm.requests import Event, Running, token_logprobs
+from edge.llm.requests import Event, RequestState, token_logprobs
 from edge.llm.sampler import LogitsRequest
 from edge.llm.slot import Slot, full_length
 from edge.llm.step_budget import StepBudget
@@ -38,7 +38,7 @@ from edge.text.thinking_splitter import Split
 class Rows:
     """Rows of one request in a step: tokens that follow the tokens in its slot."""
 
-    running: Running
+    state: RequestState
     tokens: list[int]
     logits: int  # number of last rows that yield logits
     drafts: Sequence[int] = ()  # tokens after the last chosen one up to the last row, including earlier windows
@@ -46,27 +46,27 @@ class Rows:
     cancelled: bool = False
 
     @classmethod
-    def pending(cls, running: Running, n_rows: int) -> Rows:
+    def pending(cls, state: RequestState, n_rows: int) -> Rows:
         """Return the next tokens of a request without drafts, at most `n_rows`; fewer if a snapshot is due."""
-        if (pending := running.pending) == 1:
-            return cls(running, running.tokens[-1:], 1)
-        assert running.slot is not None
-        start = len(running.slot.tokens)
-        n_rows = running.slot.plan.rows(start, n_rows)
-        n_rows = alike(running.tokens, start, n_rows)
-        return cls(running, running.tokens[start : start + n_rows], int(n_rows == pending))
+        if (pending := state.pending) == 1:
+            return cls(state, state.tokens[-1:], 1)
+        assert state.slot is not None
+        start = len(state.slot.tokens)
+        n_rows = state.slot.plan.rows(start, n_rows)
+        n_rows = alike(state.tokens, start, n_rows)
+        return cls(state, state.tokens[start : start + n_rows], int(n_rows == pending))
 
     @property
     def slot(self) -> Slot:
         """The slot of the request."""
-        assert self.running.slot is not None
-        return self.running.slot
+        assert self.state.slot is not None
+        return self.state.slot
 
 
-def room(running: Running, most: int) -> int:
+def room(state: RequestState, most: int) -> int:
     """Return the number of rows that fit into the slot of a request, from 1 to `most`."""
-    assert running.slot is not None
-    return max(1, min(most, running.left, full_length(running.slot.engine) - len(running.slot.tokens)))
+    assert state.slot is not None
+    return max(1, min(most, state.left, full_length(state.slot.engine) - len(state.slot.tokens)))
 
 
 def batch(rows: Sequence[Rows]) -> tuple[list[int], NDArray[np.int_], NDArray[np.int_], NDArray[np.int8]]:
@@ -92,9 +92,9 @@ def prompt_rows(rows: Sequence[Rows]) -> int:
 
 def logits_request(rows: Sequence[Rows]) -> LogitsRequest:
     """Return a request for logits that suffices for all of these rows."""
-    if any(own.running.request.logprobs is not None for own in rows):
+    if any(own.state.request.logprobs is not None for own in rows):
         return LogitsRequest()
-    each = [own.running.continuation.logits_request(own.drafts) for own in rows]
+    each = [own.state.continuation.logits_request(own.drafts) for own in rows]
     if not all(request.top for request in each):
         return LogitsRequest()
     masks: list[Mask | None] = []
@@ -155,18 +155,18 @@ class InFlight:
         awaited = self.awaited
         return bool(awaited) and all(step.windows for step in awaited)
 
-    def window(self, drafter: Drafter, running: Running, n_rows: int) -> Rows:
+    def window(self, drafter: Drafter, state: RequestState, n_rows: int) -> Rows:
         """Return the next window of a request, at most `n_rows` rows. Empty if no row can follow the rows in flight."""
-        assert running.slot is not None
-        behind = [token for rows in self.rows_of(running) for token in rows.tokens]
-        left = running.left - len(behind)
-        if behind and (left <= 0 or len(running.slot.tokens) >= full_length(running.slot.engine)):
-            return Rows(running, [], 0)
-        first, assumed = ([], behind[1:]) if behind else (running.tokens[-1:], [])
-        tokens = [*drafter.draft(running, first, room(running, min(n_rows, left)), assumed)]
-        return Rows(running, tokens, len(tokens), [*assumed, *tokens[len(first) :]], not behind)
+        assert state.slot is not None
+        behind = [token for rows in self.rows_of(state) for token in rows.tokens]
+        left = state.left - len(behind)
+        if behind and (left <= 0 or len(state.slot.tokens) >= full_length(state.slot.engine)):
+            return Rows(state, [], 0)
+        first, assumed = ([], behind[1:]) if behind else (state.tokens[-1:], [])
+        tokens = [*drafter.draft(state, first, room(state, min(n_rows, left)), assumed)]
+        return Rows(state, tokens, len(tokens), [*assumed, *tokens[len(first) :]], not behind)
 
-    def submit(self, engine: TextEngine, rows: Sequence[Rows], windows: int = 0) -> list[Running]:
+    def submit(self, engine: TextEngine, rows: Sequence[Rows], windows: int = 0) -> list[RequestState]:
         """Submit the rows of a step, whose requests have the same adapters.
 
         Return the requests that now wait for logits and did not wait before.
@@ -179,7 +179,7 @@ class InFlight:
         # On a single device all logits are available, so masks are not needed.
         top, masks = logits_request(giving) if engine.logits_cross else LogitsRequest()
         try:
-            engine.submit(*whole, top=top, masks=masks, adapters=rows[0].running.adapters)
+            engine.submit(*whole, top=top, masks=masks, adapters=rows[0].state.adapters)
         except BaseException:
             for own in rows:
                 own.slot.failed()
@@ -191,7 +191,7 @@ class InFlight:
             self.steps.append(StepInFlight(giving, windows, follows_cancelled))
         for own in rows:
             own.slot.submitted(own.tokens)
-        return [own.running for own in giving if own.is_first]
+        return [own.state for own in giving if own.is_first]
 
     def took(self, rows: Sequence[Rows], began: float) -> None:
         """Report the time since `began` for submitted rows to the budget. The rows are one step, or parts of it.
@@ -202,12 +202,12 @@ class InFlight:
             n_rows = sum(len(own.tokens) for own in rows)
             self._budget.took(n_rows, prompts, self._budget.clock() - began)
 
-    def rows_of(self, running: Running) -> list[Rows]:
+    def rows_of(self, state: RequestState) -> list[Rows]:
         """Return the rows of a request that were not cancelled."""
         if not self.steps:
             return []
         every = (rows for step in self.steps for rows in step.rows)
-        return [rows for rows in every if rows.running is running and not rows.cancelled]
+        return [rows for rows in every if rows.state is state and not rows.cancelled]
 
     def verify(
         self, rows: Rows, logits: NDArray[np.float32], windows: int, is_alone: bool, events: list[Event]
@@ -221,13 +221,13 @@ class InFlight:
         is_alone: nothing else was in flight.
         events: receives the chosen tokens.
         """
-        running, behind = rows.running, self.rows_of(rows.running)
-        if not running.answer:
-            running.prefilled_at = time.perf_counter()
+        state, behind = rows.state, self.rows_of(rows.state)
+        if not state.answer:
+            state.prefilled_at = time.perf_counter()
         following = [*rows.tokens[len(rows.tokens) - rows.logits + 1 :], *(behind[0].tokens[:1] if behind else ())]
-        new_events, used, right = verify(running, logits, following)
+        new_events, used, right = verify(state, logits, following)
         events += new_events  # these tokens count even if the engine is lost now
-        cancelled = tuple([len(rows_of_step.tokens) for rows_of_step in self.cancel(running)]) if right < used else ()
+        cancelled = tuple([len(rows_of_step.tokens) for rows_of_step in self.cancel(state)]) if right < used else ()
         if wrong := rows.logits - used + sum(cancelled):
             rows.slot.cut(len(rows.slot.tokens) - wrong)
         looked_at, is_alone = min(used, len(following)), is_alone and rows.is_first
@@ -252,26 +252,26 @@ class InFlight:
                     engine.collect()
         self.steps.clear()
 
-    def cancel(self, running: Running) -> list[Rows]:
+    def cancel(self, state: RequestState) -> list[Rows]:
         """Cancel the rows of a request in flight. Return these rows."""
-        cancelled = self.rows_of(running)
+        cancelled = self.rows_of(state)
         for rows in cancelled:
             rows.cancelled = True
         return cancelled
 
 
-def of_one_set(ready: deque[Running]) -> tuple[list[Running], list[Running]]:
+def of_one_set(ready: deque[RequestState]) -> tuple[list[RequestState], list[RequestState]]:
     """Split requests into those with the adapters of the first one, and others, because a step uses one set of
     adapters.
 
     The first ones move to the end of `ready`, so that the sets alternate.
     """
     adapters = ready[0].adapters
-    same = [running for running in ready if running.adapters == adapters]
-    others = [running for running in ready if running.adapters != adapters]
+    same = [state for state in ready if state.adapters == adapters]
+    others = [state for state in ready if state.adapters != adapters]
     if others:
-        for running in same:
-            ready.remove(running)
+        for state in same:
+            ready.remove(state)
         ready.extend(same)
     return same, others
 
@@ -299,7 +299,7 @@ def in_one_graph(rows: list[Rows], engine: TextEngine) -> list[list[Rows]]:
     return steps
 
 
-def verify(running: Running, logits: NDArray[np.float32], following: Sequence[int]) -> tuple[list[Event], int, int]:
+def verify(state: RequestState, logits: NDArray[np.float32], following: Sequence[int]) -> tuple[list[Event], int, int]:
     """Choose the next tokens of a request from logits [rows, n_vocab].
 
     The first row gives one token. Each further row counts if the token before it equals the submitted one in
@@ -309,50 +309,50 @@ def verify(running: Running, logits: NDArray[np.float32], following: Sequence[in
     used = right = 0
     try:
         for used, row in enumerate(logits, 1):
-            events.append(_next(running, row))
+            events.append(_next(state, row))
             if events[-1].finish_reason or used > len(following) or events[-1].token_id != following[used - 1]:
                 break
             right = used
     except SamplingError as error:
-        events.append(end_event(running, "error", error))
+        events.append(end_event(state, "error", error))
     return events, used, right
 
 
-def _next(running: Running, logits: NDArray[np.float32]) -> Event:
+def _next(state: RequestState, logits: NDArray[np.float32]) -> Event:
     """Choose the next token of a request. Return the event of the token or of the request's end."""
-    continuation, n_logprobs = running.continuation, running.request.logprobs
+    continuation, n_logprobs = state.continuation, state.request.logprobs
     split = continuation.choose(logits)
     token = None if split is None else continuation.tokens[-1]
     if token is not None:
-        running.tokens.append(token)
+        state.tokens.append(token)
     logprobs = None if n_logprobs is None or token is None else token_logprobs(logits, token, n_logprobs)
     reason, (thought, text) = continuation.finish_reason, split or Split()
     if reason:
         rest = continuation.rest()
         thought, text = thought + rest.thought, text + rest.text
     return Event(
-        running.number,
+        state.number,
         token,
         text,
         reason,
         logprobs,
         continuation.stop_string,
-        running.cached_tokens or 0,
+        state.cached_tokens or 0,
         thought=thought,
         thought_tokens=continuation.thought_tokens,
     )
 
 
-def end_event(running: Running, reason: str, error: SamplingError | MediaError | None = None) -> Event:
+def end_event(state: RequestState, reason: str, error: SamplingError | MediaError | None = None) -> Event:
     """Return the event that ends a request without a token, with all text that was held back."""
-    thought, text = running.continuation.rest()
+    thought, text = state.continuation.rest()
     return Event(
-        running.number,
+        state.number,
         None,
         text,
         reason,
-        cached_tokens=running.cached_tokens or 0,
+        cached_tokens=state.cached_tokens or 0,
         error=error,
         thought=thought,
-        thought_tokens=running.continuation.thought_tokens,
+        thought_tokens=state.continuation.thought_tokens,
     )

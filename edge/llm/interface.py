@@ -214,7 +214,7 @@ class Proposer(Protocol):
 
 
 class Answer(Protocol):
-    """Interface of `edge.llm.requests.Running`: a request as drafters see it."""
+    """Interface of `edge.llm.requests.RequestState`: a request as drafters see it."""
 
     # History by position, without tokens dropped by context shifts; the last token has not been computed.
     tokens: list[int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from edge.llm.requests import Running
+from edge.llm.requests import RequestState
 
 
 class Queues:
@@ -13,43 +13,43 @@ class Queues:
 
     def __init__(self) -> None:
         self.numbers = itertools.count()  # numbers of requests, in order of arrival
-        self.waiting: deque[Running] = deque()  # requests without a slot
-        self.running: list[Running] = []  # requests with a slot, in order of admission
-        self.ready: deque[Running] = deque()  # running requests whose next rows can be submitted
-        self.remote: list[Running] = []  # running requests whose prompt another placement computes
+        self.waiting: deque[RequestState] = deque()  # requests without a slot
+        self.running: list[RequestState] = []  # requests with a slot, in order of admission
+        self.ready: deque[RequestState] = deque()  # running requests whose next rows can be submitted
+        self.remote: list[RequestState] = []  # running requests whose prompt another placement computes
         self.preemptions = {"foreground": 0, "background": 0}  # number of preemptions by kind of request
 
     @property
-    def all(self) -> list[Running]:
+    def all(self) -> list[RequestState]:
         """All requests, the waiting ones first."""
         return [*self.waiting, *self.running]
 
     @property
-    def without_logits(self) -> list[Running]:
+    def without_logits(self) -> list[RequestState]:
         """Running requests that wait for no logits, which a scheduler may preempt."""
         return [*self.ready, *self.remote]
 
     @property
     def is_background(self) -> bool:
         """True if all requests run in the background."""
-        return all(running.request.background for queue in (self.running, self.waiting) for running in queue)
+        return all(state.request.background for queue in (self.running, self.waiting) for state in queue)
 
-    def remove(self, running: Running) -> None:
+    def remove(self, state: RequestState) -> None:
         """Remove a request from all queues."""
         for queue in (self.waiting, self.ready, self.remote, self.running):
-            if running in queue:
-                queue.remove(running)
+            if state in queue:
+                queue.remove(state)
 
-    def admit(self, running: Running) -> None:
+    def admit(self, state: RequestState) -> None:
         """Note that a waiting request has a slot."""
-        self.waiting.remove(running)
-        self.running.append(running)
+        self.waiting.remove(state)
+        self.running.append(state)
 
-    def preempt(self, running: Running) -> None:
+    def preempt(self, state: RequestState) -> None:
         """Let a running request wait again, before all others."""
-        self.remove(running)
-        self.waiting.appendleft(running)
-        self.preemptions["background" if running.request.background else "foreground"] += 1
+        self.remove(state)
+        self.waiting.appendleft(state)
+        self.preemptions["background" if state.request.background else "foreground"] += 1
 
     def preempt_all(self) -> None:
         """Let all running requests wait again, before all others, because their engine was lost."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge.errors import Interrupted
 from edge.llm.interface import TextEngine
 from edge.llm.queues import Queues
-from edge.llm.requests import Running
+from edge.llm.requests import RequestState
 from edge.llm.slots import Slots
 
 LOOK_S = 0.05  # longest wait for keys and values, after which a step checks whether the engine was stopped
@@ -17,17 +17,17 @@ class RemotePrompts:
     def __init__(self, engine: TextEngine, slots: Slots, queues: Queues) -> None:
         self._engine, self._slots, self._queues = engine, slots, queues
 
-    def begin(self, running: Running) -> bool:
+    def begin(self, state: RequestState) -> bool:
         """Let the other placement compute the prompt of an admitted request. Return False if it does not."""
         prefiller = self._engine.states.prefiller
-        if prefiller is None or running.slot is None or running.request.media:
+        if prefiller is None or state.slot is None or state.request.media:
             return False
-        running.remote = prefiller.begin(
-            running.tokens, len(running.slot.tokens), running.namespace, running.adapters, keep=self._slots.keeps
+        state.remote = prefiller.begin(
+            state.tokens, len(state.slot.tokens), state.namespace, state.adapters, keep=self._slots.keeps
         )
-        if running.remote is not None:
-            self._queues.remote.append(running)
-        return running.remote is not None
+        if state.remote is not None:
+            self._queues.remote.append(state)
+        return state.remote is not None
 
     def receive(self, *, steps_in_flight: bool) -> bool:
         """Write the keys and values that have arrived. Requests whose transfer is complete become ready, and the engine
@@ -37,19 +37,19 @@ class RemotePrompts:
         """
         remote = self._queues.remote
         if steps_in_flight:
-            return not any(running.remote and running.remote.wait(0) for running in remote)
-        for running in [*remote]:
-            assert running.remote is not None
-            assert running.slot is not None
-            blocks, is_over = running.remote.take()
-            if blocks and not self._slots.write(running.slot, running.tokens, blocks):
-                running.release_remote()
+            return not any(state.remote and state.remote.wait(0) for state in remote)
+        for state in [*remote]:
+            assert state.remote is not None
+            assert state.slot is not None
+            blocks, is_over = state.remote.take()
+            if blocks and not self._slots.write(state.slot, state.tokens, blocks):
+                state.release_remote()
                 is_over = True
             if blocks:
-                running.tell_prefill()
+                state.tell_prefill()
             if is_over:
-                remote.remove(running)
-                self._queues.ready.append(running)
+                remote.remove(state)
+                self._queues.ready.append(state)
         return True
 
     def wait(self) -> None:

@@ -59,7 +59,7 @@ class Event:
     thought_tokens: int = 0  # thought tokens of the response so far
 
 
-class Running:
+class RequestState:
     """A request in the scheduler, with its response so far."""
 
     def __init__(
@@ -178,7 +178,7 @@ def windowed(prompt: Sequence[int], window: int) -> Sequence[int]:
     return prompt if len(prompt) <= SINKS + n_last else [*prompt[:SINKS], *prompt[-n_last:]]
 
 
-def prepare(number: int, request: Request, engine: TextEngine, given_up: Callable[[], bool]) -> Running:
+def prepare(number: int, request: Request, engine: TextEngine, given_up: Callable[[], bool]) -> RequestState:
     """Return a request that is ready for an engine. Raises the errors of `Scheduler.prepare`."""
     if engine.attention_window is not None:
         request = replace(request, prompt=windowed(request.prompt, engine.attention_window))
@@ -203,7 +203,7 @@ def prepare(number: int, request: Request, engine: TextEngine, given_up: Callabl
     continuation = Continuation(engine.model, request, given_up)
     try:
         continuation.follow(request.generated)
-        return Running(number, continuation, engine.adapters, engine.attention_window)
+        return RequestState(number, continuation, engine.adapters, engine.attention_window)
     except BaseException:
         continuation.close()
         raise

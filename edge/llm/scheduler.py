@@ -32,7 +32,7 @@ from edge.llm.in_flight import InFlight, Rows, StepInFlight, end_event, in_one_g
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.queues import Queues
 from edge.llm.remote_prefill import RemotePrompts
-from edge.llm.requests import Event, Running, check_media, check_window, prepare
+from edge.llm.requests import Event, RequestState, check_media, check_window, prepare
 from edge.llm.slot import full_length
 from edge.llm.slots import Slots
 from edge.llm.step_budget import Came, LatencyTargets, StepBudget
@@ -96,7 +96,7 @@ class Scheduler(Closing):
 
     def prepare(
         self, request: Request, given_up: Callable[[], bool] = never_given_up, number: int | None = None
-    ) -> Running:
+    ) -> RequestState:
         """Check a request and return it for `enqueue`. Any thread may call this.
 
         given_up: returns True once the client has disconnected.
@@ -105,11 +105,11 @@ class Scheduler(Closing):
         """
         return prepare(next(self.queues.numbers) if number is None else number, request, self.engine, given_up)
 
-    def enqueue(self, running: Running) -> int:
+    def enqueue(self, state: RequestState) -> int:
         """Add a prepared request to the waiting ones. Return its number."""
-        running.added_at = self._budget.clock()
-        self.queues.waiting.append(running)
-        return running.number
+        state.added_at = self._budget.clock()
+        self.queues.waiting.append(state)
+        return state.number
 
     def add(self, request: Request) -> int:
         """Prepare and enqueue a request. Return its number. Raises the errors of `prepare`."""
@@ -118,9 +118,9 @@ class Scheduler(Closing):
     def cancel(self, number: int) -> None:
         """End a request; the next step returns the event. A request that has ended already is ignored."""
         with self._use.alone():
-            for running in self.queues.all:
-                if running.number == number:
-                    self._end(running, "cancelled")
+            for state in self.queues.all:
+                if state.number == number:
+                    self._end(state, "cancelled")
                     return
 
     def step(self) -> list[Event]:
@@ -162,8 +162,8 @@ class Scheduler(Closing):
     def drop_requests(self) -> None:
         """Drop all requests. Their keys and values stay in the cache, like the keys and values of complete requests."""
         with self._use.alone():
-            for running in self.queues.all:
-                self._end(running, "cancelled")
+            for state in self.queues.all:
+                self._end(state, "cancelled")
             self._events.clear()
 
     def close(self) -> None:
@@ -208,9 +208,9 @@ class Scheduler(Closing):
                 self.slots.keep_groups()
         is_free = self._remote.receive(steps_in_flight=steps_in_flight)
         if not queues.is_background:
-            for running in queues.without_logits:
-                if running.request.background:
-                    self._admission.preempt(running, keep=not steps_in_flight)
+            for state in queues.without_logits:
+                if state.request.background:
+                    self._admission.preempt(state, keep=not steps_in_flight)
         return is_free
 
     # --- admit ---
@@ -220,19 +220,19 @@ class Scheduler(Closing):
         if one has to wait for the steps in flight, because states are read between steps."""
         queues = self.queues
         while queues.waiting:
-            running = min(queues.waiting, key=lambda waiting: waiting.request.background)
-            if running.request.background and not queues.is_background:
+            state = min(queues.waiting, key=lambda waiting: waiting.request.background)
+            if state.request.background and not queues.is_background:
                 return True
-            if len(running.tokens) > self.engine.context:  # its next token had no room when the engine was lost
-                if not running.shift():
-                    self._end(running, "length")
+            if len(state.tokens) > self.engine.context:  # its next token had no room when the engine was lost
+                if not state.shift():
+                    self._end(state, "length")
                 continue
-            placement = self._admission.place(running)
+            placement = self._admission.place(state)
             if placement is None:
                 return True
-            if self._admission.restores(running) and self._in_flight.steps:
+            if self._admission.restores(state) and self._in_flight.steps:
                 return False
-            self._admission.admit(running, placement)
+            self._admission.admit(state, placement)
         return True
 
     # --- submit ---
@@ -252,35 +252,35 @@ class Scheduler(Closing):
         for step in in_one_graph(rows, self.engine):
             while self.engine.stages == 1 and self._in_flight.steps:  # the part before this one
                 self._choose(self._in_flight.collect(self.engine))
-            for running in self._in_flight.submit(self.engine, step):
-                self.queues.ready.remove(running)
+            for state in self._in_flight.submit(self.engine, step):
+                self.queues.ready.remove(state)
         self._in_flight.took(rows, began)
         for own in rows:
-            own.running.tell_prefill()
+            own.state.tell_prefill()
         return True
 
     def _end_unfit(self) -> None:
         """End the requests that have no room for another token, or media that the engine cannot take."""
         most = full_length(self.engine)
-        for running in [candidate for candidate in self.queues.ready if candidate.fills(most)]:
-            if not running.shift():
-                self._end(running, "length")
-        for running in [candidate for candidate in self.queues.ready if candidate.has_pending_media]:
+        for state in [candidate for candidate in self.queues.ready if candidate.fills(most)]:
+            if not state.shift():
+                self._end(state, "length")
+        for state in [candidate for candidate in self.queues.ready if candidate.has_pending_media]:
             try:
-                check_media(running.request.media, self.engine)  # another engine may have taken over since `prepare`
+                check_media(state.request.media, self.engine)  # another engine may have taken over since `prepare`
             except MediaError as error:
-                self._end(running, "error", error)
+                self._end(state, "error", error)
 
     def _next_rows(self) -> list[Rows]:
         """Return the rows of the next step, after preempting the last requests until the cache has room for them."""
         same, others = of_one_set(self.queues.ready) if self.engine.adapters else (self.queues.ready, [])
         n_requests, chunk = self._in_flight.n_requests, self.engine.chunk
         chosen = self._budget.choose(same, n_requests, chunk, others, is_short=self.queues.is_background)
-        rows = [Rows.pending(running, n_rows) for running, n_rows in chosen]
+        rows = [Rows.pending(state, n_rows) for state, n_rows in chosen]
         while not self.slots.make_room(sum([len(own.tokens) for own in rows])):
-            last = max(self.queues.without_logits, key=lambda running: running.number)
+            last = max(self.queues.without_logits, key=lambda state: state.number)
             self._admission.preempt(last, keep=not self._in_flight.steps)  # earlier requests need its place
-            rows = [own for own in rows if own.running is not last]
+            rows = [own for own in rows if own.state is not last]
         return rows
 
     def _submit_drafts(self) -> bool:
@@ -293,8 +293,8 @@ class Scheduler(Closing):
         while len(self._in_flight.awaited) < windows and (rows := self.drafts.windows(self.queues.running, n_rows)):
             if not self.slots.make_room(sum(len(own.tokens) for own in rows)):
                 return False
-            for running in self._in_flight.submit(self.engine, rows, windows):
-                self.queues.ready.remove(running)
+            for state in self._in_flight.submit(self.engine, rows, windows):
+                self.queues.ready.remove(state)
         return True
 
     # --- collect ---
@@ -325,13 +325,13 @@ class Scheduler(Closing):
                 begin, end = end, end + rows.logits
                 if not rows.cancelled:
                     result = self._in_flight.verify(rows, logits[begin:end], step.windows, is_alone, events)
-                    if not rows.running.request.background:  # latency targets are for the others
+                    if not rows.state.request.background:  # latency targets are for the others
                         n_tokens = result.used - (events[-1].token_id is None)
-                        came.append(Came(rows.running, n_tokens, len(rows.tokens) == 1 and not step.windows))
+                        came.append(Came(rows.state, n_tokens, len(rows.tokens) == 1 and not step.windows))
                     results.append(result)
-                    rows.running.release_remote()  # all keys and values of the prompt have arrived before these logits
+                    rows.state.release_remote()  # all keys and values of the prompt have arrived before these logits
                     if result.right < result.used and events[-1].finish_reason is None:
-                        self.queues.ready.append(rows.running)
+                        self.queues.ready.append(rows.state)
             if step.windows:
                 self.drafts.verified(results)
             self._budget.chosen(came, self._in_flight.prompt_rows)
@@ -339,27 +339,27 @@ class Scheduler(Closing):
             self._events += events
             for event in events:
                 if event.finish_reason is not None:
-                    self._free(next(running for running in self.queues.running if running.number == event.request))
+                    self._free(next(state for state in self.queues.running if state.number == event.request))
 
-    def _end(self, running: Running, finish_reason: str, error: MediaError | None = None) -> None:
+    def _end(self, state: RequestState, finish_reason: str, error: MediaError | None = None) -> None:
         """End a request without a token, and free its slot."""
-        self._events.append(end_event(running, finish_reason, error))
-        self._in_flight.cancel(running)
-        self._free(running)
+        self._events.append(end_event(state, finish_reason, error))
+        self._in_flight.cancel(state)
+        self._free(state)
 
-    def _free(self, running: Running) -> None:
+    def _free(self, state: RequestState) -> None:
         """Free the slot of a request that has ended."""
-        running.ended = True
-        running.release_remote()
+        state.ended = True
+        state.release_remote()
         if not self._in_flight.awaited:
             self._in_flight.drop(self._use.in_use_by(self))
-        running.continuation.close()
-        self.drafts.ended(running)
-        self.queues.remove(running)
-        if (slot := running.slot) is not None:
+        state.continuation.close()
+        self.drafts.ended(state)
+        self.queues.remove(state)
+        if (slot := state.slot) is not None:
             with suppress(EdgeError):  # the next step reports an engine that has failed
-                if running.pending < 0 and self._use.in_use_by(self) is not None:  # drafts were in flight
-                    slot.cut(len(running.tokens))
+                if state.pending < 0 and self._use.in_use_by(self) is not None:  # drafts were in flight
+                    slot.cut(len(state.tokens))
                 if self._use.in_use_by(self) is not None:
                     self.slots.leave(slot, keep=not self._in_flight.steps)
             slot.busy = False

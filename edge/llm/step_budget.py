@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from edge.llm.requests import Running
+from edge.llm.requests import RequestState
 
 STEP_S = 0.25  # target time of a step with prompt tokens; readers hardly notice such a pause
 MOST_STEP_S = 1.0  # the same if many prompts wait for each running response
@@ -35,7 +35,7 @@ _GROWTH = 3  # largest growth of prompt rows from step to step; with 2, whole ti
 class Came(NamedTuple):
     """Tokens of one request that were chosen in a step."""
 
-    running: Running
+    state: RequestState
     n_tokens: int
     is_plain: bool  # True if its row was a single decode row without drafts
 
@@ -87,23 +87,23 @@ class LatencyTargets:
     def step(self, came: Sequence[Came], now: float, prompt_rows: int) -> None:
         """Record the tokens that a step chose, and learn from its longest gap.
 
-        now: seconds, as `Running.added_at`.
+        now: seconds, as `RequestState.added_at`.
         prompt_rows: total prompt rows submitted so far.
         """
         longest: tuple[float, int] | None = None
-        for running, n_tokens, is_plain in came:
+        for state, n_tokens, is_plain in came:
             if not n_tokens:
                 continue
-            if running.token_at is not None:
-                gap_s = now - running.token_at
+            if state.token_at is not None:
+                gap_s = now - state.token_at
                 self.gaps += n_tokens
                 self.gaps_within += n_tokens - (self.itl_s is not None and gap_s > self.itl_s)
                 if is_plain:
-                    longest = max(longest or (0.0, 0), (gap_s, prompt_rows - running.prompt_rows_at))
-            elif len(running.answer) == n_tokens:
+                    longest = max(longest or (0.0, 0), (gap_s, prompt_rows - state.prompt_rows_at))
+            elif len(state.answer) == n_tokens:
                 self.first_tokens += 1
-                self.first_tokens_within += self.ttft_s is None or now - running.added_at <= self.ttft_s
-            running.token_at, running.prompt_rows_at = now, prompt_rows
+                self.first_tokens_within += self.ttft_s is None or now - state.added_at <= self.ttft_s
+            state.token_at, state.prompt_rows_at = now, prompt_rows
         if longest is not None:
             gap_s, rows = longest
             if not rows:
@@ -155,13 +155,13 @@ class StepBudget:
 
     def choose(
         self,
-        ready: Iterable[Running],
+        ready: Iterable[RequestState],
         in_flight: int,
         chunk: Callable[[int], int],
-        others: Collection[Running] = (),
+        others: Collection[RequestState] = (),
         *,
         is_short: bool = False,
-    ) -> list[tuple[Running, int]]:
+    ) -> list[tuple[RequestState, int]]:
         """Choose the requests of the next step, with the number of rows of each: decode rows of a group, and prompt
         rows.
 
@@ -170,8 +170,8 @@ class StepBudget:
         others: requests that wait for this step but cannot be part of it.
         is_short: the step should take at most SHORT_STEP_S.
         """
-        answering: list[Running] = []
-        prefilling: list[Running] = []
+        answering: list[RequestState] = []
+        prefilling: list[RequestState] = []
         for request in ready:
             (answering if request.pending == 1 else prefilling).append(request)
         self._others_wait, self._is_short = bool(others), is_short
@@ -195,7 +195,9 @@ class StepBudget:
             most = min(most, max(LEAST_ROWS, rows // TILE_ROWS * TILE_ROWS))
         return chosen + parts(prefilling, min(self._most_rows - len(group), most))
 
-    def _within_targets(self, targets: LatencyTargets, answers: int, turns: int, prefilling: Iterable[Running]) -> int:
+    def _within_targets(
+        self, targets: LatencyTargets, answers: int, turns: int, prefilling: Iterable[RequestState]
+    ) -> int:
         """Return the prompt rows of a step with `answers` decode rows, one of `turns` steps in a gap. Whole tiles
         if they fit.
         """
@@ -224,7 +226,7 @@ class StepBudget:
             self.rows = int(max(self._rates) * STEP_S)
 
 
-def parts(prefilling: Sequence[Running], room: int) -> list[tuple[Running, int]]:
+def parts(prefilling: Sequence[RequestState], room: int) -> list[tuple[RequestState, int]]:
     """Divide `room` rows among prompts. Short prompts come first, so that most responses begin soon. The oldest
     prompt always gets a part, so that it completes.
     """

@@ -16,7 +16,7 @@ from devices.probe import own_rss
 from edge.errors import ContextFull
 from edge.llm.continuation import Continuation, Request
 from edge.llm.interface import Answer, TextEngine, VerifyResult
-from edge.llm.requests import Running
+from edge.llm.requests import RequestState
 from edge.llm.sampler import SamplingParams, TokenSampler
 from edge.llm.scheduler import Scheduler
 from edge.microbenchmark import BestTime, TimedTask, best_of
@@ -184,15 +184,15 @@ def windows_s(engine: TextEngine, depth: int, draft: Draft) -> float:
     sampling = SamplingParams(temperature=0, allow_repetition=True)
     request = Request([_RIGHT] * start, n_tokens + 1, sampling, ends=False)
     sampler = _AssumedSampler(engine, sampling, cycle(accepted))
-    running = Running(0, Continuation(engine.model, request, sampler=sampler), ())
+    state = RequestState(0, Continuation(engine.model, request, sampler=sampler), ())
     with Scheduler(engine, slots=1, drafter=_Assumed(draft)) as scheduler:
-        scheduler.enqueue(running)
-        while not running.answer:
+        scheduler.enqueue(state)
+        while not state.answer:
             scheduler.step()
-        began, done = time.perf_counter(), len(running.answer)
-        while not running.ended:
+        began, done = time.perf_counter(), len(state.answer)
+        while not state.ended:
             scheduler.step()
-        return (time.perf_counter() - began) / (len(running.answer) - done)
+        return (time.perf_counter() - began) / (len(state.answer) - done)
 
 
 def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: int | None = None) -> float:

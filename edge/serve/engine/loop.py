@@ -14,7 +14,7 @@ from edge.deployment.deployed import DeployedModel
 from edge.errors import ContextFull, EngineError, SamplingError
 from edge.llama.llama import Model
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.requests import Event, Running
+from edge.llm.requests import Event, RequestState
 from edge.llm.scheduler import Scheduler
 from edge.media.encoder import MediaEncoder
 from edge.serve.engine.arrivals import Arrivals
@@ -61,7 +61,7 @@ class ServingLoop:
         )
         self._scheduler = self._new_scheduler()
         self._jobs = EngineJobs()
-        self._requests: dict[int, Running] = {}  # by the server's request number, which the scheduler uses, too
+        self._requests: dict[int, RequestState] = {}  # by the server's request number, which the scheduler uses, too
         self._arrivals = Arrivals(engine, lambda: self._jobs.put(lambda: None))
         self._inputs = InputProcessor(config, engine, encoder)
         takes_media = encoder is not None
@@ -141,12 +141,12 @@ class ServingLoop:
         if event.token_id is not None:
             self._statistics.add_token()
         if event.finish_reason is not None:
-            running = self._requests.pop(number)
-            if event.stop_string not in running.request.sampling.stop:  # a stop string of the template
+            state = self._requests.pop(number)
+            if event.stop_string not in state.request.sampling.stop:  # a stop string of the template
                 event.stop_string = None
-            counters["prompt_tokens"] += len(running.request.prompt)
+            counters["prompt_tokens"] += len(state.request.prompt)
             counters["cached_tokens"] += event.cached_tokens
-            self._warming.warmer.count(running)
+            self._warming.warmer.count(state)
         if event.error is not None:
             return {"id": number, "error": error_json(event.error)}
         piece: dict[str, Any] = {
@@ -167,33 +167,33 @@ class ServingLoop:
         """Return the status, see ServedModel.status."""
         slots = [
             {
-                "id": running.sequence,
+                "id": state.sequence,
                 "is_processing": True,
-                "prompt_tokens": len(running.request.prompt),
-                "generated_tokens": len(running.continuation.tokens),
+                "prompt_tokens": len(state.request.prompt),
+                "generated_tokens": len(state.continuation.tokens),
             }
-            for running in sorted(self._scheduler.queues.running, key=lambda request: request.sequence)
-            if running.number in self._requests
+            for state in sorted(self._scheduler.queues.running, key=lambda request: request.sequence)
+            if state.number in self._requests
         ]
         return {
             **self._about.to_json(),
             "slots": slots,
-            "waiting": sum(running.number in self._requests for running in self._scheduler.queues.waiting),
+            "waiting": sum(state.number in self._requests for state in self._scheduler.queues.waiting),
             **self._statistics.to_json(),
             "speculation": None if self._drafter is None else self._drafter.to_json(),
             "latency": None if self._targets is None else self._targets.to_json(),
             "warming": dict(self._warming.warmer.counters),
         }
 
-    def _begin(self, number: int, running: Running) -> None:
-        self._send({"id": number, "result": {"prompt_tokens": len(running.request.prompt)}})
+    def _begin(self, number: int, state: RequestState) -> None:
+        self._send({"id": number, "result": {"prompt_tokens": len(state.request.prompt)}})
         if self._arrivals.prepared(number):
-            running.continuation.close()
+            state.continuation.close()
             piece = {"text": "", "finish_reason": "cancelled"}
             self._send({"id": number, "piece": piece, "cached_tokens": 0})
             return
-        self._requests[number] = running
-        self._scheduler.enqueue(running)
+        self._requests[number] = state
+        self._scheduler.enqueue(state)
 
     # --- all threads ---
 
@@ -224,11 +224,11 @@ class ServingLoop:
             given_up = partial(self._arrivals.is_cancelled, number)
             if given_up():
                 raise EngineError("the request was cancelled before it was prepared")
-            running = self._scheduler.prepare(self._inputs.request(generation, given_up), given_up, number)
+            state = self._scheduler.prepare(self._inputs.request(generation, given_up), given_up, number)
         except BaseException:
             self._arrivals.prepared(number)
             raise
-        self._jobs.put(lambda: self._begin(number, running))
+        self._jobs.put(lambda: self._begin(number, state))
 
     def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         """Answer a named request of the server, as JSON values. Raises its errors."""

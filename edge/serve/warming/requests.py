@@ -8,7 +8,7 @@ from functools import partial
 
 from edge.errors import EdgeError
 from edge.llm.continuation import Request
-from edge.llm.requests import Event, Running
+from edge.llm.requests import Event, RequestState
 from edge.llm.scheduler import Scheduler
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.warming.allowance import Allowance
@@ -32,7 +32,7 @@ class WarmingRequests:
         self._scheduler = scheduler
         # Larger than all request numbers of the server, because the scheduler preempts the highest number first.
         self._numbers = itertools.count(_FIRST_NUMBER)
-        self._running: dict[int, tuple[Prefix, Running]] = {}  # by request number
+        self._running: dict[int, tuple[Prefix, RequestState]] = {}  # by request number
         self.warmer = Warmer(
             inputs,
             start=lambda prefix: put(partial(self._begin, prefix)),
@@ -43,12 +43,12 @@ class WarmingRequests:
     def stepped(self, events: Sequence[Event], seconds: float) -> None:
         """Process the results of a scheduler step."""
         ended = {event.request for event in events if event.finish_reason is not None}
-        for number, (prefix, running) in list(self._running.items()):
-            if running in self._scheduler().queues.running or running.answer:  # otherwise it waits or was preempted
+        for number, (prefix, state) in list(self._running.items()):
+            if state in self._scheduler().queues.running or state.answer:  # otherwise it waits or was preempted
                 self.warmer.ran(prefix, seconds)
             if number in ended:
                 del self._running[number]
-                self.warmer.ended(prefix, running)
+                self.warmer.ended(prefix, state)
 
     def lost(self) -> None:
         """Handle that the scheduler dropped all requests."""
@@ -61,12 +61,12 @@ class WarmingRequests:
             prefix.tokens, 1, namespace=prefix.namespace, adapters=prefix.adapters, background=True, ends=False
         )
         try:
-            running = self._scheduler().prepare(request, number=next(self._numbers))
+            state = self._scheduler().prepare(request, number=next(self._numbers))
         except EdgeError:  # the prefix does not fit any more
             self.warmer.ended(prefix, None)
             return
-        self._running[running.number] = prefix, running
-        self._scheduler().enqueue(running)
+        self._running[state.number] = prefix, state
+        self._scheduler().enqueue(state)
 
     def _cancel(self, prefix: Prefix) -> None:
         for number, (other, _) in self._running.items():

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.errors import EdgeError, Overloaded
-from edge.llm.requests import Running
+from edge.llm.requests import RequestState
 from edge.llm.slot import common_prefix
 from edge.serve.engine.inputs import InputProcessor
 from edge.serve.warming.allowance import Allowance
@@ -195,15 +195,18 @@ class Warmer:
         if not self._allowance.is_left:
             self._cancel(prefix)
 
-    def ended(self, prefix: Prefix, running: Running | None) -> None:
-        """Record that a prefix was computed, or ended early. running: its request; None if it could not begin."""
+    def ended(self, prefix: Prefix, state: RequestState | None) -> None:
+        """Record that a prefix was computed, or ended early.
+
+        state: its request; None if the request could not begin.
+        """
         with self._lock:
             self._computing = None
-            if running is None:  # the client can announce it again
+            if state is None:  # the client can announce it again
                 self._announced.pop(prefix.id, None)
             elif prefix.cached is None:
-                prefix.cached = running.cached_tokens
-            if running is not None and running.answer:
+                prefix.cached = state.cached_tokens
+            if state is not None and state.answer:
                 prefix.state = "ready"
                 self.counters["computed_tokens"] += len(prefix.tokens) - (prefix.cached or 0)
                 self._warmed.append(prefix)
@@ -212,14 +215,14 @@ class Warmer:
                     if prefix.key == ("next", *client.turn.client):
                         lasts_s = min(stamp.lasts_s for stamp in client.turn.stamps)
                         client.due = None if prefix.seconds > lasts_s / 2 else client.due
-            elif running is not None and not prefix.is_stale:
+            elif state is not None and not prefix.is_stale:
                 prefix.state = "queued"
                 self._queue.insert(0, prefix)
         self._wake.set()
 
-    def count(self, running: Running) -> None:
+    def count(self, state: RequestState) -> None:
         """Count the tokens that a request reused from computed prefixes."""
-        request, n_cached = running.request, running.cached_tokens or 0
+        request, n_cached = state.request, state.cached_tokens or 0
         own = [p for p in self._warmed if (p.namespace, p.adapters) == (request.namespace, request.adapters)]
         used = {prefix: min(n_cached, common_prefix(prefix.tokens, request.prompt)) for prefix in own}
         gains = {prefix: used[prefix] - (prefix.cached or 0) for prefix in own}

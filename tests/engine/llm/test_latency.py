@@ -24,14 +24,14 @@ class Answer:
 
     def __init__(self, targets: LatencyTargets) -> None:
         self._targets, self._now, self._rows = targets, 100.0, 0
-        self.running: Any = SimpleNamespace(token_at=None, prompt_rows_at=0, answer=[], added_at=100.0)
+        self.state: Any = SimpleNamespace(token_at=None, prompt_rows_at=0, answer=[], added_at=100.0)
         self.token(0.0)
 
     def token(self, gap_s: float, prompt_rows: int = 0, *, n_tokens: int = 1, is_plain: bool = True) -> None:
         self._now += gap_s
         self._rows += prompt_rows
-        self.running.answer += [0] * n_tokens
-        self._targets.step([Came(self.running, n_tokens, is_plain)], self._now, self._rows)
+        self.state.answer += [0] * n_tokens
+        self._targets.step([Came(self.state, n_tokens, is_plain)], self._now, self._rows)
 
     def tokens(self, n: int, gap_s: float, prompt_rows: int = 0) -> None:
         for _ in range(n):
@@ -110,12 +110,12 @@ def test_the_longest_gap_of_a_step_counts_once() -> None:
     targets = LatencyTargets(itl_s=0.201)
     answers = [Answer(targets) for _ in range(9)]
     for n, answer in enumerate(answers):
-        answer.running.token_at = 100.0 + (0.1 if n else 0.0)
-    targets.step([Came(answer.running, 1, True) for answer in answers], 100.2, 20)
+        answer.state.token_at = 100.0 + (0.1 if n else 0.0)
+    targets.step([Came(answer.state, 1, True) for answer in answers], 100.2, 20)
     assert targets.rows([]) == 18  # 20 rows in 0.2 s
     answers[0]._now = 100.2
     for _ in range(3):
-        answers[0]._rows = answers[0].running.prompt_rows_at
+        answers[0]._rows = answers[0].state.prompt_rows_at
         answers[0].token(0.1, 20)
     assert targets.rows([]) == 36  # the step before was one of four
 

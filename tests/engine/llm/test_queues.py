@@ -8,18 +8,18 @@ from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.queues import Queues
-from edge.llm.requests import Running, prepare
+from edge.llm.requests import RequestState, prepare
 from edge.models.demo import MODEL_PATH
 
 
 @pytest.fixture
-def requests() -> Iterator[list[Running]]:
+def requests() -> Iterator[list[RequestState]]:
     """Five requests, of which the last two run in the background."""
     with Engine(MODEL_PATH, EngineOptions(threads=1, context=64)) as engine:
         yield [prepare(n, Request([1, 2], 4, background=n >= 3), engine, lambda: False) for n in range(5)]
 
 
-def full_queues(requests: list[Running]) -> Queues:
+def full_queues(requests: list[RequestState]) -> Queues:
     """Two waiting requests; of three running ones, one is ready and one has its prompt computed elsewhere."""
     queues = Queues()
     for request in (*requests[2:], *requests[:2]):
@@ -31,7 +31,7 @@ def full_queues(requests: list[Running]) -> Queues:
     return queues
 
 
-def test_preempting_all_requests_keeps_their_order_before_the_waiting_ones(requests: list[Running]) -> None:
+def test_preempting_all_requests_keeps_their_order_before_the_waiting_ones(requests: list[RequestState]) -> None:
     queues = full_queues(requests)
     queues.preempt_all()
     assert list(queues.waiting) == [*requests[2:], *requests[:2]]
@@ -40,7 +40,7 @@ def test_preempting_all_requests_keeps_their_order_before_the_waiting_ones(reque
     assert not any(queues.preemptions.values())  # a lost engine is not a preemption for lack of room
 
 
-def test_a_preempted_request_waits_first_and_is_counted_by_its_kind(requests: list[Running]) -> None:
+def test_a_preempted_request_waits_first_and_is_counted_by_its_kind(requests: list[RequestState]) -> None:
     queues = full_queues(requests)
     for request, counted in ((requests[2], "foreground"), (requests[3], "background")):
         before = dict(queues.preemptions)
@@ -50,7 +50,7 @@ def test_a_preempted_request_waits_first_and_is_counted_by_its_kind(requests: li
         assert queues.preemptions == {**before, counted: before[counted] + 1}
 
 
-def test_a_removed_request_is_in_no_queue(requests: list[Running]) -> None:
+def test_a_removed_request_is_in_no_queue(requests: list[RequestState]) -> None:
     queues = full_queues(requests)
     for request in requests:
         queues.remove(request)
@@ -58,7 +58,7 @@ def test_a_removed_request_is_in_no_queue(requests: list[Running]) -> None:
     assert queues.is_background  # without requests, background work may run
 
 
-def test_requests_are_background_only_if_waiting_and_running_ones_are(requests: list[Running]) -> None:
+def test_requests_are_background_only_if_waiting_and_running_ones_are(requests: list[RequestState]) -> None:
     queues = full_queues(requests)
     assert not queues.is_background
     queues.remove(requests[2])
