@@ -1,7 +1,7 @@
-"""Registry of engine kinds: an engine computes, is thin (without layers), or sleeps for the times of a profile.
+"""Registry of engine kinds: an engine computes, or sleeps for the times of a profile.
 
 Every slice is opened here. Only this module reads whether a device of a lab sleeps. All other code uses the interface
-of `EngineKind` without knowing the kind.
+of `EngineKind` without knowing the kind. `edge.parallel.thin` has the engine of a rank without layers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from devices.profile import DeviceProfile, describe
 from devices.sleeping import VARIABLE, run_first
-from edge.errors import EdgeError, EngineError
+from edge.errors import EdgeError
 from edge.parallel.topology import Topology
 from edge.version import version
 from partition.plan.plan import Slice
@@ -27,13 +27,12 @@ from transport.errors import Refused
 
 if TYPE_CHECKING:  # an engine loads llama.cpp, which a worker's daemon does not need
     from edge.llama.hooks import Hook
-    from edge.llama.llama import Model
     from edge.llm.engine import ModelRunner
     from edge.llm.options import EngineOptions
 
 
 class EngineKind:
-    """Engines that compute. Base class of the other kinds."""
+    """Engines that compute. Base class of the other kind."""
 
     sleeps = False  # True if steps only take the time of a profile and return zeros
     follows_memory = True  # True if weights can have fewer or more bits as free memory changes
@@ -45,9 +44,8 @@ class EngineKind:
         place: Topology,
         hooks: Sequence[Hook],
         progress: Callable[[float], None] | None,
-        vocabulary: Model | None,
     ) -> ModelRunner:
-        """Open the slice of a rank. vocabulary: as in `open_slice`. Raises the errors of ModelRunner."""
+        """Open the slice of a rank that has layers. Raises the errors of ModelRunner."""
         from edge.llm.engine import ModelRunner
 
         return ModelRunner(path, options, hooks, progress, embeddings=True)
@@ -111,25 +109,6 @@ class EngineKind:
         return [device_s / fastest_s for device_s in seconds]
 
 
-class ThinKind(EngineKind):
-    """Engines of a rank without layers. They hold only the vocabulary, from the model's own file."""
-
-    def open(
-        self,
-        path: str | os.PathLike[str],
-        options: EngineOptions,
-        place: Topology,
-        hooks: Sequence[Hook],
-        progress: Callable[[float], None] | None,
-        vocabulary: Model | None,
-    ) -> ModelRunner:
-        from edge.parallel.thin import ThinEngine
-
-        if vocabulary is None:
-            raise EngineError("a rank without layers has nothing to load on another device; update both devices")
-        return ThinEngine(path, options, vocabulary)
-
-
 class SleepingKind(EngineKind):
     """Engines of a sleeping device in a lab. A step takes the time of a profile, and all devices share one machine."""
 
@@ -147,7 +126,6 @@ class SleepingKind(EngineKind):
         place: Topology,
         hooks: Sequence[Hook],
         progress: Callable[[float], None] | None,
-        vocabulary: Model | None,
     ) -> ModelRunner:
         """Same as in `EngineKind`. Raises PlanError if the file is not a profile, and OSError if it cannot be read."""
         from edge.parallel.sleeping import SleepingEngine
@@ -212,21 +190,3 @@ def own_kind() -> EngineKind:
     """Return the engine kind of this device."""
     profile = os.environ.get(VARIABLE)
     return SleepingKind(Path(profile)) if profile else EngineKind()
-
-
-def open_slice(
-    path: str | os.PathLike[str],
-    options: EngineOptions,
-    place: Topology,
-    hooks: Sequence[Hook],
-    progress: Callable[[float], None] | None,
-    vocabulary: Model | None = None,
-) -> ModelRunner:
-    """Open the slice of a rank.
-
-    vocabulary: for a rank without layers, the vocabulary of the model's own file.
-
-    Raises the errors of `EngineKind.open`.
-    """
-    kind = ThinKind() if place.thin else own_kind()
-    return kind.open(path, options, place, hooks, progress, vocabulary)

@@ -23,7 +23,7 @@ from edge.llama.hooks import Hook
 from edge.llama.llama import Model, has_gpu
 from edge.llm.options import EngineOptions
 from edge.llm.snapshots import Snapshots
-from edge.parallel.engine_kinds import open_slice
+from edge.parallel.engine_kinds import own_kind
 from edge.parallel.error_feedback import ErrorFeedback, adds_sums
 from edge.parallel.step_times import StepTime, StepTimes
 from edge.parallel.steps import Adapt, CacheStep, Clear, Copy, Remove, SetBack, Shift, Snapshot, output_rows
@@ -66,7 +66,12 @@ class Shard:
         self._sums_a_layer = 1 if self._rules.whole_attention else 2
         # Shares were computed for this number of threads. The deployment owns the prefix cache.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
-        self.engine = open_slice(path, options, place, self._hooks(file), progress, vocabulary)
+        if not place.thin:
+            self.engine = own_kind().open(path, options, place, self._hooks(file), progress)
+        elif vocabulary is not None:
+            self.engine = ThinEngine(path, options, vocabulary)
+        else:
+            raise EngineError("a rank without layers has nothing to load on another device; update both devices")
         self.rows = self.engine.rows
         self._has_gpu = has_gpu()
         self.hidden = np.empty((0, 0), np.float32)  # [rows, n_embd] of the last step, at the end of the stage

@@ -20,7 +20,7 @@ from edge.llama.hooks import Hook
 from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
-from edge.parallel.engine_kinds import open_slice, own_kind
+from edge.parallel.engine_kinds import own_kind
 from edge.parallel.shard import Shard
 from edge.parallel.sleeping import Sleeper, SleepingEngine
 from edge.parallel.topology import place
@@ -315,4 +315,4 @@ def test_states_are_as_large_as_real_ones(both: tuple[ModelRunner, ModelRunner])
 def test_a_profile_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none.json"))
     with pytest.raises(OSError, match=r"none\.json"):
-        open_slice(MODEL_PATH, OPTIONS, place(0, [1]), [], None)
+        own_kind().open(MODEL_PATH, OPTIONS, place(0, [1]), [], None)
