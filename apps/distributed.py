@@ -269,7 +269,7 @@ def deployed_onnx(args: argparse.Namespace, devices: Devices[OnnxPlan], model: O
 
     Raises the errors of `arrange_network` and `deploy_network`.
     """
-    from edge.cluster.deployment import Exchange
+    from edge.cluster.llm_ranks import Exchange
     from edge.deployment.networks import deploy_network
     from edge.planning.choice import PlanChoice, save_plan
     from edge.planning.onnx_space import arrange_network

@@ -28,7 +28,7 @@ import psutil
 from benchmarks.harness import ROOT, environment, run_section, write_json
 from benchmarks.lent_device import worker
 from edge.api.local import quantize
-from edge.cluster.deployment import Exchange
+from edge.cluster.llm_ranks import Exchange
 from edge.deployment.deploy import deploy
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine

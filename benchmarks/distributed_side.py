@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.processes import serve
-from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import Exchange, LlmRanks
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
@@ -90,7 +90,7 @@ class Side:
                 plan = make_plan(limits(file), file.path.stem, digest, [LOCAL, worker], parallel, shares)
             plan = _on_one_thread(plan, core)
             deployment = stack.enter_context(
-                Deployment(fleet, plan, file, EngineOptions(**options), Exchange(transport=transport))
+                LlmRanks(fleet, plan, file, EngineOptions(**options), Exchange(transport=transport))
             )
             _check_core(deployment, core)
             self._engines[name] = deployment.engine
@@ -186,7 +186,7 @@ class _OneEach:
         return getattr(self._engine, name)
 
 
-class _Watched(Deployment):
+class _Watched(LlmRanks):
     """A deployment that notes the seconds of its parts."""
 
     def __init__(self, *args: Any) -> None:
@@ -231,7 +231,7 @@ def _on_one_thread(plan: Plan, core: int) -> Plan:
     return replace(plan, stages=stages)
 
 
-def _check_core(deployment: Deployment, core: int) -> None:
+def _check_core(deployment: LlmRanks, core: int) -> None:
     """The worker is on this machine: see that what the plan says of its core is so."""
     for rank, session in deployment._by_rank.items():
         result = os.sched_getaffinity(session.pid)

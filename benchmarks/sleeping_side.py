@@ -23,8 +23,8 @@ import pytest
 from benchmarks.core_waits import CoreWaits, first_of
 from devices.catalog import CATALOG
 from devices.sleeping import run_first
-from edge.cluster.deployment import Exchange
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import Exchange
 from edge.deployment.deploy import deploy
 from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edge.api.cluster import deploy, deploy_onnx, pareto, plan
     from edge.api.local import load, quantize
     from edge.api.onnx import OnnxModel
-    from edge.cluster.deployment import Exchange
+    from edge.cluster.llm_ranks import Exchange
     from edge.errors import (
         ChatFileError,
         ContextFull,
@@ -64,7 +64,7 @@ _HOMES = {
     "edge.api.cluster": ("deploy", "deploy_onnx", "pareto", "plan"),
     "edge.api.local": ("load", "quantize"),
     "edge.api.onnx": ("OnnxModel",),
-    "edge.cluster.deployment": ("Exchange",),
+    "edge.cluster.llm_ranks": ("Exchange",),
     "edge.errors": (
         "ChatFileError", "ContextFull", "EdgeError", "EngineError", "HubError", "Interrupted", "MediaError",
         "NotEnoughMemory", "PictureError", "SamplingError", "SizeTooSmall", "SliceError", "TemplateError", "TextError",

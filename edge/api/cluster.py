@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge.api.onnx import OnnxModel
-from edge.cluster.deployment import Exchange
+from edge.cluster.llm_ranks import Exchange
 from edge.deployment.deploy import Resilience
 from edge.deployment.deploy import deploy as deploy_plan
 from edge.llm.model import Model

@@ -150,8 +150,8 @@ class EngineConfig:
         Raises the errors of `plan` and `deploy`.
         """
         from edge.api.cluster import plan as plan_model
-        from edge.cluster.deployment import Exchange
         from edge.cluster.fleet import device
+        from edge.cluster.llm_ranks import Exchange
         from edge.cluster.roster import announced
         from edge.deployment.deploy import Resilience, deploy
         from edge.deployment.reproducible import check_reproducible

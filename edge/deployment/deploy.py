@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from devices.probe import available_memory
-from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
 from edge.cluster.failures import is_loss, loss_reason
 from edge.cluster.fleet import Fleet, by_device, device
+from edge.cluster.llm_ranks import DEFAULT_EXCHANGE, Exchange, LlmRanks
 from edge.cluster.model_slices import ModelSlices, send_ahead
 from edge.cluster.preflight import check_room, held_here
 from edge.cluster.rank_group import RankGroup
@@ -73,7 +73,7 @@ def deploy(
     `steps` shows a line.
 
     Raises WorkerError if a device of the plan is not connected, unless the model resumes. Raises PlanError if the plan
-    is for another model or an ONNX network. Also raises the errors of `Deployment` and `Engine`.
+    is for another model or an ONNX network. Also raises the errors of `LlmRanks` and `Engine`.
     """
     if not isinstance(choice.plan, Plan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
@@ -241,11 +241,11 @@ class LlmBuilding(Building[Plan, TextEngine]):
         reserved: int = 0,
         *,
         leaves_at_once: bool = False,
-    ) -> tuple[TextEngine, Deployment | None]:
+    ) -> tuple[TextEngine, LlmRanks | None]:
         """Load one placement, and return its engine.
 
         reserved: bytes of this device's memory budget that the other placement takes.
-        leaves_at_once: as in `Deployment`.
+        leaves_at_once: as in `LlmRanks`.
         """
         self._slices.check_unchanged()
         if fleet is None or plan.world_size == 1:
@@ -255,7 +255,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
             engine = alone(self._file.path, options, plan, steps, pages=True, moved_bytes=moved_bytes)
             return life.enter_context(engine), None
         with steps.step(f"Loading {self._file.path.name} on {len(set(plan.devices))} devices") as show:
-            deployment = Deployment(
+            ranks = LlmRanks(
                 fleet,
                 plan,
                 self._file,
@@ -269,7 +269,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
                 leaves_at_once=leaves_at_once,
                 adapters=self._slices.adapters,
             )
-        return life.enter_context(deployment).engine, deployment
+        return life.enter_context(ranks).engine, ranks
 
     def _prefill_placement(
         self, fleet: Fleet, plan: Plan, engine: TextEngine, life: ExitStack, steps: Steps

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any, Generic
 
 from edge.closing import Closing
-from edge.cluster.deployment import Exchange
+from edge.cluster.llm_ranks import Exchange
 from edge.deployment.kinds import E, P, RunningPlan
 from edge.deployment.watch import MembershipWatch
 from edge.llm.interface import TextEngine

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edge.cluster.deployment import Exchange
-from edge.cluster.onnx_deployment import Loaded, OnnxDeployment
+from edge.cluster.llm_ranks import Exchange
+from edge.cluster.onnx_ranks import Loaded, OnnxRanks
 from edge.cluster.preflight import check_memory
 from edge.deployment.deployed import Deployed
 from edge.deployment.kinds import RunningPlan
@@ -72,10 +72,10 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
         super().close()
 
     @property
-    def current(self) -> OnnxDeployment | OneDevice:
+    def current(self) -> OnnxRanks | OneDevice:
         """The stages that are loaded now."""
         loaded = self.running.ranks or self.running.engine
-        assert isinstance(loaded, OnnxDeployment | OneDevice)
+        assert isinstance(loaded, OnnxRanks | OneDevice)
         return loaded
 
     def stages(self, compute_ms: Sequence[float | None] = ()) -> list[dict[str, Any]]:

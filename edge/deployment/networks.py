@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from devices.cluster_file import Cluster as ClusterFile
-from edge.cluster.deployment import DEFAULT_EXCHANGE, Exchange
 from edge.cluster.failures import is_loss
 from edge.cluster.fleet import Fleet
-from edge.cluster.onnx_deployment import OnnxDeployment
+from edge.cluster.llm_ranks import DEFAULT_EXCHANGE, Exchange
+from edge.cluster.onnx_ranks import OnnxRanks
 from edge.cluster.rank_group import RankGroup
 from edge.deployment.deployed_network import DeployedNetwork, OneDevice
 from edge.deployment.kinds import Building, Deciding
@@ -48,7 +48,7 @@ def deploy_network(
     deciding: planner after a loss; None: plan by measurement.
 
     Raises WorkerError if a device of the plan is not connected, and PlanError if the plan is for another model. Also
-    raises the errors of `OnnxDeployment`.
+    raises the errors of `OnnxRanks`.
     """
     if not isinstance(choice.plan, OnnxPlan):
         raise PlanError(f"{choice.model.name} is a language model: deploy it with deploy")
@@ -149,7 +149,7 @@ class NetworkBuilding(Building[OnnxPlan, Runner]):
                 return alone, None
             assert fleet is not None
             transport = self._exchange.transport
-            several = OnnxDeployment(
+            several = OnnxRanks(
                 fleet, model, plan, transport=transport, threads=threads, provider=provider, progress=show,
                 say=self._say, gives_up=True,
             )  # fmt: skip

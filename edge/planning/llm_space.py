@@ -8,8 +8,8 @@ from itertools import combinations
 from pathlib import Path
 
 from devices.probe import default_threads
-from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import Exchange, LlmRanks
 from edge.llm.engine import Engine
 from edge.planning.arrange import can_share, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
@@ -255,5 +255,5 @@ class LlmSpace(PlanSpace):
             with Engine(self.path, options) as engine:
                 return measured(engine, self.work, many, {}, draft)
         assert fleet is not None
-        with Deployment(fleet, plan, self.file, options, self._exchange) as deployment:
-            return measured(deployment.engine, self.work, many, deployment.memory_bytes, draft)
+        with LlmRanks(fleet, plan, self.file, options, self._exchange) as ranks:
+            return measured(ranks.engine, self.work, many, ranks.memory_bytes, draft)

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from devices.probe import own_rss
 from edge.cluster.fleet import Fleet
-from edge.cluster.onnx_deployment import OnnxDeployment
+from edge.cluster.onnx_ranks import OnnxRanks
 from edge.onnx.bench import Flow, FlowSpeed, sequential
 from edge.onnx.bench import measure as measure_flow
 from edge.onnx.engine import OnnxEngine
@@ -126,12 +126,10 @@ class OnnxSpace(PlanSpace):
                 rounds = _rounds(sequential(engine.run), feeds, repeats, 1)
                 return _best(rounds, {LOCAL: own_rss()})
         assert fleet is not None
-        with OnnxDeployment(
-            fleet, self.model, plan, transport=options.transport, threads=options.threads
-        ) as deployment:
-            flow = partial(deployment.start().map, wire=options.wire)
+        with OnnxRanks(fleet, self.model, plan, transport=options.transport, threads=options.threads) as ranks:
+            flow = partial(ranks.start().map, wire=options.wire)
             rounds = _rounds(flow, feeds, repeats, options.concurrency)
-            return _best(rounds, {stage.device: stage.memory_bytes or own_rss() for stage in deployment.loaded})
+            return _best(rounds, {stage.device: stage.memory_bytes or own_rss() for stage in ranks.loaded})
 
     def _single(self, objectives: Sequence[str], most: Sequence[float]) -> OnnxPlaced | None:
         """Return the whole model on one device within the limits: this device, unless another is clearly better."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from edge.cluster.fleet import Fleet
-from edge.cluster.onnx_deployment import OnnxDeployment
+from edge.cluster.onnx_ranks import OnnxRanks
 from edge.onnx.bench import FlowSpeed, measure, sequential, speed_json
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource
@@ -92,18 +92,18 @@ def sweep_devices(
     last = tuple(devices[-1:])
     with (
         Fleet(last, insecure=insecure) as fleet,
-        OnnxDeployment(fleet, model, model.plan(last, []), transport=transport) as deployment,
+        OnnxRanks(fleet, model, model.plan(last, []), transport=transport) as ranks,
     ):
-        whole = measure(deployment.start().map, model.sample, repeats, window)
+        whole = measure(ranks.start().map, model.sample, repeats, window)
 
     def cut_by_cut() -> Iterator[CutSpeed]:
         workers = [device for device in devices if device != LOCAL]
         plan = model.plan(devices, cuts[:1])
         with (
             Fleet(workers, insecure=insecure) as fleet,
-            OnnxDeployment(fleet, model, plan, transport=transport, threads=threads) as deployment,
+            OnnxRanks(fleet, model, plan, transport=transport, threads=threads) as ranks,
         ):
-            yield from sweep(deployment, model, cuts, model.sample, repeats=repeats, window=window, wire=wire)
+            yield from sweep(ranks, model, cuts, model.sample, repeats=repeats, window=window, wire=wire)
 
     return whole, cut_by_cut()
 
@@ -122,7 +122,7 @@ def stages_here(model: OnnxSource, cuts: Sequence[Cut], repeats: int, threads: i
 
 
 def sweep(
-    deployment: OnnxDeployment,
+    ranks: OnnxRanks,
     model: OnnxSource,
     cuts: Sequence[Cut],
     feeds: Mapping[str, Array],
@@ -131,15 +131,15 @@ def sweep(
     window: int | None = None,
     wire: str = "f32",
 ) -> Iterator[CutSpeed]:
-    """Measure each cut on the two devices of a deployment. Raises the errors of `OnnxDeployment.load` and of
+    """Measure each cut on the two devices of `ranks`. Raises the errors of `OnnxRanks.load` and of
     pipelines."""
-    hops = deployment.hops()
-    own = deployment.plan.own is not None
+    hops = ranks.hops()
+    own = ranks.plan.own is not None
     for cut in cuts:
-        deployment.load(model.plan(deployment.plan.devices, [cut]))
-        deployment.start().run(feeds)  # provides the input that each stage is timed with
-        stage_s = deployment.times(repeats)
-        speed = measure(partial(deployment.start().map, wire=wire), feeds, repeats, window)
+        ranks.load(model.plan(ranks.plan.devices, [cut]))
+        ranks.start().run(feeds)  # provides the input that each stage is timed with
+        stage_s = ranks.times(repeats)
+        speed = measure(partial(ranks.start().map, wire=wire), feeds, repeats, window)
         before, between, after = routes(model.graph, [cut.position])
         moved = [wire_bytes(before, "f32"), wire_bytes(between, wire), wire_bytes(after, "f32")][own:]
         transfer_s = tuple(n_bytes / hop.bytes_per_s for hop, n_bytes in zip(hops, moved, strict=True))

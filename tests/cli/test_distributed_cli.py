@@ -11,8 +11,8 @@ import pytest
 
 import edge.net.channel
 from apps import distributed, options
-from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.cluster.fleet import MAX_WORKERS
+from edge.cluster.llm_ranks import DEFAULT_EXCHANGE
 from edge.deployment.deployed import DeployedModel
 from edge.deployment.kinds import RunningPlan
 from edge.models.demo import MODEL_PATH

@@ -9,8 +9,8 @@ import pytest
 
 from edge.cluster import fleet as fleets
 from edge.cluster import preflight
-from edge.cluster.deployment import Deployment
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import LlmRanks
 from edge.errors import NotEnoughMemory, SliceError, WorkerError
 from edge.llm.engine import Engine
 from edge.models import shapes, synth
@@ -58,10 +58,10 @@ def test_a_device_without_room(tmp_path: Path, two: list[Worker], monkeypatch: p
         with Fleet([small.address, two[1].address]) as fleet:
             words = r"small needs 64 MiB or more \(runtime 64, KV cache \d\) and has 1: give it a smaller share"
             with pytest.raises(NotEnoughMemory, match=words):
-                Deployment(fleet, plan, file, OPTIONS)
+                LlmRanks(fleet, plan, file, OPTIONS)
             monkeypatch.setattr(preflight, "available_memory", lambda: 2 << 20)
             with pytest.raises(NotEnoughMemory, match=r"this device needs \d MiB .* has 2; small needs"):
-                Deployment(fleet, plan, file, replace(OPTIONS, context=2048))
+                LlmRanks(fleet, plan, file, replace(OPTIONS, context=2048))
             idle([small, two[1]], fleet)
         for word in ("slice-received", "slice-cut", "session-opened"):
             assert word not in small.log()
@@ -78,7 +78,7 @@ def test_a_device_with_room_for_its_daemon_alone(tmp_path: Path, two: list[Worke
                 r" with more --memory, or end a session$"
             )
             with pytest.raises(WorkerError, match=words) as caught:
-                Deployment(fleet, plan, file, OPTIONS)
+                LlmRanks(fleet, plan, file, OPTIONS)
             assert caught.value.error == "NotEnoughMemory"
             idle([small, two[0]], fleet)
 
@@ -92,13 +92,13 @@ def test_a_model_that_is_not_the_plans(two: list[Worker], synthetic: Synthetic, 
     digest = Digests(tmp_path).model_digest(path)
     plan = plan_for(path, two[:1], tensor(1, 1), digest)
     with Fleet([two[0].address]) as fleet:
-        with Deployment(fleet, plan, GgufFile.open(path), EXACT) as deployment:
+        with LlmRanks(fleet, plan, GgufFile.open(path), EXACT) as deployment:
             deployment.engine.decode([5], 0)
         synthesized(path, seed=8)
         with pytest.raises(
             SliceError, match=f"model.gguf has SHA-256 .* the plan is for {digest[:12]}.*make a new plan"
         ):
-            Deployment(fleet, plan, GgufFile.open(path), EXACT)
+            LlmRanks(fleet, plan, GgufFile.open(path), EXACT)
         idle(two[:1], fleet)
 
 

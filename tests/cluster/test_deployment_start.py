@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edge.cluster import rank_group, session
-from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import Exchange, LlmRanks
 from edge.cluster.model_slices import FileSlice
 from edge.cluster.preflight import check_room
 from edge.errors import Interrupted, NoRoom, NotEnoughMemory, WorkerError
@@ -78,7 +78,7 @@ def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.
     """Rank 0's slice is being cut then, and never loaded."""
     models = Models(monkeypatch)
     cutting, given_up = threading.Event(), threading.Event()
-    true_open, true_close = Deployment._open, Deployment.close
+    true_open, true_close = LlmRanks._open, LlmRanks.close
 
     def put_cut(store: SliceStore, recipe: Any, model: Any, digest: str, progress: Any = None) -> Path:
         progress(0, 3000)
@@ -87,21 +87,21 @@ def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.
         progress(1, 3000)
         raise AssertionError("nobody stopped this")
 
-    def open_while_it_is_cut(deployment: Deployment, *args: Any) -> list[str]:
+    def open_while_it_is_cut(deployment: LlmRanks, *args: Any) -> list[str]:
         assert cutting.wait(TIMEOUT_S)
         return true_open(deployment, *args)
 
-    def close(deployment: Deployment) -> None:
+    def close(deployment: LlmRanks) -> None:
         true_close(deployment)
         given_up.set()
 
     monkeypatch.setattr(SliceStore, "put_cut", put_cut)
-    monkeypatch.setattr(Deployment, "_open", open_while_it_is_cut)
-    monkeypatch.setattr(Deployment, "close", close)
+    monkeypatch.setattr(LlmRanks, "_open", open_while_it_is_cut)
+    monkeypatch.setattr(LlmRanks, "close", close)
     reported: list[float] = []
     with Fleet([two[0].address]) as fleet:
         with pytest.raises(WorkerError, match="one: core 4000 is not available here"):
-            Deployment(
+            LlmRanks(
                 fleet,
                 refused_by_rank_1(two),
                 GgufFile.open(MODEL_PATH),
@@ -119,7 +119,7 @@ def test_after_a_refusal_no_model_is_left(two: list[Worker], monkeypatch: pytest
     models = Models(monkeypatch)
     with Fleet([two[0].address]) as fleet:
         with pytest.raises(WorkerError, match="core 4000"):
-            Deployment(fleet, refused_by_rank_1(two), GgufFile.open(MODEL_PATH), OPTIONS)
+            LlmRanks(fleet, refused_by_rank_1(two), GgufFile.open(MODEL_PATH), OPTIONS)
         until(lambda: not waiting(), "the end of threads")
         assert models.every
         assert not models.loaded()
@@ -155,7 +155,7 @@ def test_who_could_not_be_reached_is_named(two: list[Worker], monkeypatch: pytes
         with pytest.raises(
             WorkerError, match=r"^one: rank 2 \(two\) cannot be reached: nothing listens at 127\.0\.0\.9"
         ):
-            Deployment(fleet, plan, GgufFile.open(MODEL_PATH), OPTIONS)
+            LlmRanks(fleet, plan, GgufFile.open(MODEL_PATH), OPTIONS)
         idle(two, fleet)
 
 
@@ -237,7 +237,7 @@ def test_waits_poll_by_the_threads_of_the_plan(two: list[Worker], monkeypatch: p
     first, last = plan.stages
     plan = replace(plan, stages=(replace(first, shards=(replace(first.shards[0], threads=1),)), last))
     with Fleet([two[0].address]) as fleet:
-        with Deployment(fleet, plan, GgufFile.open(MODEL_PATH), replace(OPTIONS, threads=2)) as deployment:
+        with LlmRanks(fleet, plan, GgufFile.open(MODEL_PATH), replace(OPTIONS, threads=2)) as deployment:
             assert deployment.engine.threads == 1
         idle(two[:1], fleet)
     assert requests == [1]

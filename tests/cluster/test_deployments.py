@@ -11,8 +11,8 @@ import pytest
 
 from devices.paths import authority_folder, credentials_folder
 from devices.trust.authority import Authority
-from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import Exchange, LlmRanks
 from edge.llm.engine import Engine
 from edge.models.demo import MODEL_PATH
 from quant.gguf.file import GgufFile
@@ -40,7 +40,7 @@ def test_two_deployments_at_once(two: list[Worker], synthetic: Synthetic) -> Non
         engines = [
             stack.enter_context(opened)
             for opened in (
-                Deployment(
+                LlmRanks(
                     stack.enter_context(Fleet([item.address for item in two])),
                     plan_for(path, two, how),
                     GgufFile.open(path),

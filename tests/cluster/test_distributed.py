@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.cluster.deployment import Deployment
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import LlmRanks
 from edge.errors import ContextFull, EngineError, Interrupted
 from edge.llm.chat import Chat
 from edge.llm.continuation import Request
@@ -217,7 +217,7 @@ def test_progress_ends_at_the_whole(one_worker: Worker) -> None:
     plan = plan_for(MODEL_PATH, [one_worker], tensor(1, 1))
     with Fleet([one_worker.address]) as fleet:
         options: EngineOptions = OPTIONS
-        with Deployment(fleet, plan, GgufFile.open(MODEL_PATH), options, progress=lambda *at: seen.append(at)):
+        with LlmRanks(fleet, plan, GgufFile.open(MODEL_PATH), options, progress=lambda *at: seen.append(at)):
             pass
         idle([one_worker], fleet)
     done = [at for at, _ in seen]

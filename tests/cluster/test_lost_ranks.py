@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from edge.cluster import client
-from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import Exchange, LlmRanks
 from edge.errors import WorkerError
 from edge.models.demo import MODEL_PATH
 from edge.parallel.engine import DistributedEngine
@@ -66,7 +66,7 @@ class Decoding:
         return error
 
 
-def pid_of(deployment: Deployment, rank: int) -> int:
+def pid_of(deployment: LlmRanks, rank: int) -> int:
     """The engine process of a rank."""
     result = deployment._by_rank[rank].pid
     assert result > 0
@@ -174,7 +174,7 @@ def test_a_worker_that_is_lost_while_it_loads(
             file = GgufFile.open(MODEL_PATH)
             with (
                 pytest.raises(LOST, match="doomed"),
-                Deployment(fleet, plan, file, OPTIONS, progress=progress) as deployment,
+                LlmRanks(fleet, plan, file, OPTIONS, progress=progress) as deployment,
             ):
                 deployment.engine.decode([5], 0)  # where it was lost when all was there already
             assert max(done) >= when
@@ -185,7 +185,7 @@ OWNER = """
 import sys
 from pathlib import Path
 from edge.models.demo import MODEL_PATH
-from edge.cluster.deployment import Deployment
+from edge.cluster.llm_ranks import LlmRanks
 from edge.llm.options import EngineOptions
 from edge.cluster.fleet import Fleet
 from partition.plan.arrange import make_plan
@@ -193,7 +193,7 @@ from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 file = GgufFile.open(MODEL_PATH)
 plan = make_plan(limits(file), "model", "", ["local", *sys.argv[2:]], sys.argv[1])
-with Deployment(Fleet(sys.argv[2:]), plan, file, EngineOptions(threads=1, context=256)) as deployment:
+with LlmRanks(Fleet(sys.argv[2:]), plan, file, EngineOptions(threads=1, context=256)) as deployment:
     for position in range(200):
         deployment.engine.decode([5], position)
         print(position, flush=True)

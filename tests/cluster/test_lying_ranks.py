@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge.cluster import session
-from edge.cluster.deployment import Deployment
+from edge.cluster.llm_ranks import LlmRanks
 from edge.errors import EdgeError, EngineError
 from edge.models.demo import MODEL_PATH
 from edge.parallel.follower import follow
@@ -72,7 +72,7 @@ ANSWERS = (
 
 
 @contextmanager
-def lying(deployment: Deployment, change: Callable[[Any], None] | None = None, payload: bytes = b"") -> Iterator[None]:
+def lying(deployment: LlmRanks, change: Callable[[Any], None] | None = None, payload: bytes = b"") -> Iterator[None]:
     """Rank 1 lies inside the block, and is forgiven at its end."""
     engine = deployment.engine
     links = engine.group.links

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from devices.cluster_file import Cluster
-from edge.cluster.deployment import Deployment
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import LlmRanks
 from edge.deployment import supervisor, watch
 from edge.deployment.deployed import DeployedModel
 from edge.llm.continuation import Request
@@ -198,7 +198,7 @@ def test_who_leaves_takes_nothing_new_and_ends_when_told_again(two: list[Worker]
     with (
         first.remote() as remote,
         Fleet([first.address]) as fleet,
-        Deployment(fleet, plan, file, OPTIONS) as deployment,
+        LlmRanks(fleet, plan, file, OPTIONS) as deployment,
     ):
         assert deployment.engine.decode([5], 0).size  # from now on it takes part in steps
         first.process.send_signal(signal.SIGTERM)

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 import edge
-from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.cluster.failures import is_loss, loss_reason
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import DEFAULT_EXCHANGE
 from edge.cluster.session import RemoteSession
 from edge.deployment.deployed_network import DeployedNetwork
 from edge.deployment.networks import NetworkReplanner, deploy_network

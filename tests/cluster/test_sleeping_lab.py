@@ -11,8 +11,8 @@ import pytest
 from devices.cluster_file import Cluster
 from devices.lab.config import parse_lab
 from devices.sleeping import VARIABLE
-from edge.cluster.deployment import Deployment
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import LlmRanks
 from edge.llm.continuation import Request
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
@@ -78,7 +78,7 @@ def hybrid(workers: list[str]) -> Plan:
 @pytest.mark.usefixtures("asleep")
 def test_a_chats_tokens_cross_four_sleeping_devices(lab: Lab) -> None:
     plan = hybrid(addresses(lab))
-    with Fleet(addresses(lab)) as fleet, Deployment(fleet, plan, FILE, OPTIONS) as deployment:
+    with Fleet(addresses(lab)) as fleet, LlmRanks(fleet, plan, FILE, OPTIONS) as deployment:
         logits, tokens = deployment.engine.decode([1, 2, 3], 0), []
         deployment.engine.kv_clear()
         with Scheduler(deployment.engine) as scheduler:

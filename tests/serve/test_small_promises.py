@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge.api.config import EngineConfig
-from edge.cluster.deployment import DEFAULT_EXCHANGE
+from edge.cluster.llm_ranks import DEFAULT_EXCHANGE
 from edge.deployment.deployed import DeployedModel
 from edge.deployment.kinds import RunningPlan
 from edge.errors import EngineGone

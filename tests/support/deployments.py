@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import DEFAULT_EXCHANGE, Exchange, LlmRanks
 from edge.deployment.deploy import DEFAULT_RESILIENCE, Resilience, deploy
 from edge.deployment.deployed import DeployedModel
 from edge.llm.chat import Chat
@@ -152,7 +152,7 @@ def deployed(
     exchange: Exchange = DEFAULT_EXCHANGE,
     workers_gpu_layers: int | None = None,
     plan: Plan | None = None,
-) -> Iterator[Deployment]:
+) -> Iterator[LlmRanks]:
     """A model on this process and workers. At the end those that still run must have no session any more. plan: None:
     as `how` says."""
     workers = [workers] if isinstance(workers, Worker) else workers
@@ -160,7 +160,7 @@ def deployed(
     if workers_gpu_layers is not None:
         plan = with_gpu_layers(plan, workers_gpu_layers)
     with Fleet([item.address for item in workers]) as fleet:
-        with Deployment(fleet, plan, GgufFile.open(path), options, exchange) as deployment:
+        with LlmRanks(fleet, plan, GgufFile.open(path), options, exchange) as deployment:
             yield deployment
         idle(workers, fleet)
 

@@ -23,7 +23,7 @@ import pytest
 
 from devices.cluster_file import Cluster as ClusterFile
 from edge.cluster import liveness
-from edge.cluster.deployment import Deployment
+from edge.cluster.llm_ranks import LlmRanks
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.session import EngineSession
 from edge.deployment import deploy, supervisor
@@ -182,8 +182,8 @@ class _Session(EngineSession):
         raise AssertionError("a rank of a thread takes no commands")
 
 
-class _Deployment(RankGroup):
-    """A plan brought to life in threads, with the methods of `edge.cluster.deployment.Deployment` that are needed."""
+class _LlmRanks(RankGroup):
+    """A plan whose ranks are threads, with the methods of `edge.cluster.llm_ranks.LlmRanks` that `deploy` calls."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class _Deployment(RankGroup):
         )
         self._closing.then(self.engine.end)
 
-    break_off = Deployment.break_off
+    break_off = LlmRanks.break_off
 
     def _is_busy(self) -> bool:
         return bool(self.engine.busy)
@@ -372,7 +372,7 @@ def cluster(model: Path, folder: Path, n_devices: int) -> Iterator[Cluster]:
         built = Cluster(model, folder, n_devices)
         stack.callback(built.close)
         patch.setattr(supervisor, "reachable", built.reachable)
-        patch.setattr(deploy, "Deployment", _Deployment)
+        patch.setattr(deploy, "LlmRanks", _LlmRanks)
         patch.setattr(deploy, "send_ahead", lambda *_: None)  # slices are written
         patch.setattr(deploy, "check_room", lambda *_: None)
         patch.setattr(liveness, "_LOOK_S", _LOOK_S)

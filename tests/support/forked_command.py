@@ -47,7 +47,7 @@ cli.quiet_grpc()  # before it is imported, as commands do
 cli.build_parser()  # imports what it needs
 for module in (
     "apps.show.terminal",
-    "edge.cluster.deployment",
+    "edge.cluster.llm_ranks",
     "edge.text.constraints.child",
     "edge.llm.chat",
     "edge.deployment.deploy",

@@ -17,7 +17,7 @@ from tests.system.test_trust_network import Device, RunningWorker, join
 
 ANSWERS = """
 import json, sys
-from edge.cluster.deployment import Deployment, Exchange
+from edge.cluster.llm_ranks import LlmRanks, Exchange
 from edge.cluster.fleet import Fleet
 from edge.models.demo import MODEL_PATH
 from edge.llm.engine import Engine
@@ -35,7 +35,7 @@ with Engine(MODEL_PATH, OPTIONS) as engine:
 for how in (pipeline(1, 1, 1), tensor(1, 1, 1)):
     plan = make_plan(limits(model), "demo", "", [LOCAL, *addresses], **how)
     with Fleet(addresses) as fleet:
-        with Deployment(fleet, plan, model, OPTIONS, Exchange(transport=transport)) as deployment:
+        with LlmRanks(fleet, plan, model, OPTIONS, Exchange(transport=transport)) as deployment:
             said[how["parallel"]] = greedy_answers(deployment.engine, ASKED, 12, {})
 print(json.dumps(said))
 """

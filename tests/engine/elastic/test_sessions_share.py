@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment
 from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import DEFAULT_EXCHANGE, LlmRanks
 from edge.errors import EdgeError, WorkerError
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
@@ -65,7 +65,7 @@ def owner(device: Worker, model: Path) -> Iterator[Owner]:
     plan = plan_for(model, [device], pipeline(0, 1))
     with (
         Fleet([device.address]) as fleet,
-        Deployment(fleet, plan, GgufFile.open(model), OPTIONS, DEFAULT_EXCHANGE) as deployment,
+        LlmRanks(fleet, plan, GgufFile.open(model), OPTIONS, DEFAULT_EXCHANGE) as deployment,
     ):
         yield Owner(deployment.engine, fleet, device.address)
 

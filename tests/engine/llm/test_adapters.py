@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.cluster.deployment import DEFAULT_EXCHANGE
+from edge.cluster.llm_ranks import DEFAULT_EXCHANGE
 from edge.deployment.deploy import LlmBuilding
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.llama import ContextSizes

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.cluster.deployment import Exchange
+from edge.cluster.llm_ranks import Exchange
 from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.models.demo import MODEL_PATH

@@ -18,7 +18,7 @@ from onnx import helper
 
 from edge.cluster import client
 from edge.cluster.fleet import Fleet
-from edge.cluster.onnx_deployment import OnnxDeployment
+from edge.cluster.onnx_ranks import OnnxRanks
 from edge.deployment.deployed_network import OneDevice
 from edge.errors import EngineError, Interrupted, NotEnoughMemory, WorkerError
 from edge.onnx.model import OnnxSource
@@ -65,9 +65,9 @@ def several_of_everything(tmp_path_factory: pytest.TempPathFactory) -> OnnxSourc
 
 
 @pytest.fixture(scope="module", name="running")
-def one_deployment(three: list[Worker], fleet: Fleet, several: OnnxSource) -> Iterator[OnnxDeployment]:
+def one_deployment(three: list[Worker], fleet: Fleet, several: OnnxSource) -> Iterator[OnnxRanks]:
     """`mixed` on three workers, for tests that leave it usable."""
-    with OnnxDeployment(fleet, several, plan_for(several, three, 4, 9), deadlines=QUICK) as deployment:
+    with OnnxRanks(fleet, several, plan_for(several, three, 4, 9), deadlines=QUICK) as deployment:
         yield deployment
 
 
@@ -79,13 +79,13 @@ def plan_for(model: OnnxSource, workers: Sequence[Worker | str], *positions: int
 @contextmanager
 def deployed(
     model: OnnxSource, workers: Sequence[Worker | str], *positions: int, transport: str = "auto"
-) -> Iterator[OnnxDeployment]:
+) -> Iterator[OnnxRanks]:
     """A deployment of its own, which leaves no session behind."""
     real = [item for item in workers if isinstance(item, Worker)]
     before = {item: len(item.children()) for item in real}
     with Fleet([item.address for item in real]) as fleet:
         plan = plan_for(model, workers, *positions)
-        with OnnxDeployment(fleet, model, plan, transport=transport, deadlines=QUICK, threads=1) as deployment:
+        with OnnxRanks(fleet, model, plan, transport=transport, deadlines=QUICK, threads=1) as deployment:
             yield deployment
         left(before)
 
@@ -101,7 +101,7 @@ def left(children: dict[Worker, int]) -> None:
 class Endless:
     """A pipeline that computes in a thread, until it fails."""
 
-    def __init__(self, deployment: OnnxDeployment, window: int = 6) -> None:
+    def __init__(self, deployment: OnnxRanks, window: int = 6) -> None:
         self.pipeline = deployment.start()
         self.came = 0
         self._window = window
@@ -122,7 +122,7 @@ class Endless:
 # ---------------------------------------------------------------------------------------------------- the same outputs
 
 
-def test_many_plans_on_the_same_sessions(running: OnnxDeployment, several: OnnxSource, three: list[Worker]) -> None:
+def test_many_plans_on_the_same_sessions(running: OnnxRanks, several: OnnxSource, three: list[Worker]) -> None:
     expected = [whole(several.file.model, mixed_feeds(batch, batch)) for batch in (1, 4, 2)]
     pids = [session.pid for session in running._sessions]
     for positions in ((1, 2), (3, 11), (4, 13), (12, 13), (6, 9)):
@@ -158,7 +158,7 @@ def test_one_worker_and_the_owner(three: list[Worker], tmp_path: Path, own: bool
             same(result.outputs, whole(model.file.model, images(2, seed)))
 
 
-def test_wires(running: OnnxDeployment, several: OnnxSource, three: list[Worker]) -> None:
+def test_wires(running: OnnxRanks, several: OnnxSource, three: list[Worker]) -> None:
     running.load(plan_for(several, three, 4, 13))
     pipeline = running.start()
     feeds = mixed_feeds(8, 1)
@@ -171,7 +171,7 @@ def test_wires(running: OnnxDeployment, several: OnnxSource, three: list[Worker]
     same(plain, expected)
 
 
-def test_hops_are_measured_on_every_link(running: OnnxDeployment, several: OnnxSource, three: list[Worker]) -> None:
+def test_hops_are_measured_on_every_link(running: OnnxRanks, several: OnnxSource, three: list[Worker]) -> None:
     running.load(plan_for(several, three, 4, 9))
     for _ in range(2):
         hops = running.hops(0.05)
@@ -180,9 +180,7 @@ def test_hops_are_measured_on_every_link(running: OnnxDeployment, several: OnnxS
     same(running.start().run(mixed_feeds()).outputs, whole(several.file.model, mixed_feeds()))
 
 
-def test_whatever_goes_wrong_here_does_no_harm(
-    running: OnnxDeployment, several: OnnxSource, three: list[Worker]
-) -> None:
+def test_whatever_goes_wrong_here_does_no_harm(running: OnnxRanks, several: OnnxSource, three: list[Worker]) -> None:
     running.load(plan_for(several, three, 4, 9))
     pipeline = running.start()
     expected = whole(several.file.model, mixed_feeds())
@@ -227,7 +225,7 @@ def edited(plan: OnnxPlan, **changed: Any) -> OnnxPlan:
 
 
 def test_plans_that_are_refused_leave_the_pipeline_as_it_is(
-    running: OnnxDeployment, several: OnnxSource, three: list[Worker]
+    running: OnnxRanks, several: OnnxSource, three: list[Worker]
 ) -> None:
     good = plan_for(several, three, 4, 9)
     running.load(good)
@@ -260,7 +258,7 @@ def test_plans_that_are_refused_leave_the_pipeline_as_it_is(
     same(running.start().run(mixed_feeds()).outputs, whole(several.file.model, mixed_feeds()))
 
 
-def test_a_stage_that_cannot_be_loaded(running: OnnxDeployment, several: OnnxSource, three: list[Worker]) -> None:
+def test_a_stage_that_cannot_be_loaded(running: OnnxRanks, several: OnnxSource, three: list[Worker]) -> None:
     good = plan_for(several, three, 4, 9)
     stages = good.to_json()["stages"]
     with pytest.raises(WorkerError, match="two: there is no provider 'abacus'") as raised:
@@ -273,7 +271,7 @@ def test_a_stage_that_cannot_be_loaded(running: OnnxDeployment, several: OnnxSou
 def test_what_cannot_be_deployed(several: OnnxSource, three: list[Worker], fleet: Fleet, tmp_path: Path) -> None:
     def refused(kind: type[Exception], words: str, model: OnnxSource, plan: OnnxPlan, **how: Any) -> None:
         with pytest.raises(kind, match=words):
-            OnnxDeployment(fleet, model, plan, **how)
+            OnnxRanks(fleet, model, plan, **how)
 
     refused(PlanError, "for this device alone; it needs no workers", several, plan_for(several, [LOCAL]))
     refused(ValueError, "transport is 'mail'", several, plan_for(several, three[:1]), transport="mail")
@@ -333,7 +331,7 @@ def test_a_model_that_was_changed_is_not_cut(tmp_path: Path, fleet: Fleet, three
     model = owned(mlp((64, 200, 10), seed=8), tmp_path / "mlp.onnx")
     saved(mlp((64, 200, 10), seed=9), tmp_path / "mlp.onnx")
     plan = plan_for(model, three[:1])
-    with OnnxDeployment(fleet, model, plan, deadlines=QUICK) as deployment:  # what was read is what runs
+    with OnnxRanks(fleet, model, plan, deadlines=QUICK) as deployment:  # what was read is what runs
         x = np.ones((1, 64), np.float32)
         same(deployment.start().run({"x": x}).outputs, whole(model.file.model, {"x": x}))
 
@@ -352,14 +350,14 @@ def test_a_worker_without_room(tmp_path: Path) -> None:
         Fleet([small.address]) as fleet,
     ):
         with pytest.raises(NotEnoughMemory, match=r"small needs 240 MiB or more and has 230: cut the model so that"):
-            OnnxDeployment(fleet, wide, plan_for(wide, [small]))
+            OnnxRanks(fleet, wide, plan_for(wide, [small]))
         left({small: 0})
         # 82 MiB of weights: more than is left of 230 beside the daemon and the engine process.
         product = [helper.make_node("MatMul", ["x", "w"], ["y"])]
         net = model_of(product, {"x": [1, 72]}, ["y"], {"w": np.zeros((72, 300_000), np.float32)})
         weights = owned(net, tmp_path / "weights.onnx")
         with pytest.raises(WorkerError, match=r"small: the stage needs \d+ MiB or more, this worker has \d+") as raised:
-            OnnxDeployment(fleet, weights, plan_for(weights, [small]))
+            OnnxRanks(fleet, weights, plan_for(weights, [small]))
         assert raised.value.error == "NotEnoughMemory"
         left({small: 0})
 
@@ -418,7 +416,7 @@ def test_stop_from_another_thread(several: OnnxSource, three: list[Worker]) -> N
             endless.pipeline.run(mixed_feeds())
 
 
-def test_nothing_is_left_of_all_this(three: list[Worker], running: OnnxDeployment) -> None:
+def test_nothing_is_left_of_all_this(three: list[Worker], running: OnnxRanks) -> None:
     """Sessions are those of the deployment that still runs; no thread waits for another one."""
     assert len(running.loaded) == len(three)
     until(lambda: all(len(item.children()) == 1 for item in three), "the end of other engine processes")

@@ -1,4 +1,4 @@
-"""Start a plan: send the slices, start and link the engine processes, and load them."""
+"""Ranks of a language model: send the slices, start and link the engine processes, and load them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Exchange:
 DEFAULT_EXCHANGE = Exchange()
 
 
-class Deployment(RankGroup):
+class LlmRanks(RankGroup):
     """A language model that runs on several devices. `close()` ends it on all of them."""
 
     engine: DistributedEngine

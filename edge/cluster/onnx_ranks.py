@@ -1,4 +1,4 @@
-"""Start a plan of an ONNX network: send the stages, start and link the engine processes, and run a pipeline.
+"""Ranks of an ONNX network: send the stages, start and link the engine processes, and run a pipeline.
 
 Sessions and links are made once, for the devices of the first plan. `load` puts other plans for the same devices on
 them. A sweep over cuts therefore repeats only `load`, `times` and `start`.
@@ -44,7 +44,7 @@ class Loaded:
     threads: int
 
 
-class OnnxDeployment(RankGroup):
+class OnnxRanks(RankGroup):
     """An ONNX network that runs on several devices. `close()` ends it on all of them."""
 
     def __init__(
