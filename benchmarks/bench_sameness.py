@@ -23,8 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.harness import ROOT, environment, run_section, write_json
 from benchmarks.lent_device import worker
 from edge.api.local import quantize
@@ -39,14 +37,13 @@ from edge.profiling.cluster import Cluster
 from edge.quantization.evaluate import common_chunks
 from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.route_comparison import COLUMNS, compare_routes
-from edge.quantization.routes import Route, after_loss
+from edge.quantization.routes import Route
 from edge.quantization.standard_routes import answer_routes, local_route, options_for, remote_route, setting_routes
 from edge.quantization.text_file import BUNDLED, read_text
 from edge.units import as_bytes
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 from tests.real.weights import SMOLLM2
-from tests.support.workers import is_fork_server
 
 TEXT = ROOT / "docs" / "planning.md"  # which nothing is calibrated on
 WORKERS = 3
@@ -74,7 +71,7 @@ def main() -> None:
         folder = Path(text)
         for name in ("CACHE", "STATE", "CONFIG"):
             os.environ[f"XDG_{name}_HOME"] = str(folder / name.lower())
-        workers = [stack.enter_context(worker(folder / f"worker-{i}")) for i in range(WORKERS)]
+        workers = [stack.enter_context(worker(folder / f"worker-{i}"))[0] for i in range(WORKERS)]
         reference = folder / "f16.gguf"
         quantize(model, reference, type="f16")
         for name in types:
@@ -95,9 +92,7 @@ def make(reference: Path, path: Path, name: str) -> None:
         fit_file(GgufFile.open(reference), path, size, read_text(BUNDLED), FitOptions(within_s=FIT_S))
 
 
-def one_file(
-    args: argparse.Namespace, path: Path, reference: Path, workers: Sequence[tuple[str, int]]
-) -> dict[str, Any]:
+def one_file(args: argparse.Namespace, path: Path, reference: Path, workers: Sequence[str]) -> dict[str, Any]:
     """All routes of one file."""
     chunks = common_chunks([reference, path], read_text(args.text), args.chunk_tokens, args.chunks)
     options = options_for(EngineOptions(threads=1), args.chunk_tokens)
@@ -105,27 +100,20 @@ def one_file(
     on_one = local_route(path, options)
     result = compare_routes(
         local_route(reference, options), on_one, setting_routes(path, options),
-[route for route in others(path, options, workers) if args.routes in route.name], chunks, n_vocab,
+        [route for route in others(path, options, workers) if args.routes in route.name], chunks, n_vocab,
         progress=said(path.name),
     )  # fmt: skip
     return {"size_bytes": path.stat().st_size, **result.to_json(), "rows": result.rows()}
 
 
-def others(path: Path, options: EngineOptions, workers: Sequence[tuple[str, int]]) -> list[Route]:
-    """Ways that this runtime adds, on this device and over others."""
-    addresses = [address for address, _ in workers]
+def others(path: Path, options: EngineOptions, workers: Sequence[str]) -> list[Route]:
+    """Return the routes that this runtime adds, on this device and on workers.
+
+    workers: their addresses.
+    """
 
     def over(parallel: str, *shares: float, wire: str = "f32") -> Callable[[EngineOptions], Any]:
-        return partial(_deployed, path, addresses[: len(shares) - 1], parallel, shares, wire)
-
-    def lose() -> None:
-        engines = [
-            child for child in psutil.Process(workers[0][1]).children(recursive=True) if not is_fork_server(child)
-        ]
-        if not engines:
-            raise SystemExit("the worker has no engine process that could be lost")
-        for engine in engines:
-            engine.kill()
+        return partial(_deployed, path, workers[: len(shares) - 1], parallel, shares, wire)
 
     two = over("tensor", 1, 1)
     return [
@@ -138,7 +126,6 @@ def others(path: Path, options: EngineOptions, workers: Sequence[tuple[str, int]
         remote_route(options, over("tensor", 1, 1, wire="q8"), "2 ranks, q8 on the wire"),
         remote_route(options, over("pipeline", 1, 1, 1, wire="q8"), "3 stages, q8 on the wire"),
         *answer_routes(options, two, "2 ranks"),
-        remote_route(options, two, "2 ranks, a loss in each chunk", after_loss(lose)),
     ]
 
 

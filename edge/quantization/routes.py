@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import EdgeError, EngineError
+from edge.errors import EngineError
 from edge.llm.interface import TextEngine
 from edge.llm.slot import Slot
 from edge.quantization.divergence import Chunks
@@ -29,46 +29,16 @@ def at_once(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
     for i in range(len(chunks)):
         tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
         Slot(engine).prefill(tokens[:first])
-        yield from _rest(engine, i, tokens, first)
+        yield from _scored_half(engine, i, tokens)
 
 
-def _rest(engine: TextEngine, i: int, tokens: list[int], start: int) -> Iterator[Row]:
-    """Yield the predictions of chunk `i` from position `start` on."""
+def _scored_half(engine: TextEngine, i: int, tokens: list[int]) -> Iterator[Row]:
+    """Yield the predictions of the second half of chunk `i`."""
     first, end, step = len(tokens) // 2, len(tokens) - 1, min(engine.batch, engine.outputs)
-    for at in range(start, end, step):
+    for at in range(first, end, step):
         logits = engine.decode(tokens[at : min(end, at + step)], at, outputs="all")
         for place, row in enumerate(logits, at - first):
             yield i, place, row
-
-
-def after_loss(lose: Callable[[], None]) -> Predict:
-    """Return a route like `at_once` that loses a device in the middle of each chunk's scored half.
-
-    lose: causes the loss
-    """
-
-    def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
-        for i in range(len(chunks)):
-            tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
-            Slot(engine).prefill(tokens[:first])
-            middle = first + chunks.scored // 2
-            for place, row in enumerate(engine.decode(tokens[first:middle], first, outputs="all").copy()):
-                yield i, place, row
-            lose()
-            _hold_again(engine, tokens[:middle])
-            yield from _rest(engine, i, tokens, middle)
-
-    return predict
-
-
-def _hold_again(engine: TextEngine, tokens: list[int]) -> None:
-    """Compute tokens again on the replacement engine, as a scheduler does for its requests."""
-    try:
-        engine.kv_clear()
-        Slot(engine).prefill(tokens)
-    except EdgeError:  # the first use reveals the lost device
-        engine.kv_clear()
-        Slot(engine).prefill(tokens)
 
 
 def one_by_one(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
@@ -124,7 +94,7 @@ def from_prefix_cache(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
             raise EngineError(
                 "the prompt was not stored on disk; check that the disk has room and that the prompt is long enough"
             )
-        yield from _rest(engine, i, tokens, first)
+        yield from _scored_half(engine, i, tokens)
 
 
 def streams(n: int) -> Predict:

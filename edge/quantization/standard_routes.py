@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
-from edge.quantization.routes import Predict, Route, at_once, drafted, from_prefix_cache, one_by_one, streams
+from edge.quantization.routes import Route, drafted, from_prefix_cache, one_by_one, streams
 
 STREAMS = 8
 ROWS = 8  # rows of a pass that verifies drafts
@@ -64,9 +64,9 @@ def answer_routes(options: EngineOptions, opened: Opened, where: str = "") -> li
     ]
 
 
-def remote_route(options: EngineOptions, opened: Opened, where: str, predict: Predict = at_once) -> Route:
+def remote_route(options: EngineOptions, opened: Opened, where: str) -> Route:
     """Return the route of a model on engines of other devices. where: their location, for people"""
-    return Route(where, partial(opened, options), predict)
+    return Route(where, partial(opened, options))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from edge.models.demo import MODEL_PATH
 from edge.quantization.divergence import Chunks, Summary, log_probabilities
 from edge.quantization.evaluate import common_chunks
 from edge.quantization.route_comparison import RouteComparison, RouteFigures, compare_routes
-from edge.quantization.routes import Predict, after_loss, at_once, drafted, from_prefix_cache, one_by_one, streams
+from edge.quantization.routes import Predict, at_once, drafted, from_prefix_cache, one_by_one, streams
 from edge.quantization.standard_routes import answer_routes, local_route, options_for, setting_routes
 from edge.quantization.text_file import BUNDLED, read_text
 
@@ -43,8 +43,8 @@ def predicted(predict: Predict, chunks: Chunks, options: EngineOptions = OPTIONS
 
 
 @pytest.mark.parametrize(
-    "predict", [at_once, one_by_one, drafted(8), streams(8), streams(2), after_loss(lambda: None)],
-    ids=["at once", "one by one", "drafted", "streams", "streams in turn", "after a loss"],
+    "predict", [at_once, one_by_one, drafted(8), streams(8), streams(2)],
+    ids=["at once", "one by one", "drafted", "streams", "streams in turn"],
 )  # fmt: skip
 def test_each_gives_every_prediction(predict: Predict, chunks: Chunks) -> None:
     wide = replace(OPTIONS, context=8 * SIZE, sequences=8, outputs=32)
@@ -54,12 +54,6 @@ def test_each_gives_every_prediction(predict: Predict, chunks: Chunks) -> None:
             expected = log_probabilities(engine, chunks.inputs(i))
             shifted = result[i] - np.log(np.exp(result[i]).sum(axis=1, keepdims=True))
             assert np.abs(shifted - expected).max() < NEAR
-
-
-def test_a_loss_comes_once_in_each_chunk(chunks: Chunks) -> None:
-    lost: list[int] = []
-    predicted(after_loss(lambda: lost.append(1)), chunks)
-    assert len(lost) == len(chunks)
 
 
 def test_a_prompt_that_was_not_kept_is_no_route(chunks: Chunks) -> None:
