@@ -88,12 +88,16 @@ def synthesize(
     head_type: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    *,
+    pool_bytes: int | None = None,
 ) -> int:
     """Write a model of this shape with random weights to `path`. Return its size in bytes.
 
     Types are as in `layout`. Values are normally distributed with variance 1 / row length, so that hidden states stay
-    near 1 at any depth; norms are near 1. `seed` and the name of a tensor determine its values. Above 2e9 values,
-    tensors take rows from a pool of random rows, each from another row on, and the file is written at disk speed.
+    near 1 at any depth; norms are near 1. `seed` and the name of a tensor determine its values.
+
+    pool_bytes: size of a pool of random rows. Each tensor takes its rows from the pool, beginning at another row, so
+        the file is written at disk speed. None: fresh values for each row, or a pool of 16 MiB above 2e9 values.
 
     Memory stays under 300 MB for any size. The file appears under its name only when it is complete. Raises OSError if
     the disk has no room, ShapeError and UnknownTypeError as in `layout`, and EngineError if llama.cpp cannot quantize
@@ -104,7 +108,9 @@ def synthesize(
     total = _data_bytes(tensors)
     check_room(target, total + _HEADER_BYTES)
     head = _header(shape, tensors, f"{shape.arch} random {seed}")
-    rows = _Pool(seed) if shape.parameters > _RANDOM_VALUES else _Random(seed)
+    if pool_bytes is None and shape.parameters > _RANDOM_VALUES:
+        pool_bytes = _POOL_BYTES
+    rows = _Random(seed) if pool_bytes is None else _Pool(seed, pool_bytes)
     with temporary_beside(target) as temporary:
         with temporary.open("wb") as out:
             out.write(head)
@@ -154,8 +160,8 @@ class _Random:
 class _Pool:
     """Rows from pools of random rows. There is a pool for each type and row length."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, n_bytes: int) -> None:
+        self._seed, self._n_bytes = seed, n_bytes
         self._pools: dict[tuple[str, int], Rows] = {}
 
     def chunks(self, tensor: NewTensor) -> Iterator[Rows]:
@@ -177,7 +183,7 @@ class _Pool:
         key = tensor.type.name, row
         if key not in self._pools:
             # The number of rows is odd. Heads and experts come in even numbers, so none of them repeats another.
-            rows = max(1, _POOL_BYTES // tensor.type.n_bytes(row)) | 1
+            rows = max(1, self._n_bytes // tensor.type.n_bytes(row)) | 1
             sample = NewTensor(str(key), (row, rows), tensor.type)
             self._pools[key] = np.concatenate(list(_Random(self._seed).chunks(sample)))
         return self._pools[key]

@@ -156,14 +156,14 @@ def _serve(options: DaemonOptions, worker: Worker, limiter: ConnectionLimiter, e
         stopped.wait()
 
 
-def _leave(sessions: Sessions, end: _EndSignal) -> None:
+def _leave(sessions: Sessions, end: _EndSignal, poll_s: float = _LEAVE_POLL_S) -> None:
     """Serve until no session uses this worker, for at most LEAVE_S."""
     sessions.leave()
     until = time.monotonic() + LEAVE_S
     if in_use := sessions.in_use:
         log.info("leaving", sessions=in_use, seconds=LEAVE_S)
     while sessions.in_use and not end.at_once and time.monotonic() < until:
-        time.sleep(_LEAVE_POLL_S)
+        time.sleep(poll_s)
 
 
 def check_exposure(host: str, secure: bool, insecure: bool) -> None:

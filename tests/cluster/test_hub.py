@@ -332,7 +332,7 @@ def test_a_cache_that_points_out_of_itself_has_no_models(
     (tmp_path / "outside.gguf").touch()
     (tmp_path / "hub" / "models--..--..").mkdir()
     (folder / "refs" / "main").write_bytes(ref.encode("latin-1"))
-    monkeypatch.setattr("edge.models.hub._cache", lambda: tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     assert hub.cached_models() == {}
     assert [repo for repo, _ in hub.cached_repositories()] == ["someone/tiny"]
     with pytest.raises(HubError):

@@ -34,9 +34,8 @@ ASK = Generation(prompt=[5, 300, 17, 401, 88], max_tokens=8, sampling={"temperat
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     """A model of 170 MB, which pages in a small budget."""
     path = tmp_path_factory.mktemp("model") / "model.gguf"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synth, "_RANDOM_VALUES", 0)  # rows are used again: to make as many takes a second
-        synth.synthesize(path, shapes.shape("llama", layers=5, embd=1024, ff=4096, heads=8, kv=4, vocab=1024), "f16")
+    shape = shapes.shape("llama", layers=5, embd=1024, ff=4096, heads=8, kv=4, vocab=1024)
+    synth.synthesize(path, shape, "f16", pool_bytes=16 << 20)  # fresh values for each row take a second
     return EngineConfig(str(path), {"threads": 1, "context": 128, "batch": 32, "memory": BOTH}, prefix_cache=0)
 
 

@@ -56,15 +56,19 @@ def model(
     arch: str = "llama",
     type_name: str = "q4_0",
     head_type: str | None = None,
+    *,
+    pool_bytes: int | None = None,
     **figures: Any,
 ) -> Path:
-    """The path of a small random model, which is written once a session and only to be read."""
-    words = "-".join((arch, type_name, head_type or "", *(f"{name}{value}" for name, value in figures.items())))
+    """Return the path of a small random model. It is written once a session, and tests only read it."""
+    sizes = [f"{name}{value}" for name, value in figures.items()]
+    words = "-".join((arch, type_name, head_type or "", str(pool_bytes or ""), *sizes))
     folder = factory.getbasetemp() / "paged-models"
     folder.mkdir(exist_ok=True)
     path = folder / f"{words}.gguf"
     if not path.exists():
-        synth.synthesize(path, shapes.shape(arch, **(_SIZES | FIGURES[arch] | figures)), type_name, head_type)
+        shape = shapes.shape(arch, **(_SIZES | FIGURES[arch] | figures))
+        synth.synthesize(path, shape, type_name, head_type, pool_bytes=pool_bytes)
     return path
 
 

@@ -115,10 +115,9 @@ def test_it_runs(tmp_path: Path, shape: Shape, decode: Callable[[Path], None]) -
 
 # Without the two types for which llama.cpp first computes tables for many seconds.
 @pytest.mark.parametrize("type_name", sorted(set(synth.WEIGHT_TYPES) - {"iq1_m", "iq2_s"}))
-def test_every_type_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_name: str) -> None:
-    monkeypatch.setattr(synth, "_RANDOM_VALUES", 0)  # some types take minutes for what others do in a second
-    monkeypatch.setattr(synth, "_POOL_BYTES", 1 << 12)
-    path = write(tmp_path, small(layers=1, embd=256, vocab=MIN_VOCAB), type_name)
+def test_every_type_is_written(tmp_path: Path, type_name: str) -> None:
+    # Without a pool, some types take minutes and others take a second.
+    path = write(tmp_path, small(layers=1, embd=256, vocab=MIN_VOCAB), type_name, pool_bytes=1 << 12)
     tensors = GgufFile.open(path).tensors
     assert tensors["blk.0.ffn_down.weight"].type.name == type_name
     assert tensors["blk.0.ffn_norm.weight"].type.name == "f32"
@@ -173,18 +172,14 @@ def test_every_figure_changes_the_file(tmp_path: Path) -> None:
 
 
 def test_no_two_tensors_hold_the_same(tmp_path: Path) -> None:
-    for limit in (synth._RANDOM_VALUES, 0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(synth, "_RANDOM_VALUES", limit)
-            file = GgufFile.open(write(tmp_path, small("gpt-oss")))
+    for pool_bytes in (None, 16 << 20):
+        file = GgufFile.open(write(tmp_path, small("gpt-oss"), pool_bytes=pool_bytes))
         contents = [bytes(file.data(name)) for name in file.tensors]
         assert len(set(contents)) == len(contents)
 
 
-def test_a_pooled_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decode: Callable[[Path], None]) -> None:
-    monkeypatch.setattr(synth, "_RANDOM_VALUES", 0)
-    monkeypatch.setattr(synth, "_POOL_BYTES", 1 << 12)
-    decode(write(tmp_path, small("qwen3moe")))
+def test_a_pooled_model_runs(tmp_path: Path, decode: Callable[[Path], None]) -> None:
+    decode(write(tmp_path, small("qwen3moe"), pool_bytes=1 << 12))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from edge.models import synth
 from tests.support import ROOT, paging
 from tests.support.helpers import TIMEOUT_S
 from tests.support.thorough import thorough
@@ -41,10 +40,8 @@ def child(page: int, path: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A model, and what is computed of it with pages of 4 KiB."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synth, "_RANDOM_VALUES", 0)  # rows are used again: to make as many takes longer than the test
-        patch.setattr(synth, "_POOL_BYTES", 4 << 20)
-        path = paging.model(tmp_path_factory, "llama", "q4_0", **SIZES)
+    # Fresh values for each row take longer than the test.
+    path = paging.model(tmp_path_factory, "llama", "q4_0", pool_bytes=4 << 20, **SIZES)
     return path, child(4096, path)
 
 

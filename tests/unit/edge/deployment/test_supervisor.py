@@ -122,7 +122,7 @@ def test_only_workers_that_are_new_are_to_blame_for_a_plan_that_does_not_run(mon
     monkeypatch.setattr(deciding, "over", lambda *_: (PLAN, ""))
     monkeypatch.setattr(supervised, "deciding", deciding)
     monkeypatch.setattr(supervised, "reach", reach)
-    monkeypatch.setattr(supervised._building, "load", refuse)
+    monkeypatch.setattr(Engines, "load", refuse)
     supervised.running = RunningPlan("an engine", PLAN, "", ("this device",), frozenset(["old:1"]))
     with pytest.raises(LinkClosed, match="new went away"):
         supervised.offer(

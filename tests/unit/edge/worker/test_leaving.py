@@ -49,23 +49,21 @@ def test_a_signal_ends_a_wait() -> None:
     signal_.wait(1e6)  # or the test would not end
 
 
-def test_it_stays_while_it_is_used_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "_LEAVE_POLL_S", 0.0)
+def test_it_stays_while_it_is_used_and_no_longer() -> None:
     first = Busy(5)
-    _leave(first, _EndSignal())
+    _leave(first, _EndSignal(), poll_s=0)
     assert first.left
     assert first.seen == 6
 
 
 @pytest.mark.parametrize("limit", ["time", "word"])
 def test_it_does_not_stay_for_ever(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "_LEAVE_POLL_S", 0.0)
     signal_ = _EndSignal()
     if limit == "time":
         monkeypatch.setattr(daemon, "LEAVE_S", 0.0)
     else:
         signal_(signal.SIGINT, None)
     first = Busy(1000)
-    _leave(first, signal_)
+    _leave(first, signal_, poll_s=0)
     assert first.left
     assert first.seen < 1000
