@@ -1,13 +1,13 @@
-"""Truth of `edge advise`: speeds of six models that it predicts from their shapes, beside `edge bench` of their files.
+"""Accuracy of `edge advise`: its predicted speeds of six model shapes compared with `edge bench` of their files.
 
     python benchmarks/bench_advise.py [--only here|lab] [--models A,B] [--files FOLDER] [--json [FILE]] [--tiny]
 
-| section | devices                                                                                |
-| here    | this one, one thread                                                                   |
-| lab     | this one, one thread, and the two of docs/example-lab.toml; plans may use any of them  |
+| section | devices                                                                                             |
+| here    | this device, with one thread                                                                        |
+| lab     | this device, with one thread, and the two of docs/example-lab.toml; plans may use any of them       |
 
-Each model is predicted and run right after, with nothing remembered from another. smollm2-135m has trained weights, the
-others random ones of the published shape. The lab needs root.
+Each model is predicted and measured right afterwards; no measurement is reused from another model. smollm2-135m has
+trained weights, the other files have the published shape and random weights. The lab needs root.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Plans that are made while devices are busy: how often are several devices chosen that are slower than this one alone?
+"""Plans that are made on busy devices: how often does the planner choose several devices that are slower than one?
 
     python benchmarks/bench_busy_plans.py [--only made-up|load] [--surveys 300] [--loops 0,1,2] [--rounds 5]
         [--model FILE] [--json [FILE]] [--tiny]
 
-| section | how                                                                                                    |
-| made-up | surveys of three devices are drawn, of which half of the figures are too slow and marked as busy        |
-| load    | `edge bench --workers` beside so many loops, with two workers on loopback, then this device right after |
+| section | method                                                                                                  |
+| made-up | draw random surveys of three devices; half of the figures are too slow and marked as busy               |
+| load    | run `edge bench --workers` with two workers on loopback while a number of loops keeps the processor     |
+|         | busy, then measure this device alone                                                                    |
 
-A choice is wrong where it takes 1.15 times as long as this device alone, or more.
+A choice is wrong if it takes at least 1.15 times as long as this device alone.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""One model on two devices beside one device of both cores, and of one. Devices are processes that keep to a core each.
+"""Speed of one model on two devices compared with one device. Each device is a process that is bound to one core.
 
     python benchmarks/bench_distributed.py [--only SECTION] [--model FILE] [--json [FILE]] [--tiny]
 
 | section  | question                                                                                           |
-| speed    | how near do two ranks of one thread come to one process of two threads?                            |
-| unequal  | what is a second device worth that has half or a third of a core, by how the model is shared out?  |
-| pipeline | do two stages with four requests on their way do as much as two processes with a whole model each? |
-| load     | how soon does a plan answer whose slices are where they belong?                                    |
+| speed    | are two ranks with one thread each as fast as one process with two threads?                        |
+| unequal  | what does a second device with half or a third of a core gain, for several ways to divide a model? |
+| pipeline | are two stages with four requests in flight as fast as two processes with a whole model each?      |
+| load     | how soon does a plan answer if the workers already have their slices?                              |
 
-Rank 0 is this machine's first core, the worker, a real `edge worker`, its second. All sides of a section are loaded at
-once and are measured in turn; who is first changes from round to round, and a first round is not counted. Ratios are of
-the medians; beside them the least and the largest of any round. `unequal` needs root. By default on a random file
-of TinyLlama-1.1B's shape at Q4_0. Without FILE, --json prints only JSON.
+Rank 0 runs on this machine's first core, and the worker, a real `edge worker`, on the second. All sides of a section
+are loaded at the same time and measured in turn; the order changes in each round, and the first round does not count.
+Ratios are ratios of medians; the tables also show the smallest and the largest ratio of all rounds. `unequal` needs
+root. The default model is a file with TinyLlama-1.1B's shape and random weights in Q4_0. Without FILE, --json prints
+only JSON.
 """
 
 from __future__ import annotations

@@ -1,25 +1,26 @@
-"""Speculative decoding on trained weights: acceptance and speed-up of each draft source on three kinds of text.
+"""Speculative decoding with trained weights: acceptance and speed-up of each draft source on three kinds of text.
 
     python benchmarks/bench_drafts.py [--model FILE] [--only SECTION] [--rounds 3] [--tokens 160] [--json [FILE]]
 
-| section  | the model that verifies                                                        |
-| resident | on this device, one thread, weights in memory                                  |
-| far      | two tensor-parallel ranks, threads of this process, 5 ms on every way          |
-| paged    | on this device, all cores, half of the weights read from the disk every token  |
+| section  | where the target model runs                                                    |
+| resident | on this device, with one thread and all weights in memory                      |
+| far      | on two tensor-parallel ranks, threads of this process with a latency of 5 ms   |
+| paged    | on this device, with all cores; each token reads half of the weights from disk |
 
-Texts: a function that is to be given back with one change (`code`), an article that is to be summed up with quotes from
-it (`quotes`), a free story (`story`). Draft sources: `ngram` (prompt lookup), `self` (the same model in fewer bits, as
-`--draft self` makes it), and `q4_1`, the smaller file that the model came from, as a drafting model of its own.
+Texts: a function that the model repeats with one change (`code`), an article that it summarizes with quotations
+(`quotes`), and a free story (`story`). Draft sources: `ngram` (prompt lookup), `self` (the same model with fewer bits,
+as `--draft self` makes it), and `q4_1` (the smaller file from which the model was made, as a separate draft model).
 
-The model is SmolLM2-135M-Instruct, dequantized to F16 so that smaller types of it exist; --model names another. Answers
-are greedy, with a draft source and without in turn on one engine; each source has one conversation, and its first
-answer, where it learns what passes cost, is not counted. Acceptance is the part of drafted tokens that was accepted.
-Seconds of `resident` are of the processor, for its one thread: what else the machine does adds little to them, and
-drafts are chosen by them, too. The other sections wait for links and disks, and are measured by the clock.
-Speed-ups are ratios of medians, with the least and the largest of any round beside them; `best` compares the fastest
-answer of each side, which other work on the machine disturbs least. `within` is the gain that an answer itself tells
-(`SpeculationStats.gain`): beside its own passes of one row, so that slow moments are on both sides. `same` says whether
-all answers had the tokens of those without drafts: passes of several rows differ in last bits, so a near tie may part.
+The model is SmolLM2-135M-Instruct, dequantized to F16 so that it can be quantized to smaller types; --model selects
+another one. Decoding is greedy. One engine computes answers with and without a draft source in turn. Each source has a
+conversation of its own, whose first answer does not count because the drafter measures the cost of passes in it.
+Acceptance is the fraction of drafted tokens that was accepted. `resident` measures processor time of its one thread,
+which other work on the machine changes little; the drafter uses the same clock. The other sections wait for links and
+disks, so they measure elapsed time. A speed-up is a ratio of medians; the tables also show the smallest and the largest
+ratio of all rounds. `best` compares the fastest answer of each side, which other work disturbs least. `within` is the
+gain that the answer itself reports (`SpeculationStats.gain`), relative to its own passes with one row, so that slow
+moments affect both sides. `same` states whether all answers have the tokens of the answers without drafts: passes with
+several rows differ in the last bits, so a near tie can be decided differently.
 """
 
 from __future__ import annotations

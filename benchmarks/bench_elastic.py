@@ -1,15 +1,16 @@
-"""A model whose bits follow the memory there is, beside reloading the file of another size.
+"""A model that changes its quantization with the available memory compared with reloading a file of another size.
 
     python benchmarks/bench_elastic.py [--only change|follow|chat] [--work DIR] [--model NAME] [--json [FILE]]
 
 | section | question                                                                                          |
-| change  | how much sooner does the next token come than from the file of that size, loaded anew?            |
-| follow  | when the limit of its memory group is lowered and raised, how soon does the process follow?       |
-| chat    | likewise `edge chat`, in the middle of an answer: does it complete, and what does a token take?   |
+| change  | how much sooner is the next token ready than after loading the file of that size?                 |
+| follow  | how soon does a process adapt if the limit of its memory group is lowered or raised?              |
+| chat    | does `edge chat` complete an answer during such a change, and how long does a token take?         |
 
-Both sides of `change` have the same conversation, which the reloaded file has to compute again; caches are dropped
-before each. `follow` and `chat` need root and memory groups of version 1. Files with random weights are written to DIR:
-1b in q8_0, q4_0 and q2_k, 8b in q3_k and q2_k; trained weights (SmolLM2-135M) are quantized there to q8_0, q5_0, q4_0.
+Both sides of `change` have the same conversation, which the reloaded model must compute again; caches are dropped
+before each measurement. `follow` and `chat` need root and memory groups of version 1. Files are written to DIR: 1b in
+q8_0, q4_0 and q2_k and 8b in q3_k and q2_k with random weights, and SmolLM2-135M with its trained weights, quantized to
+q8_0, q5_0 and q4_0.
 """
 
 from __future__ import annotations

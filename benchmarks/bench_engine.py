@@ -2,12 +2,13 @@
 
     python benchmarks/bench_engine.py [--only loop] [--rounds 9] [--json]
 
-The bare loop is llama.cpp's C interface with nothing around it: the limit for anything built on it. Both sides have a
-context of their own over the same weights, greedy sampling included (the likeliest of the logits). Ratios are of the
-medians over all rounds; ours should reach 0.98. By default on a random file of TinyLlama-1.1B's shape at Q4_0.
+The bare loop calls only llama.cpp's C interface: it is the upper limit for anything built on it. Each side has a
+context of its own over the same weights, and samples greedily (the token with the largest logit). Ratios are ratios of
+the medians over all rounds; ours should reach 0.98. The default model is a file with TinyLlama-1.1B's shape and random
+weights in Q4_0.
 
 prompts: prefill of long prompts compared with llama_decode with the sizes of llama-bench (batches of 2,048 tokens in
-parts of 512), with flash attention and without it. Ours should reach 0.97 of each.
+parts of 512), with and without flash attention. Ours should reach 0.97 of each.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""A GPU's memory as a budget, beside llama.cpp's own offload; and a GPU and the processor beside it as two stages.
+"""A memory budget on a GPU compared with llama.cpp's own offload; and a GPU and the processor as two stages.
 
     python benchmarks/bench_gpu.py [--only budget|prompts|stages] [--work DIR] [--model NAME] [--json [FILE]]
 
-| section | question                                                                                         |
-| budget  | does what a process takes of the GPU's memory ever pass --gpu-memory?                            |
-| prompts | how long do a prompt of 512 tokens and a token take, beside llama.cpp's offload in the same bytes? |
-| stages  | eight answers at once: layers on the GPU and on the processor in one process, or as two stages?  |
+| section | question                                                                                          |
+| budget  | does a process ever use more GPU memory than --gpu-memory?                                        |
+| prompts | how long do a prompt of 512 tokens and a token take, compared with llama.cpp's offload in the     |
+|         | same number of bytes?                                                                             |
+| stages  | eight answers at once: is one process with layers on the GPU and the processor or are two stages  |
+|         | faster?                                                                                           |
 
-llama.cpp has as many layers on the GPU as its dry run says, and copies each matrix of the others there for a prompt,
-from the mapped file or from page-locked memory (`--no-mmap`). Layers that are streamed pass through two buffers. Every
-side is a process of its own, which computes once before it is timed. Needs a llama.cpp that was built for a GPU
-(LLAMA_CPP_LIB_PATH).
+llama.cpp keeps as many layers on the GPU as its dry run finds, and for a prompt it copies each matrix of the other
+layers there, from the mapped file or from page-locked memory (`--no-mmap`). Our streamed layers pass through two
+buffers. Each side is a process of its own, which computes once before the measurement. Needs a llama.cpp that was built
+for a GPU (LLAMA_CPP_LIB_PATH).
 """
 
 from __future__ import annotations

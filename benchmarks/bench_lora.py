@@ -1,17 +1,18 @@
-"""LoRA adapters: what a pass takes with one, and what changing it between two passes takes, beside a token.
+"""Cost of LoRA adapters: of a pass with an adapter, and of changing the adapter between two passes.
 
     python -m benchmarks.bench_lora [--rounds 12] [--rank 16] [--work DIR] [--json [FILE]] [--tiny]
 
-| row    | the model                                                                     |
+| row    | where the model runs                                                          |
 | one    | on this device                                                                |
-| tensor | two tensor-parallel ranks, threads of this process                            |
-| stages | two stages, threads of this process                                           |
+| tensor | on two tensor-parallel ranks, threads of this process                         |
+| stages | on two stages, threads of this process                                        |
 
-The model has TinyLlama's shape (1.1B parameters, Q4_0) and random weights; both adapters change every matrix of every
-layer. A device and a rank compute with one thread. A round decodes six tokens behind 64: two without an adapter, two
-with the first, two with the second. The first of each two comes after a change, the second does not, so that both kinds
-of pass alternate, and other work on the machine meets both. Of each kind the quickest of all rounds counts. `swap` is
-what a pass after a change takes longer, in the median of the three sets; it has to be less than a token.
+The model has TinyLlama's shape (1.1B parameters, Q4_0) and random weights; each of the two adapters changes every
+matrix of every layer. A device or rank computes with one thread. A round decodes six tokens after a prompt of 64
+tokens: two without an adapter, two with the first, two with the second. The first token of each pair follows a change,
+the second does not, so passes of both kinds alternate, and other work on the machine affects both. The fastest pass of
+each kind counts. `swap` is the additional time of a pass after a change, the median of the three pairs; it must be less
+than the time of a token.
 """
 
 from __future__ import annotations

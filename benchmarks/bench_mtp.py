@@ -1,30 +1,31 @@
-"""Drafts by a model's own layers (MTP), right with planted probabilities, beside plain answers and the formula.
+"""Drafts by a model's own layers (MTP) with set probabilities of being right, compared with answers without drafts.
 
     python -m benchmarks.bench_mtp [--only SECTION] [--work DIR] [--rounds 3] [--tokens 96] [--json [FILE]] [--tiny]
 
-| section | the model that verifies |
-| one     | on this device, weights in memory |
-| tensor  | two tensor-parallel ranks, threads of this process, 5 ms on every way |
-| stages  | two stages, threads of this process, 10 ms on every way |
-| paged   | on this device, half of the weights read from the disk every token |
-| counted | a small one, by a clock that counts what passes took on a quiet machine: nothing disturbs it |
+| section | where the target model runs                                                             |
+| one     | on this device, with all weights in memory                                              |
+| tensor  | on two tensor-parallel ranks, threads of this process with a latency of 5 ms            |
+| stages  | on two stages, threads of this process with a latency of 10 ms                          |
+| paged   | on this device; each token reads half of the weights from disk                          |
+| counted | a small model with a simulated clock that counts what passes took on an idle machine    |
 
-The model has the widths of GLM-4.7-Flash (2,048, 64 experts, 154,880 tokens), 8 of its 47 layers, and one that drafts.
-Its weights are random, so a draft is right by chance alone: each is computed by that layer, and then replaced by what
-the model will answer, with the probability that is planted, or by another token: of several draws by that one with
-which passes of the formula's rows bring about as many tokens as in the mean. Answers are greedy, and are left after
-`--tokens`, as their last passes have room for few drafts. Each counts beside the plain ones before and behind it, and
-of all rounds the median; `bests` is the quickest by the quickest plain one. Each probability has a conversation of its
-own, whose first answer, where it learns, is left out.
+The model has the widths of GLM-4.7-Flash (2,048, 64 experts, 154,880 tokens), 8 of its 47 layers, and one draft layer.
+Its weights are random, so a draft would be right only by chance. The draft layer computes each draft, and the benchmark
+then replaces it: with the set probability by the token that the model will answer, else by another token. Of several
+random sequences of right and wrong drafts it uses the one with which passes of the formula's number of rows yield the
+mean number of tokens. Decoding is greedy. An answer ends after `--tokens` tokens, because its last passes have room for
+few drafts. Each answer is compared with the answers without drafts before and after it; the median of all rounds
+counts. `bests` compares the fastest answer of each side. Each probability has a conversation of its own, whose first
+answer does not count because the drafter measures costs in it.
 
-All answers follow the first plain one, as a draft that is right has to be known. Of random weights two tokens are often
-as likely as rounding can tell, and passes of several rows round otherwise: `others` counts choices that would have been
-others.
+All answers use the tokens of the first answer without drafts, because the benchmark must know which drafts are right.
+With random weights, two tokens often have nearly equal logits, and passes with several rows round differently: `others`
+counts the tokens that the model would have chosen differently.
 
-Two more sides have no drafts: `null` has a drafter that always chooses one row, and shows what layers that are ready
-to draft cost; `learning` is the first answer of each conversation, after the profiling that a load has, in its place.
+Two more sides use no drafts: `null` has a drafter that always chooses one row, and shows the cost of layers that are
+prepared for drafts; `learning` is the first answer of each conversation, after the profiling at load time.
 
-What the formula says is from costs that are measured in the same run (`mtp_costs.py`).
+The formula's prediction uses costs that are measured in the same run (`mtp_costs.py`).
 """
 
 from __future__ import annotations

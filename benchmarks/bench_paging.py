@@ -1,18 +1,18 @@
-"""Weights paged through a window, beside the disk's own speed, llama.cpp's mapped files, and models that fit.
+"""Paged weights compared with the disk's own speed, with llama.cpp's mapped files, and with models that fit in memory.
 
     python benchmarks/bench_paging.py [--only limit|mmap|keeps-up|experts|path] [--work DIR] [--large] [--json [FILE]]
 
 | section  | question                                                                                        |
-| limit    | inside a memory group as large as the budget: is it never killed, and as fast as the disk?       |
-| mmap     | under the same limit, how much sooner does a token come than from llama.cpp's own mapped file?   |
-| keeps-up | where the disk keeps up, what does paging cost beside the resident model with the same kernels?  |
-| experts  | with half of a mixture of experts in memory, how much slower is a token, by the routers' skew?    |
-| path     | how fast is the disk, by the memory that reads land in and by what computes beside them?          |
+| limit    | in a memory group as large as the budget: is the process never killed, and as fast as the disk? |
+| mmap     | under the same limit, how much faster is a token than with llama.cpp's own mapped file?         |
+| keeps-up | if the disk keeps up, how much slower is paging than a resident model with the same kernels?    |
+| experts  | with half of a mixture of experts in memory, how much slower is a token, by the routers' skew?  |
+| path     | how fast is the disk, by the memory that receives the data and by concurrent computation?       |
 
-A side of `limit` and `mmap` is a process of its own in each round, with a memory group of its own (Linux and
-root); all caches are dropped before it, and the disk's O_DIRECT bandwidth is measured before and after. Sides of
-`keeps-up` and `experts` stay loaded and are measured in turn. Model files have random weights; they are written to DIR
-(12 GB; 40 GB more for --large, which adds a 70B shape) and used again where they are there.
+A side of `limit` and `mmap` is a new process in each round, with a memory group of its own (Linux and root); all caches
+are dropped before it, and the disk's O_DIRECT bandwidth is measured before and after it. The sides of `keeps-up` and
+`experts` stay loaded and are measured in turn. Model files have random weights; they are written to DIR (12 GB; --large
+adds 40 GB for a 70B shape), and later runs use them again.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Time to first token of a long prompt where another placement computes the prompt.
+"""Time to first token of a long prompt if other devices compute the prompt than the answer.
 
     python benchmarks/bench_phases.py [--only strong|equal] [--model FILE] [--rounds N] [--json [FILE]] [--tiny]
 
-| section | devices of the lab                                                                       |
-| strong  | this device of 0.3 cores generates; one of 1.5 cores, 1 Gbit/s away, computes prompts    |
-| equal   | two devices of 0.9 cores, 5 ms and 100 Mbit/s apart: one generates, both compute prompts |
+| section | devices of the lab                                                                                |
+| strong  | this device with 0.3 cores generates; one with 1.5 cores, 1 Gbit/s away, computes prompts         |
+| equal   | two devices with 0.9 cores each, 5 ms and 100 Mbit/s apart: one generates, both compute prompts   |
 
-The worker is a real one of the lab, behind the lab's links; the owner is a process in a control group. Plans are loaded
-one after the other. Prompts are computed where the planner finds their first token the soonest. The first token of a
-prompt of 1,000 random tokens is waited for, and 16 tokens follow. Times are medians of rounds. Beside them is what is
-predicted from measurements of these devices. Needs root. By default on a random file of Qwen2.5-0.5B's shape at Q4_0.
+The worker is a real worker in the lab, behind the lab's links; the owner is a process in a control group. Plans are
+loaded one after the other. The planner places prompts where it predicts the first token soonest. A request is a prompt
+of 1,000 random tokens and 16 more tokens. Times are medians of all rounds; the table also shows the times that are
+predicted from measurements of these devices. Needs root. The default model is a file with Qwen2.5-0.5B's shape and
+random weights in Q4_0.
 """
 
 from __future__ import annotations

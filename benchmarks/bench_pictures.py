@@ -1,12 +1,12 @@
-"""Time to first token of a prompt with a picture, where a stronger device encodes it.
+"""Time to first token of a prompt with a picture if a faster device encodes the picture.
 
     python benchmarks/bench_pictures.py [--rounds N] [--json [FILE]] [--tiny]
 
-This device of the lab has 0.3 cores; one of 1.5 cores is 1 Gbit/s away. The planner places the encoder and the model
-for the first token. Each round encodes a new picture, and waits for the first token of a prompt of its rows and 24
-tokens of text. Times are medians of rounds, beside what `edge plan` predicts. The model is a random one of
-Qwen2.5-0.5B's shape at Q4_0, the encoder a random one of 6 layers of 768 values, which makes 576 rows of a picture of
-336 x 336. Needs root.
+This device of the lab has 0.3 cores; another one with 1.5 cores is 1 Gbit/s away. The planner places the encoder and
+the model for the soonest first token. Each round encodes a new picture, and measures the first token of a prompt with
+the picture's rows and 24 tokens of text. Times are medians of all rounds; the table also shows the predictions of
+`edge plan`. The model has Qwen2.5-0.5B's shape and random weights in Q4_0; the encoder has 6 layers of 768 values and
+random weights, and encodes a picture of 336 x 336 as 576 rows. Needs root.
 """
 
 from __future__ import annotations

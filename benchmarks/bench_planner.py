@@ -1,10 +1,11 @@
-"""Seconds of the planner's search for the whole front of latency and throughput, on made-up costs of real shape.
+"""Duration of the planner's search for the whole Pareto front of latency and throughput, for made-up costs.
 
     python benchmarks/bench_planner.py [--rounds 3] [--tiny] [--json]
 
-Unequal devices, the fastest 8 times as fast as the slowest; between pairs 0.3 ms or 5 ms. The owner, device 0, has to
-be in the first stage. Layers are alike and the head is with the last; the blocks of a graph are not, nor what goes over
-its cuts. Medians of whole searches, with all that they prepare, on one core, in processor time.
+The devices are unequal: the fastest is 8 times as fast as the slowest. Links between them have a latency of 0.3 ms or
+5 ms. The owner, device 0, must be in the first stage. A language model has equal layers, and the head belongs to the
+last one; the blocks of a graph and the payloads at its cuts are unequal. Times are medians of whole searches, with all
+preparation, on one core, in processor time.
 """
 
 from __future__ import annotations

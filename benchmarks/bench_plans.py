@@ -1,10 +1,11 @@
-"""Truth of predictions: plans of a language model and of two networks, predicted and then run in a lab.
+"""Accuracy of predictions: plans of a language model and of two networks, predicted and then run in a lab.
 
     python benchmarks/bench_plans.py [--only NAME] [--rounds N] [--json [FILE]] [--tiny]
 
-Each setting is a lab: devices with a share of a core each, links of a delay and a bandwidth. The owner surveys the
-devices, and predicts. Run are the best plan of each kind by latency and by throughput, and the one that --parallel auto
-takes. Beside it, each device alone. Needs root, for shares of cores. --tiny: one setting on this machine as it is.
+Each setting is a lab: devices with a share of a core each, and links with a latency and a bandwidth. The owner surveys
+the devices and predicts plans. The benchmark runs the best plan of each kind by latency and by throughput, the plan
+that --parallel auto chooses, and each device alone. Needs root, for shares of cores. --tiny: one setting on this
+machine without a lab.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Gain of keeping prompts on disk: the first token of a prompt that was computed before, beside computing it again
-and beside llama-cpp-python's own disk cache; and how fast a state is read.
+"""Gain of saving prompts on disk: the first token of a saved prompt compared with computing the prompt again and with
+llama-cpp-python's own disk cache; and the speed of reading a state.
 
     python benchmarks/bench_prefixes.py [--only restart|hybrid|reading] [--model FILE] [--json [FILE]] [--tiny]
 
-| section | question                                                                                            |
-| restart | how soon does an engine that begins anew answer a prompt of 1,000 tokens, or one that shares 900?   |
+| section | question                                                                                               |
+| restart | how soon does a restarted engine answer a saved prompt of 1,000 tokens, or one that shares 900 tokens? |
 | hybrid  | a model with recurrent layers: how soon is a second prompt answered that shares 1,000 of 1,050 tokens, |
-|         | by the same engine and by one that begins anew?                                                     |
-| reading | how near does reading 8,000 tokens' keys and values come to the disk, and from memory to memory?    |
+|         | by the same engine and by a restarted one?                                                             |
+| reading | how fast is reading the keys and values of 8,000 tokens, compared with the disk and with memory?       |
 
-In `restart` three sides answer the same prompts in turn: this machine, two workers with a core each, and stock
-llama-cpp-python (`LlamaDiskCache`), which on a CPU with AMX runs without those kernels, as some builds crash in them.
-Each engine is loaded and has computed something before its time is taken, and all that is kept comes from the disk.
-Who is first changes from round to round, and a first round is not counted. Root drops all of the page cache; others
-ask for these files. By default on a random file of TinyLlama-1.1B's shape at Q4_0. Without FILE, --json prints only
-JSON.
+In `restart` three sides answer the same prompts in turn: this machine, two workers with a core each, and the
+llama-cpp-python package with its `LlamaDiskCache`. On a CPU with AMX, the package runs without the AMX kernels, because
+some builds crash in them. Each engine is loaded and has computed something before the measurement, and all saved
+prompts are read from the disk. The order of the sides changes in each round, and the first round does not count. Root
+drops the whole page cache; another user can drop only the saved files. The default model is a file with
+TinyLlama-1.1B's shape and random weights in Q4_0. Without FILE, --json prints only JSON.
 """
 
 from __future__ import annotations

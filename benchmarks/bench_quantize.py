@@ -1,16 +1,16 @@
-"""The quantizer: sizes between types on trained weights, and the memory and time that large files take.
+"""The quantizer: quality of files that are fitted to a size, and the memory and time that large files take.
 
     python benchmarks/bench_quantize.py [--only fit|memory] [--model FILE] [--work DIR] [--json [FILE]] [--tiny]
 
 | section | question                                                                                              |
-| fit     | is a file that is fitted to a size better than the best type of no greater size?                       |
-| memory  | how much memory does a 7B shape take to quantize, a 1.1B folder to convert, and how long beside the    |
-|         | disk and beside llama.cpp's quantizer called directly?                                                |
+| fit     | is a file that is fitted to a size better than the best type that is not larger?                      |
+| memory  | how much memory and time does it take to quantize a 7B shape and to convert a folder of 1.1B,         |
+|         | compared with the disk and with llama.cpp's own quantizer?                                            |
 
-`fit` takes a model with trained weights (default: SmolLM2-135M-Instruct), as it is and off every grid, and measures
-quality on prose that nothing was chosen with. A side of `memory` is a process of its own in a memory group of its own
-(Linux and root). Its model files have random weights; they are written to DIR and used again where they are there:
-14 GB, and 7 GB more while it runs.
+`fit` takes a model with trained weights (default: SmolLM2-135M-Instruct), both as it is and with its neurons in another
+order so that its weights fit no type exactly, and measures the quality on prose that was not used for the fit. A side
+of `memory` is a process in a memory group of its own (Linux and root). Its model files have random weights; they are
+written to DIR (14 GB, and 7 GB more during a run), and later runs use them again.
 """
 
 from __future__ import annotations

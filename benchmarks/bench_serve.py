@@ -1,22 +1,23 @@
-"""`edge serve` under load: how much, how evenly, how soon again, and what is left of answers where workers are killed.
+"""`edge serve` under load: throughput, fairness, restarts, and the answers if workers are killed.
 
     python benchmarks/bench_serve.py [--only SECTION] [--model FILE] [--minutes 5] [--json [FILE]] [--tiny]
         [--before TREE] [--llama-server PROGRAM] [--llama-batched-bench PROGRAM] [--llama-cpp-python PYTHON]
 
 | section    | question                                                                                          |
-| throughput | how many tokens a second have 1, 8 and 16 streams together?                                       |
-| stall      | what do 4 streams notice of a prompt of 2,000 tokens that comes beside them?                      |
-| targets    | which part of their gaps is within --target-itl while such prompts come one after the other?       |
-| prefix     | when comes the first token of a prompt that begins as one before, also before the server's start? |
+| throughput | how many tokens a second do 1, 8 and 16 streams have together?                                    |
+| stall      | how much does a new prompt of 2,000 tokens delay 4 running streams?                               |
+| targets    | which fraction of their gaps is within --target-itl if such prompts arrive one after the other?   |
+| prefix     | how soon is the first token of a prompt that shares a prefix, also after a restart of the server? |
 | survive    | 16 streams over two workers, of which one is killed every 20 s: which are lost, or wrong?         |
-| soak       | a mixture of requests for --minutes: does memory grow, does everything end as it should?          |
+| soak       | a mixture of requests for --minutes: does memory grow, does every request end correctly?          |
 
-The first three compare servers on the same file, with the same clients: `edge serve`, llama.cpp's llama-server and
-llama-cpp-python's own, with --before also `edge serve` of another checkout. All run at once and are asked in turn; who
-is first changes from round to round. Beside the throughput stands the limit: llama.cpp's own decode of so many rows, by
-its llama-batched-bench, else by our engine without a server. What is not installed is left out, and said so. By default
-on a random file of TinyLlama-1.1B's shape at Q4_0; `survive` and `soak` always take the bundled model, whose answers
-mean something. Without FILE, --json prints only JSON.
+The first three sections compare servers with the same file and the same clients: `edge serve`, llama.cpp's
+llama-server, llama-cpp-python's own server, and with --before `edge serve` of another checkout. All servers run at the
+same time and are measured in turn; the order changes in each round. The throughput is also compared with an upper
+limit: llama.cpp's decode of the same number of rows, by its llama-batched-bench or else by our engine without a server.
+The output names each server that is not installed. The default model is a file with TinyLlama-1.1B's shape and random
+weights in Q4_0; `survive` and `soak` always take the bundled model, whose answers have a meaning. Without FILE, --json
+prints only JSON.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Truth of predictions for 4 to 16 devices: plans predicted, and run on sleeping devices of a lab.
+"""Accuracy of predictions for 4 to 16 devices: plans predicted, and run on a lab of sleeping devices.
 
     python benchmarks/bench_sleeping.py [--only TEXT] [--minutes 20] [--json [FILE]] [--tiny]
 
-Devices wait for as long as their profiles say instead of computing, so that sixteen do not compete for two cores;
-processes, links, frames and collectives are real. Half of the settings sleep by presets, half by profiles as a survey
-measures them. Run are the best plans by latency and by throughput and their strongest rivals; in settings with a
-prompt also placements for prompts.
+A sleeping device waits for as long as its profile says instead of computing, so that sixteen devices do not compete for
+two cores; processes, links, frames and collectives are real. Half of the settings use presets as profiles, the other
+half use profiles like those of a survey. The benchmark runs the best plans by latency and by throughput and their
+strongest rivals; in settings with a prompt it also runs placements for prompts.
 
-What two cores do not get done in time would count as the devices' own time. So labs are stretched: devices and links
-take twice as long as they should, or more, and figures are divided by that. Where a process of the lab waited for a
-core for too long a part of the time, the setting is measured again in a lab that is stretched further, once all others
-were measured and while there is time; figures that waited too long at last do not count. Each setting may take its part
-of the time: the plans that were chosen come first, and then rivals, the nearest first. A setting that fails is named,
-and the next one is run; --json FILE is written after each, and SIGTERM shows what there is. Links need root; --tiny:
-two devices on loopback, which says nothing about predictions.
+If two cores are too slow for all processes of a lab, the delay counts as time of the devices. Therefore labs are
+stretched: devices and links take at least twice as long as they should, and the figures are divided by that factor. If
+a process waited for a core for too large a fraction of the time, the setting is measured again with a larger factor,
+after all other settings and while time is left; figures that still waited too long do not count. Each setting has a
+share of the time: first it runs the chosen plans, then their rivals, the nearest first. If a setting fails, the output
+names it, and the next one runs. --json FILE is written after each setting, and SIGTERM prints the results so far. Links
+need root. --tiny: two devices on loopback, which tests no prediction.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A slice sent to a worker, beside what the link between the two devices can carry, alternating in one run.
+"""Sending a slice to a worker compared with the bandwidth of the link, alternating in one run.
 
     python benchmarks/bench_slices.py [--megabytes 600] [--rounds 3] [--wires loopback,1000] [--json]
 
-A wire is loopback, or a bandwidth in Mbit/s: then the two devices are network namespaces joined by a virtual cable of
-that speed (root and iproute2), members of one cluster, and everything is encrypted. The link's bandwidth is what
-`edge link` measures between two workers, over gRPC, which slices travel by, and over TCP; beside it, what the disk
-takes of a file that is only written. Each round sends new bytes; then a second load of the same, and a transfer that is
-broken off at a random point and continued.
+A wire is loopback, or a bandwidth in Mbit/s. With a bandwidth, the two devices are network namespaces joined by a
+virtual cable of that speed (root and iproute2) and members of one cluster, and everything is encrypted. The link's
+bandwidth is what `edge link` measures between two workers over gRPC, which carries slices, and over TCP; the disk's
+bandwidth is that of writing a file. Each round sends new bytes; then it loads the same slice again, and it continues a
+transfer that was interrupted at a random point.
 """
 
 from __future__ import annotations

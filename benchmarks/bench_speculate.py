@@ -1,15 +1,16 @@
-"""Windows of drafts over two stages: answers with prompt-lookup drafts beside the same without, by acceptance.
+"""Several drafts in flight over two stages: answers with prompt-lookup drafts compared with answers without drafts.
 
     python benchmarks/bench_speculate.py [--work DIR] [--rounds 3] [--model 1b|demo] [--json [FILE]] [--tiny]
 
-Two stages are threads of this process, with 10 ms on every way. Weights are random, so a greedy answer is computed
-first; the text before the prompt is that answer, of which a fraction is unchanged, as in a text that is edited. Answers
-with drafts and without are measured in turn on one engine; each fraction has a conversation of its own, whose first
-answer, where it learns, has a figure of its own. Ratios are of medians, beside them the least and the largest of any
-round. Predicted is what a plan counts on (`partition.predict.drafts`) for that acceptance: with the rows and windows
-that are the best by the times of passes and of stages as they are here, and with nothing that learning costs. Answers
-are measured with each shape by itself, too: some rows and windows, of whose drafts a fixed part is right. What drafts
-bring on one device, on far ranks and from disk, and on trained weights: bench_drafts.py.
+The two stages are threads of this process, with a latency of 10 ms in each direction. Weights are random, so the
+benchmark first computes a greedy answer; the text before the prompt is this answer with a fraction of its tokens
+unchanged, as in an edited text. One engine computes answers with and without drafts in turn; each fraction has a
+conversation of its own, and its first answer, in which the drafter measures costs, has a separate figure. Ratios are
+ratios of medians; the table also shows the smallest and the largest ratio of all rounds. The prediction is the one of a
+plan (`partition.predict.drafts`) for that acceptance: it uses the best numbers of rows and windows for the measured
+times of passes and stages, and no cost of learning. Answers are also measured with fixed numbers of rows and windows,
+and a fixed fraction of right drafts. For drafts on one device, on far ranks, with paged weights and with trained
+weights, see bench_drafts.py.
 """
 
 from __future__ import annotations

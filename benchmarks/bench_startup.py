@@ -1,8 +1,9 @@
-"""Seconds from process start to `--help`, and to the first token of `edge chat -p hi` on the bundled model.
+"""Seconds from process start to the output of `--help`, and to the first token of `edge chat -p hi` (bundled model).
 
     python benchmarks/bench_startup.py [--rounds 11] [--json]
 
-Medians of whole processes, started one after the other, files in the page cache; Python itself for comparison.
+The figures are medians of whole processes, started one after the other, with all files in the page cache; the start of
+Python alone is shown for comparison.
 """
 
 from __future__ import annotations

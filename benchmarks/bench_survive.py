@@ -1,17 +1,18 @@
-"""Devices are lost while they answer: whether every answer is that of an undisturbed run, and how long it paused.
+"""Loss of devices during answers: is every answer that of an undisturbed run, and how long is the pause?
 
     python benchmarks/bench_survive.py [--kills 100] [--seed 1] [--only stress|pause] [--json [FILE]]
         [--round N] [--tiny]
 
-stress: questions to the bundled model on this device and two to four workers, in stages, shards and both. In each
-answer, at a random moment, something happens to a random worker, in one of the ways of `losses.py`, in turn. The answer
-must have the tokens of one device. A round is one deployment and up to six answers. What goes wrong is said at once,
-with a command that makes its round again: --seed N --round N. Runs with different seeds may be made side by side.
+stress: questions to the bundled model on this device and two to four workers, in stages, shards and both. During each
+answer, at a random moment, a random worker fails in one of the ways of `losses.py`. The answer must have the tokens of
+one device. A round is one deployment with up to six answers. An error is printed at once, with the command that repeats
+its round: --seed N --round N. Runs with different seeds may be made at the same time.
 
-pause: the same on a model of TinyLlama's shape, one worker of which all is killed, after a prompt of so many
-tokens: seconds until it is said, and until the next token. Beside it, what computing the history takes on this device.
+pause: the same with a model of TinyLlama's shape and one worker, which is killed after a prompt of a given length:
+seconds until the loss is reported, and until the next token; also the time that this device needs to compute the
+history again.
 
---tiny: see that it works; the figures mean nothing.
+--tiny: see that the benchmark works; the figures mean nothing.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Links and allreduces beside what the machine, gRPC and the formulas allow. Ranks are processes, links are sockets.
+"""Links and allreduces compared with the limits of the machine, of gRPC and of the formulas. Ranks are processes.
 
     python benchmarks/bench_transport.py [--only roundtrip|matrix] [--json [FILE]] [--tiny]
 
 | section   | question                                                                                                |
-| roundtrip | what does a link add to a bare echo, and an allreduce of two ranks to that?                             |
-| matrix    | what does everything take, from 4 bytes to 16 MiB, on all links?                                        |
+| roundtrip | how much time does a link add to a bare echo, and an allreduce of two ranks to the link?                |
+| matrix    | how long does each operation take, from 4 bytes to 16 MiB, on all links?                                |
 
-Sides that are compared alternate in short rounds, so that a machine that drifts does so for all. Figures are medians
-over the rounds of their medians. Without FILE, --json prints only JSON.
+The compared sides alternate in short rounds, so that changes of the machine's speed affect all of them. Figures are
+medians over the rounds of each round's median. Without FILE, --json prints only JSON.
 """
 
 from __future__ import annotations

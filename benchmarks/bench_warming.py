@@ -1,18 +1,18 @@
-"""Gain of prefix warming: the first tokens of two clients' turns, beside those of prompts of which nothing is cached;
-and its price, for requests that come while it computes.
+"""Gain of prefix warming: the first tokens of two clients' turns compared with prompts without any cache; and its cost
+for requests that arrive while it computes.
 
     python benchmarks/bench_warming.py [--only home|agent|foreground] [--model FILE] [--threads 2] [--exact]
         [--json [FILE]] [--tiny]
 
-| section    | question                                                                                     |
-| home       | a home assistant, the time at the beginning of its prompt: how soon comes each first token?  |
-| agent      | a coding agent, whose history grows by files and results                                     |
-| foreground | how long does a request take while prefixes are computed, beside one without any?            |
+| section    | question                                                                                           |
+| home       | a home assistant, with the time at the beginning of its prompt: how soon is each first token?      |
+| agent      | a coding agent, whose history grows by files and results: how soon is each first token?            |
+| foreground | how long does a request take while prefixes are computed, compared with a request alone?           |
 
-A trace (`benchmarks/warming_traces.py`) is sent three times to `edge serve`: with --prefix-warming on, in its own
-time; without it, with the prefix cache alone; and every fourth prompt with a key of its own, so that nothing of it is
-cached. The messages are those of the first. By default with the trained weights of SmolLM2-135M. Without FILE, --json
-prints only JSON.
+A trace (`benchmarks/warming_traces.py`) is sent to `edge serve` three times: with --prefix-warming on and the trace's
+own pauses; with the prefix cache alone; and, for every fourth prompt, with a key of its own, so that nothing of it is
+cached. The second and third time send the messages of the first. The default model is SmolLM2-135M with its trained
+weights. Without FILE, --json prints only JSON.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def parse_header(data: Buffer, sequence: int) -> Header:
     if length > MAX_PAYLOAD:
         raise ProtocolError(f"a frame of {length} bytes was announced, at most {MAX_PAYLOAD} are allowed")
     if number != sequence:
-        raise ProtocolError(f"frame {sequence} was expected, got frame {number}: frames were lost or repeated")
+        raise ProtocolError(f"expected frame {sequence}, got frame {number}: frames were lost or repeated")
     return Header(_KINDS[kind], length, number)
 
 

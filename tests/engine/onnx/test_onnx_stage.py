@@ -281,7 +281,7 @@ def test_an_operator_that_fails_names_its_node(first: LoadedStage) -> None:
         (frame(bytes(8), Kind.CONTROL)[:-3], ProtocolError, "announced 8 bytes, got 5"),
         (b"EDGE", ProtocolError, "cut off inside its header"),
         (b"GET / HTTP/1.1\r\n\r\n", ProtocolError, "not our protocol"),
-        (frame(bytes(8), Kind.CONTROL, 5), ProtocolError, "frame 0 was expected, got frame 5"),
+        (frame(bytes(8), Kind.CONTROL, 5), ProtocolError, "expected frame 0, got frame 5"),
         (frame(b"I must go", Kind.ERROR), Refused, "before: I must go"),
         (frame(b"", Kind.CLOSE), LinkClosed, "before closed the link"),
     ],

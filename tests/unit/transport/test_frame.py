@@ -49,8 +49,8 @@ def test_a_header_is_16_bytes_laid_out_as_documented() -> None:
         (8, b"\xff\xff\xff\xff", "4294967295 bytes was announced"),
         (8, struct.pack("<I", 4), "announced 4 bytes, got 3"),
         (8, struct.pack("<I", 2), "announced 2 bytes, got 3"),
-        (12, struct.pack("<I", 6), "frame 7 was expected, got frame 6: frames were lost or repeated"),
-        (12, struct.pack("<I", 8), "frame 7 was expected, got frame 8"),
+        (12, struct.pack("<I", 6), "expected frame 7, got frame 6: frames were lost or repeated"),
+        (12, struct.pack("<I", 8), "expected frame 7, got frame 8"),
     ],
 )
 def test_every_wrong_field_is_refused_and_named(at: int, field: bytes, why: str) -> None:

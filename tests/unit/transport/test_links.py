@@ -423,7 +423,7 @@ def test_a_peer_that_stops_reading_is_noticed_and_costs_little_memory(bench: Ben
     [
         (b"GET / HTTP/1.1\r\n\r\n", "not our protocol"),
         (frame(b"abcd")[:4] + bytes([VERSION + 1]) + frame(b"abcd")[5:], f"version {VERSION + 1} of the protocol"),
-        (frame(b"abcd", sequence=1), "frame 0 was expected, got frame 1"),
+        (frame(b"abcd", sequence=1), "expected frame 0, got frame 1"),
         (frame(b"abcd", kind=99), "kind 99"),
         (frame(b"abcd")[:8] + b"\x05" + frame(b"abcd")[9:], "damaged in transit"),
         (checked(frame()[:8] + b"\xff\xff\xff\xff" + bytes(4)), "4294967295 bytes was announced"),
@@ -445,7 +445,7 @@ def test_a_frame_that_comes_again_is_refused(bench: Bench, kind: str) -> None:
     raw.send(frame(b"pay 5"))
     raw.send(frame(b"pay 5"))
     assert bytes(link.receive().payload) == b"pay 5"
-    with pytest.raises(ProtocolError, match="frame 1 was expected, got frame 0: frames were lost or repeated"):
+    with pytest.raises(ProtocolError, match="expected frame 1, got frame 0: frames were lost or repeated"):
         link.receive()
 
 

@@ -208,7 +208,7 @@ def test_a_frame_that_is_lost_shows_at_the_next_one(clock: Clock) -> None:
     a.shape = Shape()
     a.send(b"third")
     assert bytes(b.receive().payload) == b"first"
-    with pytest.raises(ProtocolError, match="frame 1 was expected, got frame 2: frames were lost"):
+    with pytest.raises(ProtocolError, match="expected frame 1, got frame 2: frames were lost"):
         b.receive()
 
 
