@@ -1,4 +1,4 @@
-"""A process of the owner with a part of the cores, and one worker of the lab with another, behind a link of the lab."""
+"""A process of the owner with a share of the cores, and one worker of the lab with another share, behind a lab link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time that a lab's threads were ready to run and waited for a core: what this machine adds to what devices take.
+"""Measure how long a lab's threads were ready to run but waited for a core: the error that this machine adds.
 
 Linux counts it for each thread, in nanoseconds: the second number of /proc/PID/task/TID/schedstat
 (Documentation/scheduler/sched-stats.rst).

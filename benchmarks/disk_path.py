@@ -1,5 +1,6 @@
-"""Reads of a file by the memory that they land in and by what computes beside them: what takes a disk's speed from a
-model that runs."""
+"""Speed of reading a file, by the memory that receives the data and by concurrent computation: the losses between the
+disk and a running model.
+"""
 
 from __future__ import annotations
 

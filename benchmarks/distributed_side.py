@@ -1,4 +1,4 @@
-"""One side of bench_distributed.py: a process that has a whole model, or is rank 0 of one, and measures on command.
+"""One side of bench_distributed.py: a process with a whole model, or with rank 0 of one, that measures on command.
 
     python benchmarks/distributed_side.py SIDE SIDES    (started by bench_distributed.py)
 

@@ -1,4 +1,4 @@
-"""`edge chat` with a range of memory, in a memory group whose limit is lowered and raised amid its answer."""
+"""Run `edge chat` with a memory range in a memory group whose limit is lowered and raised during its answer."""
 
 from __future__ import annotations
 

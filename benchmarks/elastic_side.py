@@ -1,4 +1,4 @@
-"""One side of bench_elastic.py: a process with one model whose bits change, that measures on command.
+"""One side of bench_elastic.py: a process with one model that changes its quantization and measures on command.
 
     python benchmarks/elastic_side.py SIDE SIDES    (started by bench_elastic.py, for `follow` in a memory group)
 

@@ -1,4 +1,4 @@
-"""A process of bench_gpu.py: a prompt and some tokens, and the peak of what it takes of a GPU's memory.
+"""A process of bench_gpu.py: computes a prompt and some tokens, and measures its peak of GPU memory.
 
     gpu_side.py MODEL HOW AMOUNT
 

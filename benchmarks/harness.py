@@ -1,4 +1,4 @@
-"""The harness of all benchmarks: arguments, sections, sides in turn, medians, bests, ratios, steal time, tables."""
+"""The harness of all benchmarks: arguments, sections, alternating sides, medians, bests, ratios, steal time, tables."""
 
 from __future__ import annotations
 

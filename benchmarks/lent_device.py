@@ -1,4 +1,4 @@
-"""A worker process as a device of its own: real `edge worker`, its core, and how much of that core it gets.
+"""A worker process as a device: a real `edge worker` on one core, with a limited share of that core.
 
 A control group of Linux lets a device have a part of a core: so much in every period, then nothing until the next one
 begins.

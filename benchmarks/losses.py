@@ -1,4 +1,4 @@
-"""Workers that are lost in many ways: `LosableWorker.lose`.
+"""Ways in which a worker can fail: `LosableWorker.lose`.
 
 | way | what happens |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""Costs that the formula of drafts by a model's own layers counts with, measured, and the gain that it gives.
+"""Measure the costs in the formula for drafts by a model's own layers, and compute the gain that it predicts.
 
 With r rows a pass takes the time of r rows of the answer, of r - 1 drafts, and of what the layer that drafts has to
 take in of the pass before. It gives 1 + a + ... + a^(r - 1) tokens where a is the acceptance

@@ -1,5 +1,4 @@
-"""Shared parts of the sections of bench_paging.py: model files, a process under a limit, the disk before and after
-it."""
+"""Shared parts of the sections of bench_paging.py: model files, a process under a limit, and the speed of the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One side of bench_prefixes.py: a process that answers prompts with an engine that begins anew each time.
+"""One side of bench_prefixes.py: a process that answers prompts with an engine that restarts each time.
 
     python benchmarks/prefixes_side.py SIDE SIDES    (started by bench_prefixes.py)
 

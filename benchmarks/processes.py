@@ -1,4 +1,4 @@
-"""Processes of benchmarks: started, sent commands in lines of JSON over pipes, and ended whatever happens.
+"""Processes of benchmarks: they receive commands in lines of JSON over pipes, and always end.
 
 The parent makes `Ranks(script, n)`; the script calls `serve(object)`, and each command runs the object's method of
 that name. A command has a time limit: the parent stops waiting then, and the rank's own alarm ends it a little later

@@ -1,4 +1,4 @@
-"""One side of bench_quantize.py: a process that quantizes or converts on command, and says how long that took.
+"""One side of bench_quantize.py: a process that quantizes or converts on command, and returns the duration.
 
     python benchmarks/quantize_side.py SIDE SIDES    (started by bench_quantize.py, in a memory group)
 

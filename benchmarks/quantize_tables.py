@@ -1,4 +1,4 @@
-"""The figures of bench_quantize.py as Markdown."""
+"""Format the results of bench_quantize.py as Markdown."""
 
 from __future__ import annotations
 

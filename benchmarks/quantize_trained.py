@@ -1,4 +1,4 @@
-"""The section of bench_quantize.py on trained weights: fitted files beside types of their size, on text held out."""
+"""The section of bench_quantize.py with trained weights: fitted files compared with types of their size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speed of reading a file from a disk without the page cache: the bound of everything that streams weights."""
+"""Measure the speed of reading a file from a disk without the page cache: the limit for all paged weights."""
 
 from __future__ import annotations
 

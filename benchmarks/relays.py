@@ -1,4 +1,4 @@
-"""Relays between workers and all who dial them, so that links can be cut, stand still or carry a wrong byte.
+"""Relays between workers and their peers that can close links, pause them, or change a byte.
 
     python benchmarks/relays.py FRONT=BACK ...    (started by `Relays`)
 

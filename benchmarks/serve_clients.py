@@ -1,4 +1,4 @@
-"""Clients of servers under test: requests over plain sockets, and when each piece of their answers came.
+"""Clients of servers under test: they send requests over plain sockets, and note the time of each piece of an answer.
 
 One client for all servers, as light as can be: it shares the processor with them. Lines are looked at when a stream
 has ended, not while it comes.

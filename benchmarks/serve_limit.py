@@ -1,4 +1,4 @@
-"""Speed of llama.cpp with several sequences in one batch, without a server or a sampler: the limit of any server."""
+"""Speed of llama.cpp with several sequences in one batch, without server and sampler: the limit of any server."""
 
 from __future__ import annotations
 

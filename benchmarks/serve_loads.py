@@ -1,5 +1,6 @@
-"""Loads of bench_serve.py: streams at once, streams beside a long prompt, streams while workers are killed,
-a mixture for minutes."""
+"""Loads of bench_serve.py: concurrent streams, streams during a long prompt, streams while workers are killed, and a
+mixture for minutes.
+"""
 
 from __future__ import annotations
 

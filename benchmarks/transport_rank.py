@@ -1,4 +1,4 @@
-"""One rank of bench_transport.py: a process that connects to the others and does what the parent says.
+"""One rank of bench_transport.py: a process that connects to the other ranks and follows the parent's commands.
 
     python benchmarks/transport_rank.py RANK RANKS FOLDER    (started by bench_transport.py)
 

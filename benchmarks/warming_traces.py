@@ -1,4 +1,4 @@
-"""Traces of two clients, written down turn by turn: a home assistant and a coding agent.
+"""Recorded turns of two clients: a home assistant and a coding agent.
 
 The home assistant sends the time at the beginning of each system prompt, 20 tools, the states of 24 devices, and short
 questions. The coding agent sends the date at the beginning, the instructions of this project, 8 tools, and a history

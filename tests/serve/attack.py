@@ -1,4 +1,4 @@
-"""Hostile constraints against a server, each left by its client after a moment, ten at a time, beside chats.
+"""Test hostile constraints against a server: clients cancel each request after a moment, ten at a time, during chats.
 
     python -m tests.serve.attack MODEL
 

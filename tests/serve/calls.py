@@ -1,4 +1,4 @@
-"""Answers with calls, parsed in pieces; and what they are compared with."""
+"""Parse answers with tool calls in pieces, for comparison with expected calls."""
 
 from __future__ import annotations
 

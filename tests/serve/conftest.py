@@ -1,4 +1,4 @@
-"""The bundled model behind a real server, once for each file of tests.
+"""Fixtures: the bundled model on a real server, once for each test file.
 
 Its official clients take seconds to import: tests import them where they run, not where they are collected.
 """

@@ -1,4 +1,4 @@
-"""A model that says what a test wrote down, behind the whole HTTP layer: for answers that no small model would give."""
+"""A model that returns the answers of a test through the whole HTTP layer: for answers that no small model gives."""
 
 import asyncio
 import math

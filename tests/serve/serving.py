@@ -1,4 +1,4 @@
-"""A server in a thread, on a free port of loopback."""
+"""Run a server in a thread, on a free port of loopback."""
 
 import asyncio
 import json

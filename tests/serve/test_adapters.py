@@ -1,4 +1,4 @@
-"""LoRA adapters over HTTP: by ids, by names of models, and as the default that changes without a reload."""
+"""Test LoRA adapters over HTTP: selected by id, by model name, and as a default that changes without a reload."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Bad requests: a status and words that say what to do, in the form of the API; never a 500."""
+"""Test bad requests: they get a status and an error that states the remedy, in the form of the API; never a 500."""
 
 import json
 from collections.abc import Iterator

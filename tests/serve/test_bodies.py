@@ -1,4 +1,4 @@
-"""Bodies of requests: how many bytes there may be at a time, and that clients read why one was refused."""
+"""Test request bodies: the limit of bytes held at a time, and that clients can read why a request was refused."""
 
 import asyncio
 import gzip

@@ -1,4 +1,4 @@
-"""Answers as models of each format write them, with what they mean: however they are split, whole and streamed."""
+"""Test tool calls in the formats of several models: each answer is parsed correctly, however it is split."""
 
 from __future__ import annotations
 

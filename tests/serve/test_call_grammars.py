@@ -1,4 +1,4 @@
-"""Grammars of calls: each format has one, it holds calls to their schemas, and what it lets through is a call."""
+"""Test the grammars of tool calls: each format has one, and it permits exactly the calls that match their schemas."""
 
 import json
 from contextlib import suppress

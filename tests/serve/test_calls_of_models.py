@@ -1,4 +1,4 @@
-"""Calls behind a real server, of models whose marks are control tokens: forced by a grammar, in each kind of format."""
+"""Test tool calls of models with control tokens on a real server: a grammar forces them, in each kind of format."""
 
 from __future__ import annotations
 

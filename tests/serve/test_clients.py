@@ -1,4 +1,4 @@
-"""The official clients of OpenAI and Anthropic, with the bundled model behind a real server."""
+"""Test the official clients of OpenAI and Anthropic with the bundled model on a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official clients against a model that this device shares with two workers: real daemons on loopback."""
+"""Test the official clients with a model on this device and two workers, real daemons on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections: those that make no request are closed, others are not disturbed; TLS."""
+"""Test connections: the server closes those without a request, others are not disturbed; TLS."""
 
 import asyncio
 import datetime

@@ -1,4 +1,4 @@
-"""Durations in requests: never a number that no clock reaches, but for infinity, which means for ever."""
+"""Test durations in requests: each is within the range of the clock, and infinity means no limit."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Models that make vectors of texts alone: they embed on one device, and are asked for nothing else."""
+"""Test embedding models: they run on one device, and the server refuses other requests to them."""
 
 from collections.abc import Sequence
 from pathlib import Path

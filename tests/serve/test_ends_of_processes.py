@@ -1,4 +1,4 @@
-"""Ends of engine processes: nobody waits for ever, also where whoever ends them gives up, and for no half message."""
+"""Test the end of engine processes: no thread waits forever, even if the caller gives up or a message is incomplete."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Engine processes: what is asked of them, what happens where they end, and which are loaded."""
+"""Test engine processes: their commands, their end, and which of them are loaded."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Models that are being fetched: bounded in number, apart from other threads, and given up where nothing comes."""
+"""Test model downloads: their number is limited, other threads continue, and a stalled download is cancelled."""
 
 import asyncio
 import threading

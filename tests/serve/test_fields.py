@@ -1,4 +1,4 @@
-"""No known field of a request is dropped in silence: it works, is ignored because it changes nothing, or is a 400."""
+"""Test that each known field of a request works, is ignored because it changes nothing, or returns a 400."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine process reads what the server sends while it loads."""
+"""Test that an engine process reads the server's messages while it loads a model."""
 
 import asyncio
 import queue

@@ -1,4 +1,4 @@
-"""Health of a model: reported; where it does not answer, its process is ended and the next goes on."""
+"""Test the health of a model: the server reports it, and restarts an engine process that does not answer."""
 
 import asyncio
 import os

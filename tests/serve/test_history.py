@@ -1,4 +1,4 @@
-"""Earlier turns as clients send them back: what this server sent, and what others sent, goes on as a conversation."""
+"""Test earlier turns that clients send back: answers of this server and of others continue a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constraints that are made to stop a server do not: chats go on beside them, and nothing of them is left."""
+"""Test constraints that try to stop a server: chats continue during them, and nothing of them remains."""
 
 from edge.models.demo import MODEL_PATH
 from tests.serve.attack import MOST_THREADS, SUMS, attacked

@@ -1,5 +1,6 @@
-"""Models come and go: idle ones are unloaded, by the options and by requests; what needs room takes it from the one
-that was unused for longest."""
+"""Test loading and unloading of models: idle models are unloaded, by options and by requests; if a model needs memory,
+the least recently used one is unloaded.
+"""
 
 from __future__ import annotations
 

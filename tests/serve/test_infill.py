@@ -1,4 +1,4 @@
-"""Gaps in texts: how their prompts are laid out, cut and answered, by /infill and by `suffix`."""
+"""Test fill-in-the-middle: layout and truncation of prompts, and answers of /infill and of `suffix`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys beside each other: what one sets is not felt by another, and what concerns all is an administrator's."""
+"""Test the isolation of keys: a key cannot affect other keys, and global settings need an administrator."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""A field that asks for nothing is as good as not sent; a hint is ignored and named; only the rest can be an error."""
+"""Test lenient fields: a field that requests nothing is accepted, a hint is ignored and reported, others are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures and sounds in requests, by the official clients: synthetic models and projectors behind a real server."""
+"""Test pictures and sounds in requests of the official clients: synthetic models on a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of models in requests: spellings of a served name, the only model of a server, and names that nobody has."""
+"""Test model names in requests: spellings of a served name, the only model of a server, and unknown names."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Models that are moved to another plan while they serve: what was asked before, meanwhile, and where it fails."""
+"""Test moving a served model to another plan: requests before and during the move, and failures of the move."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""llama.cpp's server's own paths and forms, as its clients expect them."""
+"""Test the paths and forms of llama.cpp's server, as its clients use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ollama's API, by its official client, streamed and not."""
+"""Test Ollama's API with its official client, streamed and not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description of the server in OpenAPI, and requests made from it that nobody thought of."""
+"""Test the OpenAPI description of the server, and generated requests from it."""
 
 from __future__ import annotations
 

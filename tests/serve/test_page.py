@@ -1,4 +1,4 @@
-"""The page of `edge serve` in a real browser, against the real HTTP layer and a model that says what a test wrote."""
+"""Test the page of `edge serve` in a real browser, with a model that returns the answers of a test."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Checks of the page of `edge serve` that need no browser."""
+"""Test the page of `edge serve` without a browser."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""Requests that embed or score texts wait for each other, and no other request for them."""
+"""Test that requests for embeddings and scores wait for each other, and that no other request waits for them."""
 
 import threading
 from collections.abc import Mapping

@@ -1,5 +1,4 @@
-"""A person with one key does not notice what was asked with another: not in the cache, not on disk, not after a
-restart."""
+"""Test that a key reveals nothing about prompts of another key: in the cache, on disk, and after a restart."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Requests of real clients, recorded by `make clients ARGS="--record FOLDER"`: each is answered, whole and streamed.
+"""Test recorded requests of real clients (`make clients ARGS="--record FOLDER"`): each is answered, whole and streamed.
 
 In `recorded` personal details are replaced, and long texts are cut in their middle; no field is left out.
 """

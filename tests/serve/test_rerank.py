@@ -1,4 +1,4 @@
-"""Documents ranked for a query: the scores are those of llama.cpp itself."""
+"""Test reranking of documents for a query: the scores equal those of llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas of tools that must be called: what each keyword holds in each kind of call format, and what none can hold."""
+"""Test the schemas of forced tools: the keywords that each kind of call format enforces or refuses."""
 
 import json
 from typing import Any

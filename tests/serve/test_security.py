@@ -1,4 +1,4 @@
-"""Access to the server: names of the server, pages of other origins, keys, and how much a request may send."""
+"""Test access to the server: host names, pages of other origins, keys, and the size of requests."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The engine thread of an engine process, in this process: what it tells of requests that fail, and what it forgets."""
+"""Test the engine thread of an engine process, in this process: its reports about failed requests, and its cleanup."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Models of one server share its memory: both stay loaded where both can, and each answers as it does alone."""
+"""Test that models of one server share its memory: both stay loaded if possible, and answer as each does alone."""
 
 from __future__ import annotations
 

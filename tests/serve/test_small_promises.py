@@ -1,4 +1,4 @@
-"""Small promises of a server: each of these was broken once by a change of one line, and no test noticed."""
+"""Test small guarantees of a server: a change of one line broke each of these once, and no test failed."""
 
 import asyncio
 from typing import Any

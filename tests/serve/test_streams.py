@@ -1,4 +1,4 @@
-"""Streams of all APIs: the order of events, what they amount to, failures, readers that go."""
+"""Test the streams of all APIs: the order of events, the resulting answers, failures, and readers that disconnect."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Templates that refuse or drop messages: every API answers, and what was said reaches the prompt."""
+"""Test chat templates that refuse or drop messages: every API answers, and each message reaches the prompt."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Requests that end the engine process: each fails at its second try and is refused from then on; no other one pays."""
+"""Test requests that crash the engine process: each is refused after its second crash; other requests are completed."""
 
 import asyncio
 import json

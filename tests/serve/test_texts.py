@@ -1,4 +1,4 @@
-"""Texts that cannot fit are refused by their length, and what large requests took is given back to the system."""
+"""Test that texts that cannot fit are refused by their length, and that memory of large requests is freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thoughts behind a real server: apart from answers in each API, streamed and not, and taken back in conversations."""
+"""Test reasoning on a real server: separate from answers in each API, streamed and not, and in conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of functions in answers: told apart from text, streamed, put into prompts."""
+"""Test tool calls in answers: separated from text, streamed, and inserted into prompts."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Prefix warming: what is computed while nobody asks is what the next prompt begins with, and no answer notices."""
+"""Test prefix warming: the next prompt begins with the prefix that idle time computed, and no answer changes."""
 
 import threading
 from collections.abc import Iterator

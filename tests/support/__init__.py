@@ -1,4 +1,4 @@
-"""Shared parts of tests: models, workers, clusters, commands, and where things lie."""
+"""Shared parts of tests: models, workers, clusters, commands, and paths of files."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""LoRA adapters of small models, with noise in them; and logits that llama.cpp itself computes with an adapter."""
+"""LoRA adapters with random values for small models, and logits that llama.cpp computes with an adapter."""
 
 import ctypes as C
 from collections.abc import Collection, Mapping, Sequence

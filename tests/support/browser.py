@@ -1,4 +1,4 @@
-"""A real browser for tests: Chromium without a window, told what to do over its DevTools protocol."""
+"""A real browser for tests: headless Chromium, controlled by its DevTools protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every solution of a small search problem, one by one, and small problems drawn at random."""
+"""Every solution of a small search problem by enumeration, and small random problems."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise

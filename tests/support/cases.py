@@ -1,4 +1,4 @@
-"""Prompts with clear greedy answers, which sums in another order do not change; requests for them that come and go."""
+"""Prompts whose greedy answers do not depend on the order of sums; requests for them that start and end at any time."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Hugging Face folders for tests: those of tests/data/hf, read, changed and written again without any library."""
+"""Hugging Face folders for tests: read, change and write those of tests/data/hf without any library."""
 
 import json
 import shutil

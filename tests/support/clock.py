@@ -1,4 +1,4 @@
-"""A clock that tests set: what is measured is then known to the last digit, on any machine and beside any load."""
+"""A clock that tests set: measured times are exact on any machine under any load."""
 
 from collections.abc import Callable
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""`edge chat` and `edge bench` on two workers, run to their end in this process."""
+"""Run `edge chat` and `edge bench` on two workers to their end, in this process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections off after so many bytes, as a bad network does."""
+"""A TCP proxy that closes connections after a number of bytes, like a bad network."""
 
 import contextlib
 import socket

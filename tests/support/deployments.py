@@ -1,4 +1,4 @@
-"""Deployments on one real worker that holds all ranks but the owner's, and the single engine they are compared with."""
+"""Deployments on one real worker that holds all ranks except the owner's, and a single engine for comparison."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Tiny encoders with random weights: models that make vectors of texts, as `bert` and `nomic-bert` are stored."""
+"""Tiny embedding models with random weights, in the file formats of `bert` and `nomic-bert`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A worker that answers what a test wants: wrong, odd, late, or never. In this process, in the clear, on loopback."""
+"""A worker in this process, on loopback without TLS, that gives a test's answers: wrong, late, or none."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""Devices that are threads of this process, over sockets that are hurt at a chosen frame: a cluster to lose parts of.
+"""A cluster whose devices are threads of this process; a fault is injected into their sockets at a chosen frame.
 
 Ranks are real ones (`edge.parallel`), and so is all that notices a loss and goes on without it (`RankGroup`,
 `LivenessMonitor`, `Supervisor`). What is different from a deployment: no daemon, no process, and slices are

@@ -1,4 +1,4 @@
-"""Tiny models with tokens for fill-in-the-middle, by metadata or by names that llama.cpp knows."""
+"""Tiny models with fill-in-the-middle tokens, by metadata or by token names that llama.cpp knows."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Fixtures that many files share; tests/conftest.py offers them to all."""
+"""Fixtures for many files; tests/conftest.py exports them to all tests."""
 
 from collections.abc import Iterator
 

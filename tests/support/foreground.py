@@ -1,4 +1,4 @@
-"""First steps of a process of a terminal."""
+"""Run the first steps of a process in the foreground of a terminal."""
 
 import fcntl
 import os

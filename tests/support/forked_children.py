@@ -1,4 +1,4 @@
-"""Modules of this project that a forked process starts as processes: forked from it, too, and not imported again."""
+"""Start modules of this project as forks of a forked process, so that nothing is imported again."""
 
 from __future__ import annotations
 

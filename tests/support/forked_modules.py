@@ -1,5 +1,6 @@
-"""Modules of this project that run as processes of their own, forked from one that has imported them: for tests of
-what they say, of which hundreds would import the same again."""
+"""Run modules of this project as processes that are forked from one that has imported them: for tests of their output,
+which would otherwise import the same modules hundreds of times.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fork server of a forked worker: forked, too, where an interpreter would import everything once more."""
+"""The fork server of a forked worker: it is forked as well, so that nothing is imported again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A control group of which tests and benchmarks ask what it counted."""
+"""A control group whose counters tests and benchmarks read."""
 
 from __future__ import annotations
 

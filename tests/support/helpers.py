@@ -1,4 +1,4 @@
-"""Running `edge` the way people do: as a process of its own, with a terminal or without one; or in this one."""
+"""Run `edge` like a user: as a process, with or without a terminal; or run it in this process."""
 
 import fcntl
 import io

@@ -1,4 +1,4 @@
-"""Grammars, schemas and regular expressions that are made to take for ever, all of memory, or a parser's stack."""
+"""Grammars, schemas and regular expressions that try to take unlimited time, all memory, or a parser's whole stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on this machine: just what its library asks when it fetches a model file."""
+"""A local replacement for the Hugging Face hub: it answers only the requests that fetch a model file."""
 
 import hashlib
 import json

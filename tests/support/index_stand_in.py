@@ -1,4 +1,4 @@
-"""A stand-in for a package index on this machine: pages of links in JSON or HTML, and files."""
+"""A local replacement for a package index: pages of links in JSON or HTML, and files."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""A lab for the time of a `with` block.
+"""Start a lab for a `with` block.
 
 with Lab(read_lab(path)) as lab:
     print(lab.addresses)    # {"pi": "10.213.0.2:7070", ...}

@@ -1,4 +1,4 @@
-"""Links of every kind on one machine, work in threads, and peers that say anything at all: for tests of transport/."""
+"""Links of every kind on one machine, work in threads, and peers that send arbitrary bytes: for tests of transport/."""
 
 from __future__ import annotations
 

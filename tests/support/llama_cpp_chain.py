@@ -1,4 +1,4 @@
-"""Answers drawn by llama.cpp's own chain of samplers, in its order and with its defaults."""
+"""Sample answers with llama.cpp's own sampler chain, in its order and with its defaults."""
 
 import ctypes
 from collections.abc import Mapping, Sequence

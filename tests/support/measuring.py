@@ -1,4 +1,4 @@
-"""Measuring as briefly as can be, for tests of what is done with figures, and not of how true they are.
+"""Measure very briefly, for tests of how measurements are used, not of their accuracy.
 
 Times of a device that was busy count as long as any, and are not taken again: beside other tests it is always busy.
 

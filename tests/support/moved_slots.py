@@ -1,4 +1,4 @@
-"""A slot on another engine, with the keys and values of the first: as a change of plans moves them."""
+"""Move a slot with its keys and values to another engine, as a change of plans does."""
 
 from edge.llm.interface import TextEngine
 from edge.llm.slot import Slot

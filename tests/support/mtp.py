@@ -1,4 +1,4 @@
-"""Models with layers that predict further tokens, and drafts of such layers with an acceptance that is planted."""
+"""Models with multi-token-prediction layers, and drafts of such layers with a set acceptance."""
 
 import re
 from collections.abc import Callable, Sequence

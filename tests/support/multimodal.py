@@ -1,4 +1,4 @@
-"""Pictures and sounds for tests, the rows they become, and libmtmd's own run of a prompt with one."""
+"""Pictures and sounds for tests, their embedding rows, and libmtmd's own run of a prompt with one."""
 
 import ctypes as C
 import io

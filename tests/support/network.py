@@ -1,4 +1,4 @@
-"""Workers whose speeds are made up, so that a test knows which plan pays: as measured, and as steps take in use."""
+"""Workers with made-up speeds, so that a test knows which plan is the best: as measured, and during steps."""
 
 from __future__ import annotations
 

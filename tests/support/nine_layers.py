@@ -1,4 +1,4 @@
-"""Small models of nine layers, on one device and over ranks that share them."""
+"""Small models of nine layers, on one device and on ranks that share them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

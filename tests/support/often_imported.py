@@ -1,4 +1,4 @@
-"""Imports of commands when they run, for fork servers: many do, and each would take time.
+"""Imports that most commands need when they run; fork servers import them once in advance.
 
 Not the hub's library itself, which reads the environment when it is imported. Nor what few need: it would make each
 process larger.

@@ -1,4 +1,4 @@
-"""A command that runs to its end on a pseudo-terminal."""
+"""Run a command to its end on a pseudo-terminal."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Models and samples in files, as the tests of ONNX need them."""
+"""Files of models and samples for the tests of ONNX."""
 
 from __future__ import annotations
 

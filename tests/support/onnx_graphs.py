@@ -1,4 +1,4 @@
-"""ONNX graphs the tests run: real architectures with random weights, and small ones made by hand."""
+"""ONNX graphs for tests: real architectures with random weights, and small handmade graphs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Networks to cut: MobileNetV2 and ResNet18 with the published blocks, random weights and the names that PyTorch's
-exporter gives; and small ones, node by node."""
+exporter gives; and small handmade networks.
+"""
 
 from __future__ import annotations
 

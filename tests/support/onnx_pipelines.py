@@ -1,4 +1,4 @@
-"""Small ONNX models with everything that may cross a cut, and pipelines of them inside one process."""
+"""Small ONNX models with every kind of value at a cut, and pipelines of them in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX graphs of one node or two, for what real ones do not show."""
+"""ONNX graphs of one or two nodes, for cases that real graphs do not contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models under a memory budget: small ones with matrices of some pages, the budgets they run in, and what they say."""
+"""Small models under a memory budget: their matrices have a few pages; also the budgets and their reports."""
 
 import functools
 import gc

@@ -1,4 +1,4 @@
-"""Made-up results of `edge pareto --json`, to look at and to test with."""
+"""Made-up results of `edge pareto --json`, for demonstrations and tests."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""A model whose neurons have another order: the same function and the same trained values, in other blocks.
+"""A model with its neurons in another order: the same function and the same trained values, in other blocks.
 
 Types store 32 or 256 neighbours of a row with one scale. A checkpoint that was quantized once has values on the grid of
 that type, which says nothing about types in general. In another order each block holds values of many old ones, and

@@ -1,4 +1,4 @@
-"""An engine that generates beside one that computes prompts, both in this process."""
+"""An engine that generates and an engine that computes prompts, both in this process."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

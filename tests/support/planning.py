@@ -1,4 +1,4 @@
-"""Made-up models, devices and links, for tests of what plans cost and of which ones are found."""
+"""Made-up models, devices and links, for tests of the cost of plans and of the search."""
 
 from collections.abc import Mapping, Sequence
 from itertools import permutations

@@ -1,4 +1,4 @@
-"""Writes tiny projectors (mmproj files), and text models that they are of: one for each kind of position and width."""
+"""Write tiny projectors (mmproj files) and their text models: one for each kind of position and width."""
 
 from dataclasses import dataclass
 from pathlib import Path

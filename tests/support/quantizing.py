@@ -1,4 +1,4 @@
-"""Shared parts of the tests of quantizing."""
+"""Shared parts of the quantization tests."""
 
 from collections.abc import Generator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small random planning problems, and every plan that each has, tried one by one."""
+"""Small random planning problems, and all plans of each by enumeration."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tiny rerankers, and the scores that llama.cpp itself gives."""
+"""Tiny rerankers, and their scores as llama.cpp computes them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A model spread over ranks that are threads of this process, linked in memory: as deployed, without any worker."""
+"""A model on ranks that are threads of this process, linked in memory: like a deployment, but without a worker."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager

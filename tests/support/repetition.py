@@ -1,4 +1,4 @@
-"""Where a loop in tokens is noticed first."""
+"""Find the position at which a loop of tokens is detected first."""
 
 from collections.abc import Iterable
 

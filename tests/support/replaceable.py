@@ -1,4 +1,4 @@
-"""Engines that another one takes over from, for tests."""
+"""Engines for tests that another engine can replace."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A tiny model file whose template chooses its answers from a script: real calls of tools in a real server, at once.
+"""A tiny model file whose template selects its answers from a script: real tool calls on a real server, quickly.
 
 The chat template ends each prompt with a mark of the answer to give. Attention and feed-forward have zero weights, so
 the next token depends on the last one alone: the mark leads to one token that holds the whole answer, and that token to

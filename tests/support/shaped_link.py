@@ -1,4 +1,4 @@
-"""A link that behaves like a worse one: delay, jitter, a bandwidth, and faults.
+"""A link with the delay, jitter, bandwidth and faults of a worse link.
 
 Both ends must be shaped, on one machine: a frame carries the time at which it may be seen, by this machine's clock, and
 the receiver waits until then. That is exact to the clock and needs no thread. Frames travel inside frames of the link

@@ -1,4 +1,4 @@
-"""Slices run in one process: threads as ranks, sums over them in rank order, stages one after another."""
+"""Run slices in one process: threads as ranks, sums in rank order, and stages one after another."""
 
 import functools
 import threading

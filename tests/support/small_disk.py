@@ -1,4 +1,4 @@
-"""A disk that is soon full."""
+"""A disk with little free space."""
 
 import os
 import subprocess

@@ -1,5 +1,6 @@
-"""An engine with stages that computes nothing: what it says follows from the tokens it holds, and when it says it from
-what its stages and links are said to take."""
+"""An engine with stages that computes nothing: its answers follow from its tokens, and their times follow from the
+given times of its stages and links.
+"""
 
 import random
 from collections import deque

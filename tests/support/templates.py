@@ -1,4 +1,4 @@
-"""Small chat templates, each with one habit of published ones."""
+"""Small chat templates, each with one peculiarity of published ones."""
 
 EACH = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 _TURNS = (

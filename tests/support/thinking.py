@@ -1,4 +1,4 @@
-"""The bundled model as one that thinks: with a template of such models, and with tokens for its marks."""
+"""The bundled model as a reasoning model: with such a template, and with tokens for the marks of its reasoning."""
 
 from __future__ import annotations
 

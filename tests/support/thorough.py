@@ -1,4 +1,4 @@
-"""Cases that run every time, and cases that run only with EDGE_THOROUGH=1.
+"""Test cases that always run, and test cases that run only with EDGE_THOROUGH=1.
 
     @pytest.mark.parametrize("shares", [(1, 1), *thorough((2, 1), (1, 2, 3))])
     @pytest.mark.parametrize(("arch", "cut"), each_once(ARCHITECTURES, CUTS))

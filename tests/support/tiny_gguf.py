@@ -1,4 +1,4 @@
-"""Writes small GGUF files, valid or deliberately broken: tests change a value, a shape or a type before it is written.
+"""Write small GGUF files, valid or broken: tests change a value, a shape or a type before the file is written.
 
 This writer checks nothing, on purpose. That it writes GGUF is proved by the `gguf` package reading it back.
 """

@@ -1,4 +1,4 @@
-"""A cluster in a temporary folder: its owner, and devices in any state, for tests of everything that needs trust."""
+"""A cluster in a temporary folder: its owner, and devices in any state of trust."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Bytes that pass between devices, recorded for each version of the protocol in tests/data/wire.
+"""Bytes between devices, recorded for each version of the protocol in tests/data/wire.
 
 Where a format changes, raise VERSION in transport/frame.py and run `python -m tests.support.wire_bytes`: it records the
 bytes of the new version beside those of the old ones.

@@ -1,4 +1,4 @@
-"""Real `edge worker` processes with folders of their own, and what tests do with them.
+"""Real `edge worker` processes with folders of their own, and helpers for them.
 
     with worker(tmp_path) as one, one.remote() as remote:
         remote.describe()

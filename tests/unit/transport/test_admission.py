@@ -1,4 +1,4 @@
-"""Requests that cannot be read are let go before their call is over: others have its place by then."""
+"""Test that an unreadable request gives its place to others before its call ends."""
 
 import traceback
 

@@ -1,4 +1,4 @@
-"""Which allreduce: the formulas by hand, and that the cheapest is chosen."""
+"""Test the choice of an allreduce: the formulas equal sums by hand, and the cheapest algorithm is chosen."""
 
 import pytest
 from hypothesis import given

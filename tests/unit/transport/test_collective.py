@@ -1,5 +1,6 @@
-"""Collectives: the same bits on every rank, whatever the algorithm, the wire type and the order of arrival; and that
-nobody waits for ever when a rank or a link fails."""
+"""Test collectives: every rank gets the same bits with any algorithm, wire type and order of arrival; and no rank waits
+forever if a rank or a link fails.
+"""
 
 from __future__ import annotations
 

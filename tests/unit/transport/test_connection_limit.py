@@ -1,4 +1,4 @@
-"""Which connections give way, by a clock of the test's, without a network; and what gRPC and the system call a peer."""
+"""Test the limit of connections with a simulated clock and no network, and the names of a peer in the system."""
 
 import resource
 import socket

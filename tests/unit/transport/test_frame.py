@@ -1,4 +1,4 @@
-"""Frames: their bytes, and that whatever comes is the frame that was sent or refused with the field that is wrong."""
+"""Test frames: their bytes; and each received frame is the sent one, or is refused with the name of the wrong field."""
 
 import struct
 import subprocess

@@ -1,4 +1,4 @@
-"""Links: one family of tests for all of them, then what only streams, gRPC or relays can get wrong."""
+"""Test links: common tests for all kinds, then tests for streams, gRPC and relays alone."""
 
 from __future__ import annotations
 

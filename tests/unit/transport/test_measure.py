@@ -1,4 +1,4 @@
-"""Measuring links: real ones, shaped ones, and peers that answer nonsense."""
+"""Test link measurements: real links, shaped links, and peers that send wrong answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of edge.proto: that the compiled description is up to date, and that messages and raw bytes get through."""
+"""Test the calls of edge.proto: the compiled description is up to date, and messages and raw bytes are transferred."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutual TLS over real sockets, and a real gRPC server: who gets in, who does not, and what each side is told."""
+"""Test mutual TLS over real sockets and a real gRPC server: who is accepted or refused, and the errors on each side."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Shaped links: delay, bandwidth and faults, with a clock of the tests, so that times are exact."""
+"""Test shaped links: delay, bandwidth and faults, with a simulated clock, so that times are exact."""
 
 from __future__ import annotations
 

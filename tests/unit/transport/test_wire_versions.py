@@ -1,4 +1,4 @@
-"""The formats of this version stay what was recorded of it, and devices of different versions say so to people."""
+"""Test that the formats of this version equal the recorded ones, and that devices of different versions report it."""
 
 import numpy as np
 import pytest
