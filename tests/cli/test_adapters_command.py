@@ -1,4 +1,4 @@
-"""`--lora FILE[:SCALE]` of `edge chat`, `edge bench` and `edge serve`, and `/lora` of a conversation."""
+"""Test `--lora FILE[:SCALE]` of `edge chat`, `edge bench` and `edge serve`, and `/lora` in a conversation."""
 
 import json
 from pathlib import Path

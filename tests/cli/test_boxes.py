@@ -1,4 +1,4 @@
-"""The container file and the service files: what can be run of them without a container tool."""
+"""Test the container file and the service files, as far as possible without a container tool."""
 
 import json
 import os

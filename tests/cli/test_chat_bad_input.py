@@ -1,4 +1,4 @@
-"""`edge chat` given what it cannot use: one line that says why, a documented exit code, nothing on standard output."""
+"""Test bad input to `edge chat`: one line with the reason, a documented exit code, nothing on standard output."""
 
 import ctypes
 import os

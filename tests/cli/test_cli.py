@@ -1,4 +1,4 @@
-"""The `edge` command itself: help, version, unknown commands, and errors nobody expected."""
+"""Test the `edge` command itself: help, version, unknown commands, and unexpected errors."""
 
 import errno
 import re

@@ -1,4 +1,4 @@
-"""`edge cluster`, as a command."""
+"""Test the command `edge cluster`."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`edge devices` on this machine: what it shows, of whom, how long it waits, and what it makes of strange answers."""
+"""Test `edge devices` on this machine: its table, its time limit, and wrong answers of workers."""
 
 import dataclasses
 import json

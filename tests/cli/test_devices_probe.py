@@ -1,4 +1,4 @@
-"""`edge devices probe`: this machine as a table and as JSON, and how it stands beside `edge devices`."""
+"""Test `edge devices probe`: this machine as a table and as JSON, and its agreement with `edge devices`."""
 
 import json
 import re

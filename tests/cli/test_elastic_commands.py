@@ -1,4 +1,4 @@
-"""A file with several sizes by command: made, looked into, run in a range of memory, and refused where it cannot be."""
+"""Test commands on a file with several sizes: create, inspect, run in a memory range, and refused uses."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`edge chat` does not compute again what it computed before, goes on with conversations, and says so."""
+"""Test that `edge chat` reuses saved prompts, continues conversations, and reports it."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`edge link` on this machine: what it measures and shows, and what it makes of strange answers."""
+"""Test `edge link` on this machine: its measurements, its output, and wrong answers of workers."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`--mmproj FILE`, `--image FILE` and `--media-urls`, and `/image` of a conversation."""
+"""Test `--mmproj FILE`, `--image FILE`, `--media-urls`, and the command `/image` in a conversation."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace

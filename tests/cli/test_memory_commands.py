@@ -1,4 +1,4 @@
-"""Every command with --memory runs in a control group of exactly that size, which kills what asks for more."""
+"""Test that every command with --memory runs in a control group of exactly that size without being killed."""
 
 import json
 import os

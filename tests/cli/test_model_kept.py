@@ -1,4 +1,6 @@
-"""`edge model list` and `cache` show what is kept, `edge model rm` and `cache --clear` remove just what is named."""
+"""Test that `edge model list` and `cache` show saved files, and that `edge model rm` and `cache --clear` delete only
+the named ones.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`edge quantize` on ONNX models: its figures, its words, its JSON, and wrong usage."""
+"""Test `edge quantize` on ONNX models: its figures, its text, its JSON, and wrong usage."""
 
 from __future__ import annotations
 

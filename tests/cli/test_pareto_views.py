@@ -1,4 +1,4 @@
-"""Views of `edge pareto`: the table, the picture and the page, also of data that mean harm."""
+"""Test the views of `edge pareto`: the table, the picture and the page, also with malicious data."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""`edge run`: pictures and arrays, every option, its words and its JSON, and bad input."""
+"""Test `edge run`: pictures and arrays, every option, its text and JSON, and bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge serve` as a person starts it: every option, its line, and how it ends."""
+"""Test `edge serve` as a process: every option, its first line of output, and its end."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Commands in the surroundings that real machines have: no home, no disk, no reader, another encoding."""
+"""Test commands in unusual environments: no home folder, a full disk, a closed pipe, another encoding."""
 
 import json
 import os

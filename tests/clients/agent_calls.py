@@ -1,4 +1,4 @@
-"""Answers of the model `script` to agents: calls of their tools, by the mark that a question names."""
+"""Answers of the model `script` to agents: calls of their tools, selected by a mark in the question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A front that passes requests on to a server and keeps what it saw: requests, and the status of each answer.
+"""A proxy that forwards requests to a server and records them, with the status of each answer.
 
 with Recorder("http://127.0.0.1:8080") as front:
     ...  # clients ask front.url

@@ -1,4 +1,4 @@
-"""Programs that others wrote, each against `edge serve`, where no network is but loopback: a table of what they can do.
+"""Run third-party programs against `edge serve` without network except loopback, and print a table of what works.
 
     python tests/clients/run.py [CLIENT ...] [--model FILE] [--record FOLDER]        # `make clients` runs this
 

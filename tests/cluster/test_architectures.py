@@ -1,4 +1,4 @@
-"""Every architecture whose models can be cut: stages of a small one compute the bits of the whole, shards nearly so."""
+"""Test stages and shards of every architecture: stages compute the bits of the whole model, shards nearly so."""
 
 from itertools import pairwise
 from pathlib import Path

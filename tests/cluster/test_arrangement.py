@@ -1,4 +1,4 @@
-"""Which plan is taken: as asked, and else by what was measured; one device where more are of no use."""
+"""Test the choice of a plan: as requested, else by measurements; one device if more devices gain nothing."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Addresses, and when a channel to a worker is opened in the clear, encrypted or not at all."""
+"""Test addresses, and whether the channel to a worker is plain, encrypted or refused."""
 
 import contextlib
 import re

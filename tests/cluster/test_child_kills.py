@@ -1,4 +1,4 @@
-"""Whatever happens to its engine processes, the daemon answers, and keeps nothing of them."""
+"""Test that the daemon survives any end of its engine processes, and frees everything of them."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""A full context is shifted alike on all ranks: what follows is what one device would say."""
+"""Test that all ranks shift a full context alike: the following tokens are those of one device."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""A worker in a cluster while others hold calls and connections: whoever has business with it is served."""
+"""Test a worker whose calls and connections are held by others: members of its cluster are still served."""
 
 import resource
 import shutil

@@ -1,4 +1,4 @@
-"""Deployments that are refused, as a device is not there or does not fit, and models that change."""
+"""Test deployments that are refused because a device is missing or too small, and models that change."""
 
 import shutil
 from dataclasses import replace

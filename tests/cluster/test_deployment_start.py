@@ -1,4 +1,4 @@
-"""A deployment that is given up while it starts, and what it tells its ranks."""
+"""Test a deployment that is cancelled during its start, and what it tells its ranks."""
 
 import threading
 from contextlib import ExitStack

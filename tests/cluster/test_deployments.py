@@ -1,4 +1,4 @@
-"""Deployments at once, in a secure cluster, and one after another, which leave nothing."""
+"""Test concurrent deployments, deployments in a secure cluster, and successive ones; none leaves anything behind."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""A model spread over ranks as people use it: chats, errors, steps, times, and weights that are sent once."""
+"""Test a model on several ranks in use: chats, errors, steps, times, and one transfer of weights."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`edge chat` on several devices of which one is lost, and Ctrl-C: what is said, and what is left."""
+"""Test `edge chat` on several devices after the loss of one and after Ctrl-C: its output, and no leftovers."""
 
 import json
 import re

@@ -1,5 +1,6 @@
-"""A drafting model on a worker: answers are those without, token ids alone cross, and its loss costs no more than
-speed."""
+"""Test a draft model on a worker: the answers are those without drafts, only token ids are sent, and its loss costs
+only speed.
+"""
 
 import json
 import os

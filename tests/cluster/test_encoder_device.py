@@ -1,4 +1,4 @@
-"""The encoder of pictures on a worker: embeddings are those of this device, and its loss costs no more than time."""
+"""Test a picture encoder on a worker: the embeddings are those of this device, and its loss costs only time."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A device that is asked by two of its owner's programs at once makes one key, not two: the owner signs only one."""
+"""Test that a device creates one key if two programs of its owner enrol it at once: the owner signs only one."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Engine processes are forked from one that has imported everything, and are otherwise as if they were not."""
+"""Test that engine processes forked from one that has imported everything behave like any others."""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""`edge model pull` against a stand-in for the hub: downloads, resumes, goes offline, and says what is wrong."""
+"""Test `edge model pull` against a local replacement for the hub: downloads, resumed downloads, offline use, and
+errors.
+"""
 
 import json
 import os

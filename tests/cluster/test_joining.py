@@ -1,4 +1,4 @@
-"""Workers that join while a model runs are measured and taken in moments in which nobody waits."""
+"""Test workers that join a running model: they are measured and used at moments without requests."""
 
 import threading
 from collections.abc import Iterator

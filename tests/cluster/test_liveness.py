@@ -1,4 +1,4 @@
-"""A device that stands still while somebody waits for it: said in seconds, and again when it goes on."""
+"""Test a device that freezes during a request: this is reported within seconds, as is its return."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Devices, engine processes and owners that are lost while a model is spread out: what is said and left then."""
+"""Test the loss of devices, engine processes and owners of a distributed model: the reports, and no leftovers."""
 
 import os
 import signal

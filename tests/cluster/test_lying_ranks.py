@@ -1,4 +1,4 @@
-"""Ranks that lie to the owner, and owners that lie to a rank: an error, and no more than that."""
+"""Test ranks that send wrong data to the owner, and owners that send wrong data to a rank: each gets an error."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Workers leave and come back while a model runs on them: the answer goes on, and nobody loses anything."""
+"""Test workers that leave and return while a model runs on them: answers continue, and no request is lost."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""A conversation moves from one plan to another, and goes on as if it had never moved."""
+"""Test moving a conversation from one plan to another: it continues as if it had never moved."""
 
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,5 +1,6 @@
-"""`edge chat` and `edge.deploy` bring a model to life in one way: they do the same after a loss, a return and a slow
-device, by what was measured before."""
+"""Test that `edge chat` and `edge.deploy` start a model in the same way, and act alike after a loss, a return, and if a
+device is slow.
+"""
 
 from __future__ import annotations
 

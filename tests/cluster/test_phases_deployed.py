@@ -1,4 +1,4 @@
-"""Plans with a placement for prompts on real workers: commands, programs and servers have it from a plan file."""
+"""Test plans with a placement for prompts on real workers: commands, programs and servers read it from a plan file."""
 
 from __future__ import annotations
 

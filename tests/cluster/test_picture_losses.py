@@ -1,5 +1,6 @@
-"""A worker is lost while a prompt with a picture is answered, and the first stage of the plan that takes over is too
-short for what pictures add to later layers (deepstack)."""
+"""Test the loss of a worker during a prompt with a picture; the next plan's first stage has too few layers for the rows
+that deepstack adds to later layers.
+"""
 
 from dataclasses import replace
 from pathlib import Path

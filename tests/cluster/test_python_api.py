@@ -1,4 +1,4 @@
-"""The Python API as a stranger meets it: the page's examples, its names, its types, and what an import costs."""
+"""Test the Python API from outside: the examples of its page, its names, its types, and the cost of an import."""
 
 import os
 import re

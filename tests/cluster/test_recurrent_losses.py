@@ -1,5 +1,6 @@
-"""A worker's process is lost while a model with recurrent layers answers: what is computed again begins at the last
-snapshot that the ranks have on their disks, and the tokens are those of one device."""
+"""Test the loss of a worker's process for a model with recurrent layers: the computation restarts at the last snapshot
+on the ranks' disks, and the tokens are those of one device.
+"""
 
 import os
 import signal

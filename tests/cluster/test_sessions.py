@@ -1,4 +1,4 @@
-"""Groups of engine processes on real workers: they connect, compute the same, and end or fail as they should."""
+"""Test groups of engine processes on real workers: they connect, compute the same, and end or fail correctly."""
 
 import hashlib
 import os

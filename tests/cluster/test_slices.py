@@ -1,4 +1,4 @@
-"""Slices on their way to real workers: sent once or cut there, whole or not there, whatever breaks in between."""
+"""Test the transfer of slices to real workers: sent once or cut there, and complete or absent after any failure."""
 
 import contextlib
 import hashlib

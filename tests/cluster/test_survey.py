@@ -1,4 +1,4 @@
-"""Devices that are measured, and sessions that do not do what they should."""
+"""Test the measurement of devices, and sessions that misbehave."""
 
 import math
 import queue

@@ -1,4 +1,6 @@
-"""Devices are lost while they answer: the answer goes on, with the tokens of an undisturbed run, and a word is said."""
+"""Test the loss of devices during answers: the answer continues with the tokens of an undisturbed run, and the loss is
+reported.
+"""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A thin owner: this device has the tokens and the sampler, and no layer; the others compute what one device would."""
+"""Test a thin owner, which has tokens and sampler but no layer: the result is that of one device."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""`edge worker` as a daemon: what it answers, how it ends, what it refuses, and what strangers can do to it."""
+"""Test the daemon `edge worker`: its answers, its end, what it refuses, and attacks by strangers."""
 
 import os
 import re

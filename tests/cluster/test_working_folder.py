@@ -1,4 +1,4 @@
-"""A person's folder may hold a json.py or a numpy.py: processes of ours that start there do not import them."""
+"""Test processes that start in a folder with a json.py or a numpy.py of the user: they do not import these files."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Dependencies of the project: each has bounds on its version, and a licence that is known and permits what we do.
+"""Test the project's dependencies: each has version bounds, and a known licence that permits our use.
 
 `make audit` asks whether vulnerabilities are known; that needs the network.
 """

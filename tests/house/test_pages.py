@@ -1,4 +1,4 @@
-"""Pages that are made are up to date."""
+"""Test that generated pages are up to date."""
 
 from tools import api_page
 

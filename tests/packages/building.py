@@ -1,4 +1,4 @@
-"""The wheel and the sdist of this tree, and what should be in them."""
+"""Build the wheel and the sdist of this tree, and list their expected contents."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Inputs of the trained networks: what they are made for, drawn or computed here."""
+"""Inputs of the trained networks, suited to their purpose, drawn or computed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smallest model that has a name: it is the one of its wheel, and answers by its name without a network."""
+"""Test the smallest named model: its file is the one of its wheel, and it answers by its name without a network."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Plans of a trained model that are made while something else has the cores: this device alone is the prior.
+"""Test plans of a trained model that are made while other processes use the cores: one device alone is preferred.
 
 Nothing here depends on how fast a machine is. What is asserted is the choice, given the figures that were recorded.
 """

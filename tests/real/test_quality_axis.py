@@ -1,4 +1,4 @@
-"""Quality as an axis, on trained weights: divergence falls with bits, and what is picked obeys the limit.
+"""Test quality as an objective, with trained weights: divergence falls with bits, and the chosen type obeys the limit.
 
 Two presets stand for the devices, so that no choice depends on how fast a machine is. SmolLM2 comes in Q4_1; its types
 diverge from that file.

@@ -1,4 +1,4 @@
-"""The quantizer on trained weights: grids are seen, fitted files are better than types, and expectations come true.
+"""Test the quantizer with trained weights: it detects grids, fitted files are better than types, and predictions hold.
 
 SmolLM2-135M-Instruct comes in Q4_1. In F16, made of that, its values still lie on that grid. With its neurons in
 another order they lie on none (`tests/support/permuted.py`). The text to compare on was not seen by anything before:

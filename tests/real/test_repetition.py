@@ -1,4 +1,6 @@
-"""Answers of a trained model that go nowhere end soon, and say so; others are untouched. Samplers are llama.cpp's."""
+"""Test that endless repetitions of a trained model end soon and are reported, and that other answers are unchanged; the
+samplers are llama.cpp's.
+"""
 
 import json
 import re

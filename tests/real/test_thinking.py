@@ -1,4 +1,6 @@
-"""Thoughts of a trained model: it never learned to think, so a template opens its thought, and a budget ends that."""
+"""Test reasoning of a trained model: it was not trained for it, so a template opens its reasoning, and a token limit
+ends it.
+"""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Everything at once against one server over two workers: losses, full disks and pipes, clock jumps, and all clients.
+"""Run everything at once on one server over two workers: losses, full disks and pipes, clock jumps, and all clients.
 
     python -m tests.system.everything_at_once [MINUTES] [SEED]
 

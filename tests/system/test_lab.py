@@ -1,4 +1,4 @@
-"""A lab for real: workers that answer, limits that hold, links that are as they should be, and nothing left behind.
+"""Test a real lab: workers answer, limits hold, links have their configured figures, and nothing is left behind.
 
 What needs root, control groups or TUN devices fails in CI where it cannot be had, and is skipped elsewhere.
 """

@@ -1,4 +1,4 @@
-"""The two hosts other tests stand on: they reach each other, nothing else, and leave nothing behind."""
+"""Test the two network namespaces of other tests: they reach each other, nothing else, and leave nothing behind."""
 
 import os
 import subprocess

@@ -1,4 +1,6 @@
-"""The packet switch as a process, with sockets in place of network interfaces: what it carries, what it drops, when."""
+"""Test the packet switch as a process, with sockets as network interfaces: which packets it forwards or drops, and
+when.
+"""
 
 import json
 import socket

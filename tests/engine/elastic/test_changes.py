@@ -1,4 +1,4 @@
-"""Weights that change while a model runs: what is computed is what the file of that size alone gives."""
+"""Test weights that change while a model runs: the results are those of the static file of the same size."""
 
 import errno
 import os

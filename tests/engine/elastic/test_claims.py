@@ -1,5 +1,6 @@
-"""Claims of others while weights are loaded or changed: they are answered before that is done, and nothing is held
-twice."""
+"""Test claims of other processes while weights are loaded or changed: they are answered at once, and no memory is
+counted twice.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

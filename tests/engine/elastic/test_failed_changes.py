@@ -1,4 +1,6 @@
-"""Changes of weights that fail: they stay due, nothing is given back too early, and weights become whole again."""
+"""Test failed changes of weights: they are tried again, no memory is released too early, and the weights become
+complete again.
+"""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Sizes of a model fitted to budgets, in one file: whole, or not there."""
+"""Test sizes of a model that are fitted to budgets in one file: the file is complete or absent."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Keys and values on disk are those of one size: another size computes them again, and none is of two."""
+"""Test that saved keys and values belong to one size of a model: another size computes them again."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Several ranks whose bits change, each by its own memory: slices hold every size, and distributed equals static."""
+"""Test ranks that change their quantization with their own memory: slices hold every size, and the results equal static
+files.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager

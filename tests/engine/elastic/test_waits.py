@@ -1,4 +1,4 @@
-"""Costs of a change for a pass: on the way up nearly nothing, on the way down the time to stop it."""
+"""Test how long a change delays a pass: hardly on the way up, and by the time to stop it on the way down."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A stretch of a history is dropped in place: what is computed, what is the same, and what must not be used or kept."""
+"""Test a context shift: which part of a history is removed, what is unchanged, and what must not be used or saved."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The engine: what it computes does not depend on how it is asked, and its KV cache does what it is told."""
+"""Test the engine: its results do not depend on the order of requests, and operations on its KV cache are exact."""
 
 import subprocess
 import sys

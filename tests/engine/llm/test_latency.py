@@ -1,4 +1,4 @@
-"""Sizes of steps by latency targets, by known times: the model of gaps alone, and through a scheduler with a clock."""
+"""Test the size of steps under latency targets, with given times: the model of gaps alone, and through a scheduler."""
 
 import random
 from collections.abc import Sequence

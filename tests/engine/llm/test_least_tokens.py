@@ -1,4 +1,4 @@
-"""An answer goes on past its end: up to a number of tokens, or to the most that it may have."""
+"""Test answers that continue past their end: up to a minimum number of tokens, or to the maximum."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Words that overflow an ordinary stack: llama.cpp's tokenizers call themselves for each character of one."""
+"""Test words that would overflow an ordinary stack: llama.cpp's tokenizers recurse for each character."""
 
 import subprocess
 import sys

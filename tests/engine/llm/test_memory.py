@@ -1,4 +1,4 @@
-"""Memory accounting: as much as llama.cpp really takes, known before it takes it."""
+"""Test memory accounting: the predicted need equals what llama.cpp really takes."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The options of a budget, as people give them: what they set, what they say, and what is refused."""
+"""Test the options of a memory budget: their effects, their messages, and refused values."""
 
 import json
 from pathlib import Path

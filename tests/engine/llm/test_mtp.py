@@ -1,5 +1,6 @@
-"""Drafts by a model's own layers (MTP): what these layers compute, on every engine, and who is told that there are
-none. Acceptance is planted: the layers of random models are right by chance alone."""
+"""Test drafts by a model's own layers (MTP): the results of these layers on every engine, and errors if a model has
+none. Acceptance is set by the tests, because drafts of random layers are right only by chance.
+"""
 
 from collections import Counter
 from collections.abc import Callable

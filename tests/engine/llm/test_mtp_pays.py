@@ -1,4 +1,4 @@
-"""The gain of drafts by a model's own layers, by a clock of the test: near the formula, and never less than without."""
+"""Test the gain of drafts by a model's own layers with a simulated clock: near the formula, and never below 1."""
 
 from dataclasses import replace
 from pathlib import Path

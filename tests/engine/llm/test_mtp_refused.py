@@ -1,5 +1,6 @@
-"""A person who asks for drafts by a model's own layers is told why there are none: a llama.cpp without the calls, and
-files that it would stop the process at."""
+"""Test errors for drafts by a model's own layers: a llama.cpp without the calls, and files at which it would end the
+process.
+"""
 
 from pathlib import Path
 from typing import Any

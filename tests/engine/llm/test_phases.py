@@ -1,4 +1,4 @@
-"""Prompts that another placement computes: answers are those of one device, whatever is lost on the way."""
+"""Test prompts that another placement computes: answers are those of one device, also after any loss."""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Prefix blocks on disk are found again by another engine, and never by one that must not use them."""
+"""Test prefix blocks on disk: another engine finds them, and an engine that must not use them does not."""
 
 import os
 import struct

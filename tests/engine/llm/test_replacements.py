@@ -1,4 +1,4 @@
-"""An engine that fails at any moment is taken over by another, and whoever asks gets what one engine would give."""
+"""Test the replacement of an engine that fails at any moment: each request gets the answer of one engine."""
 
 import random
 from collections.abc import Callable, Iterator

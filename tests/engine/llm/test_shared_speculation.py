@@ -1,5 +1,4 @@
-"""Requests that share steps are answered the same with drafts in these steps: which, how many, and by whom does not
-matter."""
+"""Test drafts in shared steps: requests have the same answers with any number of drafts from any source."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,5 +1,6 @@
-"""Models with recurrent layers: what a prompt shares with an earlier one is not computed again, in memory, from disk
-and on several devices; drafts that were wrong are forgotten. In F32 all is as computed at once, on one device."""
+"""Test models with recurrent layers: a shared prefix is not computed again, in memory, from disk and on several
+devices; wrong drafts are undone. In F32, all results equal those of a single pass on one device.
+"""
 
 import threading
 from dataclasses import replace

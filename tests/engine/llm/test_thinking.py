@@ -1,4 +1,6 @@
-"""Thoughts of a real model: apart from its answer, bounded, free of the answer's constraint, and gone from prompts."""
+"""Test reasoning of a real model: it is separate from the answer, bounded, not constrained, and removed from later
+prompts.
+"""
 
 import re
 from collections.abc import Iterator, Sequence

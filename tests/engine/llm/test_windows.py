@@ -1,4 +1,6 @@
-"""Several windows under way over stages: answers are those without, wherever a draft is wrong and whatever is lost."""
+"""Test several draft windows in flight over stages: answers are those without drafts after any wrong draft and any
+loss.
+"""
 
 from collections import Counter
 from collections.abc import Iterator

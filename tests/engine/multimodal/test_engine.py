@@ -1,4 +1,4 @@
-"""Prompts with pictures and sounds on one device: as libmtmd itself computes them, and never computed twice."""
+"""Test prompts with pictures and sounds on one device: the results equal libmtmd's, and nothing is computed twice."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Prompts with pictures and sounds on several ranks: as on one device."""
+"""Test prompts with pictures and sounds on several ranks: the results are those of one device."""
 
 from contextlib import closing
 from dataclasses import replace

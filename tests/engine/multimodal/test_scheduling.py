@@ -1,5 +1,6 @@
-"""Pictures among requests that are preempted, wait in the background, or share steps: probabilities are those of each
-request alone."""
+"""Test pictures in requests that are preempted, wait in the background, or share steps: probabilities are those of each
+request alone.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing

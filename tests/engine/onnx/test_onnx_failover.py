@@ -1,4 +1,6 @@
-"""A pipeline that outlives its stages, inside one process: no input lost, none answered twice, order kept."""
+"""Test a pipeline that survives the loss of its stages, in one process: no input is lost or answered twice, and the
+order is kept.
+"""
 
 from __future__ import annotations
 

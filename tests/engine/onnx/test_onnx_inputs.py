@@ -1,4 +1,4 @@
-"""Inputs from files: names and file names with an equals sign are told apart by what the model takes."""
+"""Test inputs from files: the model's input names decide how an argument with an equals sign is read."""
 
 from pathlib import Path
 

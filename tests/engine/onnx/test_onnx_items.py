@@ -1,4 +1,4 @@
-"""Items on a link: what goes in comes out, and whoever lies about an item is refused before memory is reserved."""
+"""Test items on a link: they arrive unchanged, and wrong items are refused before memory is reserved."""
 
 from __future__ import annotations
 

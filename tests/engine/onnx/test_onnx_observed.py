@@ -1,4 +1,4 @@
-"""Observations from a run of a whole network: shapes that cannot be inferred, and the time of each node."""
+"""Test a profiled run of a whole network: it gives the shapes that cannot be inferred, and the time of each node."""
 
 from __future__ import annotations
 

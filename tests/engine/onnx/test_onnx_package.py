@@ -1,4 +1,4 @@
-"""The graphs that the onnx package tests runtimes with, cut: they give what the whole gives."""
+"""Test cuts of the graphs with which the onnx package tests runtimes: stages give the results of the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples to calibrate and compare with: what is made of them, and which are refused."""
+"""Test samples for calibration and comparison: the arrays that they give, and refused files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stage of an ONNX model, over memory links: what it takes, what it holds, and what it says when it fails."""
+"""Test one stage of an ONNX model over memory links: its inputs, its memory, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that are timed with the parts of an ONNX graph, and what is made of such times."""
+"""Test devices that time parts of an ONNX graph, and the figures that follow from such times."""
 
 from __future__ import annotations
 

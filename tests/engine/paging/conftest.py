@@ -1,4 +1,4 @@
-"""Models whose weights are paged, and one to be damaged while it is read."""
+"""Fixtures: models whose weights are paged, and a model whose file is damaged while it is read."""
 
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,4 +1,6 @@
-"""The budget: the least one is named and works, nothing goes beyond it, and each option does what it says."""
+"""Test the memory budget: the error names the smallest one, which works; memory never exceeds it; and each option has
+its effect.
+"""
 
 import os
 import re

@@ -1,5 +1,6 @@
-"""Experts under a budget: what the router chose is in memory, no more of it than there is room for, and it is
-counted."""
+"""Test experts under a budget: the experts that the router chose are in memory, never more than fit, and they are
+counted.
+"""
 
 import errno
 import os

@@ -1,4 +1,6 @@
-"""Disks that fail or hang while a model runs: an error that names the place, no wrong word, and right ones after it."""
+"""Test disks that fail or hang while a model runs: an error names the file and offset, no token is wrong, and later
+tokens are right.
+"""
 
 import errno
 import os

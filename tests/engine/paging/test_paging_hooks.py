@@ -1,4 +1,4 @@
-"""Hooks as paging needs them: to act before a node, to have what precedes it computed first, to end a graph."""
+"""Test hooks for paging: they act before a node, have its predecessors computed first, or end a graph."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weights read from files that have them in this CPU's layout: the same logits, whatever becomes of the files."""
+"""Test weights in files that have this CPU's layout: the logits are the same, also if the files change or disappear."""
 
 import os
 from collections.abc import Callable

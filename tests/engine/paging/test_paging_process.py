@@ -1,4 +1,4 @@
-"""The whole process stays within its budget: by what it held at the most, and in a memory group that kills."""
+"""Test that the whole process stays within its budget: by its peak, and in a memory group that kills it otherwise."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Two devices with budgets of their own, as processes: each stays within its own, and the answer is that without."""
+"""Test two devices with budgets of their own, as processes: each stays within its own, and the answer is unchanged."""
 
 import json
 import threading

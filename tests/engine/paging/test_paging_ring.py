@@ -1,5 +1,6 @@
-"""The window: whatever the order, the sizes and the room, what is acquired are the bytes of the file, laid out if need
-be."""
+"""Test the paging window: for any order, sizes and room, an acquired matrix has the bytes of the file, in the CPU's
+layout if necessary.
+"""
 
 import ctypes
 import os

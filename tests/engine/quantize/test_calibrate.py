@@ -1,4 +1,4 @@
-"""`edge imatrix`: what is collected is what numpy computes, llama.cpp quantizes with it, and bad input is refused."""
+"""Test `edge imatrix`: the sums equal numpy's, llama.cpp quantizes with the file, and bad input is refused."""
 
 import json
 import struct

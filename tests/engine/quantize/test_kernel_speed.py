@@ -1,4 +1,4 @@
-"""Speeds of kernels: figures that can be, and what follows from them."""
+"""Test the measured speeds of kernels: their plausible range, and the predictions that use them."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Sensitivities: what is measured in memory is what a file would show, and the weights are as before afterwards."""
+"""Test sensitivities: measurements in memory equal those of a file, and the weights are unchanged afterwards."""
 
 import json
 import random

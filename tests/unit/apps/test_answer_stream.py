@@ -1,4 +1,4 @@
-"""A thought on a terminal: its last lines while it comes, one line in its place once it is over."""
+"""Test reasoning on a terminal: its last lines are shown while it is generated, and one line afterwards."""
 
 import io
 import json

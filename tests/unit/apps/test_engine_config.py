@@ -1,4 +1,4 @@
-"""Options of a command line reach the engine, this device's or a server's."""
+"""Test that command-line options reach the engine, on this device or on a server."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Markdown that arrives in pieces looks as if it had come at once."""
+"""Test that Markdown in pieces is rendered like the whole text."""
 
 import io
 from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""The owner's side: inviting, enrolling and revoking; nothing lost by crashes or by two commands at once."""
+"""Test the owner's side: inviting, enrolling and revoking; crashes and concurrent commands lose nothing."""
 
 import json
 import re

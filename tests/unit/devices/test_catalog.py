@@ -1,4 +1,4 @@
-"""Presets for what-if plans: every figure has its source, and is one that a device can have."""
+"""Test the presets for what-if plans: every figure has its source and is plausible for a device."""
 
 import dataclasses
 import re

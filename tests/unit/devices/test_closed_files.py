@@ -1,4 +1,4 @@
-"""Descriptions of a machine whose system closes its files to programs, as Android does."""
+"""Test the description of a machine whose system hides its files from programs, as Android does."""
 
 from typing import Any
 

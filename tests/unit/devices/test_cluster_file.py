@@ -1,4 +1,4 @@
-"""Cluster files: what they mean, and what is said about those that mean nothing."""
+"""Test cluster files: the meaning of valid ones, and the errors for invalid ones."""
 
 from contextlib import suppress
 from pathlib import Path

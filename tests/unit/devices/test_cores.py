@@ -1,4 +1,4 @@
-"""Cores as people write them, and keeping to some of them."""
+"""Test the syntax of core lists, and binding a process to cores."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A member's side: tokens, joining, installing a certificate, lists of revoked ones. Any text may be called a token."""
+"""Test a member's side: tokens (also arbitrary text), joining, installing a certificate, and revocation lists."""
 
 import base64
 import stat

@@ -1,4 +1,4 @@
-"""Finding workers by multicast DNS: announced and looked for in earnest, on loopback and between two hosts."""
+"""Test finding workers by real multicast DNS, on loopback and between two hosts."""
 
 import asyncio
 import ipaddress

@@ -1,4 +1,4 @@
-"""Figures of disks, memory, kernels and reads under a budget: known bytes by a known clock give known figures."""
+"""Test the figures of disks, memory, kernels and reads under a budget, with a simulated clock."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Test that files are written completely or not at all."""
 
 import errno
 import os

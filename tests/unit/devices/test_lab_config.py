@@ -1,4 +1,4 @@
-"""Lab files: what they mean, and what is said about those that mean nothing."""
+"""Test lab files: the meaning of valid ones, and the errors for invalid ones."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Properties of a machine: cores, instruction sets, its disk; and what of it is remembered for how long."""
+"""Test the properties of a machine: cores, instruction sets, its disk; and how long they are saved."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Hints about the path to another device: said when they are likely true, and only then."""
+"""Test hints about the path to another device: they are given only if they are likely true."""
 
 import socket
 from pathlib import Path

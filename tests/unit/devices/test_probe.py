@@ -1,4 +1,4 @@
-"""Description of the machine: within its limits, and those a control group sets."""
+"""Test the description of the machine: its limits, and those of its control group."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Limits of a process: what its threads have freed is kept once."""
+"""Test the limits of a process: memory that its threads have freed is held only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: what a device says of itself, and what is accepted from a device that says it."""
+"""Test profiles: what a device states about itself, and what is accepted from another device."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Figures that are remembered: the last ones, for a day."""
+"""Test saved figures: the latest ones are valid for a day."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""When packets arrive over a shaped line: the laws that any line keeps, whatever is sent over it."""
+"""Test the times at which packets arrive over a shaped line: the laws of any line, for any packets."""
 
 import math
 

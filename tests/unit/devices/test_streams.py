@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full, not read, or of another encoding: a process goes on, whatever it says."""
+"""Test standard streams that are closed, full, unread, or of another encoding: a process continues after any output."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""Work in threads that is given up: what it opened is closed, and the first error is heard."""
+"""Test cancelled work in threads: everything that it opened is closed, and the first error is raised."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Error feedback: the next sum makes up for what a lossy wire rounds off one, as long as the rows are the same."""
+"""Test error feedback: the next sum compensates the rounding error of a lossy wire, while the rows are the same."""
 
 import numpy as np
 import pytest

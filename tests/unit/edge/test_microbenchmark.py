@@ -1,4 +1,4 @@
-"""Measurements while something else takes the processor in bursts: on made-up clocks, with known values."""
+"""Test measurements while other processes use the processor in bursts, with simulated clocks."""
 
 from __future__ import annotations
 

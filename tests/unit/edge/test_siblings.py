@@ -1,4 +1,4 @@
-"""`import edge` beside a person's own devices.py, partition.py, quant.py or transport.py, and `python -m edge`."""
+"""Test `import edge` and `python -m edge` next to a user's own devices.py, partition.py, quant.py or transport.py."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Background work goes on after an error, which is logged once in a row."""
+"""Test that background work continues after an error, and that repeated errors are logged once."""
 
 import threading
 

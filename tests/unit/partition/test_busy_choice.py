@@ -1,4 +1,4 @@
-"""Plans that are chosen from figures of busy devices: never clearly slower than this device alone."""
+"""Test plans that are chosen from figures of busy devices: never clearly slower than this device alone."""
 
 from __future__ import annotations
 

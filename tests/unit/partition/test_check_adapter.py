@@ -1,4 +1,4 @@
-"""LoRA adapters are checked before llama.cpp reads them: it would stop the process, or leave out what does not fit."""
+"""Test the checks of LoRA adapters before llama.cpp reads them: it would end the process, or ignore wrong parts."""
 
 import os
 import random

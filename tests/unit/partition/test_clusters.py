@@ -1,4 +1,4 @@
-"""Clusters of kinds of devices come in the order of their cost, each once."""
+"""Test the enumeration of clusters by their cost, each once."""
 
 from itertools import combinations_with_replacement
 

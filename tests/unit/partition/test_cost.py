@@ -1,4 +1,4 @@
-"""Costs of plans by formulas: against figures worked out by hand."""
+"""Test the cost formulas of plans against figures worked out by hand."""
 
 import math
 from dataclasses import replace

@@ -1,5 +1,6 @@
-"""Gain of several windows of drafts over stages: by hand, beside a simulation by the rules of `edge.llm.in_flight`,
-and beside trying every shape."""
+"""Test the gain of several draft windows over stages: by hand, by a simulation with the rules of `edge.llm.in_flight`,
+and by trying every shape.
+"""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Gain of drafts for a plan: by hand, beside trying everything, and beside what cannot be passed."""
+"""Test the gain of drafts for a plan: by hand, by enumeration, and against an upper limit."""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""Goodput of simulated requests: which part meets both targets, and up to which rate of arrivals 90 % do."""
+"""Test the goodput of simulated requests: the fraction that meets both targets, and the rate of arrivals at which 90 %
+do.
+"""
 
 from dataclasses import replace
 

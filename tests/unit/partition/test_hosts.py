@@ -1,4 +1,4 @@
-"""Cores of a machine that several devices of a plan run on count once: in predictions, plans and simulations."""
+"""Test several devices of a plan on one machine: its cores count once, in predictions, plans and simulations."""
 
 import json
 from collections.abc import Sequence

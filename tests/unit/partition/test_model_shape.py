@@ -1,4 +1,4 @@
-"""Size of a model, against sums made by hand and against what llama.cpp itself counts."""
+"""Test the size of a model against sums by hand and against llama.cpp's own counts."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The table of objectives: what is typed by it, planned by it, shown by it and documented."""
+"""Test the table of objectives: options, plans, output and documentation follow it."""
 
 import argparse
 import math

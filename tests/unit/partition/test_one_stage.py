@@ -1,4 +1,4 @@
-"""A plan whose only computing stage is behind a thin owner has one step at a time, whatever it is asked for."""
+"""Test a plan with a thin owner and one computing stage: it has one step at a time, whatever is requested."""
 
 from dataclasses import replace
 

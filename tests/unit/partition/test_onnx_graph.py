@@ -1,4 +1,4 @@
-"""ONNX models as graphs: every cut is found, with what crosses it, what it costs and a name a person knows."""
+"""Test ONNX models as graphs: every cut is found, with its payload, its cost and a recognizable name."""
 
 from __future__ import annotations
 

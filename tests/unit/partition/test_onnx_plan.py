@@ -1,4 +1,4 @@
-"""Plans for ONNX models: every node has one place; JSON and back; what cannot be is refused."""
+"""Test plans for ONNX models: every node has one place; JSON round trips; invalid plans are refused."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Plans of ONNX models: what they are predicted to take, and that the best are found, against every plan there is."""
+"""Test the planner for ONNX models: its predictions, and that it finds the best of all plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of ONNX models are cut from the model's file: their weights are copied, and the bytes are the stage's."""
+"""Test recipes for stages of ONNX models: weights are copied from the model's file, and the bytes equal the stage's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of ONNX graphs: what is open needs a size, and what cannot be told is named."""
+"""Test shapes of ONNX graphs: open dimensions need a size, and unknown ones are named."""
 
 from __future__ import annotations
 

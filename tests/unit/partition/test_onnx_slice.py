@@ -1,4 +1,4 @@
-"""Stages of ONNX models: run one after another, they make what the whole model makes."""
+"""Test stages of ONNX models: one after another, they give the results of the whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ONNX graphs are cut for devices of known shares: never worse than any other choice."""
+"""Test where ONNX graphs are cut for devices with given shares: no other choice is better."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placements for prompts beside those that generate: pairs that trying everything finds, and where they are taken."""
+"""Test pairs of placements for prompts and for generation: they equal an enumeration, and when they are chosen."""
 
 import json
 import math

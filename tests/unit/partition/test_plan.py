@@ -1,4 +1,4 @@
-"""Plans: each layer, head, column and row has one place; JSON and back; what cannot be is refused."""
+"""Test plans: each layer, head, column and row has one place; JSON round trips; invalid plans are refused."""
 
 import copy
 import json

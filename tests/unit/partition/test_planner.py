@@ -1,4 +1,4 @@
-"""The planner finds what trying everything finds; fronts are fronts; what published work says of plans holds."""
+"""Test the planner: it equals an enumeration, its fronts are Pareto fronts, and published findings about plans hold."""
 
 from collections.abc import Sequence
 from dataclasses import replace

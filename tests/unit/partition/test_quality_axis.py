@@ -1,4 +1,4 @@
-"""Fronts and choices over several types of one model, with divergence as an axis: what trying everything finds."""
+"""Test fronts and choices over several types of one model, with divergence as an objective, against an enumeration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes: what they may say, and that bytes from anybody are a valid recipe or a RecipeError."""
+"""Test recipes: their contents, and that arbitrary bytes are a valid recipe or raise RecipeError."""
 
 import hashlib
 import struct

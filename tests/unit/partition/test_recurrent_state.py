@@ -1,4 +1,4 @@
-"""Snapshots of recurrent layers are of the shape and the position that is needed, or refused."""
+"""Test snapshots of recurrent layers: only those of the right shape and position are accepted."""
 
 import struct
 

@@ -1,4 +1,6 @@
-"""The search for the best ways to place stages: what brute force finds, nothing dominated, and what a beam may not."""
+"""Test the search for the best placements of stages: it equals an enumeration, no result is dominated, and the limits
+of a beam.
+"""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Heads, FFN columns, vocabulary rows and layers are given out in proportion to shares."""
+"""Test the division of heads, FFN columns, vocabulary rows and layers in proportion to shares."""
 
 from dataclasses import replace
 from itertools import combinations, pairwise

@@ -1,4 +1,4 @@
-"""The simulator against the cost formulas where these are exact, against queueing theory, and by hand."""
+"""Test the simulator against the cost formulas where they are exact, against queueing theory, and by hand."""
 
 import math
 from collections.abc import Sequence

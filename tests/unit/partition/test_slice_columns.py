@@ -1,4 +1,4 @@
-"""Columns of feed-forward parts where layers with experts and layers without have different widths."""
+"""Test the columns of feed-forward parts if layers with and without experts have different widths."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models that cannot be cut are refused before anything is sent, with the reason and what to do."""
+"""Test that models that cannot be cut are refused before anything is sent, with the reason and the remedy."""
 
 import shutil
 from pathlib import Path

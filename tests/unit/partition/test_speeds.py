@@ -1,4 +1,4 @@
-"""Measured figures: curves, devices and links as values, as JSON, and as they are remembered for a day."""
+"""Test measured figures: curves, devices and links as values, as JSON, and saved for a day."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Some architectures have stages of some lengths only, beginning with some layers: no plan has another one."""
+"""Test architectures whose stages must have certain lengths and first layers: no plan has others."""
 
 from dataclasses import replace
 from itertools import combinations, pairwise

@@ -1,4 +1,4 @@
-"""Keys and values as llama.cpp writes them: cut and joined without a changed bit, and refused wherever one is wrong."""
+"""Test keys and values in llama.cpp's format: cut and joined unchanged, and refused if any part is wrong."""
 
 import random
 import struct

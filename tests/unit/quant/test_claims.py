@@ -1,4 +1,4 @@
-"""Two commands that are to write one file: the second is refused before it does anything."""
+"""Test two commands that would write one file: the second is refused before it does anything."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Checkpoints of each family, converted: the logits and the tokens are those of the library they come from."""
+"""Test the conversion of checkpoints of each family: logits and tokens equal those of their original library."""
 
 import json
 import subprocess

@@ -1,4 +1,6 @@
-"""Whatever is in the files of a folder: one line says what is wrong, or the result is a file llama.cpp can be given."""
+"""Test the conversion of folders with arbitrary content: the result is one error line, or a file that llama.cpp can
+load.
+"""
 
 import json
 import random

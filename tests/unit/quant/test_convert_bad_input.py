@@ -1,4 +1,4 @@
-"""Folders that cannot be converted: one line that says why, nothing written, the source as it was."""
+"""Test folders that cannot be converted: one line with the reason, nothing written, and the source unchanged."""
 
 import hashlib
 import json

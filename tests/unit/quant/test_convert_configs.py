@@ -1,4 +1,4 @@
-"""Configurations as the families published them: old and new spellings, values left out, nulls."""
+"""Test published configurations of the families: old and new spellings, missing values, nulls."""
 
 from typing import Any
 

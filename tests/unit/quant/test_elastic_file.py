@@ -1,4 +1,4 @@
-"""Files that hold several sizes of a model: each tensor once in each type, and nothing broken gets through."""
+"""Test files that hold several sizes of a model: each tensor once in each type, and broken files are refused."""
 
 import math
 import subprocess

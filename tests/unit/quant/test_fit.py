@@ -1,4 +1,4 @@
-"""Types for a budget: as good as trying everything, never above the budget, and filling it where that can be."""
+"""Test types for a budget: as good as an enumeration, never above the budget, and filling it if possible."""
 
 import itertools
 import math

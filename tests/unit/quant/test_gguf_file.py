@@ -1,4 +1,4 @@
-"""The container: what is read is what was written, and nothing broken gets through."""
+"""Test the GGUF container: files are read as they were written, and broken ones are refused."""
 
 import contextlib
 import os

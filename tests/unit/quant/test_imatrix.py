@@ -1,4 +1,4 @@
-"""Importance matrices in files: what is written is read, by others, too, and what is damaged is refused."""
+"""Test files of importance matrices: other programs can read them, and damaged ones are refused."""
 
 import io
 import os

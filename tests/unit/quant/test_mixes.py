@@ -1,4 +1,4 @@
-"""The mixes of llama.cpp: every one is known by its name and id, and gives most weights the type that it is said to."""
+"""Test llama.cpp's mixes: each has the right name and id, and gives most weights its type."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Text of strangers on a terminal: it is shown, and the terminal obeys nothing in it."""
+"""Test untrusted text on a terminal: it is shown, and its control sequences have no effect."""
 
 import unicodedata
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Test the format of numbers in text."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The table of tensor types against the two places it is taken from."""
+"""Test the table of tensor types against its two sources."""
 
 import ctypes
 from pathlib import Path

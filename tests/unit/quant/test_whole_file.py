@@ -1,4 +1,4 @@
-"""Files that appear when they are whole: quant's own, and names for other programs to write to."""
+"""Test files that appear only when complete: those of quant, and names for other programs to write to."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Wire types: what they may lose, what becomes of values that are no numbers; cuts at blocks change nothing."""
+"""Test wire types: their rounding error, values that are not numbers, and independence of cuts at blocks."""
 
 import numpy as np
 import pytest

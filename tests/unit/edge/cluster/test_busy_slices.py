@@ -1,4 +1,6 @@
-"""A worker that says that somebody else sends a slice, without end, is not asked without pause or end."""
+"""Test a worker that keeps reporting another sender of the slice: this device asks it with pauses, and stops at a
+deadline.
+"""
 
 from pathlib import Path
 from typing import Any

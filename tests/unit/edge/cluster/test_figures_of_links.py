@@ -1,4 +1,4 @@
-"""Figures of links: known trips and bytes by a known clock give known figures, each in its own direction."""
+"""Test the figures of links with a simulated clock: known trips and bytes, each in its own direction."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Workers that are reached together."""
+"""Test connecting to several workers together."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""An address with an interface of the owner's is for the owner alone."""
+"""Test that an address with an interface of the owner is used by the owner alone."""
 
 from typing import Any
 

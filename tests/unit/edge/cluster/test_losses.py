@@ -1,4 +1,4 @@
-"""Devices that are lost: which error says why, who is not tried again, and what a person is told."""
+"""Test lost devices: the error that states the reason, the devices that are not tried again, and the message."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Slices of a model and its adapters, as all who prepare, count or send a placement have them."""
+"""Test the slices of a model and its adapters: preparing, counting and sending a placement use the same ones."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Another plan has to be clearly better if a device was measured while it was busy."""
+"""Test that a plan must be clearly better if a device was measured while it was busy."""
 
 from __future__ import annotations
 

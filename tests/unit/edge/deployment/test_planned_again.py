@@ -1,4 +1,4 @@
-"""Plans after a loss: made over those that answer, and only where that is clearly better."""
+"""Test plans after a loss: they use the devices that answer, and only if that is clearly better."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""After a loss a model goes on with this device alone, whatever keeps this device from reaching others."""
+"""Test that a model continues on this device alone after a loss, even if this device cannot reach any other."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""Reading and writing of ggml: rows of every type, and nodes in place."""
+"""Test reading and writing ggml data: rows of every type, and nodes in place."""
 
 import ctypes
 

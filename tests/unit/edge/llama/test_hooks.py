@@ -1,4 +1,4 @@
-"""Hooks: they see the nodes they ask for, may change them, may end the graph, and are not fooled."""
+"""Test hooks: they see the nodes they request, may change them or end the graph, and detect wrong nodes."""
 
 import ctypes
 import signal

@@ -1,4 +1,4 @@
-"""Stopping: a running decode ends at its next node, and Ctrl-C reaches it through a thread."""
+"""Test interruption: a running decode ends at its next node, and Ctrl-C reaches it through a thread."""
 
 import os
 import signal

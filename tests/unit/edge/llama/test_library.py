@@ -1,4 +1,4 @@
-"""A llama.cpp that was built before is used where it is the one needed; where it is not, one line says so."""
+"""Test the choice of the llama.cpp library: an existing build is used if it fits; else one line states the reason."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The token table gives the hidden states that llama.cpp would begin with, bit for bit."""
+"""Test that the token table gives llama.cpp's first hidden states, bit for bit."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Figures of speed where text is made: known steps by a known clock give known figures."""
+"""Test the speed figures of text generation with a simulated clock: known steps give known figures."""
 
 import io
 import json

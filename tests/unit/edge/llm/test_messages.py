@@ -1,4 +1,4 @@
-"""Messages between owner and worker: all of it comes back, and what cannot be is refused by name."""
+"""Test messages between owner and worker: they arrive unchanged, and invalid fields are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scheduler has the number of microbatches of its current engine, also after another engine took over."""
+"""Test that a scheduler uses the number of microbatches of its current engine, also after a replacement."""
 
 from types import SimpleNamespace
 from typing import Any

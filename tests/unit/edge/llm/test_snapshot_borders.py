@@ -1,4 +1,4 @@
-"""Which positions of a prompt get snapshots, and which of them stay in memory."""
+"""Test the positions of a prompt that get snapshots, and the snapshots that stay in memory."""
 
 import numpy as np
 from hypothesis import given

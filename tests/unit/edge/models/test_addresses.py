@@ -1,4 +1,4 @@
-"""Addresses of models on the hub: the forms that people copy, and names that would lead out of the cache."""
+"""Test addresses of models on the hub: the forms that people copy, and names that point outside the cache."""
 
 from pathlib import PurePosixPath
 

@@ -1,4 +1,4 @@
-"""The catalog of published models: its shapes make the published files, and wrong entries are refused."""
+"""Test the catalog of published models: its shapes equal the published files, and wrong entries are refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Cutting gives the bytes the recipe says, from any byte on, with little memory and few reads."""
+"""Test cutting a slice: it yields the bytes of the recipe, from any byte on, with little memory and few reads."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Digests are remembered for as long as the file is the same, and never needed from a damaged memory."""
+"""Test saved digests: they are valid while the file is unchanged, and a damaged record is not used."""
 
 import hashlib
 import json

@@ -1,4 +1,6 @@
-"""Models in a folder: what is one, what is left out with a warning, and what a folder without any says."""
+"""Test models in a folder: which files are models, which are skipped with a warning, and the error for a folder without
+models.
+"""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Models that have a name: the list, where each is fetched from, and what else a name could mean."""
+"""Test named models: the list, the address of each, and other meanings of a name."""
 
 import hashlib
 import io

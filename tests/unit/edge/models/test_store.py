@@ -1,4 +1,6 @@
-"""The slice store: whole slices or none, resumed after any end, within its limit, never taken from under an engine."""
+"""Test the slice store: slices are complete or absent, resumed after any end, within its limit, and kept while an
+engine uses them.
+"""
 
 import hashlib
 import os

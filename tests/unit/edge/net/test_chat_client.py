@@ -1,4 +1,6 @@
-"""A conversation with a server that answers anything: errors name it, and the key goes nowhere else."""
+"""Test a conversation with a server that gives arbitrary answers: errors name the server, and the key is sent to no
+other.
+"""
 
 import json
 import threading

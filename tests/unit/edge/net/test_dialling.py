@@ -1,4 +1,4 @@
-"""Dialling a rank: the kind of link, and that the named device answers, not just any member of the cluster."""
+"""Test dialling a rank: the kind of link, and that the named device answers, not another member of the cluster."""
 
 import socket
 import time

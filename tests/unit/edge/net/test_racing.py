@@ -1,4 +1,4 @@
-"""Several addresses of one rank: their order, what a dead one costs, and what is left open."""
+"""Test a rank with several addresses: their order, the cost of a dead one, and that other connections are closed."""
 
 import threading
 from collections.abc import Iterator

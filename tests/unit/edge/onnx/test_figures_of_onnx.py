@@ -1,4 +1,4 @@
-"""Figures of networks in ONNX: known runs give known figures."""
+"""Test the figures of ONNX networks: known runs give known figures."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

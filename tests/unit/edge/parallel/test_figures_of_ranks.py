@@ -1,4 +1,4 @@
-"""Figures of ranks and of layers: known steps by a known clock give known figures."""
+"""Test the figures of ranks and layers with a simulated clock: known steps give known figures."""
 
 from dataclasses import replace
 from types import SimpleNamespace

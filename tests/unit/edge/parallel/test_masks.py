@@ -1,4 +1,4 @@
-"""Masks as they cross a link: each rank reads its part of what was packed, and nothing else is believed."""
+"""Test masks on a link: each rank decodes its part of the packed mask, and refuses invalid bytes."""
 
 import itertools
 import struct

@@ -1,4 +1,4 @@
-"""Where ranks stand: steps and hidden states reach every rank exactly once, from a rank that has them."""
+"""Test the positions of ranks: steps and hidden states reach every rank exactly once, from a rank that has them."""
 
 from itertools import accumulate
 

@@ -1,4 +1,4 @@
-"""Sleeping ranks: how long they wait, what they give, and which positions they hold, with a clock of the tests."""
+"""Test sleeping ranks with a simulated clock: how long they wait, their results, and the positions they hold."""
 
 import json
 import subprocess

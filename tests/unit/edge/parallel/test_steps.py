@@ -1,4 +1,4 @@
-"""Steps as they cross a link: what was packed comes out, and nothing else is believed."""
+"""Test steps on a link: they arrive unchanged, and invalid bytes are refused."""
 
 import json
 import struct

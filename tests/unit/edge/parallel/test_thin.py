@@ -1,4 +1,4 @@
-"""A thin owner's engine: it has no layer, knows which positions other ranks hold, and takes hardly any memory."""
+"""Test a thin owner's engine: it has no layer, tracks the positions that other ranks hold, and needs little memory."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -1,4 +1,4 @@
-"""The cheapest cluster is the one that trying all of them finds, and no bound rules out one that could do it."""
+"""Test the search for the cheapest cluster: it equals an enumeration, and no bound excludes a valid cluster."""
 
 from __future__ import annotations
 

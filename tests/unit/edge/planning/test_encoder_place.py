@@ -1,4 +1,4 @@
-"""Where pictures are encoded, by known times."""
+"""Test the choice of the device that encodes pictures, with given times."""
 
 from functools import partial
 

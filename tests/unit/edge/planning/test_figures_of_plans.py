@@ -1,4 +1,4 @@
-"""Figures of plans, clusters and simulations: known figures come out in their units, and by their names."""
+"""Test the figures of plans, clusters and simulations: their units and their names."""
 
 from pathlib import Path
 from types import SimpleNamespace

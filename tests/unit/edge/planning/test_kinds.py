@@ -1,4 +1,4 @@
-"""Kinds of devices to buy: read from a file, with the presets' figures and prices, and bad input."""
+"""Test the kinds of devices to buy: read from a file, with the presets' figures and prices, and bad input."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Plans that are measured while something else takes the processor: what is chosen, and what is measured again."""
+"""Test plans that are measured while other processes use the processor: the choice, and repeated measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of microbatches is part of a plan: the plan is saved with it, and runs with it."""
+"""Test that a plan contains its number of microbatches: it is saved and used with the plan."""
 
 from dataclasses import replace
 from pathlib import Path

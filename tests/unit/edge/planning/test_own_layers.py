@@ -1,4 +1,4 @@
-"""Plans with drafts by a model's own layers: what one takes, and when plans count on them."""
+"""Test plans with drafts by a model's own layers: their cost, and when plans assume them."""
 
 from dataclasses import replace
 from pathlib import Path

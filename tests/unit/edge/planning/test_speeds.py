@@ -1,4 +1,4 @@
-"""Which candidates are measured, and how times of others follow from them, with known times."""
+"""Test which candidates are measured, and how the times of others are derived, with given times."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Parts of the work of a plan's devices, by which a plan is made again when one is lost."""
+"""Test the shares of work of a plan's devices, which are used again for the next plan after a loss."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The owner's key is one, private and whole; hashes name a history and tell nothing of it."""
+"""Test the owner's key file: one key, private and complete; hashes identify a history and reveal nothing of it."""
 
 import hashlib
 import hmac

@@ -1,4 +1,6 @@
-"""The store of the prefix cache: whole files or none, the oldest go first, and no disk makes it fail."""
+"""Test the store of the prefix cache: files are complete or absent, the oldest are deleted first, and no disk error
+makes it fail.
+"""
 
 import errno
 import fcntl

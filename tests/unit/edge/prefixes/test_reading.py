@@ -1,4 +1,6 @@
-"""Blocks of a history are n_bytes whether they wait to be written, are in a file, or move from one to the other."""
+"""Test `n_bytes` of the blocks of a history: the same for blocks that wait to be written, are in a file, or are being
+written.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Blocks come back just as they were kept, or not at all: whatever the disk, other processes and the clock do."""
+"""Test that saved blocks are read unchanged or not at all, whatever the disk, other processes and the clock do."""
 
 import os
 import random

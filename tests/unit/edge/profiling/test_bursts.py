@@ -1,4 +1,4 @@
-"""Measurements while the processor is gone for moments at a time: by a clock of the test's, with known values."""
+"""Test measurements while the processor is unavailable for short times, with a simulated clock."""
 
 from __future__ import annotations
 

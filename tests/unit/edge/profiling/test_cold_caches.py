@@ -1,4 +1,4 @@
-"""Slices are timed with their weights out of the caches, as a model has them that reads more than caches hold."""
+"""Test that slices are timed with their weights out of the caches, as in a model that is larger than the caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts of `edge doctor`: for each check, values that are well and values that are not."""
+"""Test the verdicts of `edge doctor`: good and bad values for each check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts of `edge doctor` on what is installed: Python, packages, and the build of llama.cpp."""
+"""Test the verdicts of `edge doctor` on the installation: Python, packages, and the build of llama.cpp."""
 
 from __future__ import annotations
 

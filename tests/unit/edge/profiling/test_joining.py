@@ -1,4 +1,4 @@
-"""Devices that join: what a rank makes of the limits it runs under, and how often a device is tried."""
+"""Test devices that join: how a rank uses its limits, and how often a device is tried."""
 
 from typing import Any
 

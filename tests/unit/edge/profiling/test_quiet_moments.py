@@ -1,4 +1,4 @@
-"""Memory of a survey of busy and of quiet moments, and how often it measures this device."""
+"""Test a survey's record of busy and quiet moments, and how often it measures this device."""
 
 from __future__ import annotations
 

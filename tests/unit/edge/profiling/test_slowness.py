@@ -1,4 +1,4 @@
-"""Devices that became slow: known times give known words, and a bad moment gives none."""
+"""Test the detection of slow devices: known times give known messages, and one slow moment gives none."""
 
 from dataclasses import replace
 from pathlib import Path

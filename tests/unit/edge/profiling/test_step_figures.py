@@ -1,4 +1,4 @@
-"""Figures of steps, what ranks are predicted to compute, and measurements of a busy moment."""
+"""Test the figures of steps, the predicted work of ranks, and measurements at a busy moment."""
 
 from __future__ import annotations
 

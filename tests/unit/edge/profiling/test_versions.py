@@ -1,4 +1,4 @@
-"""Figures depend on versions, also where a package has another name than usual."""
+"""Test that figures depend on versions, also if a package has another name than usual."""
 
 import importlib.metadata
 from types import SimpleNamespace

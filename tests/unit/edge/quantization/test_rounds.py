@@ -1,4 +1,4 @@
-"""Measuring ends when more of it would not change the choice; with a source made up and a clock that counts."""
+"""Test that measuring ends when more of it would not change the choice, with a made-up source and a simulated clock."""
 
 import pytest
 

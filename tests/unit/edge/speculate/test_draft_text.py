@@ -1,4 +1,4 @@
-"""Amount of text that a draft model takes in, and what that may cost: with a clock of the test's own."""
+"""Test how much text a draft model reads, and its cost limit, with a simulated clock."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Hidden states of the last tokens: each of a token that a text has at its place, and as many as are held in a row."""
+"""Test the hidden states of the last tokens: each belongs to the token at its position, and they are contiguous."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Drafts from the text: as the definition says, for any text, and what is copied is followed to its end."""
+"""Test drafts from the text: they equal the definition for any text, and a copied passage is followed to its end."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Choice of the number of rows of a pass, by given times and drafts: no clock is looked at."""
+"""Test the choice of the number of rows of a pass, with given times and drafts and without a clock."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""Beside a pass of one row, a free draft tells whether it would have been right; one that costs time is not made."""
+"""Test observed drafts in passes of one row: a free draft is compared with the answer; a draft that costs time is not
+made.
+"""
 
 from collections.abc import Callable, Sequence
 

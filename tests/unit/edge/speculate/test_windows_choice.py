@@ -1,5 +1,6 @@
-"""Choice of the number of windows under way; whatever is drafted, answers are the same. Runs on a model of stages that
-computes nothing, whose time is counted and not measured."""
+"""Test the choice of the number of draft windows in flight: the answers are always the same. The model has stages that
+compute nothing, and its time is simulated.
+"""
 
 import random
 from collections.abc import Iterator, Sequence

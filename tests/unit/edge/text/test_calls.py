@@ -1,4 +1,4 @@
-"""Earlier calls reach a template in the form that it takes."""
+"""Test that earlier tool calls reach a template in the form that it expects."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Everything in a conversation reaches the prompt, whatever form a template takes."""
+"""Test that every part of a conversation reaches the prompt, whatever form a template expects."""
 
 from collections.abc import Iterator
 from typing import Any

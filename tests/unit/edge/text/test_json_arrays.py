@@ -1,4 +1,4 @@
-"""Bounds of arrays in JSON schemas: where none is given there is one, and what a schema says itself stays."""
+"""Test the bounds of arrays in JSON schemas: a default bound is added, and a schema's own bound is kept."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Loops in answers: each is noticed where its definition says, and nothing else is taken for one."""
+"""Test the detection of repetition: exactly at the position of its definition, and never in other text."""
 
 import numpy as np
 import pytest

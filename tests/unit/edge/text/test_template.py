@@ -1,4 +1,4 @@
-"""Chat templates: rendered as Hugging Face renders them, in a sandbox that ends."""
+"""Test chat templates: they are rendered like by Hugging Face, in a sandbox with limits."""
 
 import os
 import resource

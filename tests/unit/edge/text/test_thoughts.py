@@ -1,4 +1,6 @@
-"""Formats of thoughts, found in templates of the kinds that models ship, and the splitter that tells thoughts apart."""
+"""Test the detection of reasoning formats in published templates, and the splitter that separates reasoning from
+answers.
+"""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""When a budget follows the room: down at once, up when the room has stayed."""
+"""Test when a budget follows the free memory: down at once, up when the memory stays free."""
 
 from edge.weights.elastic.governor import GROW_AFTER_S, SLACK, Governor
 

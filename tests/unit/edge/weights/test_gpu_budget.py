@@ -1,4 +1,4 @@
-"""Division of a GPU's memory: which layers pass through its two buffers."""
+"""Test the division of a GPU's memory: which layers are streamed through its two buffers."""
 
 import pytest
 from hypothesis import given

@@ -1,5 +1,6 @@
-"""Choice of the number of layers on a GPU where nobody says: by its memory, and by what tokens take. All figures are
-made up."""
+"""Test the default number of layers on a GPU: it depends on the GPU's memory and on the time of tokens. All figures are
+made up.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

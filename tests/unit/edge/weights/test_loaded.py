@@ -1,4 +1,4 @@
-"""Scales of adapters: an interrupted change leaves nothing known, so that the next request sets them again."""
+"""Test the scales of adapters: after an interrupted change they are unknown, so the next request sets them again."""
 
 from itertools import product
 from pathlib import Path

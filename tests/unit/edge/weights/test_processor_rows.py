@@ -1,4 +1,4 @@
-"""The choice of the passes whose streamed layers the processor computes."""
+"""Test the choice of the passes whose streamed layers the processor computes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Room of a process: what it holds of its plan, and what is free."""
+"""Test the memory accounting of a process: how much of its plan it holds, and how much is free."""
 
 from edge.weights.elastic.room import Room
 

@@ -1,4 +1,4 @@
-"""The end of a process in a divided budget: what it requests, waits for, follows and reports."""
+"""Test an engine process with a share of a budget: what it requests, waits for, follows and reports."""
 
 import threading
 

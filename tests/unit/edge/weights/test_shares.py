@@ -1,4 +1,4 @@
-"""Shares of one budget: nothing is promised twice, nobody gets less than it needs, and use counts."""
+"""Test the shares of one budget: no memory is promised twice, each share gets its minimum, and use matters."""
 
 from collections import deque
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Deadlines that an owner asks a worker for."""
+"""Test the deadlines that an owner sets for a worker."""
 
 import math
 

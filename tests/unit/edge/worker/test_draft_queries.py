@@ -1,4 +1,4 @@
-"""Drafts over a link: what crosses, and what is refused on both ends."""
+"""Test drafts over a link: the bytes that are sent, and those that each end refuses."""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A worker that is told to end: by which signal, and how long it stays for those that it serves."""
+"""Test the end of a worker: the signals, and how long it continues to serve."""
 
 import signal
 

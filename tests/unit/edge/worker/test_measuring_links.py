@@ -1,4 +1,4 @@
-"""A rank that measures a link, where that fails."""
+"""Test a rank that fails to measure a link."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Answers about pictures that come over a link: those that no projector gives are refused."""
+"""Test picture embeddings that arrive over a link: those that no projector yields are refused."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Engine processes: what is left where one does not start, who hears Ctrl-C, and one that does not die."""
+"""Test engine processes: cleanup after a failed start, the receivers of Ctrl-C, and a process that does not end."""
 
 import errno
 import os

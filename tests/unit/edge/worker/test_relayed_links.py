@@ -1,4 +1,4 @@
-"""Links that the daemon relays to an engine process wait as long as the owner says."""
+"""Test links that the daemon relays to an engine process: they wait as long as the owner states."""
 
 import socket
 from collections.abc import Iterator

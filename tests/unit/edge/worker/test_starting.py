@@ -1,4 +1,4 @@
-"""Sessions that start: outside of the lock, within their number, and not when the daemon ends; and failed loads."""
+"""Test the start of sessions: outside of the lock, within their limit, not while the daemon ends; and failed loads."""
 
 from collections.abc import Iterator
 from pathlib import Path

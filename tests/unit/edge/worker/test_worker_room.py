@@ -1,4 +1,4 @@
-"""Memory of a worker that is divided among sessions: what each process has, and what is free again afterwards."""
+"""Test the division of a worker's memory among sessions: the share of each process, and the memory it frees."""
 
 import threading
 from pathlib import Path
