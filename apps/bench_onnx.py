@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OWN = ("cuts", "dim", "input", "in_flight", "no_local")
 _OF_TEXT = (
     *(name for name in ENGINE_OPTIONS if name != "threads"), "prompt_tokens", "gen_tokens", "requests", "affinity",
-    "parallel", "shares", "plan", "save_plan", "allreduce", "draft", "draft_worker", "lora",
+    "parallel", "shares", "plan", "save_plan", "allreduce", "draft", "draft_worker",
 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     for name in _OF_TEXT:
-        if getattr(args, name) != args.parser.get_default(name):
+        if getattr(args, name, None) != args.parser.get_default(name):
             raise UsageError(f"--{name.replace('_', '-')} is for language models; {args.model} is an ONNX model")
     if args.workers is None:
         several = ("wire", "transport", "in_flight", "insecure", "no_local")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from apps.engine_options import check_engine_arguments, engine_values
+from apps.engine_options import check_engine_arguments, engine_options
 from apps.errors import UsageError
 from apps.options import (
     AUTO,
@@ -231,10 +231,11 @@ def engine_config(
         if args.save_plan is not None:
             several["save_plan"] = str(args.save_plan)
     mmproj = projector_of(args, path)
-    lora = {"lora": checked_for(path, args.lora)} if getattr(args, "lora", None) else {}
+    check_engine_arguments(args)
+    lora = checked_for(path, args.lora) if getattr(args, "lora", None) else ()
     return EngineConfig(
         str(path.absolute()),
-        {**engine_values(args), "sequences": sequences, **given_options(args, ("attention_window",)), **lora},
+        replace(engine_options(args), sequences=sequences, lora=lora),
         getattr(args, "prefix_cache", 0),
         draft=getattr(args, "draft", None) or draft,
         draft_worker=getattr(args, "draft_worker", None),

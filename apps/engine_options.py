@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import Any
 
 from apps.errors import UsageError
-from apps.options import MAX_IO_THREADS, PREFERENCES, add, given_options, io_chunk, keep_to_cores, option, refuse
+from apps.options import add, given_options, io_chunk, keep_to_cores, option, refuse
+from edge.llm.options import FLASH_ATTENTION, MAX_IO_THREADS, PREFERENCES, EngineOptions
 from edge.units import memory_options, parse_bytes, positive_int, whole
 
-if TYPE_CHECKING:
-    from edge.llm.options import EngineOptions
-
-# The fields of EngineOptions that commands offer as options; a test checks that the list is complete.
-ENGINE_OPTIONS = (
-    "context", "batch", "threads", "gpu_layers", "gpu_memory", "repack", "flash_attention", "kv_type",
-    "memory", "least_memory", "prefer", "window", "io_threads", "io_chunk", "verify",
-)  # fmt: skip
+ENGINE_OPTIONS = tuple(field.name for field in fields(EngineOptions))  # a command offers some of them
 
 
 class MemoryAction(argparse.Action):
@@ -40,8 +35,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     words = "limit of GPU memory, such as 6GiB; layers that do not fit are copied to the GPU when needed"
     add(group, "--gpu-memory", help=words)
     add(group, "--kv-type", default="f16")
-    choices = ("auto", "on", "off")
-    option(group, "--flash-attention", "use flash attention (default: auto)", choices=choices, default="auto")
+    option(group, "--flash-attention", "use flash attention (default: auto)", choices=FLASH_ATTENTION, default="auto")
     words = "rearrange weights for this CPU: faster, but needs memory for the copy (default: if it fits)"
     option(group, "--repack", words, action=argparse.BooleanOptionalAction)
     group = parser.add_argument_group("memory")
@@ -60,16 +54,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--verify", "check that weights read from disk again have not changed")
 
 
-def engine_values(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine options by name. Raises UsageError if options contradict each other."""
-    check_engine_arguments(args)
-    return {name: getattr(args, name) for name in ENGINE_OPTIONS} | {"prefer": args.prefer or "speed"}
-
-
 def engine_options(args: argparse.Namespace) -> EngineOptions:
-    """Return the engine options of a command that has some of them."""
-    from edge.llm.options import EngineOptions
-
+    """Return the engine options of a command. Options that it does not offer have their defaults."""
     return EngineOptions(**given_options(args, ENGINE_OPTIONS))
 
 
@@ -78,11 +64,10 @@ def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
 
     Raises UsageError if options contradict each other.
     """
-    from edge.llm.options import EngineOptions
-
     refuse(args, ("context",), "is not used: each chunk has a context of its own; use --chunk-tokens instead")
     keep_to_cores(args.affinity)
-    return EngineOptions(**engine_values(args))
+    check_engine_arguments(args)
+    return engine_options(args)
 
 
 def check_engine_arguments(args: argparse.Namespace) -> None:

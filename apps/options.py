@@ -11,22 +11,17 @@ from typing import Any, NoReturn
 from apps.errors import UsageError
 from devices.errors import TrustError
 from edge import units
+from edge.llm.options import MAX_CONTEXT, MAX_IO_CHUNK, MAX_THREADS, MIN_WINDOW
 from partition.predict.drafts import KINDS, SELF
 from quant.text import printable
+from quant.types import KV_TYPES
 
-# Copies of names in quant.types and edge.llm.engine, so that --help stays quick; a test compares them.
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-PREFERENCES = ("speed", "quality")
 TRANSPORTS = ("auto", "tcp", "grpc")
 WIRES = ("f32", "f16", "q8")
 MOST_WORKERS = 63
 AUTO = ("auto",)  # instead of addresses: all workers that are discovered
-MAX_CONTEXT = 1 << 24
-MAX_THREADS = 512
-MAX_IO_THREADS = 64
-MAX_IO_CHUNK = 256 << 20
 MAX_IN_FLIGHT = 64
-MAX_SEED = 2**32 - 2
+MAX_SEED = 2**32 - 2  # a copy of the name in edge.llm.sampler, so that --help stays quick; a test compares them
 QUANTIZE_MINUTES = 10.0
 ELASTIC_SIZES = 4
 ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
@@ -137,7 +132,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--affinity": {"type": cores, "metavar": "CORES", "help": "run on these cores only, such as 0,2-3"},
     "--attention-window": {
-        "type": units.whole(64, MAX_CONTEXT), "metavar": "N",
+        "type": units.whole(MIN_WINDOW, MAX_CONTEXT), "metavar": "N",
         "help": "attend only to the first 4 and the last N tokens (default: to all)",
     },
     "--chunk-tokens": {

@@ -108,9 +108,9 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     cluster = Cluster.of_lab(insecure=args.insecure) if args.cluster is None and args.workers is None else None
     if cluster is None:
         return Cluster(args.workers or (), file=args.cluster, insecure=args.insecure)
-    args.workers, args.insecure = cluster.addresses, cluster.insecure  # as if the options had named them
+    # Messages and saved commands name the devices of the lab.
+    args.workers, args.insecure = cluster.addresses, cluster.insecure
     print(f"using the {len(args.workers)} devices of the running lab, and this device", file=sys.stderr)
-    print(f"{len(args.workers)} devices of the lab that is up, and this one", file=sys.stderr)
     return cluster
 
 

@@ -19,6 +19,7 @@ import httpx
 from starlette.applications import Starlette
 
 from edge.api.config import EngineConfig
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
@@ -54,7 +55,7 @@ def main() -> None:
 @contextmanager
 def served(**config: Any) -> Iterator[str]:
     """The address of a server of the bundled model, loaded."""
-    options = {"threads": 1} if "workers" in config else {}
+    options = EngineOptions(threads=1) if "workers" in config else EngineOptions()
     router = Router({"edge-demo": EngineConfig(str(MODEL_PATH), options, prefix_cache=0, **config)})
     app = create_app(router, ServeOptions())
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from apps.engine_options import MemoryAction
 from apps.errors import UsageError
-from apps.options import MAX_THREADS, add, check_usable, device_name, option
+from apps.options import add, check_usable, device_name, option
+from edge.llm.options import MAX_THREADS
 from edge.units import memory_options, parse_bytes
 
 HELP = "Let other devices use this one: run as a daemon that they reach over the network."

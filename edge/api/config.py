@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from edge.llm.options import DEFAULTS, EngineOptions
 
 # The server creates configurations without loading the modules that compute.
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from edge.deployment.deployed import DeployedModel
     from edge.llm.engine import Accounted
     from edge.llm.interface import TextEngine
-    from edge.llm.options import EngineOptions
     from edge.llm.step_budget import LatencyTargets
     from edge.media.encoder import MediaEncoder
     from edge.speculate.factory import Draft
@@ -45,7 +46,7 @@ class EngineConfig:
     """A model, how to load it, and on which devices."""
 
     path: str  # model file
-    options: Mapping[str, Any] = field(default_factory=dict)  # fields of EngineOptions except prefixes
+    options: EngineOptions = DEFAULTS  # without prefixes
     prefix_cache: int | None = None  # disk space in bytes; None: the default; 0: no cache
     workers: tuple[str, ...] = ()  # addresses of the other devices; if empty, those of the plan
     plan: Mapping[str, Any] | None = None  # JSON of a plan, used instead of workers
@@ -80,7 +81,7 @@ class EngineConfig:
     def from_json(cls, values: Mapping[str, Any]) -> EngineConfig:
         """Return the configuration that `to_json` wrote."""
         lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return cls(**{**values, **lists})
+        return cls(**{**values, **lists, "options": EngineOptions(**values["options"])})
 
     def drafts(self, steps: Steps) -> Draft:
         """Return the source of drafts. A missing draft model is fetched or made. Raises the errors of `drafts`."""
@@ -103,18 +104,16 @@ class EngineConfig:
 
     def engine_options(self, draft: Draft = "off") -> EngineOptions:
         """Return the options of the engine. Raises EngineError if a value is out of its range."""
-        from edge.llm.options import EngineOptions, resolve
+        from edge.llm.resolve import resolve
         from edge.speculate.factory import with_draft_and_cache
         from partition.model.model import ModelShape
         from quant.gguf.file import GgufFile
 
-        own = dict(self.options)
+        options = self.options
         # The process that encodes media also loads the projector.
-        if self.mmproj is not None and own.get("memory") is not None:
-            own["reserved"] = own.get("reserved", 0) + Path(self.mmproj).stat().st_size
-        options = with_draft_and_cache(
-            EngineOptions(**own), draft, prefix_cache=self.prefix_cache, reproducible=self.reproducible
-        )
+        if self.mmproj is not None and options.memory is not None:
+            options = replace(options, reserved=options.reserved + Path(self.mmproj).stat().st_size)
+        options = with_draft_and_cache(options, draft, prefix_cache=self.prefix_cache, reproducible=self.reproducible)
         if options.context is not None or options.memory is not None:
             return options
         # Requests share the context, and few of them use its full length.
@@ -179,8 +178,10 @@ class EngineConfig:
                 choice = plan_model(
                     path, cluster, parallel=self.parallel, shares=self.shares, options=work, steps=steps
                 )
-            own = {name: self.options.get(name) for name in ("threads", "gpu_layers", "memory")}
-            choice = choice.with_own(affinity=self.affinity or None, **own)
+            own = self.options
+            choice = choice.with_own(
+                threads=own.threads, gpu_layers=own.gpu_layers, memory=own.memory, affinity=self.affinity or None
+            )
             if self.save_plan is not None:
                 choice.save(self.save_plan)
             exchange = Exchange(self.transport, self.allreduce, self.wire)

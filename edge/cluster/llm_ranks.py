@@ -16,8 +16,9 @@ from edge.cluster.rank_group import DEADLINES, RankGroup
 from edge.cluster.session import EngineSession
 from edge.errors import EdgeError, SliceError
 from edge.llama import llama
-from edge.llm.options import DEFAULTS, EngineOptions, resolve
+from edge.llm.options import DEFAULTS, EngineOptions
 from edge.llm.prefixes import name_histories, rank_key, seal
+from edge.llm.resolve import resolve
 from edge.llm.states import held_bytes
 from edge.models.local_slices import OwnSlices
 from edge.net.rendezvous import TRANSPORTS

@@ -9,7 +9,8 @@ from devices.probe import available_memory
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.model_slices import FileSlice, ModelSlices, adapter_bytes
 from edge.errors import NotEnoughMemory
-from edge.llm.options import EngineOptions, resolve
+from edge.llm.options import EngineOptions
+from edge.llm.resolve import resolve
 from edge.llm.snapshots import ROLLBACK_PART, affordable
 from edge.weights.memory import MIB
 from partition.model.model import ModelShape

@@ -21,8 +21,9 @@ from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
 from edge.llama.predicting import HiddenListener, HiddenRows
 from edge.llm.interface import DecodesBySteps
-from edge.llm.options import DEFAULTS, EngineOptions, budget_options, context_sizes, worth_threads
+from edge.llm.options import DEFAULTS, EngineOptions
 from edge.llm.prefixes import keep_prefixes
+from edge.llm.resolve import budget_options, context_sizes, worth_threads
 from edge.llm.snapshots import affordable, snapshot_bytes
 from edge.llm.states import States, held_bytes
 from edge.media.placing import PlacedRows

@@ -9,7 +9,8 @@ from typing import Any
 
 from edge.llama.llama import ContextSizes
 from edge.llm.interface import TextEngine
-from edge.llm.options import DEFAULTS, EngineOptions, context_sizes
+from edge.llm.options import DEFAULTS, EngineOptions
+from edge.llm.resolve import context_sizes
 from edge.weights import memory
 from edge.weights.memory import MemoryNeed
 from partition.architectures.table import RULES

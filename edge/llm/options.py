@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING
 
 from devices.paths import state_folder
 from edge.errors import EngineError
-from edge.llama import llama
 from edge.prefixes.store import DEFAULT_BYTES, default_folder
-from edge.weights.adapter_file import AdapterFile, adapter_sizes
-from edge.weights.budget import BudgetOptions, OtherUses, context_within
-from edge.weights.elastic.sizes import Preference
-from partition.model.model import ModelShape, decode_bytes
-from quant.gguf.file import GgufFile
 from quant.types import CacheType, cache_type
+
+# Commands and the server create options without loading the modules that compute.
+if TYPE_CHECKING:
+    from edge.weights.elastic.sizes import Preference
 
 DEFAULT_CONTEXT = 4096  # default tokens; a model trained for more would reserve gigabytes of KV cache
 MAX_CONTEXT = 1 << 24  # limit in tokens, above that of any model; llama.cpp needs 50 bytes per token even in a dry run
@@ -30,10 +28,9 @@ MAX_BYTES = 1 << 60
 MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
 MOST_ADAPTERS = 64  # limit per model; llama.cpp has room for all of them in each graph
-PREFERENCES = get_args(Preference)
+PREFERENCES: tuple[Preference, ...] = ("speed", "quality")
+FLASH_ATTENTION = ("auto", "on", "off")
 DEFAULT_BATCH = 512  # prompt tokens in one pass over the weights
-# Bytes of a matrix product's weights per thread. Reading them takes about 20 us, and synchronizing threads 1 to 5 us.
-_THREAD_BYTES = 256 << 10
 _WITHOUT_FLASH = ("f16", "f32", "bf16")  # KV cache types that work without flash attention
 
 
@@ -71,7 +68,7 @@ class EngineOptions:
     attention_window: int | None = None  # last tokens of a history that stay, in addition to its first SINKS; None: all
     kv_type: str = "f16"  # type of the KV cache, or KEYS/VALUES; quantized values need flash attention
     memory: int | None = None  # bytes: budget of the whole process; weights that do not fit are paged from disk
-    least_memory: int | None = None  # bytes to which the budget may shrink in use; None: a fixed budget
+    least_memory: int | None = None  # bytes that the budget may shrink to while the engine runs; None: a fixed budget
     prefer: Preference = "speed"  # "speed": fewer bits before weights are paged; "quality": paging before fewer bits
     reserved: int = 0  # bytes of the budget that the caller needs for its own work on logits
     draft_bytes: int = 0  # bytes of `reserved` for a draft model
@@ -125,7 +122,7 @@ class EngineOptions:
             others = [name for name in ("memory", "gpu_layers", "lora") if getattr(self, name) not in (None, ())]
             if others:
                 raise EngineError(f"gpu_memory decides how much the GPU holds; leave it out, or {' and '.join(others)}")
-        if self.flash_attention not in llama.FLASH_ATTENTION:
+        if self.flash_attention not in FLASH_ATTENTION:
             raise EngineError(f"flash_attention must be auto, on or off, got {self.flash_attention!r:.80}")
 
     @property
@@ -194,67 +191,3 @@ def reproducible(options: EngineOptions) -> EngineOptions:
 def needs_flash(kv: CacheType) -> bool:
     """Return True if a KV cache of this type requires flash attention."""
     return not {kv.keys.name, kv.values.name} <= set(_WITHOUT_FLASH)
-
-
-def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, CacheType]:
-    """Return (context in tokens, KV type) of the options for a model of this shape."""
-    kv = cache_type(options.kv_type)
-    context = options.context
-    if context is None:
-        context = min(shape.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-        if options.attention_window is not None:
-            context = SINKS + options.attention_window
-        if options.sure_memory is not None:
-            context = context_within(shape, kv, context, options.sure_memory)
-    if options.attention_window is not None and context < SINKS + options.attention_window:
-        raise EngineError(
-            f"an attention window of {options.attention_window} tokens needs a context of"
-            f" {SINKS + options.attention_window} tokens, got {context}"
-        )
-    return context, kv
-
-
-def context_sizes(
-    options: EngineOptions, shape: ModelShape, adapters: Sequence[AdapterFile] = (), rollback: int = 0
-) -> llama.ContextSizes:
-    """Return the sizes of llama.cpp's context for a model of this shape.
-
-    rollback: rows that recurrent layers can roll back.
-    Raises EngineError unless a batch has a row for each sequence.
-    """
-    context, kv = resolve(options, shape)
-    batch = min(options.rows, context)
-    options.check_sequences(batch)
-    return llama.ContextSizes(
-        context,
-        kv,
-        batch=batch,
-        sequences=options.sequences,
-        outputs=min(options.outputs or options.sequences, batch),
-        flash_attention=options.flash_attention,
-        rollback=rollback,
-        **adapter_sizes(adapters, shape.n_layers),
-    )
-
-
-def worth_threads(file: GgufFile, shape: ModelShape) -> int:
-    """Return the number of threads with enough work in each matrix product of a token, at least 1."""
-    products = [
-        tensor for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name != "token_embd.weight"
-    ]
-    return max(1, round(decode_bytes(file, shape) / max(1, len(products)) / _THREAD_BYTES))
-
-
-def budget_options(
-    options: EngineOptions, budget: int, sizes: llama.ContextSizes, prefix_bytes: int, *, embeddings: bool
-) -> BudgetOptions:
-    """Return the options of a memory budget, including its other uses.
-
-    budget: bytes.
-    prefix_bytes: bytes of the budget for prefix cache blocks on their way to disk.
-    embeddings: the model is a slice and yields no logits.
-    """
-    more_rows = max(0, sizes.outputs - sizes.sequences)
-    reserved, draft_rows = options.reserved - options.draft_bytes, min(options.draft_rows, more_rows)
-    uses = OtherUses(reserved, prefix_bytes, 0 if embeddings else more_rows, draft_rows, options.draft_bytes)
-    return BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify, uses)

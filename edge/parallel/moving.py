@@ -9,7 +9,8 @@ from devices.probe import available_memory
 from edge.errors import EdgeError
 from edge.llama.llama import Model
 from edge.llm.interface import TextEngine
-from edge.llm.options import EngineOptions, resolve
+from edge.llm.options import EngineOptions
+from edge.llm.resolve import resolve
 from edge.llm.slot import Slot, common_prefix
 from partition.errors import CannotSlice
 from partition.model.model import ModelShape

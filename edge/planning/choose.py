@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edge.llm.options import EngineOptions, resolve
+from edge.llm.options import EngineOptions
+from edge.llm.resolve import resolve
 from edge.models.local_slices import OwnSlices
 from edge.planning.arrange import name_of
 from edge.planning.choice import PlanChoice

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,28 +38,18 @@ class PlanOptions:
 DEFAULTS = PlanOptions()
 
 
-def engine_options(options: PlanOptions) -> EngineOptions:
+def engine_options(work: PlanOptions) -> EngineOptions:
     """Return the options of an engine for a workload."""
+    sequences = work.concurrency or 1
     return EngineOptions(
-        context=options.context,
-        sequences=options.concurrency or 1,
-        threads=options.threads,
-        kv_type=options.kv_type,
-        memory=options.memory,
+        context=work.context, sequences=sequences, threads=work.threads, kv_type=work.kv_type, memory=work.memory
     )
 
 
 def plan_options(engine: EngineOptions, *, transport: str = "auto", wire: str = "f32") -> PlanOptions:
     """Return the workload of an engine with these options."""
-    return PlanOptions(
-        context=engine.context,
-        kv_type=engine.kv_type,
-        concurrency=engine.sequences,
-        wire=wire,
-        transport=transport,
-        threads=engine.threads,
-        memory=engine.memory,
-    )
+    work = PlanOptions(context=engine.context, concurrency=engine.sequences, transport=transport, wire=wire)
+    return replace(work, threads=engine.threads, kv_type=engine.kv_type, memory=engine.memory)
 
 
 def is_onnx(path: Path) -> bool:

@@ -23,7 +23,8 @@ from devices.paths import cache_folder
 from devices.probe import default_threads
 from edge.errors import SizeTooSmall
 from edge.llama.library import PINNED_VERSION
-from edge.llm.options import EngineOptions, context_sizes
+from edge.llm.options import EngineOptions
+from edge.llm.resolve import context_sizes
 from edge.llm.states import held_bytes
 from edge.quantization import imatrix as calibrate
 from edge.quantization import sensitivity

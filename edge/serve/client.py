@@ -24,7 +24,7 @@ class EngineClient:
         """queue: number of requests that may wait while others run."""
         self.name, self.process, self._queue = process.name, process, queue
         # Each purpose has its own places, because the engine process has separate threads for each.
-        waiting = queue + (process.config.options.get("sequences") or 1)
+        waiting = queue + process.config.options.sequences
         self._fetching = Places("pictures and sounds by URL", FETCHING, waiting, FETCHING_FOR_ONE)
         self._reading = Places("tokens and templates", READING, waiting)
         self._pooling = Places("embeddings and ranks", 1, waiting)

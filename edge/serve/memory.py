@@ -41,12 +41,12 @@ class ModelMemory:
         """Return a configuration with the memory that the model may use next to others."""
         if self.n_bytes is None:
             return config
-        most = min(config.options.get("memory") or self.n_bytes, self.n_bytes)
-        least = config.options.get("least_memory") or most
+        options = config.options
+        most = min(options.memory or self.n_bytes, self.n_bytes)
         here = config.plan is None and not config.workers  # ranks keep their memory
-        changes = here and (config.options.get("least_memory") or (self._several and not config.reproducible))
-        options = {**config.options, "memory": most, "least_memory": min(least, most) if changes else None}
-        return replace(config, options=options)
+        changes = here and (options.least_memory or (self._several and not config.reproducible))
+        least = min(options.least_memory or most, most) if changes else None
+        return replace(config, options=replace(options, memory=most, least_memory=least))
 
     def process(self, name: str, config: EngineConfig, say: Callable[[str], None]) -> EngineProcess:
         """Return an engine process for a model. It claims its share when it is started."""

@@ -56,7 +56,7 @@ class Router:
         self._configs = dict(configs)
         names = list(configs)
         self._adapters = {
-            name: ServedAdapters(lora, names) if (lora := config.options.get("lora")) else ServedAdapters()
+            name: ServedAdapters(lora, names) if (lora := config.options.lora) else ServedAdapters()
             for name, config in configs.items()
         }
         self._queue, self._say = queue, say
@@ -313,4 +313,4 @@ def _needs_room(config: EngineConfig, adapters: ServedAdapters, memory: ModelMem
     files = [Path(path) for path in (config.path, config.mmproj) if path is not None]
     n_bytes = sum(path.stat().st_size for path in files) + adapters.file_bytes
     fits = n_bytes * _BESIDE_WEIGHTS <= available_memory()
-    return memory.n_bytes is None and (bool(config.options.get("memory")) or not fits)
+    return memory.n_bytes is None and (config.options.memory is not None or not fits)

@@ -12,8 +12,9 @@ from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llm.engine import Engine, ModelRunner
 from edge.llm.generate import GreedyDrafter
-from edge.llm.options import EngineOptions, context_sizes
+from edge.llm.options import EngineOptions
 from edge.llm.prefixes import seal
+from edge.llm.resolve import context_sizes
 from edge.llm.states import held_bytes
 from edge.parallel.engine_kinds import own_kind
 from edge.parallel.follower import follow

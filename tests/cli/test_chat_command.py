@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from apps.cli import build_parser
-from apps.engine_options import engine_values
+from apps.engine_options import engine_options
 from edge.llama import llama
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
@@ -93,7 +93,7 @@ def types_of(value: Any) -> Any:
 
 def parsed(*args: str) -> EngineOptions:
     """The engine options of a command line."""
-    return EngineOptions(**engine_values(build_parser().parse_args(["chat", "--threads", "1", *args])))
+    return engine_options(build_parser().parse_args(["chat", "--threads", "1", *args]))
 
 
 # Answering once.
@@ -359,7 +359,7 @@ def test_threads_batch_and_context_reach_the_engine() -> None:
 
 def test_threads_are_one_per_physical_core_where_the_model_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.llm.engine.default_threads", lambda: 3)
-    unsaid = EngineOptions(**engine_values(build_parser().parse_args(["chat", "--context", "64"])))
+    unsaid = engine_options(build_parser().parse_args(["chat", "--context", "64"]))
     for worth, threads in ((1, 1), (2, 2), (9, 3)):
         monkeypatch.setattr("edge.llm.engine.worth_threads", lambda *_, worth=worth: worth)
         with Engine(MODEL_PATH, unsaid) as engine:

@@ -19,7 +19,6 @@ import edge.models.shapes
 from apps.errors import exit_code
 from edge.errors import EdgeError, HubError, NoRoom
 from quant.errors import QuantError
-from quant.types import KV_TYPES
 from tests.support.helpers import EDGE, ROOT, assert_one_line_error, run_edge
 
 HEAVY = {"numpy", "llama_cpp", "rich", "prompt_toolkit", "jinja2", "huggingface_hub"}
@@ -98,12 +97,6 @@ def test_no_command() -> None:
 
 
 def test_limits_named_for_a_quick_help_are_those_of_the_engine() -> None:
-    assert apps.options.KV_TYPES == KV_TYPES
-    assert apps.options.MAX_CONTEXT == edge.llm.options.MAX_CONTEXT
-    assert apps.options.MAX_IO_THREADS == edge.llm.options.MAX_IO_THREADS
-    assert apps.options.MAX_IO_CHUNK == edge.llm.options.MAX_IO_CHUNK
-    assert apps.options.PREFERENCES == edge.llm.options.PREFERENCES
-    assert apps.options.MAX_THREADS == edge.llm.options.MAX_THREADS
     assert apps.options.MAX_SEED == edge.llm.sampler.MAX_SEED
 
 

@@ -120,8 +120,8 @@ def test_a_question_that_is_not_answered_keeps_its_picture(files: tuple[Path, Pa
 
 
 def test_a_budget_has_room_for_the_projector(files: tuple[Path, Path, Path]) -> None:
-    config = EngineConfig(str(files[0]), {"memory": 1 << 30}, prefix_cache=0)
+    config = EngineConfig(str(files[0]), EngineOptions(memory=1 << 30), prefix_cache=0)
     with_projector = replace(config, mmproj=str(files[1]))
     assert config.engine_options().reserved == 0
     assert with_projector.engine_options().reserved == files[1].stat().st_size
-    assert replace(with_projector, options={}).engine_options().reserved == 0
+    assert replace(with_projector, options=EngineOptions()).engine_options().reserved == 0

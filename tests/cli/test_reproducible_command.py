@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge.api.config import EngineConfig
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from tests.support.commands import Run, Two, main, runs, two_workers
 from tests.support.deployments import own_folders
@@ -74,9 +75,9 @@ def test_shares_that_would_be_measured_are_refused(run: Run, two: Two) -> None:
 
 
 def test_a_server_has_options_of_its_own() -> None:
-    options = EngineConfig(str(MODEL_PATH), {"sequences": 1}, 0, reproducible=True).engine_options()
+    options = EngineConfig(str(MODEL_PATH), EngineOptions(sequences=1), 0, reproducible=True).engine_options()
     assert options.flash_attention == "off"
-    assert EngineConfig(str(MODEL_PATH), {"sequences": 1}, 0).engine_options().flash_attention == "auto"
+    assert EngineConfig(str(MODEL_PATH), EngineOptions(sequences=1), 0).engine_options().flash_attention == "auto"
 
 
 def test_routes_over_workers(run: Run, two: Two) -> None:

@@ -137,7 +137,7 @@ def test_the_bundled_model_is_served_and_ctrl_c_ends_all_processes() -> None:
 def test_every_engine_option_reaches_the_engine_process() -> None:
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)
-    assert set(ENGINE_OPTIONS) == set(vars(parser.parse_args([]))) - {"affinity"}  # which is of all processes
+    assert set(vars(parser.parse_args([]))) - {"affinity"} <= set(ENGINE_OPTIONS)  # affinity is of all processes
 
 
 def test_every_kind_of_draft_is_known() -> None:

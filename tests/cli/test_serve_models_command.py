@@ -61,14 +61,14 @@ def test_presets_are_models_with_names_and_options(monkeypatch: pytest.MonkeyPat
     house, plain = configs["house"], configs["plain"]
     assert (house.path, plain.path) == (str(MODEL_PATH), str(tmp_path / "model.gguf"))
     assert (house.system, plain.system) == ("You run a house.", "")
-    assert (house.options["context"], plain.options["context"]) == (512, None)
-    assert (house.options["threads"], plain.options["threads"]) == (1, 2)  # its own, else the command's
-    assert house.options["repack"] is False
-    assert (house.options["lora"], "lora" in plain.options) == ((f"{tmp_path}/adapter.gguf:0.5",), False)
+    assert (house.options.context, plain.options.context) == (512, None)
+    assert (house.options.threads, plain.options.threads) == (1, 2)  # its own, else the command's
+    assert house.options.repack is False
+    assert (house.options.lora, plain.options.lora) == ((f"{tmp_path}/adapter.gguf:0.5",), ())
     assert (house.think, plain.think) == (0, -1)
     assert (house.draft, house.mmproj) == (str(tmp_path / "draft.gguf"), str(tmp_path / "eyes.gguf"))
     assert (plain.draft, plain.mmproj) == ("auto", None)
-    assert (house.encoder, house.options["attention_window"]) == ("here", 128)
+    assert (house.encoder, house.options.attention_window) == ("here", 128)
     assert (options.pinned, options.idle_unload_s) == (("house",), 90)
 
 

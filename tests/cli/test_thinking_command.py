@@ -6,6 +6,7 @@ import pytest
 
 from apps.show.remote import answer_once
 from edge.api.config import EngineConfig
+from edge.llm.options import EngineOptions
 from edge.net.chat_client import ServerChat
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
@@ -55,7 +56,7 @@ def test_what_is_no_number_of_tokens_is_refused(words: tuple[str, ...], think: s
 def test_a_server_bounds_thoughts_and_its_client_tells_them_apart(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = EngineConfig(str(model), {"threads": 1, "sequences": 1}, prefix_cache=0)
+    config = EngineConfig(str(model), EngineOptions(threads=1, sequences=1), prefix_cache=0)
     router = Router({"thinker": config})
     with serving(create_app(router, ServeOptions()), at_end=router.close) as url:
         chat = ServerChat(url)

@@ -17,6 +17,7 @@ from edge.cluster.fleet import Fleet, device
 from edge.deployment import deploy
 from edge.deployment.replanning import Replanner
 from edge.errors import MediaError, NotEnoughMemory, WorkerError
+from edge.llm.options import EngineOptions
 from edge.media.encoder import Media, MediaEncoder
 from edge.media.sample import sample_for
 from edge.planning import encoder_place
@@ -217,7 +218,7 @@ def test_a_person_chooses_the_place_or_the_fastest_is_taken(
     """The times of devices are given here: only those of the second run are of a faster worker."""
     text, projector = files["plain"]
     here = EngineConfig(
-        str(text), {"threads": 1, "context": 128}, prefix_cache=0, mmproj=str(projector), encoder="here"
+        str(text), EngineOptions(threads=1, context=128), prefix_cache=0, mmproj=str(projector), encoder="here"
     )
     auto = replace(here, encoder="auto", workers=(one_worker.address,), shares=(1.0, 1.0))
     there_s = [10.0]
@@ -262,7 +263,7 @@ def test_a_place_that_a_person_named_is_planned_with_and_not_timed(
     address = LOCAL if where == "here" else one_worker.address
     place = "here" if where == "here" else address
     config = EngineConfig(
-        str(text), {"threads": 1, "context": 128}, prefix_cache=0, mmproj=str(projector), encoder=place,
+        str(text), EngineOptions(threads=1, context=128), prefix_cache=0, mmproj=str(projector), encoder=place,
         workers=(one_worker.address,), parallel="pipeline",
     )  # fmt: skip
     with config.loaded(SILENT):

@@ -337,7 +337,7 @@ class Messages(Kind):
                 _state(1, link)
 
     def _command(self, command: Any) -> None:
-        from edge.llm.options import resolve
+        from edge.llm.resolve import resolve
         from edge.worker.messages import options_from
 
         name = command.WhichOneof("command")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge.api.config import EngineConfig
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from anthropic import Anthropic
     from openai import OpenAI
 
-OPTIONS = {"threads": 1, "sequences": 4}
+OPTIONS = EngineOptions(threads=1, sequences=4)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 import edge
 from edge.api.config import EngineConfig
 from edge.errors import EngineError
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
@@ -49,7 +50,7 @@ def answers(lora: list[str]) -> dict[Scales, str]:
 
 @pytest.fixture(scope="module")
 def url(lora: list[str]) -> Iterator[str]:
-    options = {"threads": 1, "sequences": 4, "lora": lora}
+    options = EngineOptions(threads=1, sequences=4, lora=lora)
     router = Router({"demo": EngineConfig(str(MODEL_PATH), options, prefix_cache=0)})
     with serving(create_app(router, ServeOptions()), at_end=router.close) as address:
         yield address
@@ -161,7 +162,7 @@ def test_vectors_are_of_models_alone(url: str, path: str, body: dict[str, Any]) 
 def test_adapters_count_in_the_room_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are unloaded for all that it takes."""
     (tmp_path / "large.gguf").write_bytes(bytes(1 << 22))
-    router = Router({"demo": EngineConfig(str(MODEL_PATH), {"lora": [str(tmp_path / "large.gguf")]})})
+    router = Router({"demo": EngineConfig(str(MODEL_PATH), EngineOptions(lora=[str(tmp_path / "large.gguf")]))})
     for more in (1, -1):
         need = 1.2 * (MODEL_PATH.stat().st_size + (1 << 22)) + more
         monkeypatch.setattr(psutil, "virtual_memory", lambda need=need: SimpleNamespace(available=need))
@@ -169,13 +170,13 @@ def test_adapters_count_in_the_room_of_a_model(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_name_means_one_model_or_adapter(lora: list[str], tmp_path: Path) -> None:
-    config = EngineConfig(str(MODEL_PATH), {"lora": [str(tmp_path / "demo.gguf")]})
+    config = EngineConfig(str(MODEL_PATH), EngineOptions(lora=[str(tmp_path / "demo.gguf")]))
     with pytest.raises(EngineError, match="'demo' is the name of two adapters or models"):
         Router({"demo": config})
 
 
 def test_a_model_without_any() -> None:
-    router = Router({"demo": EngineConfig(str(MODEL_PATH), {"threads": 1}, prefix_cache=0)})
+    router = Router({"demo": EngineConfig(str(MODEL_PATH), EngineOptions(threads=1), prefix_cache=0)})
     with serving(create_app(router, ServeOptions()), at_end=router.close) as url:
         assert httpx.get(f"{url}/lora-adapters").json() == []
         assert httpx.post(f"{url}/lora-adapters", json=[]).json() == {"success": True}

@@ -23,7 +23,7 @@ from tests.support.helpers import assert_one_line_error, run_chat
 
 
 def config(path: Path) -> EngineConfig:
-    return EngineConfig(str(path), {"threads": 1}, prefix_cache=0)
+    return EngineConfig(str(path), EngineOptions(threads=1), prefix_cache=0)
 
 
 def product(a: Sequence[float], b: Sequence[float]) -> float:

@@ -44,9 +44,8 @@ from tests.support import forked_modules
 from tests.support.helpers import stand_still
 
 T = TypeVar("T")
-CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 3, "context": 512}, prefix_cache=0)
+CONFIG = EngineConfig(str(MODEL_PATH), EngineOptions(threads=1, sequences=3, context=512), prefix_cache=0)
 # Sums whose order does not change what is chosen: where a sequence lies in the cache depends on the others.
-EXACT = {"kv_type": "f32", "flash_attention": "off"}
 GREEDY = {"temperature": 0.0}
 ENDLESS = Generation(prompt="Tell me", sampling={**GREEDY, "logit_bias": {4: -100.0}})
 WAIT_S = 60.0
@@ -226,7 +225,8 @@ def test_answers_that_begin_though_their_request_was_given_up_are_cancelled() ->
 
 def test_answers_go_on_with_the_same_tokens_where_the_process_is_killed(synthetic: Synthetic) -> None:
     path, said = synthetic("llama", "f32"), list[str]()
-    config = EngineConfig(str(path), {**CONFIG.options, **EXACT}, prefix_cache=0)
+    exact = replace(CONFIG.options, kv_type="f32", flash_attention="off")
+    config = EngineConfig(str(path), exact, prefix_cache=0)
     with Engine(path, config.engine_options()) as engine:
         ends = {token: -100.0 for token in range(engine.model.n_vocab) if engine.model.is_end(token)}
         sampling = {**GREEDY, "logit_bias": ends}
@@ -302,7 +302,7 @@ def test_a_request_that_only_waited_is_not_blamed_for_the_end_of_processes(monke
         endless.cancel()
         return await text(waiting)
 
-    assert with_router(work, replace(CONFIG, options={**CONFIG.options, "sequences": 1})) == "3 plus 2 is 5."
+    assert with_router(work, replace(CONFIG, options=replace(CONFIG.options, sequences=1))) == "3 plus 2 is 5."
 
 
 def test_a_message_that_is_too_long_ends_the_process_and_the_next_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,7 +559,7 @@ def test_embeddings_of_a_model_within_a_budget_are_refused() -> None:
         with pytest.raises(EngineError, match="within a memory budget"):
             await model.embed(["text"])
 
-    with_router(work, replace(CONFIG, options={**CONFIG.options, "memory": 400 << 20}))
+    with_router(work, replace(CONFIG, options=replace(CONFIG.options, memory=400 << 20)))
 
 
 def test_a_plan_that_is_none_changes_nothing() -> None:

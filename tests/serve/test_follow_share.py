@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edge.errors import NotEnoughMemory
+from edge.llm.options import EngineOptions
 from edge.serve.engine import memory
 from edge.serve.engine_child import exit_code, spawn
 from edge.weights.elastic.share import MemoryShare
@@ -24,7 +25,7 @@ def test_a_cancel_before_the_model_is_loaded_is_no_share(monkeypatch: pytest.Mon
     share, sent = MemoryShare(), list[Any]()
     monkeypatch.setattr(memory, "SHARE", share)
     messages = iter([CANCEL, share_of(90, 90, 1, False), share_of(60, 60, 2, False)])
-    others = memory.follow_share({"memory": 100, "least_memory": 10}, sent.append, messages)
+    others = memory.follow_share(EngineOptions(memory=100, least_memory=10), sent.append, messages)
     assert list(others) == [CANCEL]  # all are read, though nothing asks yet
     assert (share.limit, share.seen, sent) == (60, 2, [])
 
@@ -43,7 +44,7 @@ def test_who_cannot_change_asks_at_once_and_hears_why_not(
         yield last
 
     with pytest.raises(NotEnoughMemory, match=words):
-        memory.follow_share({"memory": 100}, sent.put, messages())
+        memory.follow_share(EngineOptions(memory=100), sent.put, messages())
 
 
 def test_a_process_that_has_just_been_started_lives_on_at_a_signal() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from edge.api.config import EngineConfig
 from edge.errors import EngineGone
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
@@ -25,7 +26,7 @@ from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
 from tests.support.workers import Worker, worker
 
-CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 3, "context": 512}, prefix_cache=0)
+CONFIG = EngineConfig(str(MODEL_PATH), EngineOptions(threads=1, sequences=3, context=512), prefix_cache=0)
 ASKED = Generation(prompt="Tell me", max_tokens=300, sampling={"temperature": 0.0, "logit_bias": {4: -100.0}})
 SOON = Deadlines(ask_s=0.25, silent_s=0.5, stuck_s=2.0)
 WAIT_S = 90.0

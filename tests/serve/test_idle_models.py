@@ -18,12 +18,13 @@ import pytest
 from devices import probe
 from edge.api.config import EngineConfig
 from edge.errors import EdgeError, HubError, NotAllowed, UnknownModel
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve.lifetimes import Lifetimes
 from edge.serve.router import Router, _needs_room
 from edge.serve.served import Generation
 
-CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 2}, prefix_cache=0)
+CONFIG = EngineConfig(str(MODEL_PATH), EngineOptions(threads=1, sequences=2), prefix_cache=0)
 ASK = Generation(prompt="One kilobyte", max_tokens=400, sampling={"temperature": 0, "allow_repetition": True})
 
 

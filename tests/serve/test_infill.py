@@ -13,6 +13,7 @@ import pytest
 from edge.api.config import EngineConfig
 from edge.errors import ContextFull, SamplingError
 from edge.llama.llama import Model
+from edge.llm.options import EngineOptions
 from edge.serve.app import create_app
 from edge.serve.engine.infill import InfillPrompts
 from edge.serve.options import ServeOptions
@@ -150,7 +151,7 @@ def test_a_long_text_is_not_tokenized_whole(tmp_path: Path) -> None:
 
 @contextmanager
 def served(path: Path, **options: Any) -> Iterator[str]:
-    config = EngineConfig(str(path), {"threads": 1, "sequences": 2, "context": 256}, prefix_cache=0, **options)
+    config = EngineConfig(str(path), EngineOptions(threads=1, sequences=2, context=256), prefix_cache=0, **options)
     router = Router({"tiny": config})
     with serving(create_app(router, ServeOptions()), at_end=router.close) as address:
         yield address

@@ -10,6 +10,7 @@ import pytest
 
 from edge.api.config import EngineConfig
 from edge.errors import NotAllowed, Overloaded
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve.adapters import ServedAdapters
 from edge.serve.app import create_app
@@ -136,7 +137,7 @@ def test_scales_of_one_key_are_not_those_of_another() -> None:
 
 def test_request_that_has_asked_for_a_model_keeps_it_until_its_end() -> None:
     async def run() -> None:
-        router = Router({"demo": EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 1}, prefix_cache=0)})
+        router = Router({"demo": EngineConfig(str(MODEL_PATH), EngineOptions(threads=1, sequences=1), prefix_cache=0)})
         try:
             waiting = Caller("a", "a")
             waiting.begin()

@@ -18,6 +18,7 @@ import pytest
 
 from edge.api.config import EngineConfig, MediaUrls
 from edge.errors import MediaError
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.engine import downloads
@@ -29,7 +30,7 @@ from tests.support import projectors
 from tests.support.helpers import TIMEOUT_S, edge_here
 from tests.support.multimodal import png, wav
 
-OPTIONS = {"threads": 1, "sequences": 2, "context": 1024}
+OPTIONS = EngineOptions(threads=1, sequences=2, context=1024)
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
 CHAT = "/v1/chat/completions"
 HELD, LET_GO = threading.Event(), threading.Event()  # a request for /held has come; it may be answered

@@ -25,7 +25,7 @@ from quant.gguf.file import GgufFile
 from tests.serve.test_engine_process import CONFIG, ENDLESS, WAIT_S, question, running_child, text, with_router
 from tests.support.forked_modules import running
 
-MOVED = replace(CONFIG, options={**CONFIG.options, "context": 700})
+MOVED = replace(CONFIG, options=replace(CONFIG.options, context=700))
 
 
 async def context(model: EngineClient) -> int:
@@ -64,7 +64,7 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
             assert await tokens
             response += [await preparing, await later]
             await move
-            assert await context(model) == config.options["context"]
+            assert await context(model) == config.options.context
             before = len(under_way.tokens)
             async for _ in under_way:
                 if len(under_way.tokens) > before + 1:

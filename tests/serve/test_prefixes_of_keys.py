@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from edge.api.config import EngineConfig
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
@@ -19,7 +20,9 @@ SECRET = "The number of my account is 4711 0815, and its password is swordfish. 
 
 @contextmanager
 def server(keys: tuple[str, ...] = KEYS, *, shared: bool = False, disk_bytes: int = 0) -> Iterator[str]:
-    router = Router({"demo": EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 5}, prefix_cache=disk_bytes)})
+    router = Router(
+        {"demo": EngineConfig(str(MODEL_PATH), EngineOptions(threads=1, sequences=5), prefix_cache=disk_bytes)}
+    )
     options = ServeOptions(api_keys=keys, shared_prefixes=shared)
     with serving(create_app(router, options), at_end=router.close) as address:
         yield address

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from edge.api.config import EngineConfig
+from edge.llm.options import EngineOptions
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
@@ -32,7 +33,7 @@ WITHOUT_TEMPLATE = "/v1/completions"
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     path = script_model(tmp_path_factory.mktemp("models") / "script.gguf", {"seen": SEEN}, context=1 << 16)
-    options = {"threads": 1, "sequences": 2, "context": 1 << 16}
+    options = EngineOptions(threads=1, sequences=2, context=1 << 16)
     router = Router({"script": EngineConfig(str(path), options, prefix_cache=0)})
     with serving(create_app(router, ServeOptions()), at_end=router.close) as url:
         yield url

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from edge.api.config import EngineConfig
+from edge.llm.options import EngineOptions
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
@@ -27,7 +28,7 @@ CLS, SEP = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 
 @contextmanager
 def served(path: Path, **options: Any) -> Iterator[str]:
-    router = Router({"tiny": EngineConfig(str(path), {"threads": 1, "sequences": 2}, prefix_cache=0, **options)})
+    router = Router({"tiny": EngineConfig(str(path), EngineOptions(threads=1, sequences=2), prefix_cache=0, **options)})
     with serving(create_app(router, ServeOptions()), at_end=router.close) as address:
         yield address
 

@@ -11,6 +11,7 @@ import pytest
 
 from edge.api.config import EngineConfig
 from edge.errors import EngineGone, NotAllowed, NotEnoughMemory
+from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
 from edge.serve.app import create_app
 from edge.serve.client import EngineClient
@@ -36,7 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     path = tmp_path_factory.mktemp("model") / "model.gguf"
     shape = shapes.shape("llama", layers=5, embd=1024, ff=4096, heads=8, kv=4, vocab=1024)
     synth.synthesize(path, shape, "f16", pool_bytes=16 << 20)  # fresh values for each row take a second
-    return EngineConfig(str(path), {"threads": 1, "context": 128, "batch": 32, "memory": BOTH}, prefix_cache=0)
+    return EngineConfig(str(path), EngineOptions(threads=1, context=128, batch=32, memory=BOTH), prefix_cache=0)
 
 
 def run(
@@ -165,7 +166,7 @@ def test_a_model_that_is_not_loaded_leaves_no_share(
             await super().start(config, resumes=resumes)
 
     monkeypatch.setattr("edge.serve.process.EngineChild", Child)
-    options = {**config.options, "context": 1 << 17} if how == "refused" else config.options
+    options = replace(config.options, context=1 << 17) if how == "refused" else config.options
     configs = {"a": config, "b": replace(config, options=options)}
 
     async def test(router: Router) -> None:

@@ -14,6 +14,7 @@ from edge.deployment.deployed import DeployedModel
 from edge.deployment.kinds import RunningPlan
 from edge.errors import EngineGone
 from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve.apis.fields import repeated
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of
@@ -34,7 +35,7 @@ from tests.serve.scripted import Scripted, ScriptedModels
 from tests.serve.serving import events_of, serving
 from tests.serve.test_streams import ASK, CALL, CHAT, MESSAGES, RESPONSES, TOOLS
 
-CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 1, "context": 128}, prefix_cache=0)
+CONFIG = EngineConfig(str(MODEL_PATH), EngineOptions(threads=1, sequences=1, context=128), prefix_cache=0)
 
 
 @pytest.mark.parametrize("host", ["edge.example", "Edge.Example", "EDGE.EXAMPLE:8080"])

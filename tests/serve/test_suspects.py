@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from edge.api.config import EngineConfig
 from edge.errors import EngineGone, PoisonousRequest
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve.client import EngineClient
 from edge.serve.engine_child import EngineChild
@@ -24,7 +25,7 @@ from edge.serve.served import Generation
 from edge.serve.suspects import ENDS_IN_A_ROW, REFUSED_S, Case, Suspects
 
 T = TypeVar("T")
-CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 4, "context": 512}, prefix_cache=0)
+CONFIG = EngineConfig(str(MODEL_PATH), EngineOptions(threads=1, sequences=4, context=512), prefix_cache=0)
 GREEDY = {"temperature": 0.0}
 POISON = "poison"
 WAIT_S = 120.0

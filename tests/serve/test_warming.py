@@ -434,7 +434,7 @@ def test_prefix_deleted_while_it_is_computed_is_not_queued_again(engine: Engine,
 
 @contextmanager
 def server(seconds: float = 3600.0, keys: tuple[str, ...] = ()) -> Iterator[str]:
-    options = {"threads": 1, "sequences": 9}
+    options = EngineOptions(threads=1, sequences=9)
     router = Router({"demo": EngineConfig(str(MODEL_PATH), options, prefix_cache=0, prefix_warming=seconds)})
     with serving(create_app(router, ServeOptions(api_keys=keys)), at_end=router.close) as address:
         yield address

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from edge.llm.options import EngineOptions
 from edge.weights.elastic.share import SHARE
 
 
 def follow_share(
-    options: Mapping[str, Any], send: Callable[..., None], messages: Iterator[dict[str, Any]]
+    options: EngineOptions, send: Callable[..., None], messages: Iterator[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Follow the server's memory limits from now on. Return an iterator of the other messages.
 
@@ -34,6 +35,7 @@ def follow_share(
 
     SHARE.join(lambda *claim: send({"claim": claim}), lambda use: send({"memory": asdict(use)}))
     threading.Thread(target=read, name="share", daemon=True).start()
-    if options.get("least_memory") is None:
-        SHARE.request(options["memory"], options["memory"])
+    if options.least_memory is None:
+        assert options.memory is not None
+        SHARE.request(options.memory, options.memory)
     return iter(others.get, None)

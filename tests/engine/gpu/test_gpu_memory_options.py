@@ -6,7 +6,7 @@ import pytest
 
 import edge
 from apps.cli import build_parser, main
-from apps.engine_options import engine_values
+from apps.engine_options import engine_options
 from apps.errors import UsageError
 from edge.errors import EngineError
 from edge.llm.options import EngineOptions
@@ -17,7 +17,7 @@ from tests.support.helpers import assert_one_line_error, run_edge
 
 
 def parsed(*args: str) -> EngineOptions:
-    return EngineOptions(**engine_values(build_parser().parse_args(["chat", *args])))
+    return engine_options(build_parser().parse_args(["chat", *args]))
 
 
 def test_it_reaches_the_engine() -> None:

@@ -13,7 +13,8 @@ from edge.llama import ggml, library
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch
 from edge.llm.engine import Engine
-from edge.llm.options import DEFAULT_CONTEXT, EngineOptions, worth_threads
+from edge.llm.options import DEFAULT_CONTEXT, EngineOptions
+from edge.llm.resolve import worth_threads
 from edge.models import shapes, synth
 from edge.models.demo import MODEL_PATH
 from partition.model.model import ModelShape

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from apps.cli import build_parser
-from apps.engine_options import engine_values
+from apps.engine_options import engine_options
 from apps.errors import UsageError
 from edge.llm.options import MAX_IO_CHUNK, MAX_IO_THREADS, EngineOptions
 from edge.models import shapes, synth
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parsed(*args: str) -> EngineOptions:
-    return EngineOptions(**engine_values(build_parser().parse_args(["chat", *args])))
+    return engine_options(build_parser().parse_args(["chat", *args]))
 
 
 def chat(model: Path, *options: str) -> dict[str, Any]:
