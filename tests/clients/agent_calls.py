@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-END = "The script has no more for this turn."  # what it says behind the results of calls
+# The script model's answer after the results of calls.
+END = "The script has no more for this turn."
 _READ = "cat notes.txt"
 SCRIPT: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "codex 0": [("exec_command", {"cmd": _READ})],
@@ -17,4 +18,6 @@ SCRIPT: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "continue 1": [("List", {"dirpath": "."}), ("Read", {"filepath": "notes.txt"})],
     "cline 0": [("run_commands", {"commands": [_READ]})],
     "cline 1": [("run_commands", {"commands": ["ls"]}), ("search_codebase", {"queries": ["ship"]})],
+    "home-assistant 0": [("HassTurnOn", {"name": "Fan"})],
+    "home-assistant 1": [("HassTurnOff", {"name": "Lamp"}), ("HassTurnOn", {"name": "Heater"})],
 }

@@ -7,6 +7,7 @@ versions that `requirements/SET.txt` pins. A package of npm has a folder there. 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -17,19 +18,20 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PLACE = ROOT / ".venv-clients"
-INSTALL_S = 1800
+INSTALL_S, END_S = 1800, 30
 NODE = "node@22.23.3"  # programs that need a newer one than many machines have
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client: what is installed, and the script that has it do its tasks."""
+    """A client: its packages, and the script that makes it do its tasks."""
 
     script: Sequence[str]
     requirements: str = ""  # a set of Python packages, whose interpreter runs the script
+    version: str = ""  # the version of Python that the set needs; empty: this interpreter's version
     npm: str = ""
-    model: str = ""  # name of the model it asks; empty: the one that is tried
-    unanswered: Sequence[str] = field(default=())  # paths that it asks for in vain, and goes on
+    model: str = ""  # name of the model that the client asks; empty: the model under test
+    unanswered: Sequence[str] = field(default=())  # paths that the client can do without
 
     @property
     def python(self) -> Path:
@@ -43,7 +45,7 @@ class Client:
         return folders if self.npm else [self.python.parent]
 
     def may_fail(self, path: str) -> bool:
-        """True if the client goes on without an answer of this path."""
+        """True if the client can do without an answer from this path."""
         return path.partition("?")[0] in self.unanswered
 
 
@@ -70,28 +72,40 @@ CLIENTS = {
     "cline": _agent("cline", "cline@3.0.65"),
     "guidellm": Client(("use_guidellm.py",), "guidellm"),
     "open-webui": Client(("use_open_webui.py",), "open_webui"),
+    "home-assistant": Client(("use_home_assistant.py",), "home_assistant", "3.13"),
     "continue": _agent("continue", "@continuedev/cli@1.5.47"),
 }
 
 
 def installed(name: str) -> None:
-    """Install what a client needs and what is not there yet."""
+    """Install the missing packages of a client."""
     client = CLIENTS[name]
     if client.requirements:
-        _python_set(client.requirements)
+        _python_set(client.requirements, client.version)
     if client.npm:
         for package in (NODE, client.npm):
             _npm_package(package)
 
 
-def _python_set(name: str) -> None:
+def _interpreter(version: str) -> str:
+    """Return a Python of this version from the search path or from pyenv. SystemExit if neither has it."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    candidates = [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python{version}")]
+    for candidate in filter(None, candidates):
+        if subprocess.run([candidate, "-c", ""], capture_output=True, timeout=END_S).returncode == 0:
+            return str(candidate)
+    raise SystemExit(f"no Python {version} on the search path or in {pyenv}: install it")
+
+
+def _python_set(name: str, version: str) -> None:
     folder, pins = PLACE / name, HERE / "requirements" / f"{name}.txt"
     mark, digest = folder / "installed", hashlib.sha256(pins.read_bytes()).hexdigest()
     if not mark.exists() or mark.read_text() != digest:
         print(f"installing {pins.name} in {folder}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=INSTALL_S)
+        interpreter = _interpreter(version) if version else sys.executable
+        subprocess.run([interpreter, "-m", "venv", "--clear", str(folder)], check=True, timeout=INSTALL_S)
         python = str(folder / "bin" / "python")
-        pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-compile"]
         subprocess.run([*pip, "--requirement", str(pins)], check=True, timeout=INSTALL_S)
         mark.write_text(digest)
 
