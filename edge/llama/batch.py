@@ -1,4 +1,4 @@
-"""Rows of a decode in llama.cpp's form. One of nine files with ctypes."""
+"""Rows of a decode in llama.cpp's form. One of the files with ctypes."""
 
 from __future__ import annotations
 

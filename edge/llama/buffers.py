@@ -1,4 +1,4 @@
-"""Place model weights in our own memory by a buffer type for llama.cpp. One of nine files with ctypes.
+"""Place model weights in our own memory by a buffer type for llama.cpp. One of the files with ctypes.
 
 The buffer type reserves addresses and records every tensor, and loads nothing. The runtime sets the real address of a
 tensor later, and may change it between two nodes of a graph.

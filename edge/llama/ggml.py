@@ -1,4 +1,4 @@
-"""Interface to ggml: tensor layout, graph nodes, quantization. One of nine files with ctypes.
+"""Interface to ggml: tensor layout, graph nodes, quantization. One of the files with ctypes.
 
 Importing this module reads one tensor through ggml's accessors and through our copy of its struct. If the two disagree,
 the import raises EngineError: the layout belongs to one exact version of llama-cpp-python.
@@ -47,8 +47,8 @@ def _ggml(name: str, result: Any, *arguments: Any) -> Any:
     function = getattr(libllama, name, None)
     if function is None:
         raise EngineError(
-            f"{described()}, lacks {name}, or loads it later as a module; expected a library with all functions, as"
-            f" llama-cpp-python {PINNED_VERSION} brings it"
+            f"{described()}, lacks {name}; expected a library with all functions, as llama-cpp-python"
+            f" {PINNED_VERSION} brings it"
         )
     function.restype, function.argtypes = result, list(arguments)
     return function

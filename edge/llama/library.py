@@ -1,9 +1,10 @@
-"""Choose the llama.cpp library and check its version. One of nine files with ctypes.
+"""Choose the llama.cpp library and check its version. One of the files with ctypes.
 
 llama-cpp-python usually contains a llama.cpp that was built at installation. A prebuilt library is used if
 `LLAMA_CPP_LIB_PATH` names its folder, or if llama-cpp-python has none and the system does. Importing this module checks
 the library's version before any other call, and raises EngineError for another version: functions, structs and node
-names belong to one version. `edge/llama/ggml.py` and `edge/llama/buffers.py` then check the layout of each struct.
+names belong to one version. Backends that are modules are loaded next (`edge/llama/backends.py`). `edge/llama/ggml.py`
+and `edge/llama/buffers.py` then check the layout of each struct.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import EngineError
+from edge.llama import backends
 from quant.text import printable
 
 PINNED_VERSION = "0.3.36"  # version of llama-cpp-python
@@ -110,13 +112,16 @@ def check_parameters(package: Any, folder: Path) -> None:
             )
 
 
-def _open() -> tuple[Any, Any, Path]:
-    """Return llama-cpp-python, the same library opened for undeclared functions, and the library's folder.
+def _open() -> tuple[Any, Any, Path, str | None]:
+    """Return llama-cpp-python, the same library opened for undeclared functions, its folder, and its CPU module.
 
     Raises EngineError if no library fits.
     """
     folder = library_folder()
     check_library(folder)
+    # Find ggml's functions through libllama: the ggml file in the same folder may be a copy with its own state.
+    library = C.CDLL(str(folder / _NAME))
+    module = backends.load(library, folder)
     if folder in system_folders():
         os.environ.setdefault(LIB_PATH, str(folder))  # for llama-cpp-python and child processes
     try:
@@ -129,8 +134,7 @@ def _open() -> tuple[Any, Any, Path]:
             f"llama-cpp-python {llama_cpp.__version__} is installed, and {PINNED_VERSION} is needed: {_INSTALL}"
         )
     check_parameters(llama_cpp, folder)
-    # Find ggml's functions through libllama: the ggml file in the same folder may be a copy with its own state.
-    return llama_cpp, C.CDLL(str(folder / _NAME)), folder
+    return llama_cpp, library, folder, module
 
 
 def described() -> str:
@@ -151,7 +155,13 @@ def _what_to_do() -> str:
     return f"unset {LIB_PATH}, or name a folder that has it" if os.environ.get(LIB_PATH) else _INSTALL
 
 
-llama_cpp, libllama, _folder = _open()
+# cpu_module: variant of the CPU's kernels that was loaded, such as "haswell"; None: they are linked
+llama_cpp, libllama, _folder, cpu_module = _open()
+
+
+def cpu_modules() -> tuple[str, ...]:
+    """Return the variants of the CPU's kernels that this llama.cpp has as modules."""
+    return tuple(backends.cpu_modules(_folder))
 
 
 _AbortHandler = C.CFUNCTYPE(None, C.c_char_p)

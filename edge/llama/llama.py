@@ -1,4 +1,4 @@
-"""llama.cpp models and contexts as Python objects. One of nine files with ctypes.
+"""llama.cpp models and contexts as Python objects. One of the files with ctypes.
 
 The layers above use numpy arrays and plain numbers. `close()` frees native handles. Objects that native code calls back
 into (log, progress and node callbacks) stay referenced for as long as native code may call them.
@@ -25,6 +25,7 @@ from edge.llama.buffers import CallerBuffer, disable_amx
 from edge.llama.interrupt import StopFlag, deferred_interrupts
 from edge.llama.library import llama_cpp as L
 from edge.llama.sequences import Sequences
+from edge.llama.thread_pool import ThreadPool, attach_to_context
 from edge.llama.vocabulary import Vocabulary
 from partition.architectures.table import RULES, has_flash
 from quant.types import CacheType
@@ -280,6 +281,7 @@ class Context(Sequences):
         self.gives_hidden = False  # True: later graphs give hidden states
         self._logits_place, self._logits = (0, 0), np.empty((0, 0), np.float32)  # address and rows of the last logits
         self._handle = None
+        self._pool = ThreadPool(lambda pool: attach_to_context(self._handle, pool, None))
         try:
             with deferred_interrupts():
                 self._handle = L.llama_init_from_model(model._handle, params)
@@ -288,6 +290,7 @@ class Context(Sequences):
             raise
         if not self._handle:
             raise EngineError(f"llama.cpp cannot make a context of {sizes.context} tokens: {_why()}")
+        self._pool.use(threads)
         # A predictor is an attention layer, even in a recurrent model.
         is_recurrent = model.is_recurrent and not sizes.predicts
         Sequences.__init__(
@@ -301,6 +304,7 @@ class Context(Sequences):
         if self._handle:
             L.llama_free(self._handle)
             self._handle = None
+        self._pool.close()
 
     def decode(self, batch: Batch, n: int) -> None:
         """Compute the first `n` rows. Raises EngineError if llama.cpp fails, or Interrupted after `stop()`."""
@@ -347,6 +351,7 @@ class Context(Sequences):
     def use_threads(self, threads: int) -> None:
         """Compute with `threads` threads from the next decode on."""
         if self._handle:
+            self._pool.use(threads)
             L.llama_set_n_threads(self._handle, threads, threads)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Matrix products outside llama.cpp's graphs, with the same kernels. One of nine files with ctypes."""
+"""Matrix products outside llama.cpp's graphs, with the same kernels. One of the files with ctypes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from edge.llama.ggml import (
     cpu_device,
     cpu_procedure,
 )
+from edge.llama.thread_pool import ThreadPool
 
 _ROOM = 1 << 16  # bytes for the structs of a graph of one product
 
@@ -51,6 +52,12 @@ class Products:
         if not self._backend or not set_threads:
             raise EngineError("ggml has no CPU backend; reinstall llama-cpp-python")
         C.CFUNCTYPE(None, _P, C.c_int)(set_threads)(self._backend, threads)
+        self._pool = ThreadPool(self._use_pool)
+        self._pool.use(threads)
+
+    def _use_pool(self, pool: int) -> None:
+        if set_pool := cpu_procedure(b"ggml_backend_cpu_set_threadpool"):
+            C.CFUNCTYPE(None, _P, _P)(set_pool)(self._backend, pool)
 
     def multiply(
         self, weight: Weight, address: int, rows: int, repacked: bool, x: int, n: int, out: int, stride: int
@@ -78,3 +85,4 @@ class Products:
 
     def close(self) -> None:
         _backend_free(self._backend)
+        self._pool.close()

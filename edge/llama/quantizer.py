@@ -1,4 +1,4 @@
-"""llama.cpp's quantizer. One of nine files with ctypes.
+"""llama.cpp's quantizer. One of the files with ctypes.
 
 The quantizer cannot be stopped and aborts the process on unexpected input, so run it in its own process.
 """

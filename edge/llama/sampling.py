@@ -1,4 +1,4 @@
-"""llama.cpp's samplers and their candidates as Python objects. One of nine files with ctypes.
+"""llama.cpp's samplers and their candidates as Python objects. One of the files with ctypes.
 
 `native_stderr` captures text that native code prints directly to file descriptor 2.
 """

@@ -120,11 +120,12 @@ def test_benchmarks_and_tools_change_no_import_path() -> None:
     assert not [path.name for path in files if "sys.path" in path.read_text()]
 
 
-def test_ctypes_lives_in_nine_files() -> None:
+def test_ctypes_lives_in_few_files() -> None:
     users = {str(path.relative_to(ROOT)) for path in FILES if "ctypes" in packages(path)}
     ggml = {"edge/llama/ggml.py", "edge/llama/batch.py", "edge/llama/buffers.py", "edge/llama/products.py"}
     llama = {"edge/llama/library.py", "edge/llama/llama.py", "edge/llama/quantizer.py", "edge/llama/sampling.py"}
-    assert users == ggml | llama | {"devices/processes/limits.py"}
+    backends = {"edge/llama/backends.py", "edge/llama/thread_pool.py"}
+    assert users == ggml | llama | backends | {"devices/processes/limits.py"}
 
 
 @pytest.mark.filterwarnings("default::UserWarning")

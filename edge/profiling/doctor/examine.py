@@ -67,8 +67,9 @@ class LocalChecks:
             return error
         sets, knowable = frozenset(instruction_sets()), knowable_sets()
         return Build(
-            description["library"], description["system_info"], description["gpu"], sets, knowable, install.gpu_files()
-        )
+            description["library"], description["system_info"], description["gpu"], sets, knowable, install.gpu_files(),
+            description["module"], tuple(description["modules"]),
+        )  # fmt: skip
 
     @cached_property
     def cores(self) -> machine.Cores:

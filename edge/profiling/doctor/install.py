@@ -27,6 +27,22 @@ _BUILT = {
     "NEON": "neon", "FP16_VA": "fp16", "DOTPROD": "dotprod", "MATMUL_INT8": "i8mm", "SVE": "sve", "SME": "sme",
 }  # fmt: skip
 _AMX = "amx_int8"
+# Modules of a wheel for the CPU in the order of ggml's scores, with the instruction sets of each. Modules for older
+# processors need none of these sets.
+_MODULES = {
+    "sandybridge": "avx", "ivybridge": "avx f16c", "piledriver": "avx f16c fma", "haswell": "avx f16c fma avx2 bmi2",
+    "alderlake": "avx f16c fma avx2 bmi2 avx_vnni", "skylakex": "avx f16c fma avx2 bmi2 avx512f",
+    "cannonlake": "avx f16c fma avx2 bmi2 avx512f avx512_vbmi",
+    "cascadelake": "avx f16c fma avx2 bmi2 avx512f avx512_vnni",
+    "icelake": "avx f16c fma avx2 bmi2 avx512f avx512_vbmi avx512_vnni",
+    "cooperlake": "avx f16c fma avx2 bmi2 avx512f avx512_vnni avx512_bf16",
+    "zen4": "avx f16c fma avx2 bmi2 avx512f avx512_vbmi avx512_vnni avx512_bf16",
+    "sapphirerapids": "avx f16c fma avx2 bmi2 avx512f avx512_vbmi avx512_vnni avx512_bf16 amx_int8",
+    "armv8.0_1": "neon", "armv8.2_1": "neon dotprod", "armv8.2_2": "neon dotprod fp16",
+    "armv8.2_3": "neon dotprod fp16 sve", "armv8.6_1": "neon dotprod fp16 sve i8mm",
+    "armv8.6_2": "neon dotprod fp16 sve i8mm sve2", "armv9.2_1": "neon dotprod fp16 sve i8mm sme",
+    "armv9.2_2": "neon dotprod fp16 sve i8mm sve2 sme",
+}  # fmt: skip
 # Device files of drivers for discrete GPUs, and the build option that uses the GPU.
 _GPU_FILES = {"/dev/nvidia0": "-DGGML_CUDA=on", "/dev/kfd": "-DGGML_HIP=on"}
 
@@ -50,6 +66,8 @@ class Build:
     cpu_sets: frozenset[str]  # names as in devices.machine_cores; empty: the system does not report them
     knowable: frozenset[str]  # instruction sets that this system would report if present
     gpu_files: tuple[str, ...] = ()  # existing files of _GPU_FILES
+    module: str | None = None  # module with the kernels in use; None: they are linked
+    modules: tuple[str, ...] = ()  # modules that this llama.cpp has
 
     @property
     def built_sets(self) -> frozenset[str]:
@@ -123,6 +141,8 @@ def instructions(build: Build) -> Verdict:
     if lacking:
         what = f"llama.cpp was built with {', '.join(lacking)}, which this processor lacks: such kernels crash"
         return Verdict(PROBLEM, what, REBUILD)
+    if build.module not in (None, "cpu"):
+        return _best_module(build, build.module)
     unused = sorted((build.cpu_sets & set(_BUILT.values())) - build.built_sets - {_AMX})
     if unused:
         what = (
@@ -130,6 +150,18 @@ def instructions(build: Build) -> Verdict:
         )
         return Verdict(NOTE, what, REBUILD)
     return Verdict(OK, f"built with all that this processor has: {', '.join(sorted(build.built_sets)) or 'none'}")
+
+
+def _best_module(build: Build, module: str) -> Verdict:
+    """Check that the module in use is the best one for this processor."""
+    best = next((name for name, sets in reversed(_MODULES.items()) if build.cpu_sets.issuperset(sets.split())), module)
+    if best not in (module, *build.modules):
+        return Verdict(
+            NOTE,
+            f"llama.cpp uses its module {module}; the better module {best} for this processor is missing",
+            f"install a wheel that has it, or {REBUILD}",
+        )
+    return Verdict(OK, f"llama.cpp uses its module {module}, of {counted(len(build.modules), 'module')}")
 
 
 def amx(build: Build) -> Verdict:

@@ -19,7 +19,7 @@ QUESTION, ANSWER = "What is 27 plus 38?", "27 plus 38 is 65."
 
 
 def ask(question: str) -> dict[str, Any]:
-    """Run the process and return its output: `library`, `system_info` and `gpu` for "describe", `text` for "answer".
+    """Run the process and return its output: the fields of `_describe` for "describe", `text` for "answer".
 
     Raises EngineError with the exit reason if the process printed nothing.
     """
@@ -42,11 +42,17 @@ def ask(question: str) -> dict[str, Any]:
 
 
 def _describe() -> dict[str, Any]:
-    from edge.llama.library import described
+    from edge.llama.library import cpu_module, cpu_modules, described
     from edge.llama.llama import system_info
     from edge.profiling.machine import gpu_backends
 
-    return {"library": described(), "system_info": system_info(), "gpu": gpu_backends()}
+    return {
+        "library": described(),
+        "system_info": system_info(),
+        "gpu": gpu_backends(),
+        "module": cpu_module,
+        "modules": cpu_modules(),
+    }
 
 
 def _answer() -> dict[str, Any]:

@@ -138,3 +138,39 @@ def test_a_llama_cpp_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(native, "NATIVE_TIMEOUT_S", 0.2)
     with pytest.raises(EngineError, match=r"no answer within 0\.2 s"):
         native.ask("describe")
+
+
+# --- modules of a wheel ---
+
+WHEEL = replace(BUILD, module="haswell", modules=("haswell", "x64", "zen4"))
+ZEN4 = INTEL | {"avx512f", "avx512_vbmi", "avx512_vnni", "avx512_bf16"}
+
+
+def test_the_module_in_use_is_named() -> None:
+    assert_verdict(install.instructions(WHEEL), OK, "uses its module haswell, of 3 modules")
+
+
+def test_a_better_module_that_is_missing_is_named() -> None:
+    few = replace(WHEEL, cpu_sets=ZEN4, modules=("haswell", "x64"))
+    assert_verdict(install.instructions(few), NOTE, "module haswell", "module zen4 for this processor is missing")
+
+
+def test_instruction_sets_that_no_module_has_are_not_missed() -> None:
+    """A Zen 5 has AVX-VNNI, and the module zen4 has AVX-512's kernels instead."""
+    best = replace(WHEEL, cpu_sets=ZEN4 | {"avx_vnni"}, module="zen4", system_info="CPU : AVX = 1 | ")
+    assert_verdict(install.instructions(best), OK, "zen4")
+
+
+def test_a_module_that_the_system_cannot_run_is_not_missing() -> None:
+    """ggml's score of zen4 was lower, although the processor has its instructions."""
+    assert_verdict(install.instructions(replace(WHEEL, cpu_sets=ZEN4)), OK, "haswell")
+
+
+def test_a_single_module_is_judged_by_its_instructions() -> None:
+    single = replace(BUILD, module="cpu", modules=("cpu",), cpu_sets=INTEL | {"avx_vnni"})
+    assert_verdict(install.instructions(single), NOTE, "without avx_vnni")
+
+
+def test_an_old_processor_needs_no_better_module() -> None:
+    old = replace(BUILD, module="sse42", modules=("sse42", "x64"), system_info="CPU : ", cpu_sets=frozenset({"fma"}))
+    assert_verdict(install.instructions(old), OK, "sse42")
