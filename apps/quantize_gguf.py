@@ -20,6 +20,7 @@ from edge.quantization.fit import FitOptions
 from edge.quantization.kernels import default_mix
 from edge.quantization.make import QuantizedModel, Source, budgets_between
 from edge.quantization.text_file import BUNDLED, read_text
+from partition.model.file import ModelFile
 from quant.checkpoint.convert import CONVERTED_TYPES
 from quant.gguf.imatrix import read_imatrix
 from quant.mixes import Mix, mix_by_name, weight_type
@@ -29,15 +30,14 @@ from quant.text import bytes_text
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     compared = _check(args)
-    model, steps = Path(args.model), ShownSteps("quantize")
-    is_folder = model.is_dir()
-    model = model if is_folder else model_path(args.model)
+    steps, is_folder = ShownSteps("quantize"), Path(args.model).is_dir()
+    model = Path(args.model) if is_folder else ModelFile.open(model_path(args.model))
     read = [path for path in (args.imatrix, args.text) if path]
     check_output(args.output, [*make.model_files(model), *read], args.force)
     if args.elastic:
         return _make_elastic(args, model, steps, began)
     evaluation = None
-    if is_folder and (args.type or "").lower() in CONVERTED_TYPES and not args.report:
+    if not isinstance(model, ModelFile) and (args.type or "").lower() in CONVERTED_TYPES and not args.report:
         quantized = make.convert_checkpoint(model, args.output, args.type.lower(), steps)
     else:
         with make.as_gguf(model, args.output, steps) as source:
@@ -109,7 +109,7 @@ def _fit_options(args: argparse.Namespace) -> FitOptions:
     return FitOptions(args.imatrix, kinds, args.fast, 60 * (args.minutes or QUANTIZE_MINUTES), args.threads)
 
 
-def _make_elastic(args: argparse.Namespace, model: Path, steps: ShownSteps, began: float) -> int:
+def _make_elastic(args: argparse.Namespace, model: Path | ModelFile, steps: ShownSteps, began: float) -> int:
     """Write OUT with several sizes, print them, and return the exit code."""
     options = _fit_options(args)
     with make.as_gguf(model, args.output, steps) as source:

@@ -48,8 +48,8 @@ from edge.quantization.gguf import quantize
 from edge.speculate.factory import Draft, drafts, speculation, with_room
 from edge.speculate.speculation import Speculation
 from edge.text.templates.process import TemplateProcess
+from partition.model.file import ModelFile
 from partition.predict.drafts import SELF
-from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 from tests.real.weights import SMOLLM2
 from tests.support.ranks_here import ranks_here
@@ -109,10 +109,10 @@ def _sources(provided: Path | None, folder: Path) -> tuple[Path, dict[str, Draft
     model = provided
     if model is None:
         model = folder / "smollm2-135m-f16.gguf"
-        quantize(GgufFile.open(SMOLLM2.path()), model, mix_by_name("f16"))
-        sources["q4_1"] = SMOLLM2.path()
+        quantize(ModelFile.open(SMOLLM2.path()), model, mix_by_name("f16"))
+        sources["q4_1"] = ModelFile.open(SMOLLM2.path())
     with suppress(EngineError):  # it has so few bits that nothing is much smaller
-        sources["self"] = drafts(SELF, model)
+        sources["self"] = drafts(SELF, ModelFile.open(model))
     return model, sources
 
 

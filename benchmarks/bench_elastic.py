@@ -31,8 +31,8 @@ from devices.lab.control_group import NoGroups
 from devices.probe import rss
 from edge.models import synth
 from edge.quantization.gguf import quantize
+from partition.model.file import ModelFile
 from quant.gguf.elastic import plan_elastic, write_elastic
-from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 from tests.real.weights import SMOLLM2
 
@@ -71,12 +71,12 @@ def files(work: Path, name: str) -> list[Path]:
             continue
         mix = path.stem.rpartition("-")[2]
         if name == "smollm2":
-            quantize(GgufFile.open(SMOLLM2.path()), path, mix_by_name(mix))
+            quantize(ModelFile.open(SMOLLM2.path()), path, mix_by_name(mix))
         else:
             synth.synthesize(path, MODELS[name].shape, mix)
     out = work / f"{name}-elastic.gguf"
     if not out.exists():
-        write_elastic(plan_elastic([GgufFile.open(path) for path in static], [0.0] * len(static)), out)
+        write_elastic(plan_elastic([ModelFile.open(path) for path in static], [0.0] * len(static)), out)
     return [out, *static]
 
 

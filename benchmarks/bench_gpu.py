@@ -54,8 +54,8 @@ from edge.models.demo import MODEL_PATH
 from edge.weights import memory
 from edge.weights.gpu_budget import PRODUCTS, fixed_parts
 from edge.weights.gpu_layers import layer_sizes
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
-from quant.gguf.file import GgufFile
 
 SIDE = Path(__file__).with_name("gpu_side.py")
 RUN_S = 300.0
@@ -109,7 +109,7 @@ class Account:
     """Parts of the GPU's memory that a model takes."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._file = path, GgufFile.open(path)
+        self._path, self._file = path, ModelFile.open(path)
         self.shape = ModelShape.from_gguf(self._file)
         self._name = Device(ggml.gpu_devices()[0]).buffer_name
         self._parts = self._fixed(-1)
@@ -214,7 +214,7 @@ def show_prompts(figures: Figures) -> str:
 def stages(folder: Path, args: argparse.Namespace) -> Figures:
     """Tokens a second of eight answers at once, by the number of layers on the GPU."""
     needs_gpu()
-    file = GgufFile.open(args.path)
+    file = ModelFile.open(args.path)
     shape, words = ModelShape.from_gguf(file), Words(args.path)
     # A random model says the token that ends a text as rarely as any other; the bundled one must not say it.
     ends = [int(file.metadata["tokenizer.ggml.eos_token_id"])] if args.tiny else []

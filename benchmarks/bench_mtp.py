@@ -62,6 +62,7 @@ from edge.speculate.factory import MtpDraft, with_room
 from edge.speculate.mtp import mtp_drafts, open_predictor
 from edge.speculate.speculation import Speculation
 from edge.speculate.windows import Shape
+from partition.model.file import ModelFile
 from partition.predict.drafts import MTP, ROWS
 from tests.support.drafting import always
 from tests.support.mtp import PROMPT, PassClock, plant, with_predictor
@@ -279,17 +280,17 @@ def counted_rows(
 def engine_of(section: str, path: Path, folder: Path, threads: int) -> Iterator[TextEngine]:
     """The engine of a section, with room for drafts. threads: of one device."""
     if section in DELAYS_S:
-        options = with_room(EngineOptions(threads=1, context=CONTEXT, batch=64), MtpDraft(path))
+        options = with_room(EngineOptions(threads=1, context=CONTEXT, batch=64), MtpDraft(ModelFile.open(path)))
         how = {"parallel": "tensor" if section == "tensor" else "pipeline", "shares": (1, 1)}
         with ranks_here(path, how, options, folder, delay_s=DELAYS_S[section]) as ranks:
             yield ranks
         return
     options = EngineOptions(threads=threads, context=CONTEXT, batch=64)
     if section == "paged":
-        options = with_room(replace(options, memory=own_rss() + 16 * GIB), MtpDraft(path))
+        options = with_room(replace(options, memory=own_rss() + 16 * GIB), MtpDraft(ModelFile.open(path)))
         with Engine(path, options) as whole:
             options = replace(options, memory=whole.memory.total - path.stat().st_size // 2)
-    with Engine(path, with_room(options, MtpDraft(path)) if section == "one" else options) as engine:
+    with Engine(path, with_room(options, MtpDraft(ModelFile.open(path))) if section == "one" else options) as engine:
         yield engine
 
 

@@ -41,8 +41,7 @@ from edge.quantization.routes import Route
 from edge.quantization.standard_routes import answer_routes, local_route, options_for, remote_route, setting_routes
 from edge.quantization.text_file import BUNDLED, read_text
 from edge.units import as_bytes
-from partition.model.model import ModelShape
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from tests.real.weights import SMOLLM2
 
 TEXT = ROOT / "docs" / "planning.md"  # no file is calibrated on it
@@ -89,14 +88,15 @@ def make(reference: Path, path: Path, name: str) -> None:
     if size is None:
         quantize(reference, path, type=name)
     else:
-        fit_file(GgufFile.open(reference), path, size, read_text(BUNDLED), FitOptions(within_s=FIT_S))
+        fit_file(ModelFile.open(reference), path, size, read_text(BUNDLED), FitOptions(within_s=FIT_S))
 
 
 def one_file(args: argparse.Namespace, path: Path, reference: Path, workers: Sequence[str]) -> dict[str, Any]:
     """Return the figures of all routes of one file."""
-    chunks = common_chunks([reference, path], read_text(args.text), args.chunk_tokens, args.chunks)
+    files = [ModelFile.open(model) for model in (reference, path)]
+    chunks = common_chunks(files, read_text(args.text), args.chunk_tokens, args.chunks)
     options = options_for(EngineOptions(threads=1), args.chunk_tokens)
-    n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
+    n_vocab = files[1].shape.n_vocab
     on_one = local_route(path, options)
     result = compare_routes(
         local_route(reference, options), on_one, setting_routes(path, options),
@@ -134,8 +134,9 @@ def _deployed(
     path: Path, addresses: Sequence[str], parallel: str, shares: Sequence[float], wire: str, options: EngineOptions
 ) -> Iterator[TextEngine]:
     with Cluster(addresses, needs_all=True) as cluster:
-        work = work_options(path, options, "auto", wire)
-        choice = arrange(path, cluster, work, parallel, shares)
+        file = ModelFile.open(path)
+        work = work_options(file, options, "auto", wire)
+        choice = arrange(file, cluster, work, parallel, shares)
         with deploy(choice, cluster, options, Exchange(wire=wire)) as model:
             yield model.engine
 

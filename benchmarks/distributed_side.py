@@ -32,10 +32,10 @@ from edge.parallel.engine import DistributedEngine
 from edge.planning.choose import arrange
 from edge.planning.plan_options import PlanOptions
 from edge.profiling.cluster import Cluster
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 
 SEED = 0
 
@@ -77,7 +77,7 @@ class Side:
         measure: shares by measured speed. insecure: the worker is one of a lab with links. The answer: what each rank
         holds, as summary and in parts of one.
         """
-        file = GgufFile.open(model)
+        file = ModelFile.open(model)
         stack = ExitStack()
         with stack:
             fleet = stack.enter_context(Fleet([worker], insecure=insecure))
@@ -85,7 +85,7 @@ class Side:
             if measure:
                 cluster = stack.enter_context(Cluster([worker], needs_all=True))
                 work = PlanOptions(concurrency=1, threads=1, transport=transport)
-                plan = arrange(file.path, cluster, work, parallel).plan
+                plan = arrange(file, cluster, work, parallel).plan
             else:
                 plan = make_plan(limits(file), file.path.stem, digest, [LOCAL, worker], parallel, shares)
             plan = _on_one_thread(plan, core)
@@ -154,11 +154,11 @@ class Side:
 
         What goes on at the same time is counted in each of its parts.
         """
-        plan_of = make_plan(limits(GgufFile.open(model)), Path(model).stem, "", [LOCAL, worker], "tensor")
+        plan_of = make_plan(limits(ModelFile.open(model)), Path(model).stem, "", [LOCAL, worker], "tensor")
         plan = _on_one_thread(replace(plan_of, model_digest=OwnSlices().model_digest(Path(model))), core)
         Path(plan_file).write_text(json.dumps(plan.to_json()))
         began = time.perf_counter()
-        file = GgufFile.open(model)
+        file = ModelFile.open(model)
         with Fleet([worker]) as fleet:
             connected = time.perf_counter()
             deployment = _Watched(fleet, plan, file, EngineOptions(**options), Exchange(transport="tcp"))

@@ -23,6 +23,7 @@ from edge.llm.scheduler import Scheduler
 from edge.planning.choice import PlanChoice
 from edge.planning.choose import arrange, work_options
 from edge.profiling.cluster import Cluster
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.predict import predict
@@ -48,8 +49,9 @@ def run(target: dict[str, Any]) -> dict[str, Any]:
     options = EngineOptions(threads=1, context=target["prompt"] + 64)
     results: dict[str, Any] = {}
     with Cluster([target["worker"]], insecure=True) as cluster:
-        work = replace(work_options(path, options, "tcp", "f32"), prompt_tokens=target["prompt"])
-        planner = arrange(path, cluster, work).planner
+        file = ModelFile.open(path)
+        work = replace(work_options(file, options, "tcp", "f32"), prompt_tokens=target["prompt"])
+        planner = arrange(file, cluster, work).planner
         assert planner is not None
         speeds = {device(speed.device): speed for speed in planner.speeds}
         alone = planner.only_own().front(("latency",))[0][0]

@@ -31,6 +31,7 @@ from edge.planning.choose import arrange, work_options
 from edge.planning.encoder_place import encoder_device, encoder_places
 from edge.profiling.cluster import Cluster
 from edge.tasks import SILENT
+from partition.model.file import ModelFile
 from partition.predict.predict import predict
 from tests.support.measuring import measure_briefly
 
@@ -46,14 +47,15 @@ def main() -> None:
 
 def run(path: Path, projector: Path, worker: str, rounds: int) -> dict[str, Any]:
     """Predicted and measured seconds of a picture on both devices, and of the first token."""
-    files = EncoderFiles.open(path, projector)
+    file = ModelFile.open(path)
+    files = EncoderFiles.open(file, projector)
     pictures = pictures_of(files.projector.metadata["clip.vision.image_size"])
     best = encoder_places("auto", files, [worker], insecure=True, threads=1)[0]
     place = best.chosen
     options = EngineOptions(threads=1, context=place.rows + 4 * TEXT)
     with Cluster([worker], insecure=True) as cluster:
-        work = replace(work_options(path, options, "tcp", "f32"), prompt_tokens=place.rows + TEXT)
-        planner = arrange(path, cluster, work).planner
+        work = replace(work_options(file, options, "tcp", "f32"), prompt_tokens=place.rows + TEXT)
+        planner = arrange(file, cluster, work).planner
         assert planner is not None
         plan = by_device(planner.front(("ttft",))[0][0].plan)
         speeds = {device(speed.device): speed for speed in planner.speeds}

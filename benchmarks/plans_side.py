@@ -41,10 +41,10 @@ def _llm(target: dict[str, Any]) -> dict[str, Any]:
     from edge.planning.plan_options import PlanOptions
     from edge.profiling.llm_survey import llm_speeds
     from edge.profiling.profile import reachable
-    from quant.gguf.file import GgufFile
+    from partition.model.file import ModelFile
 
     path = Path(target["model"])
-    file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
+    file, digest = ModelFile.open(path), OwnSlices().model_digest(path)
     depth = 8 if target["tiny"] else _DEPTH
     engine = EngineOptions(context=256 if target["tiny"] else _CONTEXT, sequences=_REQUESTS)
     work = work_of(file, engine, prompt=_PROMPT, depth=depth)
@@ -52,7 +52,7 @@ def _llm(target: dict[str, Any]) -> dict[str, Any]:
     with reachable(cluster, insecure=True) as (fleet, notes):
         assert not notes, notes
         known = llm_speeds(cluster, fleet, notes, file, digest, threads=1, fresh=True)
-        return _measured(LlmSpace(path, file, digest, work, known, PlanOptions(threads=1)), fleet, target)
+        return _measured(LlmSpace(file, digest, work, known, PlanOptions(threads=1)), fleet, target)
 
 
 def _onnx(target: dict[str, Any]) -> dict[str, Any]:

@@ -20,11 +20,11 @@ class Side:
     def quantize(self, source: str, target: str, mix: str) -> float:
         """As `edge quantize` does it: the file is checked, and llama.cpp has a process of its own."""
         from edge.quantization.gguf import quantize
-        from quant.gguf.file import GgufFile
+        from partition.model.file import ModelFile
         from quant.mixes import MIXES
 
         began = time.perf_counter()
-        quantize(GgufFile.open(source), Path(target), MIXES[mix])
+        quantize(ModelFile.open(source), Path(target), MIXES[mix])
         return time.perf_counter() - began
 
     def directly(self, source: str, target: str, mix: str) -> float:

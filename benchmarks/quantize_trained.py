@@ -13,7 +13,7 @@ from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.gguf import quantize
 from edge.quantization.imatrix import collect
 from edge.quantization.text_file import BUNDLED, read_text
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from quant.mixes import MIXES
 from tests.support.permuted import permute
 
@@ -25,9 +25,9 @@ OTHERS = ("q3_k_s", "q4_k_s", "q4_1", "q5_0")  # which may be the best that is n
 def trained(model: Path, folder: Path, *, minutes: float, chunks: int, threads: int, tiny: bool) -> dict[str, Any]:
     """Compare fits of the model as it is, in F16, and with its neurons in another order, on the grid of no type."""
     as_it_is = folder / "as-it-is.gguf"
-    quantize(GgufFile.open(model), as_it_is, MIXES["f16"], threads=threads)
+    quantize(ModelFile.open(model), as_it_is, MIXES["f16"], threads=threads)
     results = {"as it is": _compared(as_it_is, folder / "as", minutes, chunks, threads, tiny)}
-    if GgufFile.open(model).architecture == "llama" and not tiny:
+    if ModelFile.open(model).architecture == "llama" and not tiny:
         permute(as_it_is, folder / "permuted.gguf")
         results["in another order"] = _compared(
             folder / "permuted.gguf", folder / "other", minutes, chunks, threads, tiny
@@ -37,7 +37,7 @@ def trained(model: Path, folder: Path, *, minutes: float, chunks: int, threads: 
 
 def _compared(model: Path, folder: Path, minutes: float, chunks: int, threads: int, tiny: bool) -> dict[str, Any]:
     folder.mkdir()
-    file, text, options = GgufFile.open(model), read_text(BUNDLED), EngineOptions(threads=threads)
+    file, text, options = ModelFile.open(model), read_text(BUNDLED), EngineOptions(threads=threads)
     matrix = folder / "matrix.gguf"
     collect(model, text, options, most=1 if tiny else 32).write(matrix)
     sizes = SIZES[-1:] if tiny else SIZES

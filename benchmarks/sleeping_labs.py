@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from devices.catalog import CATALOG
+from partition.model.file import ModelFile
 from partition.predict.part_times import profile_json
 from partition.predict.presets import PartSizes, preset_speed
 from partition.predict.speeds import Curve
-from quant.gguf.file import GgufFile
 
 # Each device has room for so many times its equal share of the model, beside its process and KV cache: so most of the
 # devices are needed.
@@ -84,7 +84,7 @@ TINY = Setting("two on loopback", ("pi5", 1.0), {})
 def profiles_of(setting: Setting, model: Path, stretch: float = 1.0) -> list[dict[str, Any]]:
     """Return the profile of each device: a preset, or one with the uneven figures that a survey measures. stretch: all
     take so many times as long."""
-    sizes, noise, profiles = PartSizes.from_file(GgufFile.open(model)), random.Random(setting.name), []
+    sizes, noise, profiles = PartSizes.from_file(ModelFile.open(model)), random.Random(setting.name), []
     for device in setting.devices:
         if isinstance(device, str):
             if stretch == 1:

@@ -42,6 +42,7 @@ from edge.profiling.profile import ClusterProfile
 from edge.profiling.survey import Devices, survey
 from edge.tasks import CancelScope
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
@@ -55,7 +56,6 @@ from partition.simulate.arrivals import Arrivals, poisson
 from partition.simulate.result import Spread
 from partition.simulate.simulate import simulate
 from partition.simulate.times import capacity_per_s
-from quant.gguf.file import GgufFile
 from tests.support.measuring import measure_briefly
 
 CONTEXT, PROMPT, DEPTH, REQUESTS = 128, 8, 8, 4
@@ -81,12 +81,12 @@ def run(target: dict[str, Any]) -> Iterator[dict[str, Any]]:
     plan as they come. After `seconds` no plan is begun but the first."""
     began = time.monotonic()
     path = Path(target["model"])
-    file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
+    file, digest = ModelFile.open(path), OwnSlices().model_digest(path)
     prompt = target["prompt"] or PROMPT
     work = work_of(file, EngineOptions(context=CONTEXT + prompt, sequences=REQUESTS), prompt=prompt, depth=DEPTH)
     speeds = device_speeds(target, file)
     links = measured_links(target["workers"], target["kinds"], target["pairs"], speeds)
-    space = LlmSpace(path, file, digest, work, ClusterProfile(tuple(speeds), links, ()), PlanOptions(threads=1))
+    space = LlmSpace(file, digest, work, ClusterProfile(tuple(speeds), links, ()), PlanOptions(threads=1))
     waits = CoreWaits(lambda: first_of(target["supervisor"]), time.perf_counter)
     points = rivals(space, phases=target["prompt"] > 0)
     axes = axes_of(target)
@@ -114,7 +114,7 @@ def axes_of(target: dict[str, Any]) -> tuple[str, ...]:
     return (*AXES, "ttft") if target["prompt"] else AXES
 
 
-def device_speeds(target: dict[str, Any], file: GgufFile) -> list[DeviceSpeed]:
+def device_speeds(target: dict[str, Any], file: ModelFile) -> list[DeviceSpeed]:
     """Return what the planner knows of each device, the owner first: what it sleeps by."""
     sizes, speeds = PartSizes.from_file(file), []
     for profile, address, name in zip(target["profiles"], [LOCAL, *target["workers"]], target["names"], strict=True):

@@ -21,7 +21,7 @@ from quant.text import number_text, seconds_text
 if TYPE_CHECKING:
     from edge.planning.cheapest import Served, Targets
     from edge.planning.device_kinds import DeviceKinds
-    from quant.gguf.file import GgufFile
+    from partition.model.file import ModelFile
 
 HELP = "Find the cheapest devices on which a model answers within time limits, before buying anything."
 FORMAT = "edge-buy-1"
@@ -149,12 +149,10 @@ def _offered(args: argparse.Namespace) -> tuple[DeviceKinds, list[str]]:
 
 
 @contextmanager
-def _model(args: argparse.Namespace) -> Iterator[tuple[GgufFile, dict[str, Any]]]:
+def _model(args: argparse.Namespace) -> Iterator[tuple[ModelFile, dict[str, Any]]]:
     """Yield the model's file (or its outline, without weights) and a description of its weights."""
     from edge.models.catalog import catalog
-    from partition.model.check import check_loadable
-    from partition.model.model import ModelShape
-    from quant.gguf.file import GgufFile
+    from partition.model.file import ModelFile
 
     path = Path(args.model)
     if is_onnx(args.model):
@@ -162,9 +160,8 @@ def _model(args: argparse.Namespace) -> Iterator[tuple[GgufFile, dict[str, Any]]
     if path.exists():
         if args.type is not None:
             raise UsageError("--type is for models in the catalog; a file has its types already: leave --type out")
-        file = GgufFile.open(path)
-        check_loadable(file)
-        yield file, {"model": args.model, "type": None, "size_bytes": ModelShape.from_gguf(file).weight_bytes}
+        file = ModelFile.open(path)
+        yield file, {"model": args.model, "type": None, "size_bytes": file.shape.weight_bytes}
         return
     shaped = {model.name: model for model in catalog() if model.shape is not None}
     model = shaped.get(args.model.lower())

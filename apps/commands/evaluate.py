@@ -99,16 +99,17 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
     from edge.quantization.route_comparison import COLUMNS, compare_routes
     from edge.quantization.standard_routes import answer_routes, local_route, options_for, remote_route, setting_routes
     from edge.quantization.text_file import BUNDLED, read_text
-    from partition.model.model import ModelShape
-    from quant.gguf.file import GgufFile
+    from partition.model.file import ModelFile
 
     source = args.text or BUNDLED
-    reference, path = (model_path(spec) for spec in (args.reference, *(args.models or [args.reference])))
-    chunks = common_chunks([reference, path], read_text(source), args.chunk_tokens, _most(args))
+    paths = [model_path(spec) for spec in (args.reference, *args.models)]
+    files = list(map(ModelFile.open, paths))
+    reference, file = files[0], files[-1]
+    chunks = common_chunks([reference, file], read_text(source), args.chunk_tokens, _most(args))
     options = options_for(options, args.chunk_tokens)
-    others = answer_routes(options, partial(Engine, path))
+    others = answer_routes(options, partial(Engine, file))
     if devices is not None:
-        config = distributed.engine_config(args, path, devices)
+        config = distributed.engine_config(args, file.path, devices)
 
         @contextmanager
         def over(engine_options: EngineOptions) -> Iterator[TextEngine]:
@@ -116,24 +117,23 @@ def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[P
                 yield model.engine
 
         others += [remote_route(options, over, "the devices"), *answer_routes(options, over, "the devices")]
-    n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
     with ShownSteps().step("Evaluating", unit="predictions") as show:
         comparison = compare_routes(
             local_route(reference, options),
-            local_route(path, options),
-            setting_routes(path, options),
+            local_route(file, options),
+            setting_routes(file, options),
             others,
             chunks,
-            n_vocab,
+            file.shape.n_vocab,
             show,
         )
     if args.json:
-        head = {"reference": str(reference), "model": str(path), "text": str(source)}
+        head = {"reference": str(reference.path), "model": str(file.path), "text": str(source)}
         return print_json({**head, "chunk_tokens": args.chunk_tokens, **comparison.to_json()})
     where = args.text or "the bundled text"
     notes = [
-        f"{len(chunks) * chunks.scored} predictions on {where}; KL divergence in nats from {reference.name}, and from"
-        " the model on one device",
+        f"{len(chunks) * chunks.scored} predictions on {where}; KL divergence in nats from {reference.path.name},"
+        " and from the model on one device",
         "of the spread: KL from one device, divided by the largest among llama.cpp's own settings",
     ]
     print_columns(COLUMNS, comparison.rows(), ("route",), notes)

@@ -1,4 +1,4 @@
-"""`edge imatrix`: makes an importance matrix, with which a quantizer weighs its errors."""
+"""`edge imatrix`: makes an importance matrix. A quantizer weighs its errors by the matrix."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def run(args: argparse.Namespace) -> int:
     options = options_of_chunks(args)
     from edge.quantization.imatrix import collect
     from edge.quantization.text_file import read_text
-    from quant.gguf.file import GgufFile
+    from partition.model.file import ModelFile
 
     began = time.monotonic()
     text = read_text(args.text)
-    path = model_path(args.model)
-    output = args.output or Path(f"{path.stem}.imatrix.gguf")
-    check_output(output, (*GgufFile.open(path).paths, args.text), args.force)
+    file = ModelFile.open(model_path(args.model))
+    output = args.output or Path(f"{file.path.stem}.imatrix.gguf")
+    check_output(output, (*file.paths, args.text), args.force)
     with progress("Calibrating", unit="chunks") as show:
         matrix = collect(
-            path,
+            file,
             text,
             options,
             chunk_tokens=args.chunk_tokens,
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         values = {
             "output": str(output),
-            "model": str(path),
+            "model": str(file.path),
             "text": str(args.text),
             **matrix.to_json(),
             "size_bytes": size,

@@ -81,11 +81,12 @@ def _add_synth(parser: argparse.ArgumentParser) -> None:
 
 def _info(args: argparse.Namespace) -> int:
     from edge.llm.info import ModelInfo
+    from partition.model.file import ModelFile
 
-    info = ModelInfo.from_file(model_path(args.model), engine_options(args))
+    info = ModelInfo.from_file(ModelFile.open(model_path(args.model)), engine_options(args))
     if args.json:
         return print_json(info.to_json())
-    shape = info.shape
+    shape = info.file.shape
     rows = [
         ("architecture", shape.architecture),
         ("name", shape.name),
@@ -151,11 +152,11 @@ def _synth(args: argparse.Namespace) -> int:
 
 def _pull(args: argparse.Namespace) -> int:
     from edge.models import paths
-    from quant.gguf.file import GgufFile
+    from edge.models.file_kinds import parts
 
     with progress(f"fetching {args.spec}") as show:
         path = paths.pull(args.spec, show)
-    size_bytes = GgufFile.open(path).size_bytes
+    size_bytes = sum(path.with_name(name).stat().st_size for name in parts(path.name))
     if args.json:
         return print_json({"path": str(path), "size_bytes": size_bytes})
     print(printable(f"{args.spec}: {bytes_text(size_bytes)}"), file=sys.stderr)

@@ -26,6 +26,7 @@ from edge.speculate.factory import drafts, model_with, with_draft_and_cache
 from edge.tasks import SILENT, Steps
 from edge.units import as_bytes, memory_options
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.onnx_plan import OnnxPlan
 from partition.predict.objectives import AxisName, ObjectiveName, default_axes
 
@@ -69,7 +70,7 @@ def plan(
     if types and (parallel is not None or shares is not None):
         raise PlanError("types need an objective: leave out parallel and shares")
     if cluster.fleet is not None and (parallel is not None or shares is not None):
-        return arrange(path, cluster, options, parallel or "auto", shares, steps)
+        return arrange(ModelFile.open(path), cluster, options, parallel or "auto", shares, steps)
     most = (limits or {}).get("divergence")
     on = divergence_text(types, default_axes(types), most, None if text is None else Path(text))
     choices = spaces(path, cluster, options, types=types, divergence_on=on, steps=steps)
@@ -141,7 +142,8 @@ def deploy(
     work = choice.options
     planned = engine_options(replace(work, concurrency=1) if reproducible else work)
     own = replace(planned, **{**memory_options(memory or work.memory), **options})
-    drafting = drafts(draft, choice.model, steps, worker=draft_worker, insecure=cluster.insecure)
+    choice = replace(choice, file=choice.open())
+    drafting = drafts(draft, choice.open(), steps, worker=draft_worker, insecure=cluster.insecure)
     travel = exchange or Exchange(work.transport, wire=work.wire)
     resilience = Resilience(reproducible=reproducible)
     engine = with_draft_and_cache(own, drafting, prefix_cache=as_bytes(prefix_cache), reproducible=reproducible)

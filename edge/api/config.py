@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from edge.media.encoder import MediaEncoder
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
+    from partition.model.file import ModelFile
 
 MediaUrls = Literal["", "public", "all"]
 """Origins of picture and sound URLs in requests that the server may fetch.
@@ -83,12 +85,19 @@ class EngineConfig:
         lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**{**values, **lists, "options": EngineOptions(**values["options"])})
 
+    @cached_property
+    def file(self) -> ModelFile:
+        """The model file, which is opened once. Raises ModelFileError."""
+        from partition.model.file import ModelFile
+
+        return ModelFile.open(self.path)
+
     def drafts(self, steps: Steps) -> Draft:
         """Return the source of drafts. A missing draft model is fetched or made. Raises the errors of `drafts`."""
         from edge.errors import EngineError
         from edge.speculate.factory import MtpDraft, drafts
 
-        draft = drafts(self.draft, self.path, steps, worker=self.draft_worker, insecure=self.insecure)
+        draft = drafts(self.draft, self.file, steps, worker=self.draft_worker, insecure=self.insecure)
         if self.mmproj is None or not isinstance(draft, MtpDraft):
             return draft
         if not draft.is_auto:
@@ -106,8 +115,6 @@ class EngineConfig:
         """Return the options of the engine. Raises EngineError if a value is out of its range."""
         from edge.llm.resolve import resolve
         from edge.speculate.factory import with_draft_and_cache
-        from partition.model.model import ModelShape
-        from quant.gguf.file import GgufFile
 
         options = self.options
         # The process that encodes media also loads the projector.
@@ -117,7 +124,7 @@ class EngineConfig:
         if options.context is not None or options.memory is not None:
             return options
         # Requests share the context, and few of them use its full length.
-        alone, _ = resolve(options, ModelShape.from_gguf(GgufFile.open(self.path)))
+        alone, _ = resolve(options, self.file.shape)
         return replace(options, context=alone * min(options.sequences, FULL_REQUESTS))
 
     @contextmanager
@@ -138,7 +145,7 @@ class EngineConfig:
             with self.deployed(options, steps, resumes=resumes) as model:
                 yield LoadedModel(model.engine, model, draft)
         else:
-            with load(Path(self.path), options, steps, accounted) as engine:
+            with load(self.file, options, steps, accounted) as engine:
                 yield LoadedModel(engine, None, draft)
 
     @contextmanager
@@ -148,18 +155,17 @@ class EngineConfig:
         resumes: the model ran before, so devices that are unreachable now count as lost.
         Raises the errors of `plan` and `deploy`.
         """
-        from edge.api.cluster import plan as plan_model
         from edge.cluster.fleet import device
         from edge.cluster.llm_ranks import Exchange
         from edge.cluster.roster import announced
         from edge.deployment.deploy import Resilience, deploy
         from edge.deployment.reproducible import check_reproducible
         from edge.planning.choice import PlanChoice
-        from edge.planning.choose import work_options
+        from edge.planning.choose import arrange, work_options
         from edge.profiling.cluster import Cluster
         from partition.plan.plan import Plan
 
-        path, plan = Path(self.path), None if self.plan is None else Plan.from_json(dict(self.plan))
+        plan = None if self.plan is None else Plan.from_json(dict(self.plan))
         if self.reproducible:
             check_reproducible(plan, self.parallel, self.shares)
         workers = self.workers if plan is None else (*plan.devices[1:], *plan.all_devices[1:])
@@ -167,17 +173,15 @@ class EngineConfig:
             workers = tuple(dict.fromkeys(map(device, workers)))
         with Cluster(workers, insecure=self.insecure, needs_all=not resumes) as cluster:
             if plan is not None:
-                choice = PlanChoice(path, plan, f"as {self.plan_name} says")
+                choice = PlanChoice(self.file.path, plan, f"as {self.plan_name} says", file=self.file)
             else:
                 work = replace(
-                    work_options(path, options, self.transport, self.wire),
+                    work_options(self.file, options, self.transport, self.wire),
                     projector=Path(self.mmproj) if self.mmproj is not None else None,
                     encoder=self.encoder,
                     encoder_timed=False,  # this device may have no room to time an encoder
                 )
-                choice = plan_model(
-                    path, cluster, parallel=self.parallel, shares=self.shares, options=work, steps=steps
-                )
+                choice = arrange(self.file, cluster, work, self.parallel, self.shares, steps)
             own = self.options
             choice = choice.with_own(
                 threads=own.threads, gpu_layers=own.gpu_layers, memory=own.memory, affinity=self.affinity or None
@@ -214,7 +218,7 @@ def media_encoder(config: EngineConfig, engine: TextEngine, steps: Steps) -> Ite
 
             device = stack.enter_context(
                 encoder_device(
-                    config.encoder, EncoderFiles.open(path, mmproj), workers,
+                    config.encoder, EncoderFiles.open(config.file, mmproj), workers,
                     insecure=config.insecure, threads=threads, steps=steps,
                 )
             )  # fmt: skip

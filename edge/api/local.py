@@ -15,7 +15,7 @@ from edge.quantization.gguf import quantize as to_mix
 from edge.quantization.text_file import BUNDLED, read_text
 from edge.speculate.factory import drafts, model_with, with_draft_and_cache
 from edge.units import as_bytes, memory_options
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from quant.mixes import mix_by_name
 
 
@@ -48,12 +48,12 @@ def load(
     Raises ModelFileError, NotEnoughMemory, EngineError, HubError; with a worker also WorkerError, TransportError,
     and ValueError if no drafting model is named.
     """
-    path = model_path(model)
-    drafting = drafts(draft, path, worker=draft_worker)
+    file = ModelFile.open(model_path(model))
+    drafting = drafts(draft, file, worker=draft_worker)
     how: dict[str, Any] = {"gpu_memory": as_bytes(gpu_memory), **memory_options(memory), **options}
     disk_bytes = as_bytes(prefix_cache)
     own = with_draft_and_cache(EngineOptions(**how), drafting, prefix_cache=disk_bytes, reproducible=reproducible)
-    engine = Engine(path, own)
+    engine = Engine(file, own)
     return model_with(drafting, engine, engine.close)
 
 
@@ -76,7 +76,7 @@ def quantize(
     """
     if (size is None) == (type is None):
         raise ValueError("give either a size or a type")
-    file = GgufFile.open(model_path(source))
+    file = ModelFile.open(model_path(source))
     matrix = Path(imatrix) if imatrix is not None else None
     if type is not None:
         return to_mix(file, Path(out), mix_by_name(type), imatrix=matrix, threads=threads)

@@ -16,6 +16,7 @@ from edge.models.local_slices import OwnSlices
 from edge.tasks import SILENT, AggregateProgress, Steps
 from edge.worker.load_encoder import WORK_BYTES
 from edge.worker.media_queries import RemoteEncoder
+from partition.model.file import ModelFile, ModelLike
 from partition.slices.recipe import Copy, Literal, Recipe, Zeros, whole
 from quant.gguf.file import GgufFile
 from transport import edge_pb2 as pb
@@ -26,12 +27,12 @@ class EncoderFiles:
     """Projector and its text model."""
 
     projector: GgufFile
-    text_model: GgufFile
+    text_model: ModelFile
 
     @classmethod
-    def open(cls, text_model: Path, projector: Path) -> EncoderFiles:
+    def open(cls, text_model: ModelLike, projector: Path) -> EncoderFiles:
         """Open both files. Raises ModelFileError or MediaError."""
-        return cls(open_projector(projector), GgufFile.open(text_model))
+        return cls(open_projector(projector), ModelFile.open(text_model))
 
     @property
     def held_bytes(self) -> int:

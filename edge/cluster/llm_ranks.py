@@ -30,12 +30,11 @@ from edge.tasks import AggregateProgress, Progress, results, unwaited_pool
 from edge.weights.adapter_file import CheckedAdapter
 from edge.worker.messages import options_message
 from partition.errors import PlanError
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.plan.plan import Plan
 from partition.plan.plan import Shard as PlanShard
 from partition.slices.gguf_slice import limits
 from partition.slices.recipe import Recipe
-from quant.gguf.file import GgufFile
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
 from transport.choice import ALGORITHMS
@@ -72,7 +71,7 @@ class LlmRanks(RankGroup):
         self,
         fleet: Fleet,
         plan: Plan,
-        file: GgufFile,
+        file: ModelFile,
         options: EngineOptions,
         exchange: Exchange = DEFAULT_EXCHANGE,
         progress: Progress = lambda done, total: None,
@@ -156,18 +155,17 @@ class LlmRanks(RankGroup):
             raise PlanError(
                 f"the plan is for {plan.sizes}, and {file.path.name} has {limits(file).sizes}; make a new plan"
             )
-        shape = ModelShape.from_gguf(file)
         if options.gpu_memory is None:
             options = replace(options, memory=options.memory or plan.shard(0).memory)
-        options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # equal for all ranks
+        options = replace(options, context=resolve(options, file.shape)[0], batch=options.rows)  # equal for all ranks
         adapters = self._adapters
         if adapters is None:
-            adapters = CheckedAdapter.all_from(options.lora, file, shape)
+            adapters = CheckedAdapter.all_from(options.lora, file)
         self._slices = ModelSlices(file, digest, adapters, self._own_slices, elastic=options.least_memory is not None)
         slices = self._slices.of_ranks(plan)
-        check_room(self._fleet, [(plan, slices)], shape, options)
+        check_room(self._fleet, [(plan, slices)], file.shape, options)
         # All ranks need the same value, whatever memory each of them has.
-        options = replace(options, rollback=shared_rollback(self._fleet, plan, slices, file, shape, options))
+        options = replace(options, rollback=shared_rollback(self._fleet, plan, slices, file, options))
         total = AggregateProgress(
             progress, 3 * sum(model.recipe.n_bytes for model, *_ in slices.values()), self._closing.check
         )
@@ -213,19 +211,19 @@ class LlmRanks(RankGroup):
             own = replace(own, outputs=own.rows)
         own = replace(own, lora=tuple(str(self._slices.use(part, self._closing.enter)) for part in slices[1:]))
         if not slices:
-            shard = Shard(self._file.path, own, here, vocabulary=model)
+            shard = Shard(self._file, own, here, vocabulary=model)
             self._closing.then(shard.close)
             if options.prefixes is not None:
                 name_histories(shard.engine.states, self._prefix_key)
             return model, shard
         recipe, digest = slices[0].recipe, self._digest(slices[0], total)
         with total.part(recipe.n_bytes) as cut:
-            path = self._closing.enter(self._own_slices.use(recipe, self._file.path, digest, cut))
+            part = ModelFile.open(self._closing.enter(self._own_slices.use(recipe, self._file.path, digest, cut)))
         if options.prefixes is not None:
-            weights_bytes = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
+            weights_bytes = held_bytes(part.shape)
             own = replace(own, reserved=own.reserved + weights_bytes)
         with total.part(recipe.n_bytes) as loaded:
-            shard = Shard(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
+            shard = Shard(part, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
             self._closing.then(shard.close)
         if options.prefixes is not None:
             states = shard.engine.states

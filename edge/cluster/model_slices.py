@@ -13,11 +13,11 @@ from edge.models.local_slices import OwnSlices
 from edge.parallel.engine_kinds import own_kind
 from edge.tasks import Progress
 from edge.weights.adapter_file import CheckedAdapter
+from partition.model.file import ModelFile
 from partition.plan.plan import Plan, Slice
 from partition.slices.adapter_slice import adapter_recipe
 from partition.slices.recipe import Recipe, whole
 from quant.gguf.elastic import is_elastic
-from quant.gguf.file import GgufFile
 
 Enter = Callable[[AbstractContextManager[Path]], Path]
 
@@ -40,7 +40,7 @@ class ModelSlices:
 
     def __init__(
         self,
-        file: GgufFile,
+        file: ModelFile,
         digest: str,
         adapters: Sequence[CheckedAdapter],
         own: OwnSlices | None = None,

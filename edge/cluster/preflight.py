@@ -13,10 +13,10 @@ from edge.llm.options import EngineOptions
 from edge.llm.resolve import resolve
 from edge.llm.snapshots import ROLLBACK_PART, affordable
 from edge.weights.memory import MIB
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL, Plan
 from partition.plan.tensor import kv_heads
-from quant.gguf.file import GgufFile
 
 LEAST_PROCESS_BYTES = 64 << 20  # lower bound; Python, numpy and llama.cpp take more before anything is loaded
 
@@ -55,8 +55,7 @@ def shared_rollback(
     fleet: Fleet,
     plan: Plan,
     slices: Mapping[int, Sequence[FileSlice]],
-    file: GgufFile,
-    shape: ModelShape,
+    file: ModelFile,
     options: EngineOptions,
 ) -> int:
     """Return the number of rows that the recurrent layers of every rank can roll back.
@@ -73,7 +72,7 @@ def shared_rollback(
         have = (options.memory or available_memory()) if device(address) == LOCAL else fleet.memory_of(address)
         have = min([have, *(memory for rank in ranks if (memory := plan.shard(rank).memory) is not None)])
         used = sum(
-            kv_bytes(plan, rank, shape, options)
+            kv_bytes(plan, rank, file.shape, options)
             + adapter_bytes(slices[rank])
             + (0 if _pages(fleet, plan, rank, options) else slices[rank][0].weight_bytes)
             for rank in ranks
@@ -87,9 +86,8 @@ def shared_rollback(
 
 def held_here(plan: Plan, slices: ModelSlices, options: EngineOptions) -> int:
     """Return the bytes of weights, adapters and KV cache of a placement on this device."""
-    shape = ModelShape.from_gguf(slices.file)
     return sum(
-        sum(part.weight_bytes for part in own) + kv_bytes(plan, rank, shape, options)
+        sum(part.weight_bytes for part in own) + kv_bytes(plan, rank, slices.file.shape, options)
         for rank, own in slices.of_ranks(plan).items()
         if plan.devices[rank] == LOCAL
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from devices.probe import available_memory
 from edge.cluster.failures import is_loss, loss_reason
@@ -36,10 +35,8 @@ from edge.profiling.joining import FindWorkers, JoiningDevices
 from edge.tasks import SILENT, Progress, Steps
 from edge.weights.adapter_file import CheckedAdapter
 from partition.errors import CannotSlice, PlanError
-from partition.model.check import check_loadable
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL, Plan
-from quant.gguf.file import GgufFile
 from quant.text import listed
 
 # Share of the free memory for a model that is larger than this memory and runs on this device alone.
@@ -78,8 +75,7 @@ def deploy(
     if not isinstance(choice.plan, Plan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
     plan = by_device(reproducible_plan(choice.plan) if resilience.reproducible else choice.plan)
-    file = GgufFile.open(choice.model)
-    check_loadable(file)
+    file = choice.open()
     fleet = cluster.fleet if resilience.resumes else cluster.connected(plan)
     away = set(map(device, plan.all_devices)) - {LOCAL, *(fleet.workers if fleet else ())}
     with steps.step(f"Reading {file.path.name}") as show:
@@ -87,7 +83,7 @@ def deploy(
     if not away and (fleet is None or (len(plan.all_devices) == 1 and resilience.seek is None)):
         if plan.model_digest not in ("", digest):
             raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
-        single = alone(file.path, options, plan, steps)
+        single = alone(file, options, plan, steps)
         return DeployedModel(single, RunningPlan(single, plan, choice.why, ("this device",)), exchange, single.close)
     # Each rank changes the size of its weights independently, so prefixes on disk would mix several sizes.
     if options.least_memory is not None:
@@ -118,7 +114,7 @@ def deploy(
 
 
 def alone(
-    path: Path,
+    file: ModelFile,
     options: EngineOptions,
     plan: Plan,
     steps: Steps = SILENT,
@@ -135,13 +131,13 @@ def alone(
     """
     shard, free = plan.shard(0), max(0, available_memory() - moved_bytes)
     if options.gpu_memory is not None:
-        return load(path, replace(options, threads=options.threads or shard.threads), steps)
+        return load(file, replace(options, threads=options.threads or shard.threads), steps)
     memory = options.memory or shard.memory
-    if pages and memory is None and path.stat().st_size > free:
+    if pages and memory is None and file.path.stat().st_size > free:
         memory = round(PAGED_SHARE * free)
     gpu_layers = shard.gpu_layers if options.gpu_layers is None else options.gpu_layers
     options = replace(options, memory=memory, threads=options.threads or shard.threads, gpu_layers=gpu_layers)
-    return load(path, options, steps)
+    return load(file, options, steps)
 
 
 class LlmBuilding(Building[Plan, TextEngine]):
@@ -151,7 +147,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
 
     def __init__(
         self,
-        file: GgufFile,
+        file: ModelFile,
         digest: str,
         options: EngineOptions,
         exchange: Exchange,
@@ -167,7 +163,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self._encoder = encoder
         self._file, self._options, self._exchange = file, options, exchange
         # All later plans use the same adapters.
-        adapters = CheckedAdapter.all_from(options.lora, file, ModelShape.from_gguf(file))
+        adapters = CheckedAdapter.all_from(options.lora, file)
         self._slices = ModelSlices(file, digest, adapters, elastic=options.least_memory is not None)
         self._say = say
         self._vocabulary = llama.Model(file.path, vocabulary_only=True)
@@ -225,7 +221,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
         if fleet is None or not others:
             return self._load_placement(fleet, own, self._options, life, steps)
         pairs = [(placement, self._slices.of_ranks(placement)) for placement in plan.placements]
-        check_room(fleet, pairs, ModelShape.from_gguf(self._file), self._options)
+        check_room(fleet, pairs, self._file.shape, self._options)
         used = held_here(others[0], self._slices, self._options)
         engine, ranks = self._load_placement(fleet, own, self._options, life, steps, used)
         engine.states.prefiller = self._prefill_placement(fleet, plan, engine, life, steps)
@@ -252,7 +248,7 @@ class LlmBuilding(Building[Plan, TextEngine]):
             options = replace(options, reserved=options.reserved + reserved)
             encoder, there = self._encoder, {device(address) for address in fleet.workers} if fleet else set()
             moved_bytes = encoder.moved_bytes if encoder is not None and encoder.device not in there else 0
-            engine = alone(self._file.path, options, plan, steps, pages=True, moved_bytes=moved_bytes)
+            engine = alone(self._file, options, plan, steps, pages=True, moved_bytes=moved_bytes)
             return life.enter_context(engine), None
         with steps.step(f"Loading {self._file.path.name} on {len(set(plan.devices))} devices") as show:
             ranks = LlmRanks(

@@ -14,6 +14,7 @@ from edge.planning.choice import PlanChoice
 from edge.profiling.survey import Survey
 from edge.tasks import Steps
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import NEW_PLAN, PREFILL, clearly_better, plan_threshold
 from partition.predict.objectives import OBJECTIVES
@@ -22,7 +23,6 @@ from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import is_busy, reason
 from partition.search.phases import paired, prefill_reason
 from partition.search.planner import Placed, Planner, with_microbatches
-from quant.gguf.file import GgufFile
 
 
 class Replanner(Deciding[Plan]):
@@ -30,7 +30,7 @@ class Replanner(Deciding[Plan]):
 
     exact = False  # True if another plan must compute the same bits
 
-    def __init__(self, choice: PlanChoice, file: GgufFile, digest: str) -> None:
+    def __init__(self, choice: PlanChoice, file: ModelFile, digest: str) -> None:
         """choice: the first plan, and its planner if a planner chose it.
         digest: SHA-256 of the model file.
         """

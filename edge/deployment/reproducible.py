@@ -14,8 +14,8 @@ from edge.cluster.fleet import by_device, device
 from edge.deployment.replanning import Replanner
 from edge.planning.choice import PlanChoice
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL, Plan
-from quant.gguf.file import GgufFile
 
 
 def reproducible_plan(plan: Plan) -> Plan:
@@ -39,7 +39,7 @@ class SameCuts(Replanner):
 
     moves, exact = False, True
 
-    def __init__(self, choice: PlanChoice, file: GgufFile, digest: str, wire: str) -> None:
+    def __init__(self, choice: PlanChoice, file: ModelFile, digest: str, wire: str) -> None:
         """wire: type of partial sums on the wire."""
         super().__init__(choice, file, digest)
         one_rank_a_stage = all(len(stage.shards) == 1 for stage in self._first.stages)

@@ -4,7 +4,6 @@ rows.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -38,9 +37,8 @@ from edge.weights.loaded_adapters import LoadedAdapters
 from edge.weights.mapped import ModelInMemory, load_mapped
 from edge.weights.memory import LoadRequest, MemoryNeed
 from edge.weights.plan import PagePlan
-from partition.model.check import check_loadable
+from partition.model.file import ModelFile, ModelLike
 from partition.model.generation import generates
-from partition.model.model import ModelShape
 from partition.slices.rules import has_windows, takes_tokens
 from quant.gguf.file import GgufFile
 
@@ -52,7 +50,7 @@ class ModelRunner(Closing):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        model: ModelLike,
         options: EngineOptions = DEFAULTS,
         hooks: Sequence[Hook] = (),
         progress: Callable[[float], None] | None = None,
@@ -62,20 +60,19 @@ class ModelRunner(Closing):
     ) -> None:
         """Check the file, account for memory, and load.
 
+        model: path of the model file, or the file if it is already open.
         progress: called with the fraction of weights loaded.
         embeddings: batches contain hidden states instead of tokens.
         accounted: called with the uses of a memory budget before weights are loaded.
 
         Raises ModelFileError, NotEnoughMemory, WeightsError or EngineError.
         """
-        self.path = Path(path)
-        self.file = GgufFile.open(path)
-        check_loadable(self.file)
+        self.file = ModelFile.open(model)
+        self.path, self.shape = self.file.path, self.file.shape
         self._generates = generates(self.file)
-        self.shape = ModelShape.from_gguf(self.file)
         self.threads = options.threads or min(default_threads(), worth_threads(self.file, self.shape))
-        adapters = () if embeddings else CheckedAdapter.all_from(options.lora, self.file, self.shape)
-        slices = [AdapterFile(Path(path), self.file, self.shape) for path in options.lora] if embeddings else []
+        adapters = () if embeddings else CheckedAdapter.all_from(options.lora, self.file)
+        slices = [AdapterFile(Path(path), self.file) for path in options.lora] if embeddings else []
         self.adapters = LoadedAdapters(adapters, slices or [adapter.file for adapter in adapters])
         # All ranks have agreed on their value (`shared_rollback`), whatever memory each of them has.
         rollback = options.rollback if embeddings else affordable(options.rollback, self.file, options.sure_memory)
@@ -268,12 +265,12 @@ class Engine(PlacedRows, ModelRunner, DecodesBySteps):
 
 
 def load(
-    path: Path, options: EngineOptions = DEFAULTS, steps: Steps = SILENT, accounted: Accounted | None = None
+    file: ModelFile, options: EngineOptions = DEFAULTS, steps: Steps = SILENT, accounted: Accounted | None = None
 ) -> Engine:
     """Load an engine with the arguments of `Engine`, and show progress by `steps`."""
-    size = path.stat().st_size
-    with steps.step(f"Loading {path.name}", size) as show:
-        return Engine(path, options, progress=lambda fraction: show(fraction * size), accounted=accounted)
+    size = file.path.stat().st_size
+    with steps.step(f"Loading {file.path.name}", size) as show:
+        return Engine(file, options, progress=lambda fraction: show(fraction * size), accounted=accounted)
 
 
 def _check_sequences(n_sequences: int, *sequences: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from edge.llama.llama import ContextSizes
@@ -15,33 +14,24 @@ from edge.weights import memory
 from edge.weights.memory import MemoryNeed
 from partition.architectures.table import RULES
 from partition.errors import CannotSlice
-from partition.model.check import check_loadable
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.slices.gguf_slice import check_tensor, limits
 from quant.gguf.elastic import ElasticSize, elastic_sizes
-from quant.gguf.file import GgufFile
 
 
 @dataclass(frozen=True)
 class ModelInfo:
     """Sizes and needed memory of one model file."""
 
-    file: GgufFile
-    shape: ModelShape
+    file: ModelFile
     context_sizes: ContextSizes
     need: MemoryNeed  # memory for this context
 
     @classmethod
-    def from_file(cls, path: Path, options: EngineOptions = DEFAULTS) -> ModelInfo:
-        """Return the information about a model file for an engine with these options.
-
-        Raises ModelFileError or EngineError.
-        """
-        file = GgufFile.open(path)
-        check_loadable(file)
-        shape = ModelShape.from_gguf(file)
-        sizes = context_sizes(options, shape)
-        return cls(file, shape, sizes, memory.need(file.path, sizes))
+    def from_file(cls, file: ModelFile, options: EngineOptions = DEFAULTS) -> ModelInfo:
+        """Return the information about a model file for an engine with these options. Raises EngineError."""
+        sizes = context_sizes(options, file.shape)
+        return cls(file, sizes, memory.need(file.path, sizes))
 
     @cached_property
     def sizes(self) -> tuple[ElasticSize, ...]:
@@ -63,12 +53,12 @@ class ModelInfo:
     @property
     def whole_attention(self) -> str:
         """Reason why devices that share layers each compute all of attention; "" if they share attention, too."""
-        rules = RULES.get(self.shape.architecture)
+        rules = RULES.get(self.file.architecture)
         return rules.whole_attention if rules and not self.cuts[1] else ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON, as described in docs/cli/model.md."""
-        shape, need = self.shape, self.need
+        shape, need = self.file.shape, self.need
         stages, shards = self.cuts
         parts = {f"{name.lower().replace(' ', '_')}_bytes": n for name, n in need.parts.items()}
         return {

@@ -23,10 +23,10 @@ from edge.weights.adapter_file import CheckedAdapter
 from edge.weights.gpu_layers import GpuLayers
 from edge.weights.memory import MemoryNeed
 from edge.weights.paged_weights import PagedWeights
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
-from quant.gguf.file import GgufFile
 
 Outputs = Literal["last", "all", "none"]
 
@@ -72,7 +72,7 @@ class TextEngine(Protocol):
     """Interface of `edge.llm.engine.Engine` and `edge.parallel.engine.DistributedEngine`."""
 
     path: Path  # path of the model file
-    file: GgufFile  # the opened model file: header and tensors
+    file: ModelFile
     shape: ModelShape
     model: Model  # vocabulary of the model
     context: int  # size of the context in tokens

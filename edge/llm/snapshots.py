@@ -20,10 +20,9 @@ from edge.llama.sequences import Sequences
 from edge.prefixes.keys import derived
 from edge.prefixes.sealed import SealedBlocks
 from partition.errors import StateError
+from partition.model.file import ModelFile
 from partition.model.metadata import Metadata
-from partition.model.model import ModelShape
 from partition.state.recurrent import SnapshotShape
-from quant.gguf.file import GgufFile
 
 LAST_TOKENS = 32  # distance of a prompt's last snapshot from its end
 ANSWER_TOKENS = 64  # distance of snapshots in a response
@@ -74,7 +73,7 @@ def snapshot_bytes(budget: int | None) -> int:
     return (budget or available_memory()) // MEMORY_PART
 
 
-def affordable(rollback: int, file: GgufFile, budget: int | None, layers: int | None = None) -> int:
+def affordable(rollback: int, file: ModelFile, budget: int | None, layers: int | None = None) -> int:
     """Return the number of rows that recurrent layers can roll back, at most `rollback`.
 
     The copies for this, of one sequence and of the one for reading states, may take 1/16 of the memory.
@@ -82,7 +81,7 @@ def affordable(rollback: int, file: GgufFile, budget: int | None, layers: int | 
     budget: as for `snapshot_bytes`.
     layers: number of layers of a slice; None: all.
     """
-    meta, layers = Metadata(file), ModelShape.from_gguf(file).n_layers if layers is None else max(1, layers)
+    meta, layers = Metadata(file), file.shape.n_layers if layers is None else max(1, layers)
     values = meta.count("ssm.state_size", 0) * meta.count("ssm.inner_size", 0)  # Mamba and the delta rule
     values = values or meta.count("kda.head_dim", 0) ** 2 * meta.count("attention.head_count", 0)
     states = (budget or available_memory()) // (ROLLBACK_PART * 2 * 4 * layers * values) if values and rollback else 0

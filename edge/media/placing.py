@@ -13,9 +13,9 @@ from edge.errors import EngineError
 from edge.llama.batch import Batch
 from edge.media.media import EmbeddingRows, embeddings_of, row_of
 from partition.architectures.table import RULES
+from partition.model.file import ModelFile
 from partition.plan.plan import Plan
 from partition.slices.rules import takes_tokens
-from quant.gguf.file import GgufFile
 
 
 class RowPositions:
@@ -117,7 +117,7 @@ class PlacedRows:
 class RankRows(PlacedRows):
     """The same mixin for rank 0, whose batches always contain embeddings."""
 
-    file: GgufFile
+    file: ModelFile
     plan: Plan
 
     @property

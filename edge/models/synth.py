@@ -22,7 +22,7 @@ from devices.files import temporary_beside
 from edge.models.catalog import catalog
 from edge.models.shapes import Shape, ShapeError, shape
 from partition.architectures.table import ARCHITECTURES
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from quant.gguf.writer import NewTensor, encoded, header
 from quant.types import TYPES, TensorType, type_by_name
 from quant.whole_file import check_room
@@ -278,7 +278,7 @@ def shape_of(name: str | None, arch: str | None, figures: Mapping[str, Any]) -> 
     return replace(SHAPES[name], **figures)
 
 
-def write_outline(path: Path, shape: Shape, name: str, types: Mapping[str, TensorType] | None = None) -> GgufFile:
+def write_outline(path: Path, shape: Shape, name: str, types: Mapping[str, TensorType] | None = None) -> ModelFile:
     """Write the outline of a model and open it. The outline is the header and a hole for the weights, without disk
     space.
 
@@ -307,4 +307,4 @@ def write_outline(path: Path, shape: Shape, name: str, types: Mapping[str, Tenso
                 out.write(struct.pack("<f", 1.0) * tensor.shape[0])
             end += tensor.n_bytes + tensor.padding
         out.truncate(end)
-    return GgufFile.open(path)
+    return ModelFile.open(path)

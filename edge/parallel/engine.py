@@ -29,10 +29,9 @@ from edge.text.constraints.constraint import Mask
 from edge.weights.adapter import Scales
 from edge.weights.adapter_file import CheckedAdapter
 from edge.weights.elastic.weights import next_pass
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.plan.plan import Plan
 from quant.gguf.elastic import elastic_sizes
-from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
 
 Floats = NDArray[np.float32]
@@ -43,7 +42,7 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
 
     def __init__(
         self,
-        file: GgufFile,
+        file: ModelFile,
         model: llama.Model,
         plan: Plan,
         shard: Shard,
@@ -67,7 +66,7 @@ class DistributedEngine(RankRows, Leader, DecodesBySteps):
         """
         self.path: Path = file.path
         self.plan, self.model = plan, model
-        self.shape = ModelShape.from_gguf(file)
+        self.shape = file.shape
         self.context, self.batch = shard.engine.context, shard.engine.batch
         self.memory, self.paging = shard.engine.memory, shard.engine.paging
         self.threads, self.gpu_layers = shard.engine.threads, shard.engine.gpu_layers

@@ -19,6 +19,7 @@ from devices.sleeping import VARIABLE, run_first
 from edge.errors import EdgeError
 from edge.parallel.topology import Topology
 from edge.version import version
+from partition.model.file import ModelFile
 from partition.plan.plan import Slice
 from partition.slices.gguf_slice import blank_recipe, elastic_recipe, slice_recipe
 from partition.slices.recipe import Recipe
@@ -39,7 +40,7 @@ class EngineKind:
 
     def open(
         self,
-        path: str | os.PathLike[str],
+        file: ModelFile,
         options: EngineOptions,
         place: Topology,
         hooks: Sequence[Hook],
@@ -48,7 +49,7 @@ class EngineKind:
         """Open the slice of a rank that has layers. Raises the errors of ModelRunner."""
         from edge.llm.engine import ModelRunner
 
-        return ModelRunner(path, options, hooks, progress, embeddings=True)
+        return ModelRunner(file, options, hooks, progress, embeddings=True)
 
     def timing_clock(self, engine: ModelRunner) -> AbstractContextManager[Callable[[], float] | None]:
         """Return a context manager that yields the clock for timing steps, or None for the usual clock."""
@@ -121,7 +122,7 @@ class SleepingKind(EngineKind):
 
     def open(
         self,
-        path: str | os.PathLike[str],
+        file: ModelFile,
         options: EngineOptions,
         place: Topology,
         hooks: Sequence[Hook],
@@ -133,9 +134,9 @@ class SleepingKind(EngineKind):
         from partition.predict.presets import PartSizes
 
         values = json.loads(self._profile.read_text())
-        sizes = PartSizes.from_file(GgufFile.open(path))
+        sizes = PartSizes.from_file(file)
         times = PartTimes(values, sizes, last=place.last, alone=len(place.group) == 1)
-        engine = SleepingEngine(path, options, hooks, times)
+        engine = SleepingEngine(file, options, hooks, times)
         if place.rank:
             engine.follow_snapshots()
         return engine

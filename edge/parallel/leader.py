@@ -28,9 +28,9 @@ from edge.parallel.steps import Adapt, CacheStep, Clear, Copy, Decode, End, Remo
 from edge.text.constraints.constraint import Mask
 from edge.weights.adapter_file import CheckedAdapter
 from edge.weights.loaded_adapters import EngineAdapters
+from partition.model.file import ModelFile
 from partition.plan.plan import Range
 from partition.slices.rules import has_windows
-from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
 from transport.errors import ProtocolError, TransportError
 from transport.frame import Kind
@@ -50,7 +50,7 @@ class Leader:
 
     def __init__(
         self,
-        file: GgufFile,
+        file: ModelFile,
         shard: Shard,
         group: Group,
         heads: Mapping[int, Range],

@@ -13,21 +13,20 @@ from edge.llm.options import EngineOptions
 from edge.llm.resolve import resolve
 from edge.llm.slot import Slot, common_prefix
 from partition.errors import CannotSlice
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.plan.plan import Range
 from partition.slices.source import Source
 from partition.state.sequence import KVBlock
 from partition.state.shape import StateShape
-from quant.gguf.file import GgufFile
 
 _MOST_OF_FREE = 0.25  # largest fraction of this device's free memory for KV cache in transit
 
 
-def check_movable(file: GgufFile, options: EngineOptions, vocabulary: Model) -> None:
+def check_movable(file: ModelFile, options: EngineOptions, vocabulary: Model) -> None:
     """Raise CannotSlice if the KV cache of a model cannot be read."""
     if vocabulary.is_recurrent:
         raise CannotSlice(f"{file.architecture} models are recurrent: they store no state for single tokens")
-    StateShape.of_model(Source.from_file(file), resolve(options, ModelShape.from_gguf(file))[1])
+    StateShape.of_model(Source.from_file(file), resolve(options, file.shape)[1])
 
 
 @dataclass(frozen=True)

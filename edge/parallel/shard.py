@@ -6,7 +6,6 @@ hidden states at its end. docs/distributed.md walks through one step.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from edge.parallel.thin import ThinEngine
 from edge.parallel.topology import Topology
 from partition.architectures.description import Rules
 from partition.architectures.table import RULES
+from partition.model.file import ModelFile
 from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
 from transport.errors import ProtocolError
@@ -47,7 +47,7 @@ class Shard:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        file: ModelFile,
         options: EngineOptions,
         place: Topology,
         progress: Callable[[float], None] | None = None,
@@ -55,21 +55,20 @@ class Shard:
     ) -> None:
         """Load a slice.
 
-        vocabulary: the model's vocabulary, for a rank without layers; `path` is then the model's own file.
+        vocabulary: the model's vocabulary, for a rank without layers; `file` is then the model's own file.
 
         Raises the errors of ModelRunner.
         """
         self.place = place
-        file = GgufFile.open(path)
         self._rules = RULES[file.architecture]
         # All-reduces per layer: FFN or experts, and attention.
         self._sums_a_layer = 1 if self._rules.whole_attention else 2
         # Shares were computed for this number of threads. The deployment owns the prefix cache.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
         if not place.thin:
-            self.engine = own_kind().open(path, options, place, self._hooks(file), progress)
+            self.engine = own_kind().open(file, options, place, self._hooks(file), progress)
         elif vocabulary is not None:
-            self.engine = ThinEngine(path, options, vocabulary)
+            self.engine = ThinEngine(file, options, vocabulary)
         else:
             raise EngineError("a rank without layers has nothing to load on another device; update both devices")
         self.rows = self.engine.rows

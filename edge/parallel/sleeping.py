@@ -6,7 +6,6 @@ Everything else of the rank is real: process, links, frames and collectives. Onl
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +29,7 @@ from edge.weights.mapped import ModelInMemory
 from edge.weights.memory import MIB, LoadRequest, MemoryNeed, cache_bytes
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.table import RULES
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from partition.predict.part_times import PartTimes
@@ -88,7 +88,7 @@ class SleepingEngine(ModelRunner):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        file: ModelFile,
         options: EngineOptions,
         hooks: Sequence[Hook],
         times: PartTimes,
@@ -98,7 +98,7 @@ class SleepingEngine(ModelRunner):
         options.
         """
         self._times, self.sleeper, self._most_bytes = times, sleeper or Sleeper(), options.memory
-        super().__init__(path, replace(options, memory=None, prefixes=None, lora=()), hooks, embeddings=True)
+        super().__init__(file, replace(options, memory=None, prefixes=None, lora=()), hooks, embeddings=True)
         self.hidden = _NoHidden(self._context, self.shape.n_embd)
 
     @contextmanager

@@ -6,7 +6,6 @@ can be read, kept or removed.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -26,6 +25,7 @@ from edge.weights.mapped import ModelInMemory
 from edge.weights.memory import MIB, LoadRequest, MemoryNeed
 from partition.architectures.table import RULES
 from partition.errors import StateError
+from partition.model.file import ModelFile
 from partition.model.metadata import Metadata
 from partition.plan.plan import Range
 from partition.slices.rules import has_windows
@@ -132,13 +132,13 @@ class PositionsContext(Context):
 class ThinEngine(ModelRunner):
     """An engine without layers on the header of the model's own file. `decode_rows` only records positions."""
 
-    def __init__(self, path: str | os.PathLike[str], options: EngineOptions, vocabulary: Model) -> None:
+    def __init__(self, file: ModelFile, options: EngineOptions, vocabulary: Model) -> None:
         """vocabulary: vocabulary of the file; the caller closes it.
 
         Raises the errors of ModelRunner, and NotEnoughMemory if the process alone exceeds the memory of the options.
         """
         self._vocabulary = vocabulary
-        super().__init__(path, replace(options, prefixes=None, lora=()), embeddings=True)
+        super().__init__(file, replace(options, prefixes=None, lora=()), embeddings=True)
         self.states = PositionStates(self.file, self._context, self.states.kv)
 
     def _load(

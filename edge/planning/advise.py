@@ -233,10 +233,9 @@ def _row(candidate: Candidate, speeds: CandidateSpeeds, cluster: Cluster, option
     engine = replace(options.engine, context=min(task.context, candidate.shape.context_length))
     depth = task.prompt_tokens + ANSWER_TOKENS // 2
     work = work_of(candidate.file, engine, prompt=task.prompt_tokens, depth=depth)
-    path = candidate.file.path
     space = LlmSpace(
-        path, candidate.file, candidate.digest, work, speeds.profile,
-        plan_options(engine), TypeFile(candidate.mix.name, path), phases=False,
+        candidate.file, candidate.digest, work, speeds.profile,
+        plan_options(engine), TypeFile(candidate.mix.name, candidate.file), phases=False,
     )  # fmt: skip
     try:
         point, why = space.best("latency", {})

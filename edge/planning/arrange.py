@@ -15,7 +15,7 @@ from edge.profiling.llm_survey import llm_speeds
 from edge.profiling.profile import ClusterProfile
 from edge.tasks import Steps
 from partition.errors import CannotSlice, PlanError
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
@@ -76,7 +76,7 @@ def shared(shares: Mapping[str, float], kind: str, file: GgufFile, model_digest:
 
 
 def work_of(
-    file: GgufFile,
+    file: ModelFile,
     engine: EngineOptions = DEFAULTS,
     *,
     prompt: int = PROMPT,
@@ -85,13 +85,13 @@ def work_of(
 ) -> Work:
     """Return the workload of a model for planning. engine: options of the engine, with the concurrent sequences."""
     return Work(
-        ModelShape.from_gguf(file), limits(file), engine.context or DEFAULT_CONTEXT, depth, prompt, engine.sequences,
+        file.shape, limits(file), engine.context or DEFAULT_CONTEXT, depth, prompt, engine.sequences,
         cache_type(engine.kv_type), allreduce_s, wire,
     )  # fmt: skip
 
 
 def measured_speeds(
-    file: GgufFile,
+    file: ModelFile,
     cluster: Cluster,
     fleet: Fleet | None,
     notes: Sequence[str],

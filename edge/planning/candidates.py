@@ -15,12 +15,11 @@ from edge.models.catalog import KnownModel
 from edge.models.synth import write_outline
 from edge.quantization.gguf import types_of_each
 from edge.tasks import SILENT, Steps
-from partition.model.check import check_loadable
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 from partition.plan.tensor import Limits
 from partition.slices.gguf_slice import limits
 from quant.errors import ModelFileError
-from quant.gguf.file import GgufFile
 from quant.mixes import Mix, mix_by_name
 
 
@@ -30,7 +29,7 @@ class Candidate:
 
     model: KnownModel
     mix: Mix
-    file: GgufFile
+    file: ModelFile
 
     @cached_property
     def digest(self) -> str:
@@ -38,9 +37,9 @@ class Candidate:
         with self.file.path.open("rb") as file:
             return hashlib.sha256(file.read(self.file.header_bytes(self.file.path))).hexdigest()
 
-    @cached_property
+    @property
     def shape(self) -> ModelShape:
-        return ModelShape.from_gguf(self.file)
+        return self.file.shape
 
     @cached_property
     def limits(self) -> Limits:
@@ -74,9 +73,8 @@ def _candidates(models: Sequence[KnownModel], mixes: Collection[Mix], folder: Pa
     jobs = []
     for i, model in enumerate(models):
         assert model.shape is not None
-        whole = write_outline(folder / f"{i}.gguf", model.shape, model.name)
         try:
-            check_loadable(whole)
+            whole = write_outline(folder / f"{i}.gguf", model.shape, model.name)
         except ModelFileError as error:
             raise CatalogError(f"llama.cpp cannot load the shape of {model.name}: {error}") from None
         jobs += [(model, whole, mix) for mix in mixes or map(mix_by_name, model.types)]

@@ -20,7 +20,7 @@ from edge.planning.device_kinds import DeviceKind, DeviceKinds
 from edge.profiling.profile import ASSUMED_LINK
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.plan.formats import PLANNED
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
@@ -35,7 +35,6 @@ from partition.simulate.arrivals import Arrivals, poisson
 from partition.simulate.result import Simulated
 from partition.simulate.simulate import simulate
 from partition.simulate.times import capacity_per_s
-from quant.gguf.file import GgufFile
 from quant.text import bytes_text, number_text, seconds_text
 
 PRICE, WATTS, DEVICES = BY = ("price", "watts", "devices")
@@ -308,7 +307,7 @@ class ClusterSearch:
 
 
 def cluster_search(
-    file: GgufFile,
+    file: ModelFile,
     offered: DeviceKinds,
     targets: Targets,
     engine: EngineOptions,
@@ -326,7 +325,7 @@ def cluster_search(
     lacking = [kind.name for kind in offered.kinds if kind.price is None]
     if by == PRICE and lacking:
         raise PlanError(f"no price in {offered.currency} is known for {', '.join(lacking)}; give one in the catalog")
-    context = ModelShape.from_gguf(file).context_length
+    context = file.shape.context_length
     if prompt + targets.tokens > context:
         raise PlanError(
             f"a prompt of {prompt} tokens and {targets.tokens} of an answer are {prompt + targets.tokens}, and the"

@@ -22,6 +22,7 @@ from partition.predict.prediction import Prediction
 
 if TYPE_CHECKING:
     from edge.planning.encoder_place import EncoderPlace
+    from partition.model.file import ModelFile
     from partition.search.planner import Planner
 
 AnyPlan = TypeVar("AnyPlan", Plan, OnnxPlan)
@@ -46,6 +47,7 @@ class PlanChoice:
     objective: str = "latency"  # objective that the plan optimizes, within `limits`
     limits: Mapping[str, float] = field(default_factory=dict)
     encoder: EncoderPlace | None = None  # place of the image and audio encoder
+    file: ModelFile | None = field(default=None, repr=False, compare=False)  # opened language model; None: not opened
     is_given: bool = False  # True: the user chose the shares
     keeps_off: bool = False  # True: this device never has a stage of the network
 
@@ -60,6 +62,12 @@ class PlanChoice:
         file = Path(plan)
         chosen = read_plan(file, OnnxPlan) if is_onnx(path) else read_plan(file, Plan)
         return cls(path, chosen, f"as {file} says", options=options, is_given=True)
+
+    def open(self) -> ModelFile:
+        """Return the file of the language model, which is opened unless it was before. Raises ModelFileError."""
+        from partition.model.file import ModelFile
+
+        return ModelFile.open(self.file or self.model)
 
     def with_own(self, **values: Any) -> PlanChoice:
         """Return the plan of a language model with a user's options for this device, so that a saved plan contains

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from edge.llm.options import EngineOptions
 from edge.llm.resolve import resolve
@@ -19,15 +18,13 @@ from edge.planning.spaces import llm_space
 from edge.profiling.cluster import Cluster
 from edge.tasks import SILENT, Steps
 from partition.errors import CannotSlice, PlanError
-from partition.model.check import check_loadable
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.predict.objectives import OBJECTIVES, check_objectives, searched
 from partition.predict.pareto import Point
 from partition.search.explain import busy_words
 from partition.slices.gguf_slice import check_tensor, limits
-from quant.gguf.file import GgufFile
 from quant.text import number_text
 
 PARALLEL = ("auto", "tensor", "pipeline")
@@ -85,17 +82,19 @@ def best_choice(
     encoder = space.encoder if isinstance(space, LlmSpace) else None
     saved = saved_figures(space, point)
     limits = {name: caps[name] for name in searched(caps)}
-    return PlanChoice(space.path, point.plan, why, point.predicted, options, saved, planner, objective, limits, encoder)
+    return PlanChoice(
+        space.path, point.plan, why, point.predicted, options, saved, planner, objective, limits, encoder, space.file
+    )
 
 
-def work_options(path: Path, options: EngineOptions, transport: str, wire: str) -> PlanOptions:
+def work_options(file: ModelFile, options: EngineOptions, transport: str, wire: str) -> PlanOptions:
     """Return the workload for planning a model that will be loaded with these options."""
-    context, _ = resolve(options, ModelShape.from_gguf(GgufFile.open(path)))
+    context, _ = resolve(options, file.shape)
     return plan_options(replace(options, context=context), transport=transport, wire=wire)
 
 
 def arrange(
-    path: Path,
+    file: ModelFile,
     cluster: Cluster,
     options: PlanOptions,
     parallel: str = "auto",
@@ -113,8 +112,9 @@ def arrange(
     """
     if parallel not in PARALLEL:
         raise PlanError(f"parallel is {parallel[:40]!r}; choose one of {', '.join(PARALLEL)}")
-    file, devices = GgufFile.open(path), [LOCAL, *cluster.addresses]
-    check_loadable(file)
+    if cluster.fleet is None:  # this device has nothing to share
+        parallel, shares = "auto", None
+    path, devices = file.path, [LOCAL, *cluster.addresses]
     if parallel == "tensor":
         check_tensor(file)
     can, name = limits(file), name_of(file)
@@ -122,8 +122,8 @@ def arrange(
         with steps.step(f"Reading {path.name}") as show:
             digest = OwnSlices().model_digest(path, show)
         plan = make_plan(can, name, digest, devices, parallel, shares)
-        return PlanChoice(path, plan, f"{parallel}, with shares as given", options=options)
-    space = llm_space(path, cluster, options, steps, phases=False)
+        return PlanChoice(path, plan, f"{parallel}, with shares as given", options=options, file=file)
+    space = llm_space(file, cluster, options, steps, phases=False)
     if parallel == "auto" and shares is None:
         return best_choice([space], options, "latency", {})
     planner, plans, costs_s, refused = space.planner(), {}, {}, {}
@@ -144,4 +144,4 @@ def arrange(
     figures = "; ".join(f"{kind} {number_text(seconds * 1e3)} ms" for kind, seconds in costs_s.items())
     by = "by measured speed" if shares is None else "as given"
     why = f"{kind}, shares {by}: a token is predicted to take {figures}{busy_words(planner.speeds)}"
-    return PlanChoice(path, plans[kind], why, options=options, planner=planner, encoder=space.encoder)
+    return PlanChoice(path, plans[kind], why, options=options, planner=planner, encoder=space.encoder, file=file)

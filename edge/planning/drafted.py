@@ -19,18 +19,18 @@ from edge.tasks import Steps
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.table import RULES
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
 from partition.predict.drafts import ACCEPTANCE, FREE, MODEL_ACCEPTANCE, MTP, ROLLBACK_ROWS, SELF, Draft
 from partition.predict.speeds import DeviceSpeed, Links
 from partition.search.planner import Planner
-from quant.gguf.file import GgufFile
 
 _WHAT = "the draft"  # name of the measured model in progress lines
 
 
 def draft_of(
-    options: PlanOptions, file: GgufFile, cluster: Cluster, work: Work, steps: Steps, *, insecure: bool = False
+    options: PlanOptions, file: ModelFile, cluster: Cluster, work: Work, steps: Steps, *, insecure: bool = False
 ) -> Draft | None:
     """Return the draft for a model, with the number of rows still open, or None without drafts.
 
@@ -59,11 +59,11 @@ def draft_of(
 
 
 def _measured_draft(
-    options: PlanOptions, file: GgufFile, cluster: Cluster, work: Work, steps: Steps, *, insecure: bool
+    options: PlanOptions, file: ModelFile, cluster: Cluster, work: Work, steps: Steps, *, insecure: bool
 ) -> Draft:
     """Return the draft for a model that can roll back drafts, as `draft_of` does."""
     what = str(options.draft)
-    drafts_of_model = drafts(options.draft, file.path, steps, worker=options.draft_worker, insecure=insecure)
+    drafts_of_model = drafts(options.draft, file, steps, worker=options.draft_worker, insecure=insecure)
     own_layers = isinstance(drafts_of_model, MtpDraft) and not (drafts_of_model.is_auto and options.memory)
     kind = MTP if own_layers else FREE[0] if what == "auto" else what
     acceptance = ACCEPTANCE.get(kind, MODEL_ACCEPTANCE) if options.acceptance is None else options.acceptance
@@ -73,11 +73,10 @@ def _measured_draft(
         return Draft(MTP, acceptance, 1, _own_layer_s(speed, work), mtp_bytes(file, work.concurrency))
     if isinstance(drafts_of_model, str | MtpDraft):
         return Draft(kind, acceptance, 1)
-    path = drafts_of_model.path if isinstance(drafts_of_model, WorkerDraft) else drafts_of_model
-    drafting = GgufFile.open(path)
+    drafting = drafts_of_model.file if isinstance(drafts_of_model, WorkerDraft) else drafts_of_model
     check_vocabulary(file, drafting)
-    need = ModelInfo.from_file(path, EngineOptions(context=work.context)).need
-    name = SELF if what == SELF else path.name
+    need = ModelInfo.from_file(drafting, EngineOptions(context=work.context)).need
+    name = SELF if what == SELF else drafting.path.name
     if options.draft_worker is None:
         [speed] = measured_speeds(drafting, here, None, (), options, steps, _WHAT)[1].speeds
         drafting_s = _drafting_s(drafting, speed, work, "this device")
@@ -134,7 +133,7 @@ def _own_layer_s(speed: DeviceSpeed, work: Work) -> float:
     return speed.step_s.at(1) + speed.layer_s.at(1) + attention_s + speed.head_s.at(1)
 
 
-def _drafting_s(file: GgufFile, speed: DeviceSpeed, target: Work, where: str) -> float:
+def _drafting_s(file: ModelFile, speed: DeviceSpeed, target: Work, where: str) -> float:
     """Return the seconds per token of a draft model on one device. where: name of the device for errors."""
     work = work_of(file, EngineOptions(context=target.context))
     placed = Planner(work, [replace(speed, device=LOCAL)], Links(), name_of(file), "").best("latency", {})

@@ -149,7 +149,8 @@ class Front:
         point = self._point(picked)
         space = self.space_of[point.key]
         why = f"{which} of the front: {point.label}"
-        return PlanChoice(space.path, point.plan, why, point.predicted, self.options, saved_figures(space, point))
+        figures = saved_figures(space, point)
+        return PlanChoice(space.path, point.plan, why, point.predicted, self.options, figures, file=space.file)
 
     def plan(self, picked: Mapping[str, Any]) -> tuple[Plan | OnnxPlan, dict[str, Any]]:
         """Return the plan of a point of `to_json`, and the figures to save with it."""

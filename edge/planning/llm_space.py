@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 from devices.probe import default_threads
 from edge.cluster.fleet import Fleet
@@ -21,6 +20,7 @@ from edge.planning.type_files import TypeFile
 from edge.profiling.llm_survey import REMEMBERED
 from edge.profiling.profile import ClusterProfile
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.plan import Plan
 from partition.predict.cost import Work
 from partition.predict.drafts import ROWS, Draft
@@ -32,7 +32,6 @@ from partition.search.changes import Change, changes
 from partition.search.explain import best, kind_of, reason
 from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner, with_microbatches
-from quant.gguf.file import GgufFile
 
 
 class LlmSpace(PlanSpace):
@@ -40,11 +39,11 @@ class LlmSpace(PlanSpace):
 
     kind, cache = "llm", REMEMBERED
     known: ClusterProfile[DeviceSpeed]
+    file: ModelFile
 
     def __init__(
         self,
-        path: Path,
-        file: GgufFile,
+        file: ModelFile,
         digest: str,
         work: Work,
         known: ClusterProfile[DeviceSpeed],
@@ -62,7 +61,7 @@ class LlmSpace(PlanSpace):
         encoder: place of an image and audio encoder that shares the devices.
         phases: True: plans may have a separate prefill placement.
         """
-        super().__init__(path, known, options)
+        super().__init__(file.path, known, options)
         self.file, self.digest, self.work = file, digest, work
         self.title, self.size_bytes = name_of(file), file.size_bytes
         if type_file is not None:
@@ -252,7 +251,7 @@ class LlmSpace(PlanSpace):
             rollback=(draft.rollback or 0) if draft else 0,
         )
         if plan.world_size == 1:
-            with Engine(self.path, options) as engine:
+            with Engine(self.file, options) as engine:
                 return measured(engine, self.work, many, {}, draft)
         assert fleet is not None
         with LlmRanks(fleet, plan, self.file, options, self._exchange) as ranks:

@@ -17,6 +17,7 @@ from edge.profiling.links import rough_text
 from edge.profiling.profile import ClusterProfile
 from edge.profiling.survey import own_profile
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
@@ -35,6 +36,7 @@ class PlanSpace(ABC):
     type: str | None = None  # type of the weights, if several files of one model are compared
     divergence: float | None = None  # divergence of that type in nats per token; None: not measured
     size_bytes: int = 0  # size of the file
+    file: ModelFile | None = None  # file of a language model
 
     def __init__(self, path: Path, known: ClusterProfile[Any], options: PlanOptions) -> None:
         """Create a plan space. options: workload that `known` was measured with."""

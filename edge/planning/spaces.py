@@ -20,10 +20,8 @@ from edge.planning.type_files import TypeFile, type_files
 from edge.profiling.cluster import Cluster
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
-from partition.model.check import check_loadable
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.search.explain import best
-from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
 _CONCURRENCY, _PROMPT = 4, 128
@@ -50,11 +48,12 @@ def spaces(
     if is_onnx(path):
         return [_onnx_space(path, cluster, options, steps)]
     _check_room(options)
+    file = ModelFile.open(path)
     if not types:
-        return [llm_space(path, cluster, options, steps)]
+        return [llm_space(file, cluster, options, steps)]
     engine = EngineOptions(threads=options.threads, memory=options.memory)
-    files = type_files(path, types, divergence_on, engine, steps)
-    return [llm_space(file.path, cluster, options, steps, file) for file in files]
+    files = type_files(file, types, divergence_on, engine, steps)
+    return [llm_space(of_type.file, cluster, options, steps, of_type) for of_type in files]
 
 
 def _check_room(options: PlanOptions) -> None:
@@ -73,7 +72,7 @@ def _check_room(options: PlanOptions) -> None:
 
 
 def llm_space(
-    path: Path,
+    file: ModelFile,
     cluster: Cluster,
     options: PlanOptions,
     steps: Steps = SILENT,
@@ -86,11 +85,9 @@ def llm_space(
     type_file: type of the weights, if several files are compared.
     phases: True: plans may have a separate prefill placement.
     """
-    file = GgufFile.open(path)
-    check_loadable(file)
     engine = replace(
         engine_options(options),
-        context=options.context or min(ModelShape.from_gguf(file).context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT),
+        context=options.context or min(file.shape.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT),
         sequences=options.concurrency or _CONCURRENCY,
     )
     prompt, depth = options.prompt_tokens or _PROMPT, options.depth or DEPTH
@@ -103,11 +100,11 @@ def llm_space(
         known = replace(known, notes=(*known.notes, type_file.note))
     if draft is not None:
         known = replace(known, notes=(*known.notes, assumed_text(draft, options.acceptance)))
-    space = partial(LlmSpace, path, file, digest, work, known, options, type_file, draft=draft, phases=phases)
+    space = partial(LlmSpace, file, digest, work, known, options, type_file, draft=draft, phases=phases)
     if options.projector is None:
         return space()
     places = encoder_places(
-        options.encoder, EncoderFiles.open(path, options.projector), cluster.addresses,
+        options.encoder, EncoderFiles.open(file, options.projector), cluster.addresses,
         timed=options.encoder_timed,
         insecure=cluster.insecure, threads=options.threads, fresh=options.fresh, steps=steps,
     )  # fmt: skip

@@ -25,9 +25,8 @@ from edge.quantization.gguf import Outcome, model_in_type, types_of_each
 from edge.quantization.text_file import BUNDLED, read_text
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from quant.mixes import Mix, is_type_file, mix_by_name
-from quant.types import TensorType
 
 CHUNKS = 4  # chunks of the bundled text; of another text, all are used
 _REMEMBERED = "divergences"
@@ -38,7 +37,7 @@ class TypeFile:
     """One type of a model, and its file."""
 
     name: str
-    path: Path
+    file: ModelFile
     note: str = ""  # text about tensors with another type
     divergence: float | None = None  # mean divergence from the model in nats per token; None: not measured
 
@@ -60,9 +59,9 @@ def divergence_text(
 
 
 def type_files(
-    path: Path, types: Sequence[str], text: Path | None, options: EngineOptions, steps: Steps = SILENT
+    model: ModelFile, types: Sequence[str], text: Path | None, options: EngineOptions, steps: Steps = SILENT
 ) -> list[TypeFile]:
-    """Return the file of each type of the model at `path`, creating missing files.
+    """Return the file of each type of a model, creating missing files.
 
     text: text to measure divergence on; None: not measured.
     options: threads and memory for measuring.
@@ -71,14 +70,15 @@ def type_files(
     """
     words = read_text(text) if text is not None else None
     mixes = {type_: mix_by_name(type_) for type_ in types if not is_type_file(type_)}
-    files = {type_: model_path(type_) for type_ in types if is_type_file(type_)}
-    names = [mixes[type_].name if type_ in mixes else files[type_].stem for type_ in types]
+    files = {type_: ModelFile.open(model_path(type_)) for type_ in types if is_type_file(type_)}
+    names = [mixes[type_].name if type_ in mixes else files[type_].path.stem for type_ in types]
     for name, count in Counter(names).items():
         if count > 1:
             raise PlanError(
                 f"types has {count} entries called {name}; use each name once, and rename files with equal names"
             )
-    outcomes, same = _outcomes(path, list(mixes.values())), _types(path)
+    outcomes = _outcomes(model, list(mixes.values()))
+    same = {name: tensor.type for name, tensor in model.tensors.items()}
     quantized_files = []
     for type_, name in zip(types, names, strict=True):
         if type_ in files:
@@ -87,18 +87,14 @@ def type_files(
         outcome = outcomes[name]
         note = f"{name}: {misfits}" if (misfits := _misfits(outcome, mixes[type_])) else ""
         quantized_files.append(
-            TypeFile(name, path if outcome.types == same else model_in_type(path, name, steps), note)
+            TypeFile(name, model if outcome.types == same else model_in_type(model, name, steps), note)
         )
     if words is None:
         return quantized_files
-    return _measured(path, quantized_files, words, CHUNKS if text == BUNDLED else None, options, steps)
+    return _measured(model, quantized_files, words, CHUNKS if text == BUNDLED else None, options, steps)
 
 
-def _types(path: Path) -> dict[str, TensorType]:
-    return {name: tensor.type for name, tensor in GgufFile.open(path).tensors.items()}
-
-
-def _outcomes(path: Path, mixes: Sequence[Mix]) -> dict[str, Outcome]:
+def _outcomes(model: ModelFile, mixes: Sequence[Mix]) -> dict[str, Outcome]:
     """Return the tensor types of each mix by name. Raises PlanError for a mix that the model cannot have."""
     for mix in mixes:
         if mix.needs_importance:
@@ -108,15 +104,14 @@ def _outcomes(path: Path, mixes: Sequence[Mix]) -> dict[str, Outcome]:
             )
     if not mixes:
         return {}
-    file = GgufFile.open(path)
-    with closing(types_of_each([(file, mix) for mix in mixes])) as outcomes:
+    with closing(types_of_each([(model, mix) for mix in mixes])) as outcomes:
         by_name = {mix.name: outcome for mix, outcome in zip(mixes, outcomes, strict=True)}
     for mix in mixes:
         if mix.type not in by_name[mix.name].types.values():
             why = (
                 _misfits(by_name[mix.name], mix) or f"llama.cpp would give none of its tensors the type {mix.type.name}"
             )
-            raise PlanError(f"{path.name} cannot have the type {mix.name}: {why}; name another one")
+            raise PlanError(f"{model.path.name} cannot have the type {mix.name}: {why}; name another one")
     return by_name
 
 
@@ -135,25 +130,26 @@ def _misfits(outcome: Outcome, mix: Mix) -> str:
 
 
 def _measured(
-    path: Path, files: Sequence[TypeFile], text: str, most: int | None, options: EngineOptions, steps: Steps
+    model: ModelFile, files: Sequence[TypeFile], text: str, most: int | None, options: EngineOptions, steps: Steps
 ) -> list[TypeFile]:
     """Return the files with their divergence, cached or measured on the first `most` chunks of a text."""
     remembered, slices = Remembered(_REMEMBERED), OwnSlices()
-    with steps.step(f"Reading {path.name}") as show:
-        digests = {model: slices.model_digest(model, show) for model in (path, *(file.path for file in files))}
+    with steps.step(f"Reading {model.path.name}") as show:
+        paths = (model.path, *(file.file.path for file in files))
+        digests = {path: slices.model_digest(path, show) for path in paths}
     on = [hashlib.sha256(text.encode()).hexdigest(), str(CHUNK_TOKENS), str(most), PINNED_VERSION]
-    keys = {file.name: key_of([digests[path], digests[file.path], *on]) for file in files}
+    keys = {file.name: key_of([digests[model.path], digests[file.file.path], *on]) for file in files}
     values: dict[str, float] = {}
     for file in files:
         known = remembered.get(keys[file.name], math.inf)
-        if digests[file.path] == digests[path]:
+        if digests[file.file.path] == digests[model.path]:
             values[file.name] = 0.0
         elif known is not None:
             values[file.name] = float(known[0])
     new = [file for file in files if file.name not in values]
     if new:
         with steps.step("Measuring divergence", unit="chunks") as show:
-            results = evaluate(path, [file.path for file in new], text, options, most=most, progress=show)
+            results = evaluate(model, [file.file for file in new], text, options, most=most, progress=show)
         for file, result in zip(new, results[1:], strict=True):
             values[file.name] = result.summary.mean_divergence
             remembered.put(keys[file.name], values[file.name])

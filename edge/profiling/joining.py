@@ -15,9 +15,9 @@ from edge.profiling.llm_survey import llm_survey
 from edge.profiling.profile import reachable
 from edge.profiling.survey import Survey
 from edge.tasks import CancelScope, Progress
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.speeds import DeviceSpeed
-from quant.gguf.file import GgufFile
 
 TRIES = 3  # attempts to measure a device; more would only disturb the others
 _POLL_S = 0.05  # interval of the checks whether the measurement may continue
@@ -39,7 +39,9 @@ class JoinedDevice:
 class JoiningDevices:
     """Finds devices that are not in the survey yet, and measures them."""
 
-    def __init__(self, find: FindWorkers, file: GgufFile, model_digest: str, transport: str, *, insecure: bool) -> None:
+    def __init__(
+        self, find: FindWorkers, file: ModelFile, model_digest: str, transport: str, *, insecure: bool
+    ) -> None:
         """Prepare the search.
 
         find: returns the addresses of the available workers.

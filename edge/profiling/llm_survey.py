@@ -25,10 +25,10 @@ from edge.profiling.profile import ClusterProfile, profiled, with_links
 from edge.profiling.survey import Devices, Survey, host_of, survey
 from edge.tasks import CancelScope, Progress
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.presets import PartSizes, preset_speed
 from partition.predict.speeds import DeviceSpeed, Links, speed_of, speed_to_json
-from quant.gguf.file import GgufFile
 
 REMEMBERED = "speeds"  # name of the cached measurements
 # CPU time of a core for an all-reduce: system calls, Python and adding, with caches full of the last layer's weights.
@@ -44,7 +44,7 @@ NO_OVERRIDES: Mapping[str, int] = MappingProxyType({})
 
 def llm_survey(
     fleet: Fleet | None,
-    file: GgufFile,
+    file: ModelFile,
     model_digest: str,
     *,
     threads: Mapping[str, int] = NO_OVERRIDES,
@@ -101,7 +101,7 @@ class _LayerProfiler:
     def __init__(
         self,
         devices: Devices,
-        file: GgufFile,
+        file: ModelFile,
         model_digest: str,
         threads: Mapping[str, int],
         memory: Mapping[str, int],
@@ -158,7 +158,7 @@ def llm_speeds(
     cluster: Cluster,
     fleet: Fleet | None,
     notes: Sequence[str],
-    file: GgufFile,
+    file: ModelFile,
     model_digest: str,
     *,
     threads: int | None = None,
@@ -193,7 +193,7 @@ def llm_speeds(
     return profiled(cluster, measurement, lambda device: estimated(device, file), notes)
 
 
-def estimated(device: ClusterDevice, file: GgufFile) -> DeviceSpeed:
+def estimated(device: ClusterDevice, file: ModelFile) -> DeviceSpeed:
     """Estimate a preset's speed, as `preset_speed` does."""
     assert device.preset is not None
     return preset_speed(CATALOG[device.preset], PartSizes.from_file(file), device.address or device.name, device.name)

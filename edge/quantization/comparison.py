@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -20,8 +19,8 @@ from edge.quantization.divergence import CHUNK_TOKENS
 from edge.quantization.evaluate import Quality, evaluate
 from edge.quantization.gguf import quantize
 from edge.tasks import SILENT, Steps
+from partition.model.file import ModelFile, ModelLike
 from partition.predict.hysteresis import TYPE, clearly_faster
-from quant.gguf.file import GgufFile
 from quant.mixes import Mix
 from quant.text import bytes_text
 
@@ -63,7 +62,7 @@ class ModelSpeed:
 
 
 def measure_speeds(
-    paths: Sequence[str | os.PathLike[str]],
+    models: Sequence[ModelLike],
     options: EngineOptions = DEFAULTS,
     *,
     rounds: int = ROUNDS,
@@ -71,7 +70,7 @@ def measure_speeds(
     gen_tokens: int = GEN_TOKENS,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[ModelSpeed]:
-    """Return the speeds of models on this device, in the order of `paths`.
+    """Return the speeds of models on this device, in the order of `models`.
 
     Each round measures every model once, and every other round goes in reverse order. A device that warms up or gets
     busy therefore slows all models alike. One model is in memory at a time, and each is warm when it is measured.
@@ -83,16 +82,16 @@ def measure_speeds(
     """
     options = replace(options, context=prompt_tokens + gen_tokens, sequences=1, outputs=None)
     options = replace(options, batch=min(options.rows, prompt_tokens))
-    rates: list[list[tuple[float, float]]] = [[] for _ in paths]
+    rates: list[list[tuple[float, float]]] = [[] for _ in models]
     for number in range(rounds):
-        order = range(len(paths)) if number % 2 == 0 else reversed(range(len(paths)))
+        order = range(len(models)) if number % 2 == 0 else reversed(range(len(models)))
         for done, i in enumerate(order, start=1):
-            with Engine(Path(paths[i]), options) as engine, interrupt_stops(engine):
+            with Engine(models[i], options) as engine, interrupt_stops(engine):
                 result = measure(engine, prompt_tokens=prompt_tokens, gen_tokens=gen_tokens, repeats=1, alone=False)
             rates[i].append((result.prefill.mean, result.decode.mean))
             if progress:
-                progress(number * len(paths) + done, rounds * len(paths))
-    return [ModelSpeed(*map(tuple, zip(*model, strict=True))) for model in rates]
+                progress(number * len(models) + done, rounds * len(models))
+    return [ModelSpeed(*map(tuple, zip(*model_rates, strict=True))) for model_rates in rates]
 
 
 def speed_notes(names: Sequence[str], sizes_bytes: Sequence[int], speeds: Sequence[ModelSpeed]) -> list[str]:
@@ -150,7 +149,7 @@ class Evaluation:
 
 
 def compare(
-    paths: Sequence[Path],
+    models: Sequence[ModelLike],
     names: Sequence[str],
     text: str,
     options: EngineOptions = DEFAULTS,
@@ -160,21 +159,22 @@ def compare(
     speed: bool = True,
     steps: Steps = SILENT,
 ) -> Evaluation:
-    """Compare models in quality and, if `speed` is set, in speed. The first of `paths` is the reference.
+    """Compare models in quality and, if `speed` is set, in speed. The first of `models` is the reference.
 
     Raises the errors of `evaluate` and `measure_speeds`.
     """
+    files = [ModelFile.open(model) for model in models]
     with steps.step("Evaluating", unit="chunks") as show:
-        results = evaluate(paths[0], paths[1:], text, options, chunk_tokens=chunk_tokens, most=most, progress=show)
+        results = evaluate(files[0], files[1:], text, options, chunk_tokens=chunk_tokens, most=most, progress=show)
     if not speed:
         return Evaluation(names, results, None, ())
     with steps.step("Measuring speed", unit="runs") as show:
-        speeds = measure_speeds(paths, options, progress=show)
+        speeds = measure_speeds(files, options, progress=show)
     return Evaluation(names, results, speeds, speed_notes(names, [result.size_bytes for result in results], speeds))
 
 
 def compare_mixes(
-    file: GgufFile,
+    file: ModelFile,
     name: str,
     out: Path,
     mixes: Sequence[Mix],
@@ -191,13 +191,14 @@ def compare_mixes(
     The quantized files of the mixes are temporary.
     """
     with ExitStack() as stack:
-        paths = [file.path, out]
+        models: list[ModelLike] = [file, out]
         for mix in mixes:
-            paths.append(stack.enter_context(temporary_beside(out, f".{mix.name}.gguf")))
+            path = stack.enter_context(temporary_beside(out, f".{mix.name}.gguf"))
+            models.append(path)
             with steps.step(f"Quantizing to {mix.name}") as show:
-                quantize(file, paths[-1], mix, imatrix=imatrix, threads=threads, progress=show)
+                quantize(file, path, mix, imatrix=imatrix, threads=threads, progress=show)
         names = [name, out.name, *(mix.name for mix in mixes)]
-        return compare(paths, names, text, EngineOptions(threads=threads), steps=steps)
+        return compare(models, names, text, EngineOptions(threads=threads), steps=steps)
 
 
 def _model_json(name: str, result: Quality, speed: ModelSpeed | None) -> dict[str, Any]:

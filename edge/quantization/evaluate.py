@@ -33,10 +33,8 @@ from edge.quantization.divergence import (
     options_for,
     results_bytes,
 )
-from partition.model.check import check_loadable
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile, ModelLike
 from quant.errors import ModelFileError
-from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
 Progress = Callable[[int, int], None]  # arguments: chunks done and chunks in total, over all models
@@ -56,8 +54,8 @@ class Quality:
 
 
 def evaluate(
-    reference: str | os.PathLike[str],
-    models: Sequence[str | os.PathLike[str]],
+    reference: ModelLike,
+    models: Sequence[ModelLike],
     text: str,
     options: EngineOptions = DEFAULTS,
     *,
@@ -74,19 +72,18 @@ def evaluate(
     reference's. Raises OSError if the disk has no room for the reference's predictions. Raises the errors of Engine,
     and Interrupted after Ctrl-C.
     """
-    paths = [Path(reference), *map(Path, models)]
-    shapes = [_shape(path) for path in paths]
-    chunks = common_chunks(paths, text, chunk_tokens, most)
-    n_vocab = shapes[0].n_vocab
+    files = [ModelFile.open(model) for model in (reference, *models)]
+    chunks = common_chunks(files, text, chunk_tokens, most)
+    n_vocab = files[0].shape.n_vocab
     options = options_for(options, chunk_tokens, n_vocab)
     if options.memory is not None:
         options = replace(options, reserved=results_bytes(options, n_vocab))
     results = []
     with temporary(4 * len(chunks) * chunks.scored * n_vocab if models else 0) as predictions:
-        for number, (path, shape) in enumerate(zip(paths, shapes, strict=True)):
+        for number, file in enumerate(files):
             predictions.seek(0)
             scores = Scores(len(chunks) * chunks.scored)
-            with Engine(path, options) as engine, interrupt_stops(engine):
+            with Engine(file, options) as engine, interrupt_stops(engine):
                 for i in range(len(chunks)):
                     targets, at = chunks.targets(i), 0
                     for log_p in blocks_of_log_probabilities(engine, chunks.inputs(i)):
@@ -96,26 +93,20 @@ def evaluate(
                             _write(predictions, log_p)
                         at += len(log_p)
                     if progress:
-                        progress(number * len(chunks) + i + 1, len(paths) * len(chunks))
-            size = GgufFile.open(path).size_bytes
-            results.append(Quality(path, size, 8 * shape.weight_bytes / shape.n_params, *scores.summaries()))
+                        progress(number * len(chunks) + i + 1, len(files) * len(chunks))
+            bits = 8 * file.shape.weight_bytes / file.shape.n_params
+            results.append(Quality(file.path, file.size_bytes, bits, *scores.summaries()))
     return results
 
 
-def _shape(path: Path) -> ModelShape:
-    file = GgufFile.open(path)
-    check_loadable(file)
-    return ModelShape.from_gguf(file)
-
-
-def common_chunks(paths: Sequence[Path], text: str, size: int, most: int | None) -> Chunks:
+def common_chunks(files: Sequence[ModelFile], text: str, size: int, most: int | None) -> Chunks:
     """Return the chunks of the text, which must have the same tokens in all models.
 
     This check comes first, because the evaluation of a model can take an hour.
     """
     chunks_and_sizes: list[tuple[Chunks, int]] = []
-    for path in paths:
-        model = Model(path, vocabulary_only=True)
+    for file in files:
+        model = Model(file.path, vocabulary_only=True)
         try:
             chunks_and_sizes.append((Chunks.cut(model, text, size, most), model.n_vocab))
         finally:
@@ -123,8 +114,8 @@ def common_chunks(paths: Sequence[Path], text: str, size: int, most: int | None)
         (chunks, n_vocab), (first, first_n_vocab) = chunks_and_sizes[-1], chunks_and_sizes[0]
         if n_vocab != first_n_vocab or not chunks.same(first):
             raise ModelFileError(
-                f"{path.name}: its vocabulary ({n_vocab} tokens) is not that of {paths[0].name} ({first_n_vocab}), so"
-                " their predictions cannot be compared; give models made from the reference"
+                f"{file.path.name}: its vocabulary ({n_vocab} tokens) is not that of {files[0].path.name}"
+                f" ({first_n_vocab}), so their predictions cannot be compared; give models made from the reference"
             )
     return chunks_and_sizes[0][0]
 

@@ -47,7 +47,7 @@ from edge.quantization.kernels import KINDS, known_kernels, slow_kinds
 from edge.quantization.rounds import Damages, EarlyStopping, Table, TimePlan, is_settled, probe_order
 from edge.quantization.tensor_rows import TensorRows
 from edge.weights.budget import MARGIN_SHARE, other_parts
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from quant.errors import DoesNotFit
 from quant.fit import Choice, Fit, fit
 from quant.gguf.file import GgufFile
@@ -106,7 +106,7 @@ def _silent(stage: str, done: int, total: int, what: str = "") -> None:
 
 
 def fit_file(
-    file: GgufFile, out: Path, budget: int, text: str, options: FitOptions, progress: Progress = _silent
+    file: ModelFile, out: Path, budget: int, text: str, options: FitOptions, progress: Progress = _silent
 ) -> Fitted:
     """Write the model to `out` in at most `budget` bytes, with the least change of its predictions on `text`.
 
@@ -162,7 +162,7 @@ def _kinds(options: FitOptions) -> tuple[TensorType, ...]:
     return options.kinds or tuple(TYPES[name] for name in KINDS)
 
 
-def file_within(file: GgufFile, memory: int, engine: EngineOptions, least: int) -> tuple[int, dict[str, int]]:
+def file_within(file: ModelFile, memory: int, engine: EngineOptions, least: int) -> tuple[int, dict[str, int]]:
     """Return (maximum bytes of a model file, bytes of each other part of the process) for a process of limited memory.
 
     memory: bytes that the process may have
@@ -172,9 +172,8 @@ def file_within(file: GgufFile, memory: int, engine: EngineOptions, least: int) 
     Raises SizeTooSmall, with the memory that would suffice, if that file does not fit. Raises the errors of a dry run
     of the model.
     """
-    shape = ModelShape.from_gguf(file)
-    parts = other_parts(file, shape, context_sizes(engine, shape), memory)
-    parts["prefix cache"] = held_bytes(shape)
+    parts = other_parts(file, context_sizes(engine, file.shape), memory)
+    parts["prefix cache"] = held_bytes(file.shape)
     left = memory - sum(parts.values())
     if left + header_bytes(file) < least:
         parts_text = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
@@ -223,7 +222,7 @@ def _time_left(left_s: float) -> str:
 class _Fitting:
     """One fit of a model, with the text to measure on and the remaining time."""
 
-    file: GgufFile
+    file: ModelFile
     text: str
     options: FitOptions
     plan: TimePlan
@@ -233,7 +232,7 @@ class _Fitting:
         """Return the path of the importance matrix of the text. Compute the matrix if the file does not exist."""
         if not path.exists():
             calibrate.collect(
-                self.file.path,
+                self.file,
                 self.text,
                 EngineOptions(threads=self.options.threads),
                 most=_CALIBRATION_CHUNKS,
@@ -354,14 +353,14 @@ class _Fitting:
     def _measured(self, paths: Sequence[Path]) -> list[float]:
         """Return the mean divergence of each file in nats per token, on one chunk of the text, or on more if time
         allows."""
-        began, most = self.plan.left_s(), sensitivity.most_chunks(ModelShape.from_gguf(self.file).n_vocab)
+        began, most = self.plan.left_s(), sensitivity.most_chunks(self.file.shape.n_vocab)
         results: list[Quality] = []
         for n in (1, most):
             if results:
                 n = min(most, int(self.plan.left_s() / max(began - self.plan.left_s(), 1e-9)))
             if n > 1 or not results:
                 results = evaluate(
-                    self.file.path,
+                    self.file,
                     paths,
                     self.text,
                     EngineOptions(threads=self.options.threads),

@@ -23,7 +23,7 @@ from devices.processes.interpreter import module_command
 from edge.errors import EngineError
 from edge.models.local_slices import OwnSlices
 from edge.tasks import SILENT, Steps
-from partition.model.check import check_loadable
+from partition.model.file import ModelFile
 from quant.errors import ModelFileError
 from quant.gguf.elastic import is_elastic
 from quant.gguf.file import GgufFile
@@ -97,7 +97,7 @@ def _outcome(file: GgufFile, mix: Mix, types: Mapping[str, TensorType], events: 
 
 
 def quantize(
-    file: GgufFile,
+    file: ModelFile,
     out: Path,
     mix: Mix,
     *,
@@ -114,7 +114,6 @@ def quantize(
     Raises EngineError with llama.cpp's reason. Raises ModelFileError if the result is not a model, and OSError if the
     disk is full.
     """
-    check_loadable(file)
     outcome = types_of(file, mix, types, imatrix)
     for name, kind in (types or {}).items():
         if outcome.types[name] != kind:
@@ -238,14 +237,13 @@ def _events(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> Iterator[dic
     raise EngineError(f"the quantizer's process ended with code {code}{hint}: {' | '.join(lines[-4:]).strip()}")
 
 
-def model_in_type(path: Path, type_: str, steps: Steps = SILENT) -> Path:
-    """Return the path of the model quantized to a type, in the user's cache. Quantize the model if the file is
-    missing."""
-    file, mix = GgufFile.open(path), mix_by_name(type_)
+def model_in_type(file: ModelFile, type_: str, steps: Steps = SILENT) -> ModelFile:
+    """Return the model quantized to a type, from the user's cache. Quantize the model if its file is missing."""
+    path, mix = file.path, mix_by_name(type_)
     digest = OwnSlices().model_digest(path)
     folder = usable(cache_folder() / "types")
     target = folder / f"{path.stem}-{digest[:12]}-{mix.name}.gguf"
     if not target.exists():
         with steps.step(f"Quantizing {path.name} to {type_}", file.size_bytes) as show:
             quantize(file, target, mix, progress=show)
-    return target
+    return ModelFile.open(target)

@@ -6,11 +6,9 @@ the output matrix. That matrix quantizes well without it, and few inputs would h
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +20,7 @@ from edge.llama.interrupt import interrupt_stops
 from edge.llm.engine import Engine
 from edge.llm.options import DEFAULTS, EngineOptions
 from edge.quantization.divergence import CHUNK_TOKENS, Chunks, options_for
+from partition.model.file import ModelFile, ModelLike
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 from quant.gguf.imatrix import Entry, ImportanceMatrix
@@ -35,7 +34,7 @@ _SQUARED_VALUES = 1 << 20  # float64 values squared together
 
 
 def collect(
-    path: str | os.PathLike[str],
+    model: ModelLike,
     text: str,
     options: EngineOptions = DEFAULTS,
     *,
@@ -59,14 +58,13 @@ def collect(
     Raises TextError if the text is too short, and EngineError if the model computes NaN or infinite values. Raises the
     errors of Engine, and Interrupted after Ctrl-C.
     """
-    file = GgufFile.open(path)
+    file = ModelFile.open(model)
     squares = Squares(covered(file, output))
     hooks = [squares.hook] if output else [squares.hook, _END_BEFORE_OUTPUT]
-    shape = ModelShape.from_gguf(file)
-    options = options_for(options, chunk_tokens, shape.n_vocab)
+    options = options_for(options, chunk_tokens, file.shape.n_vocab)
     if options.memory is not None:
-        options = replace(options, reserved=_results_bytes(squares, shape, options))
-    with Engine(path, options, hooks) as engine, interrupt_stops(engine):
+        options = replace(options, reserved=_results_bytes(squares, file.shape, options))
+    with Engine(file, options, hooks) as engine, interrupt_stops(engine):
         chunks = Chunks.cut(engine.model, text, chunk_tokens, most)
         # llama.cpp's last layer skips rows without logits, so all rows must produce logits.
         step = min(engine.batch, engine.outputs)
@@ -83,7 +81,7 @@ def collect(
             if progress:
                 progress(done, len(chunks))
     datasets = (dataset,) if dataset else ()
-    return ImportanceMatrix(squares.entries(Path(path).name), datasets, done, chunk_tokens)
+    return ImportanceMatrix(squares.entries(file.path.name), datasets, done, chunk_tokens)
 
 
 def _results_bytes(squares: Squares, shape: ModelShape, options: EngineOptions) -> int:

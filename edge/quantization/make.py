@@ -15,6 +15,7 @@ from edge.llm.options import EngineOptions
 from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file, least_bytes
 from edge.quantization.gguf import Outcome, quantize
 from edge.tasks import SILENT, ShowStep, Steps
+from partition.model.file import ModelFile
 from quant.checkpoint.checkpoint import Checkpoint
 from quant.checkpoint.convert import convert
 from quant.gguf.elastic import plan_elastic, write_elastic
@@ -63,7 +64,7 @@ def budgets_between(least: int, most: int, n: int) -> list[int]:
 class Source:
     """The original of a smaller model, in GGUF."""
 
-    file: GgufFile
+    file: ModelFile
     n_bytes: int  # bytes of the GGUF files, or of the safetensors that they were converted from
 
 
@@ -104,27 +105,27 @@ class QuantizedModel:
         }
 
 
-def model_files(model: Path) -> list[Path]:
-    """Return the files of a model, which must not be overwritten. Raises ModelFileError if there is no model.
+def model_files(model: Path | ModelFile) -> list[Path]:
+    """Return the files of a GGUF model or of a folder of safetensors, which must not be overwritten.
 
-    A GGUF file in a folder of safetensors does not count, because it was made from that folder earlier.
+    A GGUF file in a folder of safetensors does not count, because it was made from that folder earlier. Raises
+    ModelFileError if the folder has no model.
     """
-    if not model.is_dir():
-        return list(GgufFile.open(model).paths)
+    if isinstance(model, ModelFile):
+        return list(model.paths)
     with Checkpoint.open(model) as checkpoint:
         return [path for path in checkpoint.folder.iterdir() if path.suffix != ".gguf"]
 
 
 @contextmanager
-def as_gguf(model: Path, out: Path, steps: Steps = SILENT) -> Iterator[Source]:
+def as_gguf(model: Path | ModelFile, out: Path, steps: Steps = SILENT) -> Iterator[Source]:
     """Yield the model as GGUF.
 
     A folder of safetensors is first converted to a temporary file next to `out`, which is removed at the end of the
     block.
     """
-    if not model.is_dir():
-        file = GgufFile.open(model)
-        yield Source(file, file.size_bytes)
+    if isinstance(model, ModelFile):
+        yield Source(model, model.size_bytes)
         return
     with temporary_beside(out, ".gguf") as temporary:
         yield _converted(model, temporary, None, steps)
@@ -179,7 +180,7 @@ def quantize_to_sizes(
             if not fits or fitted.outcome.types != fits[-1][0].outcome.types:
                 fits.append((fitted, path))
         fits.reverse()
-        plan = plan_elastic([GgufFile.open(path) for _, path in fits], [fit.measured_divergence for fit, _ in fits])
+        plan = plan_elastic([ModelFile.open(path) for _, path in fits], [fit.measured_divergence for fit, _ in fits])
         steps.say(f"all sizes in one file will have {plan.n_bytes:,} bytes ({bytes_text(plan.n_bytes)})")
         write_elastic(plan, out)
     return FittedSizes([fitted for fitted, _ in fits], plan.n_bytes, out.stat().st_size)
@@ -203,7 +204,7 @@ def _converted(folder: Path, out: Path, type_: str | None, steps: Steps) -> Sour
         n_bytes = sum(path.stat().st_size for path in checkpoint.paths)
     with steps.step(f"Converting {folder}") as show:
         convert(folder, out, show, type_)
-    return Source(GgufFile.open(out), n_bytes)
+    return Source(ModelFile.open(out), n_bytes)
 
 
 def _warn_of_loss(file: GgufFile, steps: Steps) -> None:

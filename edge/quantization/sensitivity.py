@@ -35,9 +35,9 @@ from edge.quantization.divergence import (
 )
 from edge.quantization.rounds import Damages, measure_rounds
 from edge.quantization.tensor_rows import TensorRows
-from partition.model.model import ModelShape, block_of
+from partition.model.file import ModelFile
+from partition.model.model import block_of
 from quant.fit import Choice
-from quant.gguf.file import GgufFile
 from quant.mixes import NEED_IMPORTANCE
 from quant.sensitivity import Sensitivity
 from quant.types import TYPES, TensorType
@@ -49,7 +49,7 @@ Progress = Callable[[int, int], None]  # arguments: steps done, steps planned
 PROBES = ("q4_0", "q3_k", "q6_k", "q2_k", "q5_k", "iq4_xs", "iq3_xxs", "iq2_xs", "q8_0")
 MOST_CHUNKS = 8
 _MOST_REFERENCE = 512 << 20  # bytes of stored predictions of the reference
-_PROBES_AT_LEAST = 2  # rounds for which chunks and groups are sized
+_PROBES_AT_LEAST = 2  # number of rounds that chunks and groups are sized for
 _MEMORY_SHARE = 4  # a group takes at most 1/4 of free memory
 _QUANTIZE_S = 30e-9  # thread seconds to quantize a value to the first types
 _WHOLE_S = 300e-9  # thread seconds to quantize a value to the slowest types of a whole file
@@ -94,7 +94,7 @@ def measure_errors(
 
 
 def measure_damages(
-    file: GgufFile,
+    file: ModelFile,
     text: str,
     rows: Mapping[str, TensorRows],
     errors: Mapping[str, Mapping[str, float]],
@@ -124,10 +124,9 @@ def measure_damages(
     """
     began = clock()
     weights: dict[str, list[Weight]] = {}
-    shape = ModelShape.from_gguf(file)
-    options = options_for(EngineOptions(threads=threads, repack=False, gpu_layers=0), CHUNK_TOKENS, shape.n_vocab)
+    options = options_for(EngineOptions(threads=threads, repack=False, gpu_layers=0), CHUNK_TOKENS, file.shape.n_vocab)
     with ExitStack() as stack:
-        engine = stack.enter_context(Engine(file.path, options, [_finds(rows, weights)]))
+        engine = stack.enter_context(Engine(file, options, [_finds(rows, weights)]))
         stack.enter_context(interrupt_stops(engine))
         pool = stack.enter_context(ThreadPoolExecutor(threads))
         probe = _Probe(engine, text, clock)

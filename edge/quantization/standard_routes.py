@@ -13,6 +13,7 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.quantization.routes import Route, drafted, from_prefix_cache, one_by_one, streams
+from partition.model.file import ModelLike
 
 STREAMS = 8
 ROWS = 8  # rows of a pass that verifies drafts
@@ -28,12 +29,12 @@ def options_for(options: EngineOptions, chunk_tokens: int) -> EngineOptions:
     return replace(options, context=chunk_tokens, batch=batch, outputs=min(batch, _OUTPUTS), sequences=1)
 
 
-def local_route(path: Path, options: EngineOptions, name: str = "one device") -> Route:
+def local_route(model: ModelLike, options: EngineOptions, name: str = "one device") -> Route:
     """Return the route of a model on this device. options: result of `options_for`"""
-    return Route(name, partial(Engine, path, options))
+    return Route(name, partial(Engine, model, options))
 
 
-def setting_routes(path: Path, options: EngineOptions) -> list[Route]:
+def setting_routes(model: ModelLike, options: EngineOptions) -> list[Route]:
     """Return routes with llama.cpp's own settings on this device, except the settings in `options`."""
     flash = "off" if options.flash_attention != "off" else "on"
     batch = min(_SMALL_BATCH, options.rows)
@@ -42,10 +43,10 @@ def setting_routes(path: Path, options: EngineOptions) -> list[Route]:
         f"steps of {_SMALL_BATCH} rows": replace(options, batch=batch, outputs=batch),
         "weights not repacked": replace(options, repack=False),
     }
-    routes = [local_route(path, setting, name) for name, setting in changed.items()]
-    routes.append(Route("a row a pass", partial(Engine, path, options), one_by_one))
+    routes = [local_route(model, setting, name) for name, setting in changed.items()]
+    routes.append(Route("a row a pass", partial(Engine, model, options), one_by_one))
     if options.threads != 1:
-        routes.append(Route("the same on 1 thread", partial(Engine, path, replace(options, threads=1)), one_by_one))
+        routes.append(Route("the same on 1 thread", partial(Engine, model, replace(options, threads=1)), one_by_one))
     return routes
 
 

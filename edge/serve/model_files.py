@@ -18,7 +18,7 @@ from quant.gguf.file import GgufFile
 
 
 @dataclass(frozen=True)
-class ModelFile:
+class ModelFacts:
     """Facts about a file and, if it is readable, its model."""
 
     created: int  # modification time in seconds since 1970; 0: there is no file
@@ -32,7 +32,7 @@ class ModelFile:
     encoders: tuple[str, ...] = ()  # encoders of its projector: vision, audio
 
 
-def model_file(path: str, projector: str | None = None) -> ModelFile:
+def model_file(path: str, projector: str | None = None) -> ModelFacts:
     """Return the facts about a file and its projector.
 
     Facts are cached until the file changes: a header takes some milliseconds to read, and clients list all models.
@@ -40,21 +40,21 @@ def model_file(path: str, projector: str | None = None) -> ModelFile:
     try:
         status = os.stat(path)
     except OSError:
-        return ModelFile(0)
+        return ModelFacts(0)
     file = _read(path, status.st_mtime_ns, status.st_size)
     return file if projector is None else replace(file, encoders=_encoders(projector))
 
 
 @lru_cache(1024)
-def _read(path: str, changed_ns: int, size_bytes: int) -> ModelFile:
+def _read(path: str, changed_ns: int, size_bytes: int) -> ModelFacts:
     created = changed_ns // 10**9
     with suppress(EdgeError, OSError):  # a request for this model gets the error
-        file = GgufFile.open(Path(path))
+        file = GgufFile.open(path)
         shape = ModelShape.from_gguf(file)
         sizes = shape.context_length or None, shape.n_vocab, shape.n_embd, shape.n_params
         plain = {key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)}
-        return ModelFile(created, size_bytes, *sizes, generates(file), plain)
-    return ModelFile(created, size_bytes)
+        return ModelFacts(created, size_bytes, *sizes, generates(file), plain)
+    return ModelFacts(created, size_bytes)
 
 
 @lru_cache(64)

@@ -21,7 +21,7 @@ from edge.serve.client import EngineClient
 from edge.serve.fetches import Fetches
 from edge.serve.lifetimes import LEAST_S, Lifetimes
 from edge.serve.memory import ModelMemory
-from edge.serve.model_files import ModelFile, model_file
+from edge.serve.model_files import ModelFacts, model_file
 from edge.serve.model_names import is_empty, matching
 from partition.plan.plan import LOCAL, Plan
 
@@ -142,7 +142,7 @@ class Router:
     async def loaded(self) -> Sequence[EngineClient]:
         return [model for model in self._models.values() if model.process.failed is None]
 
-    def file(self, name: str) -> ModelFile:
+    def file(self, name: str) -> ModelFacts:
         config = self._configs[self._known(name)]
         return model_file(config.path, config.mmproj)
 

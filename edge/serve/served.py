@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
-from edge.serve.model_files import ModelFile
+from edge.serve.model_files import ModelFacts
 from edge.weights.elastic.shares import Share
 
 
@@ -222,7 +222,7 @@ class ServedModels(Protocol):
     async def loaded(self) -> Sequence[ServedModel]:
         """Return the loaded models."""
 
-    def file(self, name: str) -> ModelFile:
+    def file(self, name: str) -> ModelFacts:
         """Return facts about a model's file. Do not call this in the event loop, because it may read the file."""
 
     async def running(self, name: str) -> Mapping[str, Any]:

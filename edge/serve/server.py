@@ -23,8 +23,7 @@ from edge.serve.lifetimes import Lifetimes
 from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router, devices_of
 from edge.weights.elastic.signals import follow_memory_signals
-from partition.model.check import check_loadable
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 
 _STREAMS_END_S = 5  # seconds for streams to report the end of the server to their clients
 _LOOK_S = 1.0  # interval of checks for idle models
@@ -121,7 +120,7 @@ def _usable(configs: Mapping[str, EngineConfig], say: Callable[[str], None]) -> 
     names = list(configs)
     for i, name in enumerate(names):
         try:
-            check_loadable(GgufFile.open(configs[name].path))
+            ModelFile.open(configs[name].path)
             return {name: configs[name] for name in names[i:]}
         except (EdgeError, OSError) as error:
             if name == names[-1]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from edge.errors import EngineError, NotEnoughMemory
@@ -26,9 +25,8 @@ from edge.speculate.small_model import DraftPace, ModelDrafts, check_vocabulary
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
 from partition.architectures.table import RULES
-from partition.model.check import check_loadable
+from partition.model.file import ModelFile
 from partition.predict.drafts import FREE, KINDS, MTP, ROLLBACK_ROWS, SELF
-from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
 T = TypeVar("T")
@@ -44,7 +42,7 @@ class Enter(Protocol):
 class WorkerDraft:
     """Draft model on a worker."""
 
-    path: Path  # model file on this device
+    file: ModelFile
     worker: str  # worker address
     insecure: bool = False  # allow a worker without encryption
 
@@ -53,11 +51,11 @@ class WorkerDraft:
 class MtpDraft:
     """Multi-token prediction layers of the model itself."""
 
-    path: Path  # model file on this device
+    file: ModelFile
     is_auto: bool = False  # True: not requested explicitly, so n-grams replace them if they cannot be used
 
 
-Draft = str | Path | WorkerDraft | MtpDraft
+Draft = str | ModelFile | WorkerDraft | MtpDraft
 """Source of drafts: one of KINDS, a model file on this device, a model on a worker, or layers of the model itself."""
 
 _FEWER_BITS = "q2_k"
@@ -66,7 +64,7 @@ _SMALLER = 0.9  # maximum size relative to the model; a larger draft model canno
 
 def drafts(
     source: PathLike,
-    model: PathLike | None,
+    model: ModelFile,
     steps: Steps = SILENT,
     *,
     worker: str | None = None,
@@ -85,31 +83,30 @@ def drafts(
         if worker is not None:
             raise ValueError(f'a worker drafts by a model, not by {source}: name a small model, or "self"')
         return _own_layers(str(source), model)
-    path = model_path(source) if str(source) != SELF else _fewer_bits(model_path(model), steps)
-    return path if worker is None else WorkerDraft(path, worker, insecure)
+    file = ModelFile.open(model_path(source)) if str(source) != SELF else _fewer_bits(model, steps)
+    return file if worker is None else WorkerDraft(file, worker, insecure)
 
 
-def _own_layers(kind: str, model: PathLike | None) -> Draft:
+def _own_layers(kind: str, model: ModelFile) -> Draft:
     """Return MtpDraft if it is requested, or optional and possible. Otherwise return the kind itself."""
     if kind not in (MTP, "auto"):
         return kind
-    path = model_path(model)
     try:
-        check_mtp(GgufFile.open(path))
+        check_mtp(model)
     except EngineError:
         if kind == MTP:
             raise
         return kind
-    return MtpDraft(path, kind == "auto")
+    return MtpDraft(model, kind == "auto")
 
 
-def _fewer_bits(path: Path, steps: Steps) -> Path:
+def _fewer_bits(model: ModelFile, steps: Steps) -> ModelFile:
     """Return the file of the same model in Q2_K, which is created once."""
-    smaller = model_in_type(path, _FEWER_BITS, steps)
-    if smaller.stat().st_size > _SMALLER * GgufFile.open(path).size_bytes:
+    smaller = model_in_type(model, _FEWER_BITS, steps)
+    if smaller.size_bytes > _SMALLER * model.size_bytes:
         raise EngineError(
-            f"{path.name} cannot draft for itself: in {_FEWER_BITS} its size would still be"
-            f" {bytes_text(smaller.stat().st_size)}; use --draft {FREE[0]}, or the file of a smaller model"
+            f"{model.path.name} cannot draft for itself: in {_FEWER_BITS} its size would still be"
+            f" {bytes_text(smaller.size_bytes)}; use --draft {FREE[0]}, or the file of a smaller model"
         )
     return smaller
 
@@ -124,11 +121,11 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
     outputs = max(min(MOST_ROWS, options.rows), options.outputs or options.sequences)
     draft_rows = outputs - (options.outputs or options.sequences)
     draft_bytes = 0
-    if isinstance(draft, Path) and options.memory is not None:
+    if isinstance(draft, ModelFile) and options.memory is not None:
         need = ModelInfo.from_file(draft, EngineOptions(context=options.context)).need
         draft_bytes = need.total - need.parts["runtime"]
     if isinstance(draft, MtpDraft) and not draft.is_auto and options.memory is not None:
-        draft_bytes = mtp_bytes(GgufFile.open(draft.path), options.sequences)
+        draft_bytes = mtp_bytes(draft.file, options.sequences)
     reserved = options.reserved + draft_bytes
     # With rollback rows, recurrent layers compute each sequence separately. Several sequences need no drafts.
     rollback = ROLLBACK_ROWS if options.sequences == 1 else 0
@@ -214,15 +211,14 @@ def speculation(
     if isinstance(draft, str):
         kind = FREE[0] if draft == "auto" else draft
         return Speculation(_FREE[kind], kind, clock=clock)
-    file = GgufFile.open(draft.path if isinstance(draft, WorkerDraft) else draft)
-    check_loadable(file)
+    file = draft.file if isinstance(draft, WorkerDraft) else draft
     check_vocabulary(engine.file, file)
     device = None
     if isinstance(draft, WorkerDraft):
         from edge.cluster.draft_worker import DraftDevice  # imports gRPC
 
         n_vocab, insecure = engine.model.n_vocab, draft.insecure
-        device = enter(DraftDevice(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps))
+        device = enter(DraftDevice(draft.worker, file.path, engine.context, n_vocab, insecure=insecure, steps=steps))
     else:
         options = EngineOptions(
             context=engine.context,
@@ -230,7 +226,7 @@ def speculation(
             repack=None if engine.paging is None else False,
             gpu_layers=0 if engine.gpu_layers and engine.gpu_layers.budget else None,
         )
-        small = GreedyDrafter(enter(Engine(draft, options)))
+        small = GreedyDrafter(enter(Engine(file, options)))
     drafts_of_model = partial(ModelDrafts, device or small, DraftPace(), clock)
     return Speculation(drafts_of_model, file.path.name, 1, device=device, clock=clock)
 

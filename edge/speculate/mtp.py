@@ -39,10 +39,9 @@ from edge.tasks import SILENT, Steps
 from edge.weights import memory
 from edge.weights.load import load_stub
 from partition.architectures.table import ASSERTED
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.model.predictors import predictor_tensors, why_no_predictor
 from partition.predict.drafts import ACCEPTANCE, MTP
-from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 from quant.types import cache_type
 
@@ -51,20 +50,19 @@ _AHEAD = 256  # room for tokens after a text: enough for the windows of a few st
 _ALIGNMENT = 64  # bytes
 
 
-def check_mtp(file: GgufFile) -> None:
+def check_mtp(file: ModelFile) -> None:
     """Raise EngineError if this file or the llama.cpp in use lacks a layer for drafting."""
     if reason := why_no_predictor(file):
         raise EngineError(f"{file.path.name} cannot draft by its own layers: {reason}; use --draft ngram")
     check_library()
 
 
-def mtp_bytes(file: GgufFile, sequences: int) -> int:
+def mtp_bytes(file: ModelFile, sequences: int) -> int:
     """Return the additional bytes for drafting: weights, keys and values, buffers, hidden states."""
     sizes = _sizes(sequences)
     _, lines = memory.dry_run(file.path, sizes)
-    n_embd = ModelShape.from_gguf(file).n_embd
     weights = sum(_aligned(tensor.n_bytes) for tensor in predictor_tensors(file))
-    return weights + sum(memory.context_parts(lines).values()) + HiddenStates.most_bytes(n_embd, sequences)
+    return weights + sum(memory.context_parts(lines).values()) + HiddenStates.most_bytes(file.shape.n_embd, sequences)
 
 
 def _sizes(sequences: int) -> llama.ContextSizes:
@@ -89,7 +87,7 @@ class _Chain:
 class Predictor(Closing):
     """Loaded first MTP layer of a model, with its own keys and values of FEW sequences."""
 
-    def __init__(self, file: GgufFile, sequences: int, threads: int, steps: Steps = SILENT) -> None:
+    def __init__(self, file: ModelFile, sequences: int, threads: int, steps: Steps = SILENT) -> None:
         """sequences: number of the model's sequences.
 
         Raises the errors of `check_mtp` and `load_stub`, NotEnoughMemory, or OSError if the file cannot be read.
@@ -101,7 +99,7 @@ class Predictor(Closing):
                 f"drafting by layers of {file.path.name} needs {bytes_text(need)}, {bytes_text(available)} are"
                 " available; free memory, or use --draft ngram"
             )
-        n_embd = ModelShape.from_gguf(file).n_embd
+        n_embd = file.shape.n_embd
         self.hidden = HiddenStates(n_embd)
         # by sequence: its first position, and the tokens from there on
         self._computed: dict[int, tuple[int, Tokens]] = {}
@@ -248,7 +246,7 @@ class Predictor(Closing):
         return place
 
 
-def _load(file: GgufFile, own: CallerBuffer, steps: Steps) -> AddressSpace:
+def _load(file: ModelFile, own: CallerBuffer, steps: Steps) -> AddressSpace:
     """Read the MTP weights and point llama.cpp's tensors to them. Raises EngineError or OSError."""
     tensors = predictor_tensors(file)
     n_bytes, at = sum(_aligned(tensor.n_bytes) for tensor in tensors), 0

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.errors import EngineError
-from partition.model.check_adapter import adapter_pairs
-from quant.gguf.file import GgufFile
+from partition.model.check_adapter import open_adapter
+from partition.model.file import ModelFile
 
 MAX_SCALE = 1e6
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf|nan", re.IGNORECASE | re.ASCII)
@@ -62,11 +62,9 @@ def checked_for(model: Path, texts: Sequence[str]) -> list[str]:
 
     Raises the errors of `adapters_from`, and ModelFileError if an adapter belongs to another model.
     """
-    file = GgufFile.open(model) if texts else None
-    adapters = adapters_from(texts)
+    file, adapters = ModelFile.open(model), adapters_from(texts)
     for adapter in adapters:
-        assert file is not None
-        adapter_pairs(GgufFile.open(adapter.path), file)
+        open_adapter(adapter.path, file)
     return [f"{adapter.path.absolute()}:{adapter.scale}" for adapter in adapters]
 
 

@@ -14,20 +14,19 @@ from edge.llama import llama
 from edge.models.digests import file_state
 from edge.models.local_slices import OwnSlices
 from edge.weights.adapter import Adapter, Scales, adapters_from
-from partition.model.check_adapter import adapter_pairs
-from partition.model.model import ModelShape, block_of
-from quant.gguf.file import GgufFile
+from partition.model.check_adapter import open_adapter
+from partition.model.file import ModelFile
+from partition.model.model import block_of
 
 
 class AdapterFile:
     """File of an adapter, or of a slice of one, in the state in which it was checked for its model."""
 
-    def __init__(self, path: Path, model: GgufFile, shape: ModelShape) -> None:
-        """shape: shape of the model. Raises ModelFileError if the file is not an adapter of this model."""
+    def __init__(self, path: Path, model: ModelFile) -> None:
+        """Check the adapter at `path`. Raises ModelFileError if the file is not an adapter of this model."""
         self.path, self._state = path, _state(path)  # the state comes first, to notice changes during reading
-        self.gguf = GgufFile.open(path)
-        pairs = adapter_pairs(self.gguf, model)
-        n_used = max(1, shape.n_experts_used)
+        self.gguf, pairs = open_adapter(path, model)
+        n_used = max(1, model.shape.n_experts_used)
         self.weights = {name: pair.a.n_bytes + pair.b.n_bytes for name, pair in pairs.items()}  # bytes by weight name
         self.row_bytes = 4 * max(  # maximum bytes of the adapter products for one batch row
             (
@@ -66,13 +65,13 @@ class CheckedAdapter(Adapter):
     digest: str  # SHA-256 of the file
 
     @classmethod
-    def all_from(cls, texts: Sequence[str], model: GgufFile, shape: ModelShape) -> tuple[CheckedAdapter, ...]:
+    def all_from(cls, texts: Sequence[str], model: ModelFile) -> tuple[CheckedAdapter, ...]:
         """Return the adapters in FILE[:SCALE] texts.
 
         Raises ModelFileError if an adapter belongs to another model, EngineError if a file changes during the check,
         and the errors of `adapters_from`.
         """
-        files = [(adapter, AdapterFile(adapter.path, model, shape)) for adapter in adapters_from(texts)]
+        files = [(adapter, AdapterFile(adapter.path, model)) for adapter in adapters_from(texts)]
         return tuple(cls(adapter.path, adapter.scale, file, file.digest()) for adapter, file in files)
 
 

@@ -20,10 +20,11 @@ from edge.weights.plan import PagePlan, ReadOptions, least_parts, plan
 from edge.weights.reader import DEFAULT_CHUNK, DEFAULT_THREADS
 from edge.weights.roles import Roles, sort_weights
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 from partition.predict.hysteresis import LAID_OUT, clearly_faster
 from partition.predict.paging import Speed
-from quant.gguf.file import GgufFile, TensorInfo
+from quant.gguf.file import TensorInfo
 from quant.types import CacheType
 
 # memory needed later while the process runs: 14 MiB for a terminal, 11 for the chat template process
@@ -175,14 +176,13 @@ def context_within(shape: ModelShape, kv: CacheType, most: int, budget: int) -> 
     return context
 
 
-def other_parts(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budget: int) -> dict[str, int]:
+def other_parts(file: ModelFile, sizes: ContextSizes, budget: int) -> dict[str, int]:
     """Return the bytes by part that a budget spends on things other than weights, if all of these fit. Uses a dry
     run."""
     _, lines = dry_run(file.path, sizes)
     widest = max((tensor.shape[0] for tensor in file.tensors.values()), default=0)
-    return {"runtime": _runtime(budget, shape.n_vocab * sizes.sequences)} | _context_parts(
-        lines, shape, sizes, widest, shape.n_vocab
-    )
+    shape, parts = file.shape, {"runtime": _runtime(budget, file.shape.n_vocab * sizes.sequences)}
+    return parts | _context_parts(lines, shape, sizes, widest, shape.n_vocab)
 
 
 def _runtime(budget: int, n_logits: int) -> int:

@@ -31,9 +31,7 @@ from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart, only_other
 from edge.worker.messages import options_from
 from edge.worker.timing import time_shard
-from partition.model.check import check_loadable
-from partition.model.model import ModelShape
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
 from transport.collective import Group
@@ -120,10 +118,9 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     here = place(rank, stages) if stages else None
     if here is not None and not here.last:
         options = replace(options, outputs=options.rows)  # every row is sent to the next stage
-    file = GgufFile.open(request.path)
-    check_loadable(file)
-    shape = ModelShape.from_gguf(file)
-    adapters = [AdapterFile(Path(path), file, shape) for path in options.lora]
+    file = ModelFile.open(request.path)
+    shape = file.shape
+    adapters = [AdapterFile(Path(path), file) for path in options.lora]
     sizes = context_sizes(options, shape, adapters, options.rollback)
     limit = request.memory_limit_bytes
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
@@ -136,19 +133,19 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     need = None
     if options.least_memory is None:  # otherwise the engine requests its memory once it knows its sizes
         if options.memory is None:
-            need = memory.need(request.path, sizes)
+            need = memory.need(file.path, sizes)
             _check_limit(need, limit)
             SHARE.request(need.total, need.total)
         elif SHARE.is_divided:  # memory for all resident weights, plus a margin
-            parts = other_parts(file, shape, sizes, options.memory)
+            parts = other_parts(file, sizes, options.memory)
             whole = (sum(parts.values()) + options.reserved + file.size_bytes) * 17 // 16
             whole = min(options.memory, whole)
             options = replace(options, memory=SHARE.request(whole, whole))
     if here is None:
         own_kind().check_whole("draft")
-        engine = _with_least(lambda own: Engine(request.path, own, progress=progress), options)
+        engine = _with_least(lambda own: Engine(file, own, progress=progress), options)
         return WholeModel(engine, need or engine.memory)
-    shard = _with_least(lambda own: Shard(request.path, own, here, progress), options)
+    shard = _with_least(lambda own: Shard(file, own, here, progress), options)
     if request.prefix_key and request.prefix_bytes:
         state_bytes = held_bytes(shape) if options.memory else None
         seal(shard.engine.states, Path(request.prefix_folder), request.prefix_bytes, request.prefix_key, state_bytes)

@@ -15,9 +15,8 @@ from edge.weights.elastic.share import SHARE
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart, only_other
 from edge.worker.media_queries import follow
-from partition.model.check import check_loadable
+from partition.model.file import ModelFile
 from partition.slices.recipe import MAX_BYTES
-from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 from transport import edge_pb2 as pb
 from transport.collective import Group
@@ -67,6 +66,6 @@ def load(request: pb.Load, limits: ResourceLimits, folder: Path, progress: Calla
         raise EdgeError(f"the text model has {n_bytes} bytes; the maximum is {MAX_BYTES}")
     shutil.copyfile(request.encoder.text_model_path, text)
     os.truncate(text, n_bytes)
-    check_loadable(GgufFile.open(text))
+    ModelFile.open(text)  # checks it
     progress(0.5)
     return EncoderPart(MediaEncoder(text, projector.path, threads=limits.threads, use_gpu=limits.gpu_layers != 0), need)

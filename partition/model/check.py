@@ -31,8 +31,11 @@ _NO_TOKEN = 2**32 - 1  # -1, for "no token", as u32
 _ARRAYS = {"tokens": "arr[str]", "scores": "arr[f32]", "token_type": "arr[i32]", "merges": "arr[str]"}
 
 
-def check_loadable(file: GgufFile) -> None:
-    """Raise ModelFileError if loading `file` would crash llama.cpp. Otherwise llama.cpp runs or refuses the file."""
+def check_loadable(file: GgufFile) -> ModelShape:
+    """Return the shape of the model in `file`, which llama.cpp can load or refuse.
+
+    Raises ModelFileError if loading the file would crash llama.cpp.
+    """
     meta = Metadata(file)
     if not file.tensors:
         raise meta.error("it has no tensors, only metadata; get the file with the weights")
@@ -51,6 +54,7 @@ def check_loadable(file: GgufFile) -> None:
         for tensor in size.tensors.values():
             _check_tensor(meta, tensor)
     check_architecture(meta, shape)
+    return shape
 
 
 def _check_layers(meta: Metadata) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from quant.errors import ModelFileError
@@ -29,6 +30,12 @@ class Pair(NamedTuple):
 
     a: TensorInfo
     b: TensorInfo
+
+
+def open_adapter(path: Path, model: GgufFile) -> tuple[GgufFile, Mapping[str, Pair]]:
+    """Open the adapter at `path`, and return its file and the result of `adapter_pairs`."""
+    adapter = GgufFile.open(path)
+    return adapter, adapter_pairs(adapter, model)
 
 
 def adapter_pairs(adapter: GgufFile, model: GgufFile) -> Mapping[str, Pair]:

@@ -4,9 +4,10 @@ This module lists the tensors that the first of them needs, and the reasons why 
 """
 
 from partition.architectures.table import ASSERTED
+from partition.model.file import ModelFile
 from partition.model.metadata import MAX_COUNT, Metadata
-from partition.model.model import ModelShape, block_of
-from quant.gguf.file import GgufFile, TensorInfo
+from partition.model.model import block_of
+from quant.gguf.file import TensorInfo
 
 COUNT_KEY = "nextn_predict_layers"
 # Tensors that join a hidden state and a token's row.
@@ -16,7 +17,7 @@ _OWN = {"nextn.embed_tokens.weight": "token_embd.weight", "nextn.shared_head_hea
 _HEAD, _TABLE = "output.weight", "token_embd.weight"
 
 
-def why_no_predictor(file: GgufFile) -> str:
+def why_no_predictor(file: ModelFile) -> str:
     """Return the reason why a model's own layers cannot draft tokens; "" if they can.
 
     Raises ModelFileError for impossible metadata.
@@ -31,7 +32,7 @@ def why_no_predictor(file: GgufFile) -> str:
         return f"llama.cpp computes no such layers of {file.architecture} models here"
     if count > known.most:
         return f"it has {count} layers that predict further tokens, and llama.cpp computes {known.most}"
-    layer = ModelShape.from_gguf(file).n_layers
+    layer = file.shape.n_layers
     lacking = [name for name in (*_JOINS, *known.needs) if f"blk.{layer}.{name}" not in file.tensors]
     if lacking:
         return f"it says that it has layers that predict further tokens, and lacks blk.{layer}.{lacking[0]}"
@@ -41,9 +42,9 @@ def why_no_predictor(file: GgufFile) -> str:
     return f"llama.cpp computes no such layers where {meta.key(not_zero[0])} is set" if not_zero else ""
 
 
-def predictor_tensors(file: GgufFile) -> list[TensorInfo]:
+def predictor_tensors(file: ModelFile) -> list[TensorInfo]:
     """Return the tensors that the first predictor layer reads: its own, and common tensors that it does not replace."""
-    layer = ModelShape.from_gguf(file).n_layers
+    layer = file.shape.n_layers
     replaced = {whole for own, whole in _OWN.items() if f"blk.{layer}.{own}" in file.tensors}
     if (
         _HEAD not in file.tensors

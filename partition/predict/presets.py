@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from devices.catalog import DevicePreset
 from partition.architectures.table import RULES
-from partition.model.model import ModelShape, block_of
+from partition.model.file import ModelFile
+from partition.model.model import block_of
 from partition.predict.speeds import Curve, DeviceSpeed
-from quant.gguf.file import GgufFile
 
 _STEP_S = 5e-4
 _RUNTIME_BYTES = 200 << 20
@@ -39,9 +39,9 @@ class PartSizes:
         return self.attention_bytes + self.ff_bytes + self.rest_bytes
 
     @classmethod
-    def from_file(cls, file: GgufFile) -> PartSizes:
-        """Return the sizes of a file. Raises ModelFileError as `ModelShape.from_gguf`."""
-        shape = ModelShape.from_gguf(file)
+    def from_file(cls, file: ModelFile) -> PartSizes:
+        """Return the sizes of a file."""
+        shape = file.shape
         n_bytes = {"attention": 0.0, "ff": 0.0, "rest": 0.0}
         values = 0.0
         for name, tensor in file.tensors.items():

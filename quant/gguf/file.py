@@ -7,15 +7,17 @@ modules interpret the metadata.
 import os
 import re
 from collections.abc import Mapping
-from copy import copy
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from quant.errors import ModelFileError
 from quant.gguf.header import Value
 from quant.gguf.part import Part, TensorInfo, read_part
 
 __all__ = ["GgufFile", "TensorInfo"]
+
+File = TypeVar("File", bound="GgufFile")
 
 _SPLIT_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 
@@ -34,7 +36,7 @@ class GgufFile:
         self.tensors: dict[str, TensorInfo] = {name: t for part in parts for name, t in part.tensors.items()}
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "GgufFile":
+    def open(cls: type[File], path: str | os.PathLike[str]) -> File:
         """Read and check the header of `path` and, if the model is split, of its other parts.
 
         Raises ModelFileError with one line if the container is not valid.
@@ -44,7 +46,7 @@ class GgufFile:
 
     def with_tensors(self, tensors: Mapping[str, TensorInfo]) -> "GgufFile":
         """Return the same file with another table of tensors: their locations and types."""
-        other = copy(self)
+        other = GgufFile(list(self._parts.values()))
         other.tensors = dict(tensors)
         return other
 

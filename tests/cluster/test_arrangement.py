@@ -8,18 +8,18 @@ from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.planning.arrange import allreduce_s, can_share, work_of
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.hysteresis import PLAN
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
 from partition.search.explain import best, kind_of
 from partition.search.planner import Planner
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 from tests.support.planning import best_of
 from transport.choice import choose
 
 MS = 1e-3
-FILE = GgufFile.open(MODEL_PATH)
+FILE = ModelFile.open(MODEL_PATH)
 ROOM = 1 << 30
 
 

@@ -16,7 +16,7 @@ from edge.llm.engine import Engine
 from edge.models import shapes, synth
 from edge.models.demo import MODEL_PATH
 from edge.models.digests import Digests
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from tests.conftest import FIGURES, SMALL, Synthetic
 from tests.support.deployments import EXACT, ONE_THREAD, OPTIONS, deployed, idle, plan_for, tensor
 from tests.support.fake_worker import fake_worker
@@ -52,7 +52,7 @@ def test_too_many_workers_and_none() -> None:
 
 
 def test_a_device_without_room(tmp_path: Path, two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    file = GgufFile.open(MODEL_PATH)
+    file = ModelFile.open(MODEL_PATH)
     with worker(tmp_path / "small", "--name", "small", "--memory", "1MiB", *ONE_THREAD) as small:
         plan = plan_for(MODEL_PATH, [small, two[1]], tensor(1, 1, 1))
         with Fleet([small.address, two[1].address]) as fleet:
@@ -68,7 +68,7 @@ def test_a_device_without_room(tmp_path: Path, two: list[Worker], monkeypatch: p
 
 
 def test_a_device_with_room_for_its_daemon_alone(tmp_path: Path, two: list[Worker]) -> None:
-    file = GgufFile.open(MODEL_PATH)
+    file = ModelFile.open(MODEL_PATH)
     with worker(tmp_path / "small", "--name", "small", "--memory", "100MiB", *ONE_THREAD) as small:
         plan = plan_for(MODEL_PATH, [two[0], small], tensor(1, 1, 1))
         with Fleet([small.address, two[0].address]) as fleet:
@@ -92,13 +92,13 @@ def test_a_model_that_is_not_the_plans(two: list[Worker], synthetic: Synthetic, 
     digest = Digests(tmp_path).model_digest(path)
     plan = plan_for(path, two[:1], tensor(1, 1), digest)
     with Fleet([two[0].address]) as fleet:
-        with LlmRanks(fleet, plan, GgufFile.open(path), EXACT) as deployment:
+        with LlmRanks(fleet, plan, ModelFile.open(path), EXACT) as deployment:
             deployment.engine.decode([5], 0)
         synthesized(path, seed=8)
         with pytest.raises(
             SliceError, match=f"model.gguf has SHA-256 .* the plan is for {digest[:12]}.*make a new plan"
         ):
-            LlmRanks(fleet, plan, GgufFile.open(path), EXACT)
+            LlmRanks(fleet, plan, ModelFile.open(path), EXACT)
         idle(two[:1], fleet)
 
 

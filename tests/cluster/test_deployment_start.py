@@ -22,12 +22,12 @@ from edge.models.slice_store import SliceStore
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.engine_kinds import EngineKind
 from edge.weights.memory import MIB
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan, Range
 from partition.slices.gguf_slice import limits, slice_recipe
 from partition.slices.recipe import Recipe
-from quant.gguf.file import GgufFile
 from tests.support.deployments import (
     OPTIONS,
     deployed,
@@ -104,7 +104,7 @@ def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.
             LlmRanks(
                 fleet,
                 refused_by_rank_1(two),
-                GgufFile.open(MODEL_PATH),
+                ModelFile.open(MODEL_PATH),
                 OPTIONS,
                 progress=lambda done, total: reported.append(done),
             )
@@ -119,7 +119,7 @@ def test_after_a_refusal_no_model_is_left(two: list[Worker], monkeypatch: pytest
     models = Models(monkeypatch)
     with Fleet([two[0].address]) as fleet:
         with pytest.raises(WorkerError, match="core 4000"):
-            LlmRanks(fleet, refused_by_rank_1(two), GgufFile.open(MODEL_PATH), OPTIONS)
+            LlmRanks(fleet, refused_by_rank_1(two), ModelFile.open(MODEL_PATH), OPTIONS)
         until(lambda: not waiting(), "the end of threads")
         assert models.every
         assert not models.loaded()
@@ -155,7 +155,7 @@ def test_who_could_not_be_reached_is_named(two: list[Worker], monkeypatch: pytes
         with pytest.raises(
             WorkerError, match=r"^one: rank 2 \(two\) cannot be reached: nothing listens at 127\.0\.0\.9"
         ):
-            LlmRanks(fleet, plan, GgufFile.open(MODEL_PATH), OPTIONS)
+            LlmRanks(fleet, plan, ModelFile.open(MODEL_PATH), OPTIONS)
         idle(two, fleet)
 
 
@@ -183,7 +183,7 @@ def test_an_exchange_that_is_not_known(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("name", ["two\nlines", "x" * 1000, "\udcff.gguf", ""])
 def test_a_model_can_have_any_name(name: str) -> None:
-    plan = make_plan(limits(GgufFile.open(MODEL_PATH)), name, "", [LOCAL, "a"])
+    plan = make_plan(limits(ModelFile.open(MODEL_PATH)), name, "", [LOCAL, "a"])
     assert Plan.from_json(plan.to_json()).model.isprintable()
 
 
@@ -191,7 +191,7 @@ def test_a_model_can_have_any_name(name: str) -> None:
 
 
 def layers_recipe(layers: Range) -> Recipe:
-    file = GgufFile.open(MODEL_PATH)
+    file = ModelFile.open(MODEL_PATH)
     return slice_recipe(file, "0" * 64, whole(file, layers))
 
 
@@ -237,14 +237,14 @@ def test_waits_poll_by_the_threads_of_the_plan(two: list[Worker], monkeypatch: p
     first, last = plan.stages
     plan = replace(plan, stages=(replace(first, shards=(replace(first.shards[0], threads=1),)), last))
     with Fleet([two[0].address]) as fleet:
-        with LlmRanks(fleet, plan, GgufFile.open(MODEL_PATH), replace(OPTIONS, threads=2)) as deployment:
+        with LlmRanks(fleet, plan, ModelFile.open(MODEL_PATH), replace(OPTIONS, threads=2)) as deployment:
             assert deployment.engine.threads == 1
         idle(two[:1], fleet)
     assert requests == [1]
 
 
 def test_one_device_under_two_addresses_needs_room_for_both(two: list[Worker]) -> None:
-    file = GgufFile.open(MODEL_PATH)
+    file = ModelFile.open(MODEL_PATH)
     addresses = [f"localhost:{two[0].port}", f"LOCALHOST:{two[0].port}"]
     plan = make_plan(limits(file), "model", "", [LOCAL, *addresses], "pipeline")
     recipes = [slice_recipe(file, "0" * 64, plan.slice(rank)) for rank in range(3)]

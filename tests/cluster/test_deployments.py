@@ -15,7 +15,7 @@ from edge.cluster.fleet import Fleet
 from edge.cluster.llm_ranks import Exchange, LlmRanks
 from edge.llm.engine import Engine
 from edge.models.demo import MODEL_PATH
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from tests.conftest import Synthetic
 from tests.support.deployments import (
     EXACT,
@@ -43,7 +43,7 @@ def test_two_deployments_at_once(two: list[Worker], synthetic: Synthetic) -> Non
                 LlmRanks(
                     stack.enter_context(Fleet([item.address for item in two])),
                     plan_for(path, two, how),
-                    GgufFile.open(path),
+                    ModelFile.open(path),
                     EXACT,
                 )
                 for how in (tensor(1, 1, 1), pipeline(1, 1))

@@ -22,7 +22,7 @@ from edge.models.demo import MODEL_PATH
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import with_room
 from edge.speculate.speculation import Drafts, Speculation
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from tests.support.deployments import (
     ONE_THREAD,
     OPTIONS,
@@ -217,7 +217,7 @@ def test_progress_ends_at_the_whole(one_worker: Worker) -> None:
     plan = plan_for(MODEL_PATH, [one_worker], tensor(1, 1))
     with Fleet([one_worker.address]) as fleet:
         options: EngineOptions = OPTIONS
-        with LlmRanks(fleet, plan, GgufFile.open(MODEL_PATH), options, progress=lambda *at: seen.append(at)):
+        with LlmRanks(fleet, plan, ModelFile.open(MODEL_PATH), options, progress=lambda *at: seen.append(at)):
             pass
         idle([one_worker], fleet)
     done = [at for at, _ in seen]

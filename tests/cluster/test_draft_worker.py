@@ -26,6 +26,7 @@ from edge.speculate.factory import WorkerDraft, drafts, speculation, with_room
 from edge.speculate.small_model import ModelDrafts
 from edge.tasks import SILENT, Steps
 from edge.worker import draft_queries
+from partition.model.file import ModelFile
 from tests.conftest import Synthetic
 from tests.support.commands import ASKED, main
 from tests.support.deployments import ONE_THREAD, Heard, questions
@@ -174,14 +175,18 @@ def test_it_is_taken_back_when_it_is_there_again(
 
 
 def test_what_a_person_asks_for_is_done(one_worker: Worker, engine: Engine, tmp_path: Path) -> None:
-    request = drafts(MODEL_PATH, None, worker=one_worker.address)
-    assert request == WorkerDraft(MODEL_PATH, one_worker.address)
+    file = ModelFile.open(MODEL_PATH)
+    request = drafts(MODEL_PATH, file, worker=one_worker.address)
+    assert isinstance(request, WorkerDraft)
+    assert (request.file.path, request.worker, request.insecure) == (MODEL_PATH, one_worker.address, False)
     config = EngineConfig(str(MODEL_PATH), draft=str(MODEL_PATH), draft_worker=one_worker.address)
-    assert EngineConfig.from_json(config.to_json()).drafts(SILENT) == request
+    of_config = EngineConfig.from_json(config.to_json()).drafts(SILENT)
+    assert isinstance(of_config, WorkerDraft)
+    assert (of_config.file.path, of_config.worker, of_config.insecure) == (MODEL_PATH, one_worker.address, False)
     with pytest.raises(ValueError, match="a worker drafts by a model, not by ngram"):
         edge.load(draft="ngram", draft_worker=one_worker.address)
     budget = replace(ROOM, memory=1 << 30)
-    assert with_room(budget, request).reserved == 0 < with_room(budget, MODEL_PATH).reserved
+    assert with_room(budget, request).reserved == 0 < with_room(budget, file).reserved
     with pytest.raises(TransportError):
         edge.load(draft=MODEL_PATH, draft_worker="127.0.0.1:9", threads=1, context=64)
 
@@ -189,7 +194,7 @@ def test_what_a_person_asks_for_is_done(one_worker: Worker, engine: Engine, tmp_
 def test_requests_are_drafted_for(one_worker: Worker, engine: Engine, plain: Answers) -> None:
     prompt, expected = next(iter(plain.items()))
     with ExitStack() as stack:
-        drafter = speculation(WorkerDraft(MODEL_PATH, one_worker.address), engine, stack.enter_context)
+        drafter = speculation(WorkerDraft(ModelFile.open(MODEL_PATH), one_worker.address), engine, stack.enter_context)
         assert drafter is not None
         scheduler = Scheduler(engine, drafter=drafter)
         scheduler.add(Request(list(prompt), 24))
@@ -202,8 +207,9 @@ def test_requests_are_drafted_for(one_worker: Worker, engine: Engine, plain: Ans
 
 
 def test_a_model_of_other_tokens_is_not_sent(one_worker: Worker, engine: Engine, synthetic: Synthetic) -> None:
+    other = WorkerDraft(ModelFile.open(synthetic("llama", "f16")), one_worker.address)
     with pytest.raises(EngineError, match="its tokens differ"):
-        speculation(WorkerDraft(synthetic("llama", "f16"), one_worker.address), engine, lambda _: pytest.fail("opened"))
+        speculation(other, engine, lambda _: pytest.fail("opened"))
 
 
 def test_a_worker_without_memory_says_so(one_worker: Worker, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

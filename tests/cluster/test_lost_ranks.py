@@ -19,7 +19,7 @@ from edge.cluster.llm_ranks import Exchange, LlmRanks
 from edge.errors import WorkerError
 from edge.models.demo import MODEL_PATH
 from edge.parallel.engine import DistributedEngine
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from tests.support.deployments import (
     ONE_THREAD,
     OPTIONS,
@@ -171,7 +171,7 @@ def test_a_worker_that_is_lost_while_it_loads(
                         child.kill()
 
         with Fleet([doomed.address, two[1].address]) as fleet:
-            file = GgufFile.open(MODEL_PATH)
+            file = ModelFile.open(MODEL_PATH)
             with (
                 pytest.raises(LOST, match="doomed"),
                 LlmRanks(fleet, plan, file, OPTIONS, progress=progress) as deployment,
@@ -191,7 +191,7 @@ from edge.cluster.fleet import Fleet
 from partition.plan.arrange import make_plan
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
-file = GgufFile.open(MODEL_PATH)
+file = ModelFile.open(MODEL_PATH)
 plan = make_plan(limits(file), "model", "", ["local", *sys.argv[2:]], sys.argv[1])
 with LlmRanks(Fleet(sys.argv[2:]), plan, file, EngineOptions(threads=1, context=256)) as deployment:
     for position in range(200):

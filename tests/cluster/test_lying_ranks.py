@@ -18,9 +18,9 @@ from edge.parallel.masks import pack as pack_masks
 from edge.parallel.shard import Shard
 from edge.parallel.steps import Decode, End, Keep, Read, Remove, Shift, Write, pack
 from edge.parallel.topology import place
+from partition.model.file import ModelFile
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock, LayerRows, encode
-from quant.gguf.file import GgufFile
 from tests.conftest import Synthetic
 from tests.support import memory_link
 from tests.support.deployments import EXACT, deployed, pipeline
@@ -117,8 +117,8 @@ def test_logits_of_tokens_that_are_none(two: list[Worker], monkeypatch: pytest.M
 def stage(synthetic: Synthetic, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
     """The last of two stages, in this process."""
     model = synthetic("llama", "f32")
-    path = write(model, whole(GgufFile.open(model), Range(1, 2)), tmp_path_factory.mktemp("s") / "stage.gguf")
-    shard = Shard(path, replace(EXACT, sequences=2), place(1, [1, 1]))
+    path = write(model, whole(ModelFile.open(model), Range(1, 2)), tmp_path_factory.mktemp("s") / "stage.gguf")
+    shard = Shard(ModelFile.open(path), replace(EXACT, sequences=2), place(1, [1, 1]))
     yield shard
     shard.close()
 

@@ -24,7 +24,7 @@ from edge.models.demo import MODEL_PATH
 from edge.parallel import shard
 from edge.parallel.replacements import Replacements
 from edge.profiling.straggler_watch import IN_A_ROW, LEAST_STEPS
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from tests.support.clock import Clock
 from tests.support.deployments import (
     ONE_THREAD,
@@ -194,7 +194,7 @@ def test_a_device_that_became_slow_is_named_where_nobody_is_ever_quiet(
 
 def test_who_leaves_takes_nothing_new_and_ends_when_told_again(two: list[Worker]) -> None:
     plan = plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
-    first, file = two[0], GgufFile.open(MODEL_PATH)
+    first, file = two[0], ModelFile.open(MODEL_PATH)
     with (
         first.remote() as remote,
         Fleet([first.address]) as fleet,

@@ -17,9 +17,9 @@ from edge.models.local_slices import OwnSlices
 from edge.planning.arrange import work_of
 from edge.planning.choice import PlanChoice
 from edge.profiling.cluster import Cluster
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.search.planner import Planner
-from quant.gguf.file import GgufFile
 from tests.support import projectors
 from tests.support.deployments import EXACT, own_folders, pipeline, plan_for, two_workers_to_end
 from tests.support.multimodal import encoded, open_projector
@@ -38,7 +38,7 @@ def test_a_picture_is_refused_where_the_next_plan_cannot_take_it(
     tokens, media = encoded("deepstack", native)
     native.close()
     model.close()
-    file, digest = GgufFile.open(text), OwnSlices().model_digest(text)
+    file, digest = ModelFile.open(text), OwnSlices().model_digest(text)
     with two_workers_to_end(tmp_path) as two, Cluster([worker.address for worker in two], needs_all=True) as cluster:
         plan = plan_for(text, two, pipeline(2, 1, 1), digest)
         names = [LOCAL, *(worker.address for worker in two)]

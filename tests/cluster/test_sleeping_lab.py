@@ -20,19 +20,19 @@ from edge.llm.scheduler import Scheduler
 from edge.models.demo import MODEL_PATH
 from edge.models.local_slices import OwnSlices
 from edge.profiling.llm_survey import llm_speeds
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, NOTHING, Plan, Stage
 from partition.predict.part_times import profile_json
 from partition.predict.presets import PartSizes
 from partition.predict.speeds import Curve, DeviceSpeed
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 from tests.support.deployments import own_folders
 from tests.support.helpers import assert_one_line_error, run_edge
 from tests.support.lab import Lab
 from tests.support.measuring import measure_briefly
 
-FILE = GgufFile.open(MODEL_PATH)
+FILE = ModelFile.open(MODEL_PATH)
 SPEED = DeviceSpeed(
     "x", "x", Curve(((1, 5e-5),)), Curve(((1, 5e-5), (64, 9e-4))), 1e-8,
     Curve(((1, 3e-5), (64, 5e-4))), Curve(((1, 2e-4),)), 1 << 30, 1 << 20,

@@ -21,10 +21,10 @@ from edge.profiling import links, llm_survey, survey
 from edge.profiling.layer_times import LayerTimes, probes
 from edge.profiling.profile import shared_hosts
 from edge.profiling.survey import host_locks, host_of, own_profile
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.hosts import Host
 from partition.predict.speeds import Curve, DeviceSpeed
-from quant.gguf.file import GgufFile
 from tests.support.deployments import own_folders, survey_is_over
 from tests.support.helpers import TIMEOUT_S, stand_still, until
 from tests.support.links import start
@@ -46,7 +46,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def measured(two: list[Worker], fleet: Fleet) -> survey.Survey[DeviceSpeed]:
-    return llm_survey.llm_survey(fleet, GgufFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1})
+    return llm_survey.llm_survey(fleet, ModelFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1})
 
 
 def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
 
     def again(fresh: bool = False) -> survey.Survey[DeviceSpeed]:
         steps.clear()
-        file = GgufFile.open(MODEL_PATH)
+        file = ModelFile.open(MODEL_PATH)
         with Fleet([item.address for item in two]) as fleet:
             return llm_survey.llm_survey(
                 fleet,

@@ -11,7 +11,7 @@ from edge.cluster.session import RemoteSession
 from edge.models.demo import MODEL_PATH
 from edge.quantization.gguf import quantize
 from edge.text.templates.template import ChatTemplate
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from quant.mixes import mix_by_name
 from tests.support.workers import SECRET, served
 
@@ -42,7 +42,7 @@ def test_a_module_gets_its_arguments_and_nothing_of_the_folder(folder: Path) -> 
 
 def test_templates_quantizing_and_sessions_work_in_such_a_folder(tmp_path: Path) -> None:
     assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "hello"}]) == "hello"
-    written = quantize(GgufFile.open(MODEL_PATH), tmp_path / "small.gguf", mix_by_name("q8_0"), threads=1)
+    written = quantize(ModelFile.open(MODEL_PATH), tmp_path / "small.gguf", mix_by_name("q8_0"), threads=1)
     assert written.n_bytes == (tmp_path / "small.gguf").stat().st_size
     with served(tmp_path) as remote, RemoteSession(remote, 0, 1, SECRET) as session:
         session.unload()

@@ -19,12 +19,12 @@ from edge.planning.choice import PlanChoice
 from edge.planning.choose import arrange
 from edge.planning.plan_options import PlanOptions
 from edge.profiling.cluster import Cluster
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import plan_threshold
 from partition.predict.predict import predict
 from partition.predict.speeds import speed_to_json
-from quant.gguf.file import GgufFile
 from tests.support.commands import runner
 from tests.support.workers import Worker
 
@@ -34,7 +34,7 @@ SLOWED = 4.0  # times that this device was measured to take longer, and that it 
 
 
 @pytest.fixture(scope="module")
-def beside_load(measured_briefly: None, two: list[Worker], smollm2_file: GgufFile) -> PlanChoice:
+def beside_load(measured_briefly: None, two: list[Worker], smollm2_file: ModelFile) -> PlanChoice:
     """A plan that was made beside two loops, with nothing remembered. How true its figures are is no matter."""
     loop = f"import time\nend = time.monotonic() + {LOADED_S}\nprint(flush=True)\nwhile time.monotonic() < end: pass"
     with ExitStack() as stack:
@@ -44,14 +44,14 @@ def beside_load(measured_briefly: None, two: list[Worker], smollm2_file: GgufFil
             assert process.stdout is not None
             process.stdout.readline()
         with Cluster([item.address for item in two], needs_all=True) as cluster:
-            return arrange(smollm2_file.path, cluster, PlanOptions(context=CONTEXT, concurrency=1, threads=1))
+            return arrange(smollm2_file, cluster, PlanOptions(context=CONTEXT, concurrency=1, threads=1))
 
 
 @pytest.fixture(scope="module")
-def smollm2_file() -> GgufFile:
+def smollm2_file() -> ModelFile:
     from tests.real import weights
 
-    return GgufFile.open(weights.SMOLLM2.path())
+    return ModelFile.open(weights.SMOLLM2.path())
 
 
 def alone(arranged: PlanChoice) -> Plan:
@@ -82,7 +82,7 @@ def test_a_plan_made_beside_a_load_is_clearly_better_or_one_device(beside_load: 
 def test_one_device_runs_where_its_quiet_moment_is_known(
     beside_load: PlanChoice,
     two: list[Worker],
-    smollm2_file: GgufFile,
+    smollm2_file: ModelFile,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,7 +20,7 @@ from edge.quantization.gguf import quantize
 from edge.quantization.imatrix import collect
 from edge.quantization.tensor_rows import TensorRows
 from edge.quantization.text_file import BUNDLED, read_text
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from quant.mixes import MIXES
 from quant.sensitivity import EXACT
 from quant.types import TYPES
@@ -54,7 +54,7 @@ class Permuted:
 def grid(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2 in F16."""
     path = tmp_path_factory.mktemp("grid") / "f16.gguf"
-    quantize(GgufFile.open(smollm2), path, MIXES["f16"], threads=2)
+    quantize(ModelFile.open(smollm2), path, MIXES["f16"], threads=2)
     return path
 
 
@@ -65,7 +65,7 @@ def permuted(grid: Path, tmp_path_factory: pytest.TempPathFactory) -> Permuted:
     permute(grid, path)
     text = read_text(BUNDLED)
     collect(path, text, TWO, most=some(6, 20)).write(matrix)
-    file = GgufFile.open(path)
+    file = ModelFile.open(path)
     paths = {name: folder / f"{name}.gguf" for name in ("iq4_nl", "q4_0", "q4_1", "q5_0")}
     for name, out in paths.items():
         quantize(file, out, MIXES[name], imatrix=matrix, threads=2)
@@ -82,7 +82,7 @@ def permuted(grid: Path, tmp_path_factory: pytest.TempPathFactory) -> Permuted:
 
 def test_every_tensor_lies_on_the_grid_it_comes_from(smollm2: Path, grid: Path) -> None:
     """And none does on that of a type as wide, nor with its neurons in another order."""
-    source, file = GgufFile.open(smollm2), GgufFile.open(grid)
+    source, file = ModelFile.open(smollm2), ModelFile.open(grid)
     kinds = [TYPES[name] for name in ("q4_0", "q4_1", "q8_0")]
     for name in [name for name, tensor in file.tensors.items() if tensor.type.name == "f16"][:: some(24, 1)]:
         own = source.tensors[name].type.name
@@ -95,8 +95,8 @@ def test_a_file_on_a_grid_keeps_it(smollm2: Path, grid: Path, tmp_path: Path, mo
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     options = FitOptions(None, KINDS, within_s=MEASURE_S / 2, threads=2)
     size = smollm2.stat().st_size + (1 << 20)
-    built = fit_file(GgufFile.open(grid), tmp_path / "out.gguf", size, read_text(BUNDLED), options)
-    types = {name: tensor.type for name, tensor in GgufFile.open(smollm2).tensors.items()}
+    built = fit_file(ModelFile.open(grid), tmp_path / "out.gguf", size, read_text(BUNDLED), options)
+    types = {name: tensor.type for name, tensor in ModelFile.open(smollm2).tensors.items()}
     assert built.outcome.types == types
     assert built.exact == {name: kind.name for name, kind in types.items() if kind.block > 1}
     assert built.measured_divergence < 0.01  # of activations in 8 bits; in q5_0 it is 0.04

@@ -8,7 +8,7 @@ from typing import Any
 
 from edge.errors import EdgeError, NotAllowed, SamplingError, UnknownModel
 from edge.serve.adapters import ServedAdapters
-from edge.serve.model_files import ModelFile
+from edge.serve.model_files import ModelFacts
 from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
 from edge.weights.elastic.shares import Share
 
@@ -167,8 +167,8 @@ class ScriptedModels:
     async def loaded(self) -> Sequence[ServedModel]:
         return [self.scripted]
 
-    def file(self, name: str) -> ModelFile:
-        return ModelFile(1_700_000_000, 10, 2048, 256, 64, 1000)
+    def file(self, name: str) -> ModelFacts:
+        return ModelFacts(1_700_000_000, 10, 2048, 256, 64, 1000)
 
     async def running(self, name: str) -> Mapping[str, Any]:
         return await self.scripted.about()

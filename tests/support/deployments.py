@@ -28,10 +28,10 @@ from edge.planning.choice import PlanChoice
 from edge.planning.choose import arrange, work_options
 from edge.profiling.cluster import Cluster
 from edge.tasks import SILENT, Steps
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 from tests.support.helpers import until
 from tests.support.thorough import some
 from tests.support.workers import Worker, worker
@@ -88,7 +88,8 @@ def supervised(
         if plan is not None:
             choice = PlanChoice(path, plan, "as the plan says")
         else:
-            choice = arrange(path, cluster, work_options(path, options, "auto", "f32"))
+            file = ModelFile.open(path)
+            choice = arrange(file, cluster, work_options(file, options, "auto", "f32"))
         with deploy(choice, cluster, options, resilience=resilience, steps=steps) as model:
             yield model
 
@@ -133,7 +134,7 @@ def stages(*ranks: int) -> dict[str, Any]:
 def plan_for(path: Path, workers: Sequence[Worker], how: dict[str, Any], digest: str = "") -> Plan:
     """Rank 0 here, and the others on the workers in turn."""
     devices = [LOCAL, *(workers[i % len(workers)].address for i in range(len(how["shares"]) - 1))]
-    return make_plan(limits(GgufFile.open(path)), path.stem, digest, devices, **how)
+    return make_plan(limits(ModelFile.open(path)), path.stem, digest, devices, **how)
 
 
 def with_gpu_layers(plan: Plan, layers: int) -> Plan:
@@ -160,7 +161,7 @@ def deployed(
     if workers_gpu_layers is not None:
         plan = with_gpu_layers(plan, workers_gpu_layers)
     with Fleet([item.address for item in workers]) as fleet:
-        with LlmRanks(fleet, plan, GgufFile.open(path), options, exchange) as deployment:
+        with LlmRanks(fleet, plan, ModelFile.open(path), options, exchange) as deployment:
             yield deployment
         idle(workers, fleet)
 

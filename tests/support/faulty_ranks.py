@@ -38,6 +38,7 @@ from edge.parallel.topology import place
 from edge.planning.choice import PlanChoice
 from edge.tasks import Steps
 from edge.worker.rank import failed
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan, Slice
 from partition.slices.gguf_slice import limits
@@ -223,7 +224,7 @@ class _LlmRanks(RankGroup):
         for rank in range(n):
             here = place(rank, widths)
             own = options if here.last else replace(options, outputs=options.rows)
-            shards.append(Shard(cluster.slice(plan.slice(rank)), own, here))
+            shards.append(Shard(ModelFile.open(cluster.slice(plan.slice(rank))), own, here))
         self._closing.then(shards[0].close)
         self._closing.then(lambda: [link.close() for link in links[0].values()])
         for rank in range(1, n):

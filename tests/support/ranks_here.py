@@ -17,10 +17,9 @@ from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.weights.adapter_file import CheckedAdapter
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 from tests.support import memory_link
 from tests.support.helpers import TIMEOUT_S
 from tests.support.links import PATIENT, start
@@ -48,7 +47,7 @@ def ranks_here(
 
     At the end the other ranks must have followed without an error.
     """
-    file = GgufFile.open(model)
+    file = ModelFile.open(model)
     n = len(how["shares"])
     plan = make_plan(limits(file), model.stem, "", ["local", *(f"rank-{i}" for i in range(1, n))], **how)
     widths = plan.widths
@@ -56,7 +55,7 @@ def ranks_here(
     for a, b in combinations(range(n), 2):
         ends = memory_link.pair((f"rank {a}", f"rank {b}"), PATIENT)
         links[a][b], links[b][a] = (ShapedLink(end, Shape(delay_s)) for end in ends) if delay_s else ends
-    adapters = CheckedAdapter.all_from(options.lora, file, ModelShape.from_gguf(file))
+    adapters = CheckedAdapter.all_from(options.lora, file)
     slices = ModelSlices(file, 64 * "0", adapters, OwnSlices(folder / "cache", folder / "state"))
     groups = [Group(rank, links[rank]) for rank in range(n)]
     shards = [] if shards is None else shards
@@ -66,14 +65,14 @@ def ranks_here(
             here = place(rank, widths)
             own = options if here.last else replace(options, outputs=options.rows)
             if here.thin:
-                shards.append(stack.enter_context(closing(Shard(model, own, here, vocabulary=vocabulary))))
+                shards.append(stack.enter_context(closing(Shard(file, own, here, vocabulary=vocabulary))))
                 name_histories(shards[0].engine.states, OWNER if options.prefixes is not None else b"")
                 continue
             target = folder / f"{model.stem}-{'-'.join(map(str, widths))}-{rank}.gguf"
             slice_ = write(model, plan.slice(rank), target, elastic=options.least_memory is not None)
             _, *of_adapters = slices.files(plan.slice(rank))
             own = replace(own, lora=tuple(str(slices.use(part, stack.enter_context)) for part in of_adapters))
-            shards.append(stack.enter_context(closing(Shard(slice_, own, here))))
+            shards.append(stack.enter_context(closing(Shard(ModelFile.open(slice_), own, here))))
             if options.prefixes is not None:
                 saved, states = options.prefixes, shards[rank].engine.states
                 name_histories(states, OWNER)

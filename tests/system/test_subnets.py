@@ -24,12 +24,13 @@ from edge.llm.engine import Engine
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
+from partition.model.file import ModelFile
 from quant.gguf.file import GgufFile
 from tests.support.deployments import OPTIONS, greedy_answers, pipeline, tensor
 
 ASKED = ["What is 12 + 30?", "Which is heavier, a phone or a tablet?"]
 *addresses, transport = sys.argv[1:]
-model = GgufFile.open(MODEL_PATH)
+model = ModelFile.open(MODEL_PATH)
 with Engine(MODEL_PATH, OPTIONS) as engine:
     said = {"one device": greedy_answers(engine, ASKED, 12, {})}
 for how in (pipeline(1, 1, 1), tensor(1, 1, 1)):

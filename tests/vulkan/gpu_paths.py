@@ -27,9 +27,8 @@ from edge.models.demo import MODEL_PATH
 from edge.profiling.machine import gpu_backends
 from edge.quantization.gguf import quantize
 from edge.weights import gpu_layers
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.plan.plan import Range
-from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 from quant.types import cache_type
 from tests.support.deployments import deployed, pipeline, questions, tensor
@@ -130,7 +129,7 @@ def test_ranks_measure_each_for_itself(one_worker: Worker, expected: list[int]) 
 def test_as_many_as_have_room_where_it_is_fast(expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of this speed, and of little memory, beside a processor that is slower."""
     baseline = gpu_layers._context_buffers(MODEL_PATH, SIZES) + gpu_layers._SPARE_BYTES
-    sizes = gpu_layers.layer_sizes(ModelShape.from_gguf(GgufFile.open(MODEL_PATH)), SIZES)
+    sizes = gpu_layers.layer_sizes(ModelFile.open(MODEL_PATH).shape, SIZES)
     monkeypatch.setattr(ggml, "gpu_free_bytes", lambda: baseline + sum(sizes[:4]))
     monkeypatch.setattr(gpu_layers, "_time_token", lambda *provided: BestTime(1.0 if provided[-1] else 2.0, True))
     with llama.captured_log() as lines, Engine(MODEL_PATH, AUTO) as engine:
@@ -200,7 +199,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     512 values. They must not see there what an earlier layer had."""
     folder = tmp_path_factory.mktemp("mixed")
     whole = synthetic(folder / "f16.gguf", "llama", "f16", layers=12, embd=768, ff=2304, heads=12, kv=4, vocab=2048)
-    quantize(GgufFile.open(whole), folder / "mixed.gguf", mix_by_name("q4_k_m"))
+    quantize(ModelFile.open(whole), folder / "mixed.gguf", mix_by_name("q4_k_m"))
     return folder / "mixed.gguf"
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from edge.serve.model_files import ModelFile
+from edge.serve.model_files import ModelFacts
 from edge.serve.served import ServedModels
 from edge.text.thinking_format import thinking_format
 from quant.mixes import MIXES
@@ -71,7 +71,7 @@ async def _entry(models: ServedModels, name: str, model: str) -> dict[str, Any]:
     return {"name": tagged, "model": tagged, **size, "details": _details(file)}
 
 
-def _details(file: ModelFile) -> dict[str, Any]:
+def _details(file: ModelFacts) -> dict[str, Any]:
     family = str(file.metadata.get("general.architecture", ""))
     return {
         "parent_model": "",
@@ -91,7 +91,7 @@ def _count(n: int) -> str:
     return str(n)
 
 
-def _capabilities(file: ModelFile, template: str) -> Iterator[str]:
+def _capabilities(file: ModelFacts, template: str) -> Iterator[str]:
     if not file.generates:
         yield "embedding"
         return
@@ -105,7 +105,7 @@ def _capabilities(file: ModelFile, template: str) -> Iterator[str]:
     yield from file.encoders
 
 
-def _modified(file: ModelFile) -> str:
+def _modified(file: ModelFacts) -> str:
     return _time(datetime.datetime.fromtimestamp(file.created, datetime.timezone.utc))
 
 

@@ -17,8 +17,8 @@ from edge.quantization.gguf import quantize
 from edge.weights.elastic.load import load_elastic
 from edge.weights.elastic.room import Room
 from edge.weights.elastic.weights import ElasticWeights
+from partition.model.file import ModelFile
 from quant.gguf.elastic import plan_elastic, write_elastic
-from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 from tests.support import paging
 from tests.support.paging import MIB, OPTIONS, steady_runtime
@@ -40,13 +40,13 @@ def elastic(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Elastic
 
     def make(arch: str) -> Elastic:
         figures = {"expert_ff": 512, "experts": 8} if "moe" in arch else {}
-        source = GgufFile.open(paging.model(tmp_path_factory, arch, "f16", layers=3, head_size=64, **figures))
+        source = ModelFile.open(paging.model(tmp_path_factory, arch, "f16", layers=3, head_size=64, **figures))
         static = tuple(source.path.with_name(f"{arch}-{mix}.gguf") for mix in MIXES)
         out = source.path.with_name(f"{arch}-elastic.gguf")
         if not out.exists():
             for mix, path in zip(MIXES, static, strict=True):
                 quantize(source, path, mix_by_name(mix), threads=1)
-            write_elastic(plan_elastic([GgufFile.open(path) for path in static], [0.001, 0.01, 0.1]), out)
+            write_elastic(plan_elastic([ModelFile.open(path) for path in static], [0.001, 0.01, 0.1]), out)
         return Elastic(out, static)
 
     return make
@@ -55,12 +55,12 @@ def elastic(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Elastic
 @pytest.fixture(scope="session")
 def bundled(tmp_path_factory: pytest.TempPathFactory) -> Elastic:
     """The bundled model in several sizes."""
-    folder, source = tmp_path_factory.mktemp("elastic"), GgufFile.open(MODEL_PATH)
+    folder, source = tmp_path_factory.mktemp("elastic"), ModelFile.open(MODEL_PATH)
     static = tuple(folder / f"{mix}.gguf" for mix in MIXES)
     for path in static:
         quantize(source, path, mix_by_name(path.stem), threads=1)
     out = folder / "elastic.gguf"
-    write_elastic(plan_elastic([GgufFile.open(path) for path in static], [0.0, 0.01, 0.1]), out)
+    write_elastic(plan_elastic([ModelFile.open(path) for path in static], [0.0, 0.01, 0.1]), out)
     return Elastic(out, static)
 
 

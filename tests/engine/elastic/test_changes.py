@@ -31,8 +31,8 @@ from edge.weights.elastic.share import MemoryShare, MemoryUse
 from edge.weights.elastic.sizes import Preference, Sizes
 from edge.weights.load import load_stub
 from edge.weights.window import Piece
+from partition.model.file import ModelFile
 from quant.gguf.elastic import elastic_sizes
-from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 from quant.text import bytes_text
 from tests.engine.elastic.conftest import Elastic, Memory, engine_in
@@ -126,13 +126,13 @@ def test_a_weight_in_the_type_of_a_size_is_as_in_the_file_of_that_size(elastic: 
     with ExitStack() as stack:
 
         def weights(path: Path) -> Mapping[str, Weight]:
-            model, own = load_stub(GgufFile.open(path))
+            model, own = load_stub(ModelFile.open(path))
             stack.callback(own.close)
             stack.callback(model.close)
             return own.weights
 
         several = weights(files.path)
-        for size, path in zip(elastic_sizes(GgufFile.open(files.path)), files.static, strict=True):
+        for size, path in zip(elastic_sizes(ModelFile.open(files.path)), files.static, strict=True):
             for name, alone in weights(path).items():
                 weight = several[name].in_type(size.tensors[name].type.id)
                 assert (weight.n_bytes, weight.row_bytes) == (alone.n_bytes, alone.row_bytes)
@@ -542,7 +542,7 @@ def test_without_a_range_it_is_the_largest_size_for_us_and_for_stock_llama_cpp(
 
 def test_a_file_of_several_sizes_is_not_quantized_again(elastic: Callable[[str], Elastic], tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="several sizes"):
-        quantize(GgufFile.open(elastic("llama").path), tmp_path / "out.gguf", mix_by_name("q4_0"))
+        quantize(ModelFile.open(elastic("llama").path), tmp_path / "out.gguf", mix_by_name("q4_0"))
 
 
 def test_drafts_and_paging_change_no_token(bundled: Elastic) -> None:

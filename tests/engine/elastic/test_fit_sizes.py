@@ -14,8 +14,8 @@ from edge.models.demo import MODEL_PATH
 from edge.quantization.fit import FitOptions
 from edge.quantization.make import Source, budgets_between, quantize_to_sizes
 from edge.tasks import Steps
+from partition.model.file import ModelFile
 from quant.gguf.elastic import elastic_sizes
-from quant.gguf.file import GgufFile
 from quant.types import TYPES
 from tests.support.quantizing import measure_less
 from tools.demo_model.grammar import statements
@@ -31,14 +31,14 @@ def _measured_less(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def budgets() -> tuple[int, int]:
-    most = GgufFile.open(MODEL_PATH).size_bytes
+    most = ModelFile.open(MODEL_PATH).size_bytes
     return most * 2 // 3, most
 
 
 def test_each_size_has_the_divergence_that_was_measured_of_it(tmp_path: Path, budgets: tuple[int, int]) -> None:
-    out, file = tmp_path / "out.gguf", GgufFile.open(MODEL_PATH)
+    out, file = tmp_path / "out.gguf", ModelFile.open(MODEL_PATH)
     fitted = quantize_to_sizes(Source(file, file.size_bytes), out, budgets[::-1], TEXT, OPTIONS)  # in any order
-    sizes = elastic_sizes(GgufFile.open(out))
+    sizes = elastic_sizes(ModelFile.open(out))
     assert [size.file_bytes for size in sizes] == [fit.outcome.n_bytes for fit in fitted.fits]
     assert [size.divergence for size in sizes] == pytest.approx([fit.measured_divergence for fit in fitted.fits])
     assert sizes[0].divergence < sizes[1].divergence
@@ -47,7 +47,7 @@ def test_each_size_has_the_divergence_that_was_measured_of_it(tmp_path: Path, bu
 
 
 def test_a_disk_that_fills_while_all_sizes_are_written_leaves_nothing(tmp_path: Path, budgets: tuple[int, int]) -> None:
-    before, file = resource.getrlimit(resource.RLIMIT_FSIZE), GgufFile.open(MODEL_PATH)
+    before, file = resource.getrlimit(resource.RLIMIT_FSIZE), ModelFile.open(MODEL_PATH)
 
     class Filling(Steps):
         def say(self, line: str) -> None:

@@ -29,11 +29,11 @@ from edge.weights.elastic.weights import ElasticWeights, next_pass
 from edge.worker.limits import ResourceLimits
 from edge.worker.load import WholeModel, load
 from partition.errors import CannotSlice
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import Range
 from partition.slices.gguf_slice import elastic_recipe, limits
 from quant.gguf.elastic import elastic_sizes
-from quant.gguf.file import GgufFile
 from tests.engine.elastic.conftest import Elastic, Memory, followed
 from tests.engine.elastic.test_changes import WAIT_S
 from tests.support.deployments import pipeline, tensor
@@ -80,14 +80,14 @@ def test_a_slice_of_several_sizes_holds_what_the_slices_of_each_hold(
     elastic: Callable[[str], Elastic], how: dict[str, Any], tmp_path: Path
 ) -> None:
     files = elastic("llama")
-    file = GgufFile.open(files.path)
+    file = ModelFile.open(files.path)
     plan = make_plan(limits(file), "", "", ["local", "other"], **how)
     for rank in range(2):
         path = write(files.path, plan.slice(rank), tmp_path / f"{rank}.gguf", elastic=True)
-        sizes = elastic_sizes(GgufFile.open(path))
+        sizes = elastic_sizes(ModelFile.open(path))
         alone = [write(static, plan.slice(rank), tmp_path / f"{rank}-{static.name}") for static in files.static]
         assert path.stat().st_size < sum(slice_path.stat().st_size for slice_path in alone)
-        for size, other, whole in zip(sizes, map(GgufFile.open, alone), elastic_sizes(file), strict=True):
+        for size, other, whole in zip(sizes, map(ModelFile.open, alone), elastic_sizes(file), strict=True):
             assert (size.file_bytes, size.divergence) == (other.size_bytes, whole.divergence)
             assert {name: (t.type, t.shape) for name, t in size.tensors.items()} == {
                 name: (t.type, t.shape) for name, t in other.tensors.items()
@@ -100,12 +100,12 @@ def test_a_slice_of_several_sizes_holds_what_the_slices_of_each_hold(
 
 def test_shards_are_cut_at_the_blocks_of_every_size(elastic: Callable[[str], Elastic]) -> None:
     files = elastic("llama")
-    largest, smallest, both = (limits(GgufFile.open(path)) for path in (files.static[0], files.static[2], files.path))
+    largest, smallest, both = (limits(ModelFile.open(path)) for path in (files.static[0], files.static[2], files.path))
     assert largest.ff_unit < smallest.ff_unit
     assert (both.head_unit, both.ff_unit) == (smallest.head_unit, smallest.ff_unit)
     plan = make_plan(largest, "", "", ["local", "other"], **tensor(3, 5))
     with pytest.raises(CannotSlice, match="multiples of"):
-        elastic_recipe(GgufFile.open(files.path), DIGEST, plan.slice(0))
+        elastic_recipe(ModelFile.open(files.path), DIGEST, plan.slice(0))
 
 
 @BOTH
@@ -195,7 +195,7 @@ def test_devices_with_ranges_answer_as_the_largest_size_while_there_is_room(bund
         assert baseline == tokens
         assert 50 * MIB < state.memory_bytes < 400 * MIB  # as its largest size takes, which has a few
         assert len(both_bytes) == 2
-        slices = [GgufFile.open(path) for path in other.slices.iterdir() if path.stat().st_size > MIB]
+        slices = [ModelFile.open(path) for path in other.slices.iterdir() if path.stat().st_size > MIB]
         assert [len(elastic_sizes(file)) for file in slices] == [3]
     with Engine(bundled.static[0], replace(OPTIONS, context=256)) as engine:
         responses = model_with("off", engine, lambda: None).generate(prompt, sampling, max_tokens=12)

@@ -16,7 +16,7 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from tests.engine.paging.test_paging_ranks import most_held
 from tests.support.deployments import ONE_THREAD, own_folders, pipeline, plan_for
 from tests.support.helpers import until
@@ -65,7 +65,7 @@ def owner(device: Worker, model: Path) -> Iterator[Owner]:
     plan = plan_for(model, [device], pipeline(0, 1))
     with (
         Fleet([device.address]) as fleet,
-        LlmRanks(fleet, plan, GgufFile.open(model), OPTIONS, DEFAULT_EXCHANGE) as deployment,
+        LlmRanks(fleet, plan, ModelFile.open(model), OPTIONS, DEFAULT_EXCHANGE) as deployment,
     ):
         yield Owner(deployment.engine, fleet, device.address)
 

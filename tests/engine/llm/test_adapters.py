@@ -32,7 +32,7 @@ from edge.weights.adapter import Adapter, Scales, adapters_from
 from edge.weights.adapter_file import AdapterFile, adapter_sizes
 from edge.weights.gpu_layers import layer_sizes
 from edge.weights.memory import MemoryNeed
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
@@ -206,8 +206,7 @@ def test_adapters_need_room(model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     """Adapters count as memory that must be allocated, also without a budget."""
     large = AdapterFile(
         write_adapter(tmp_path / "large.gguf", model, rank=256),
-        file := GgufFile.open(model),
-        ModelShape.from_gguf(file),
+        file := ModelFile.open(model),
     )
     with Engine(model, EXACT) as engine:
         sizes = engine._loaded.sizes
@@ -216,17 +215,17 @@ def test_adapters_need_room(model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     Engine(model, EXACT).close()
     with pytest.raises(NotEnoughMemory, match=r"adapters \d+"):
         Engine(model, replace(EXACT, lora=(str(large.path),)))
-    with_adapter = replace(sizes, **adapter_sizes([large], ModelShape.from_gguf(file).n_layers))
+    with_adapter = replace(sizes, **adapter_sizes([large], file.shape.n_layers))
     need = memory.need(model, with_adapter)
     assert need.parts["adapters"] == sum(large.weights.values()) + sizes.batch * large.row_bytes
 
 
 def test_layers_on_a_gpu_are_counted_with_their_adapters(model: Path, tmp_path: Path) -> None:
     weights = ["attn_q.weight", "output.weight"]
-    file, path = GgufFile.open(model), write_adapter(tmp_path / "adapter.gguf", model, weights)
+    file, path = ModelFile.open(model), write_adapter(tmp_path / "adapter.gguf", model, weights)
     adapter, shape, plain = (
-        AdapterFile(path, file, ModelShape.from_gguf(file)),
-        ModelShape.from_gguf(file),
+        AdapterFile(path, file),
+        file.shape,
         ContextSizes(64, cache_type("f16")),
     )
     more = replace(plain, **adapter_sizes([adapter], shape.n_layers))
@@ -267,7 +266,7 @@ def test_requests_go_on_when_a_file_is_gone(
 
 def test_what_is_loaded_later_has_the_same_adapters(model: Path, tmp_path: Path) -> None:
     """As after the loss of a device."""
-    adapter, file = write_adapter(tmp_path / "a.gguf", model), GgufFile.open(model)
+    adapter, file = write_adapter(tmp_path / "a.gguf", model), ModelFile.open(model)
     options, plan = replace(EXACT, lora=(str(adapter),)), make_plan(limits(file), "", "", [LOCAL], "pipeline")
     with closing(LlmBuilding(file, 64 * "0", options, DEFAULT_EXCHANGE, lambda line: None)) as building:
         with ExitStack() as life:

@@ -27,7 +27,7 @@ from edge.speculate.mtp import MtpDrafts, Predictor, mtp_bytes, open_predictor
 from edge.speculate.small_model import DraftPace
 from edge.speculate.speculation import FEW, Speculation
 from edge.tasks import SILENT
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.adapters import write_adapter
 from tests.support.deployments import pipeline, stages, tensor
@@ -347,40 +347,41 @@ def test_the_text_is_taken_in_as_far_as_it_pays(folder: Path) -> None:
 def test_what_can_be_asked_for(folder: Path, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` takes the layers where there are some, outside of a budget, where memory is left."""
     path = with_predictor(folder)
-    assert drafts("mtp", path) == MtpDraft(path)
-    assert drafts("auto", path) == MtpDraft(path, is_auto=True)
-    assert drafts("auto", synthetic("llama", "f16")) == "auto"
-    assert drafts("ngram", path) == "ngram"
+    file, without = ModelFile.open(path), ModelFile.open(synthetic("llama", "f16"))
+    assert drafts("mtp", file) == MtpDraft(file)
+    assert drafts("auto", file) == MtpDraft(file, is_auto=True)
+    assert drafts("auto", without) == "auto"
+    assert drafts("ngram", file) == "ngram"
     with pytest.raises(EngineError, match=r"llama-f16.gguf cannot draft by its own layers: it has no layers that"):
-        drafts("mtp", synthetic("llama", "f16"))
+        drafts("mtp", without)
     with pytest.raises(ValueError, match="a worker drafts by a model"):
-        drafts("mtp", path, worker="pi.local")
+        drafts("mtp", file, worker="pi.local")
     budget = replace(OPTIONS, memory=1 << 30)
-    assert with_room(budget, MtpDraft(path)).draft_bytes == mtp_bytes(GgufFile.open(path), 1) > 100_000
-    assert with_room(budget, MtpDraft(path, is_auto=True)).draft_bytes == 0
-    assert mtp_bytes(GgufFile.open(path), 4) > mtp_bytes(GgufFile.open(path), 1)
+    assert with_room(budget, MtpDraft(file)).draft_bytes == mtp_bytes(file, 1) > 100_000
+    assert with_room(budget, MtpDraft(file, is_auto=True)).draft_bytes == 0
+    assert mtp_bytes(file, 4) > mtp_bytes(file, 1)
     with ExitStack() as stack:
         engine = stack.enter_context(Engine(path, ROOM))
-        for draft, name in ((MtpDraft(path), "mtp"), (MtpDraft(path, is_auto=True), "mtp")):
+        for draft, name in ((MtpDraft(file), "mtp"), (MtpDraft(file, is_auto=True), "mtp")):
             drafter = speculation(draft, engine, stack.enter_context)
             assert drafter is not None
             assert drafter.to_json()["draft"] == name
         said: list[str] = []
         monkeypatch.setattr(SILENT, "say", said.append)
         monkeypatch.setattr(mtp, "available_memory", lambda: 1000)
-        drafter = speculation(MtpDraft(path, is_auto=True), engine, stack.enter_context)
+        drafter = speculation(MtpDraft(file, is_auto=True), engine, stack.enter_context)
         assert drafter is not None
         assert drafter.name == "ngram"
         assert "1000 B are available" in said[0] or "1,000" in said[0]
         with pytest.raises(NotEnoughMemory, match=r"free memory, or use --draft ngram"):
-            speculation(MtpDraft(path), engine, stack.enter_context)
+            speculation(MtpDraft(file), engine, stack.enter_context)
         monkeypatch.undo()
         monkeypatch.setattr(engine.model, "is_recurrent", True)
-        assert speculation(MtpDraft(path, is_auto=True), engine, stack.enter_context) is None
+        assert speculation(MtpDraft(file, is_auto=True), engine, stack.enter_context) is None
         with pytest.raises(EngineError, match="recurrent layers"):
-            speculation(MtpDraft(path), engine, stack.enter_context)
+            speculation(MtpDraft(file), engine, stack.enter_context)
     with paged(path, least(path, PAGED), PAGED) as within, ExitStack() as stack:
-        drafter = speculation(MtpDraft(path, is_auto=True), within, stack.enter_context)
+        drafter = speculation(MtpDraft(file, is_auto=True), within, stack.enter_context)
         assert drafter is not None
         assert drafter.name == "ngram"
 

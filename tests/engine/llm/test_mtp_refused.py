@@ -13,6 +13,7 @@ from edge.llama import predicting
 from edge.llama.library import llama_cpp
 from edge.llm.engine import Engine
 from edge.speculate.factory import drafts
+from partition.model.file import ModelFile
 from tests.support.drafting import ROOM
 from tests.support.mtp import with_predictor
 from tests.support.slices import rewritten
@@ -27,8 +28,8 @@ def test_a_library_without_the_calls_is_refused(folder: Path, monkeypatch: pytes
     path = with_predictor(folder)
     monkeypatch.setattr(predicting, "_problem", "there is no llama_get_embeddings_nextn")
     with pytest.raises(EngineError, match=r"no llama_get_embeddings_nextn; install llama-cpp-python==0\.3\.36, or use"):
-        drafts("mtp", path)
-    assert drafts("auto", path) == "auto"
+        drafts("mtp", ModelFile.open(path))
+    assert drafts("auto", ModelFile.open(path)) == "auto"
     with Engine(path, ROOM) as engine, pytest.raises(EngineError, match="cannot draft by a model's own layers"):
         engine.hidden.give()
 
@@ -54,7 +55,7 @@ def test_files_that_lack_tensors_are_refused(folder: Path, tmp_path: Path, arch:
     """llama.cpp would stop the process. The model itself runs."""
     path = rewritten(with_predictor(folder, arch), tmp_path / "lacks.gguf", drop=[f"blk.4.{name}"])
     with pytest.raises(EngineError, match=rf"and lacks blk\.4\.{name}"):
-        drafts("mtp", path)
+        drafts("mtp", ModelFile.open(path))
 
 
 @pytest.mark.parametrize(
@@ -79,4 +80,4 @@ def test_files_that_llama_cpp_does_not_expect_are_refused(
         changed = {f"{arch}.{key}": value for key, value in values.items()}
         path = rewritten(with_predictor(folder, arch), tmp_path / "odd.gguf", changed)
     with pytest.raises(EngineError, match=reason):
-        drafts("mtp", path)
+        drafts("mtp", ModelFile.open(path))

@@ -16,6 +16,7 @@ from edge.quantization.route_comparison import RouteComparison, RouteFigures, co
 from edge.quantization.routes import Predict, at_once, drafted, from_prefix_cache, one_by_one, streams
 from edge.quantization.standard_routes import answer_routes, local_route, options_for, setting_routes
 from edge.quantization.text_file import BUNDLED, read_text
+from partition.model.file import ModelFile
 
 SIZE = 40
 # In F32: rows of other passes give nearly the same, and a row in the wrong place does not.
@@ -28,7 +29,7 @@ NEAR_MEAN = 4e-4  # mean divergence of a route
 
 @pytest.fixture(scope="module")
 def chunks() -> Chunks:
-    return common_chunks([MODEL_PATH], read_text(BUNDLED), SIZE, 3)
+    return common_chunks([ModelFile.open(MODEL_PATH)], read_text(BUNDLED), SIZE, 3)
 
 
 def predicted(predict: Predict, chunks: Chunks, options: EngineOptions = OPTIONS) -> np.ndarray:

@@ -28,11 +28,10 @@ from edge.prefixes.keys import derived
 from edge.speculate.bench import pass_ms
 from edge.speculate.factory import speculation, with_room
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.predict.drafts import ROLLBACK_ROWS
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 from tests.support.architectures import CLOSE, ROLLS_BACK
 from tests.support.drafting import GREEDY, Known, always, ids, run, speculate
 from tests.support.nine_layers import SPREAD, engine_of, model_of
@@ -128,7 +127,7 @@ def test_ranks_forget_as_many_rows_as_the_smallest_has_memory_for(
     """So a plan that fits without drafts fits with them."""
     monkeypatch.setattr("edge.cluster.preflight.available_memory", lambda: here)
     path = synthetic(tmp_path / "m.gguf", "qwen35", layers=9, vocab=320, embd=64, ff=96)
-    file = GgufFile.open(path)
+    file = ModelFile.open(path)
     shares = SPREAD[how]["shares"]
     devices = ["local", *(f"rank-{i}" for i in range(1, len(shares)))]
     plan = make_plan(limits(file), "m", "", devices, **SPREAD[how])
@@ -138,7 +137,7 @@ def test_ranks_forget_as_many_rows_as_the_smallest_has_memory_for(
     )
     slices: Any = {rank: [SimpleNamespace(weight_bytes=6 << 20)] for rank in range(len(devices))}
     options = replace(OPTIONS, rollback=4)
-    assert shared_rollback(fleet, plan, slices, file, ModelShape.from_gguf(file), options) == rows
+    assert shared_rollback(fleet, plan, slices, file, options) == rows
 
 
 def test_a_rank_that_lost_its_snapshot_is_asked_for_the_one_before(tmp_path: Path) -> None:
@@ -301,10 +300,10 @@ def test_only_rows_of_the_last_step_are_forgotten(arch: str, tmp_path: Path) -> 
 
 def test_no_more_rows_than_memory_is_worth(tmp_path: Path) -> None:
     """For each, all that recurrent layers hold of a sequence is held twice more: here 9 layers' 128 x 16 values."""
-    file = GgufFile.open(model_of("nemotron_h", tmp_path))
+    file = ModelFile.open(model_of("nemotron_h", tmp_path))
     for states, rows in ((8, 7), (9, 7), (7, 6), (2, 1), (1, 0)):
         assert affordable(7, file, 16 * 2 * states * 9 * 128 * 16 * 4) == rows
-    assert affordable(7, GgufFile.open(model_of("lfm2", tmp_path)), 1 << 20) == 7  # they hold next to nothing
+    assert affordable(7, ModelFile.open(model_of("lfm2", tmp_path)), 1 << 20) == 7  # they hold next to nothing
     assert affordable(0, file, 1 << 40) == 0
 
 

@@ -24,6 +24,7 @@ from edge.speculate.factory import drafts, speculation, with_room
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
+from partition.model.file import ModelFile
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.deployments import pipeline, questions, stages, tensor
 from tests.support.drafting import (
@@ -62,13 +63,15 @@ def plain(prompts: list[list[int]]) -> Answers:
 
 
 @pytest.fixture(scope="module")
-def fewer_bits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def fewer_bits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelFile]:
     """The bundled model as it drafts for itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        result = drafts("self", MODEL_PATH)
-        assert isinstance(result, Path)
-        assert result == drafts("self", None)  # made once
+        model = ModelFile.open(MODEL_PATH)
+        result, again = drafts("self", model), drafts("self", model)
+        assert isinstance(result, ModelFile)
+        assert isinstance(again, ModelFile)
+        assert (result.path, result.stamp(result.path)) == (again.path, again.stamp(again.path))  # made once
         yield result
 
 
@@ -273,21 +276,24 @@ def test_what_can_be_asked_for(llama: Engine, synthetic: Synthetic) -> None:
         result = speculation(request, llama, _no_engine)
         assert result is not None
         assert result.name == "ngram"
-    assert drafts("ngram", None) == "ngram"
-    assert drafts(str(MODEL_PATH), None) == MODEL_PATH
+    model = ModelFile.open(MODEL_PATH)
+    assert drafts("ngram", model) == "ngram"
+    small = drafts(str(MODEL_PATH), model)
+    assert isinstance(small, ModelFile)
+    assert small.path == MODEL_PATH
     with ExitStack() as stack:
-        small = speculation(synthetic("llama", "f16"), llama, stack.enter_context)
-        assert small is not None
-        assert small.name == "llama-f16.gguf"
-        assert ids(run(llama, PROMPT, small)) == ids(run(llama, PROMPT, None))
+        drafter = speculation(ModelFile.open(synthetic("llama", "f16")), llama, stack.enter_context)
+        assert drafter is not None
+        assert drafter.name == "llama-f16.gguf"
+        assert ids(run(llama, PROMPT, drafter)) == ids(run(llama, PROMPT, None))
 
 
 def test_a_model_of_other_tokens_cannot_draft(llama: Engine) -> None:
     with pytest.raises(EngineError, match=r"edge-demo-q8_0.gguf cannot draft for llama-q8_0.gguf.*use a smaller"):
-        speculation(MODEL_PATH, llama, _no_engine)
+        speculation(ModelFile.open(MODEL_PATH), llama, _no_engine)
 
 
-def test_a_model_of_few_bits_cannot_draft_for_itself(fewer_bits: Path) -> None:
+def test_a_model_of_few_bits_cannot_draft_for_itself(fewer_bits: ModelFile) -> None:
     with pytest.raises(EngineError, match="cannot draft for itself: in q2_k its size would still be"):
         drafts("self", fewer_bits)
 
@@ -299,7 +305,8 @@ def test_there_is_room_for_the_logits(synthetic: Synthetic) -> None:
     assert with_room(replace(OPTIONS, outputs=16), "ngram").outputs == 16
     budget = replace(OPTIONS, memory=1 << 30)
     assert with_room(budget, "ngram").reserved == 0
-    assert with_room(budget, synthetic("llama", "f16")).reserved > synthetic("llama", "f16").stat().st_size
+    small = ModelFile.open(synthetic("llama", "f16"))
+    assert with_room(budget, small).reserved > small.size_bytes
     few, many = (_parts(replace(OPTIONS, outputs=outputs)) for outputs in (1, MOST_ROWS))
     vocabulary = 4 * 7 * _n_vocab()
     assert sum(many.values()) - sum(few.values()) >= 2 * vocabulary  # llama.cpp's, and those that `decode` gives

@@ -26,6 +26,7 @@ from edge.weights.load import load_stub
 from edge.weights.plan import ReadOptions, least_parts, plan
 from edge.weights.reader import Reader
 from edge.weights.roles import Roles, sort_weights
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 from partition.predict.paging import Speed
 from quant.gguf.file import GgufFile
@@ -121,7 +122,7 @@ def test_too_small_a_budget_names_the_options_that_save_enough_and_their_bytes(
 def test_without_a_draft_model_its_bytes_are_saved_too(make_model: MakeModel) -> None:
     path = make_model()
     plain = replace(OPTIONS, sequences=1, outputs=None)
-    drafting = with_room(replace(plain, memory=MIB), path)  # the model drafts for itself
+    drafting = with_room(replace(plain, memory=MIB), ModelFile.open(path))  # the model drafts for itself
     with_all, without = least(path, drafting), least(path, plain)
     message = str(paging.refusal(path, replace(drafting, memory=with_all - MIB)))
     saved = re.search(r"It fits with --draft off \(saves ([\d.]+) MiB\)", message)

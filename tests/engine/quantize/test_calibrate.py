@@ -17,8 +17,8 @@ from edge.llm.options import EngineOptions
 from edge.models import synth
 from edge.quantization.divergence import Chunks
 from edge.quantization.imatrix import collect
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
-from quant.gguf.file import GgufFile
 from quant.gguf.imatrix import read_imatrix
 from tests.conftest import FIGURES, SMALL, Synthetic
 from tests.support import ROOT, TESTS
@@ -33,7 +33,7 @@ Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
 def numpy_sums(path: Path, chunks: Chunks) -> dict[str, tuple[Doubles, list[int]]]:
     """The same by numpy, for a Llama in F32, with experts or without: name to (sums [experts, columns], counts)."""
-    file = GgufFile.open(path)
+    file = ModelFile.open(path)
     shape = ModelShape.from_gguf(file)
     heads, kv, size = shape.n_heads[0], shape.n_heads_kv[0], shape.head_k
     eps = float(file.metadata["llama.attention.layer_norm_rms_epsilon"])  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def test_it_is_what_numpy_computes(tmp_path: Path, experts: dict[str, int]) -> N
 
 @pytest.mark.parametrize("arch", FIGURES)
 def test_all_weights_of_the_layers_are_covered(synthetic: Synthetic, arch: str) -> None:
-    file = GgufFile.open(synthetic(arch, "f32"))
+    file = ModelFile.open(synthetic(arch, "f32"))
     shape = ModelShape.from_gguf(file)
     matrix = collect(file.path, TEXT, EXACT, chunk_tokens=32, most=2, output=True)
     head = "token_embd.weight" if shape.head_is_tied else "output.weight"
@@ -175,7 +175,7 @@ def test_a_text_must_fill_a_chunk(synthetic: Synthetic) -> None:
 def test_a_model_that_computes_no_numbers_is_refused(tmp_path: Path, synthetic: Synthetic) -> None:
     path = tmp_path / "broken.gguf"
     raw = bytearray(synthetic("llama", "f32").read_bytes())
-    at = GgufFile.open(synthetic("llama", "f32")).tensors["blk.0.attn_norm.weight"].offset
+    at = ModelFile.open(synthetic("llama", "f32")).tensors["blk.0.attn_norm.weight"].offset
     raw[at : at + 4] = struct.pack("<f", np.nan)
     path.write_bytes(raw)
     with pytest.raises(EngineError, match="not numbers"):
@@ -190,7 +190,7 @@ source, target, matrix = sys.argv[1:]
 params = L.llama_model_quantize_default_params()
 params.ftype, params.nthread = L.LLAMA_FTYPE_MOSTLY_IQ2_XXS, 1
 if matrix:
-    flat = {name.encode(): values for name, values in read_imatrix(matrix).weights_of(GgufFile.open(source)).items()}
+    flat = {name.encode(): values for name, values in read_imatrix(matrix).weights_of(ModelFile.open(source)).items()}
     array = (L.llama_model_imatrix_data * (len(flat) + 1))()
     for at, (name, values) in zip(array, flat.items()):
         at.name, at.size = name, values.size
@@ -211,7 +211,7 @@ def test_llama_cpp_quantizes_with_it(tmp_path: Path) -> None:
 
     assert quantize("") != 0  # this type needs one
     assert quantize(matrix) == 0
-    tensors = GgufFile.open(target).tensors
+    tensors = ModelFile.open(target).tensors
     assert tensors["blk.0.ffn_up.weight"].type.name == "iq2_xxs"
 
 

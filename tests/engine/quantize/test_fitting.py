@@ -24,7 +24,7 @@ from edge.quantization.evaluate import evaluate
 from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file
 from edge.quantization.imatrix import collect
 from edge.quantization.sensitivity import PROBES
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from quant.gguf.imatrix import read_imatrix
 from quant.mixes import MIXES
 from quant.types import TYPES, TensorType
@@ -74,7 +74,7 @@ class Setting:
     The clock of its measuring counts chunks that are computed, so that as much is measured on any machine.
     """
 
-    file: GgufFile
+    file: ModelFile
     options: FitOptions
     fits: dict[int, Fitted]  # by budget
     uniform: dict[str, int]  # bytes
@@ -96,7 +96,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     folder = tmp_path_factory.mktemp("uniform")
-    file, matrix = GgufFile.open(F16), folder / "m.gguf"
+    file, matrix = ModelFile.open(F16), folder / "m.gguf"
     collect(F16, TEXT, ONE).write(matrix)
     importance = read_imatrix(matrix).weights_of(file)
     chunks = Chunks()
@@ -116,7 +116,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     return Setting(file, options, fits, {name: paths[name].stat().st_size for name in UNIFORM}, losses)
 
 
-def fitted(file: GgufFile, out: Path, budget: int, text: str, options: FitOptions) -> tuple[Fitted, list[str]]:
+def fitted(file: ModelFile, out: Path, budget: int, text: str, options: FitOptions) -> tuple[Fitted, list[str]]:
     """Fit a file to a size; return the result, and the stages that were gone through."""
     said: Said = []
     result = fit_file(
@@ -146,18 +146,18 @@ def test_budgets_are_between_uniform_mixes(setting: Setting) -> None:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> GgufFile:
+def small(tmp_path: Path) -> ModelFile:
     """A model that is measured in a moment, in a file of its own."""
     path = tmp_path / "in.gguf"
     figures = {"layers": 1, "embd": 256, "ff": 256, "heads": 4, "kv": 2, "vocab": 300, "context": 512}
     synth.synthesize(path, shapes.shape("llama", **figures), "f16")
-    return GgufFile.open(path)
+    return ModelFile.open(path)
 
 
 QUICK = FitOptions(None, kinds("q4_0", "q8_0"), within_s=0.1, threads=1)
 
 
-def test_what_cannot_be_is_refused_with_the_least_that_can(small: GgufFile, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_with_the_least_that_can(small: ModelFile, tmp_path: Path) -> None:
     out, options = tmp_path / "out.gguf", replace(QUICK, kinds=kinds(*KINDS))
     with pytest.raises(SizeTooSmall, match=r"cannot be smaller than (\d+)B .* 1000B .* Allow smaller types") as raised:
         fit_file(small, out, 1000, SHORT, options)
@@ -170,7 +170,7 @@ def test_what_cannot_be_is_refused_with_the_least_that_can(small: GgufFile, tmp_
     assert {kind.name for kind in result.outcome.types.values()} == {"q2_k", "f32"}
 
 
-def test_a_budget_of_more_than_the_model_keeps_it(small: GgufFile, tmp_path: Path) -> None:
+def test_a_budget_of_more_than_the_model_keeps_it(small: ModelFile, tmp_path: Path) -> None:
     result, _ = fitted(small, tmp_path / "out.gguf", 1 << 30, SHORT, QUICK)
     assert result.outcome.types == {name: tensor.type for name, tensor in small.tensors.items()}
     assert result.expected_divergence == result.measured_divergence == 0
@@ -182,12 +182,12 @@ MEASURED = ["Calibrating", "Reading weights", "Measuring", "Quantizing", "Checki
 
 
 def test_it_is_measured_once_and_again_where_something_has_changed(
-    small: GgufFile, tmp_path: Path, cache: Path
+    small: ModelFile, tmp_path: Path, cache: Path
 ) -> None:
     budget, matrix = small.size_bytes // 2, tmp_path / "m.gguf"
 
     def fit(name: str, text: str = SHORT, options: FitOptions = QUICK, part: float = 1.0) -> tuple[Fitted, list[str]]:
-        return fitted(GgufFile.open(small.path), tmp_path / name, int(budget * part), text, options)
+        return fitted(ModelFile.open(small.path), tmp_path / name, int(budget * part), text, options)
 
     before, stages = fit("first.gguf")
     assert stages == MEASURED
@@ -245,7 +245,7 @@ class Work:
 
 @pytest.mark.parametrize(("factor", "within_s"), [(1, 60), (1, 300), (3, 60)])
 def test_all_of_it_ends_within_the_time_that_was_asked_for(
-    small: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: int, within_s: int
+    small: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: int, within_s: int
 ) -> None:
     work = Work(monkeypatch, factor)
     device(tmp_path / "cache", monkeypatch)
@@ -260,7 +260,7 @@ def test_all_of_it_ends_within_the_time_that_was_asked_for(
 
 @pytest.mark.thorough  # test_quantize_command.py asks for both
 def test_slow_types_are_told_or_left_out_where_others_will_do(
-    small: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device(tmp_path / "cache", monkeypatch, q4_k=6.0)
     options, budget = FitOptions(within_s=0.1, threads=1), int(small.size_bytes * 0.3)
@@ -274,7 +274,7 @@ def test_slow_types_are_told_or_left_out_where_others_will_do(
 
 
 def test_slow_types_are_taken_where_no_others_will_do(
-    small: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device(tmp_path / "cache", monkeypatch, q2_k=1.0, q3_k=1.0)
     options = replace(QUICK, kinds=kinds("q2_k", "q3_k", "q4_k", "q4_0"), fast=True)
@@ -288,7 +288,7 @@ def test_slow_types_are_taken_where_no_others_will_do(
 
 
 def test_experts_fill_a_budget(synthetic: Synthetic, tmp_path: Path) -> None:
-    file, out = GgufFile.open(synthetic("qwen3moe")), tmp_path / "out.gguf"
+    file, out = ModelFile.open(synthetic("qwen3moe")), tmp_path / "out.gguf"
     budget = int(file.size_bytes * 0.6)
     result, _ = fitted(file, out, budget, SHORT, QUICK)
     assert 0.995 * budget <= result.outcome.n_bytes <= budget
@@ -297,7 +297,7 @@ def test_experts_fill_a_budget(synthetic: Synthetic, tmp_path: Path) -> None:
 
 def test_experts(synthetic: Synthetic, tmp_path: Path) -> None:
     """A file between two types in size fills its budget, and its answers are nearer than those of the smaller type."""
-    file, out, smaller = GgufFile.open(synthetic("qwen3moe")), tmp_path / "out.gguf", tmp_path / "q4_0.gguf"
+    file, out, smaller = ModelFile.open(synthetic("qwen3moe")), tmp_path / "out.gguf", tmp_path / "q4_0.gguf"
     job = {"types": {}, "importance": {}, "dry": False, "on_log": lambda line: None}
     quantize_model(str(file.path), str(smaller), MIXES["q4_0"].id, threads=1, **job)
     budget = int(file.size_bytes * 0.42)
@@ -315,7 +315,7 @@ def test_experts(synthetic: Synthetic, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_remembered_is_used_all_the_same(
-    small: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -326,7 +326,7 @@ def test_what_cannot_be_remembered_is_used_all_the_same(
     assert result.outcome.n_bytes == out.stat().st_size
 
 
-def test_a_short_text_leaves_nothing(small: GgufFile, tmp_path: Path) -> None:
+def test_a_short_text_leaves_nothing(small: ModelFile, tmp_path: Path) -> None:
     with pytest.raises(TextError, match="at least 512 tokens"):
         fit_file(small, tmp_path / "out.gguf", small.size_bytes // 2, "short", QUICK)
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
@@ -336,7 +336,7 @@ def test_a_short_text_leaves_nothing(small: GgufFile, tmp_path: Path) -> None:
 
 
 def test_what_is_left_of_the_memory(synthetic: Synthetic) -> None:
-    file, engine = GgufFile.open(synthetic("llama")), EngineOptions(context=512)
+    file, engine = ModelFile.open(synthetic("llama")), EngineOptions(context=512)
 
     def left(memory: int = 1 << 30, context: int = 512, kv_type: str = "f16") -> int:
         budget, parts = file_within(file, memory, EngineOptions(context=context, kv_type=kv_type), least=1000)

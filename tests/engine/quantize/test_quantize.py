@@ -27,6 +27,7 @@ from edge.models import shapes, synth
 from edge.quantization.evaluate import evaluate
 from edge.quantization.gguf import Outcome, file_bytes, header_bytes, quantize, types_of
 from edge.quantization.imatrix import collect
+from partition.model.file import ModelFile
 from quant.errors import ModelFileError
 from quant.gguf.file import GgufFile
 from quant.gguf.imatrix import read_imatrix
@@ -69,12 +70,12 @@ class RoundTrips:
 
 
 @pytest.fixture(scope="module")
-def f16() -> GgufFile:
-    return GgufFile.open(F16)
+def f16() -> ModelFile:
+    return ModelFile.open(F16)
 
 
 @pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory, f16: GgufFile) -> RoundTrips:
+def quantized(tmp_path_factory: pytest.TempPathFactory, f16: ModelFile) -> RoundTrips:
     ours, theirs = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
     command = [sys.executable, "-c", LLAMA_CPP, str(F16), str(theirs), *ROUND_TRIPS]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
@@ -121,7 +122,7 @@ def children() -> list[psutil.Process]:
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
 def test_a_file_is_what_llama_cpp_makes(quantized: RoundTrips, name: str) -> None:
-    ours, theirs = GgufFile.open(quantized.ours[name]), GgufFile.open(quantized.theirs[name])
+    ours, theirs = ModelFile.open(quantized.ours[name]), ModelFile.open(quantized.theirs[name])
     assert list(ours.tensors) == list(theirs.tensors)
     for tensor, other in theirs.tensors.items():
         assert (ours.tensors[tensor].type, ours.tensors[tensor].shape) == (other.type, other.shape)
@@ -130,8 +131,8 @@ def test_a_file_is_what_llama_cpp_makes(quantized: RoundTrips, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ROUND_TRIPS)
-def test_what_is_announced_is_what_is_written(quantized: RoundTrips, f16: GgufFile, name: str) -> None:
-    outcome, written = quantized.outcomes[name], GgufFile.open(quantized.ours[name])
+def test_what_is_announced_is_what_is_written(quantized: RoundTrips, f16: ModelFile, name: str) -> None:
+    outcome, written = quantized.outcomes[name], ModelFile.open(quantized.ours[name])
     assert outcome.types == {n: tensor.type for n, tensor in written.tensors.items()}
     assert outcome.n_bytes == quantized.ours[name].stat().st_size == file_bytes(f16, outcome.types)
     assert outcome.misfits == ()
@@ -139,7 +140,7 @@ def test_what_is_announced_is_what_is_written(quantized: RoundTrips, f16: GgufFi
     assert first == header_bytes(f16)
 
 
-def test_types_are_known_without_making_the_file(quantized: RoundTrips, f16: GgufFile) -> None:
+def test_types_are_known_without_making_the_file(quantized: RoundTrips, f16: ModelFile) -> None:
     assert types_of(f16, MIXES["q4_k_m"]) == quantized.outcomes["q4_k_m"]
 
 
@@ -170,7 +171,7 @@ def test_quality_falls_with_the_bits(quantized: RoundTrips) -> None:
 
 
 def values(path: Path, name: str) -> np.ndarray:
-    file = GgufFile.open(path)
+    file = ModelFile.open(path)
     tensor = file.tensors[name]
     out = np.empty((tensor.n_values // tensor.shape[0], tensor.shape[0]), np.float32)
     dequantize_rows(np.frombuffer(file.data(name), np.uint8).reshape(len(out), -1), tensor.type.id, out)
@@ -178,7 +179,7 @@ def values(path: Path, name: str) -> np.ndarray:
 
 
 def test_an_importance_matrix_lowers_the_error_that_it_weighs(
-    quantized: RoundTrips, f16: GgufFile, imatrix: Path, tmp_path: Path
+    quantized: RoundTrips, f16: ModelFile, imatrix: Path, tmp_path: Path
 ) -> None:
     seen: list[tuple[int, int, str]] = []
     out = tmp_path / "q2_k.gguf"
@@ -201,7 +202,7 @@ def test_an_importance_matrix_lowers_the_error_that_it_weighs(
 def test_types_that_need_importance(tmp_path: Path, name: str) -> None:
     source, matrix, out = (tmp_path / name for name in ("in.gguf", "m.gguf", "out.gguf"))
     synth.synthesize(source, small(256), "f16")
-    file = GgufFile.open(source)
+    file = ModelFile.open(source)
     with pytest.raises(EngineError, match=rf"{name} gives .* needs an importance matrix; make one with edge imatrix"):
         quantize(file, out, MIXES[name], threads=1)
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
@@ -211,7 +212,7 @@ def test_types_that_need_importance(tmp_path: Path, name: str) -> None:
     assert outcome.n_bytes == out.stat().st_size
 
 
-def test_an_importance_matrix_of_another_model(f16: GgufFile, tmp_path: Path, synthetic: Synthetic) -> None:
+def test_an_importance_matrix_of_another_model(f16: ModelFile, tmp_path: Path, synthetic: Synthetic) -> None:
     path = tmp_path / "m.gguf"
     collect(synthetic("llama"), TEXT, EngineOptions(threads=1), chunk_tokens=64, most=1).write(path)
     with pytest.raises(ModelFileError, match=r"has 128 values for blk.0.* it was made for another model"):
@@ -222,7 +223,7 @@ def test_an_importance_matrix_of_another_model(f16: GgufFile, tmp_path: Path, sy
 # Types of single tensors, other inputs.
 
 
-def test_tensors_may_have_types_of_their_own(f16: GgufFile, tmp_path: Path) -> None:
+def test_tensors_may_have_types_of_their_own(f16: ModelFile, tmp_path: Path) -> None:
     own = {"blk.0.ffn_up.weight": TYPES["q4_0"], "output.weight": TYPES["f16"], "token_embd.weight": TYPES["q2_k"]}
     outcome = quantize(f16, tmp_path / "out.gguf", MIXES["q8_0"], types=own, threads=1)
     assert {name: outcome.types[name] for name in own} == own
@@ -231,7 +232,7 @@ def test_tensors_may_have_types_of_their_own(f16: GgufFile, tmp_path: Path) -> N
 
 
 def test_what_is_quantized_already_is_quantized_again(quantized: RoundTrips, tmp_path: Path) -> None:
-    source = GgufFile.open(quantized.ours["q8_0"])
+    source = ModelFile.open(quantized.ours["q8_0"])
     outcome = quantize(source, tmp_path / "out.gguf", MIXES["q4_k_m"], threads=1)
     assert outcome.types == quantized.outcomes["q4_k_m"].types
     assert outcome.n_bytes == quantized.outcomes["q4_k_m"].n_bytes
@@ -251,7 +252,7 @@ def test_what_is_quantized_already_is_quantized_again(quantized: RoundTrips, tmp
 def test_rows_that_do_not_fill_blocks(tmp_path: Path, mix: str, ff: int, used: str) -> None:
     source = tmp_path / "in.gguf"
     synth.synthesize(source, small(ff), "bf16")
-    file = GgufFile.open(source)
+    file = ModelFile.open(source)
     outcome = quantize(file, tmp_path / "out.gguf", MIXES[mix], threads=1)
     [misfit] = outcome.misfits
     assert (misfit.tensor, misfit.columns) == ("blk.0.ffn_down.weight", ff)
@@ -264,13 +265,13 @@ def test_rows_that_do_not_fill_blocks(tmp_path: Path, mix: str, ff: int, used: s
 
 
 def test_every_row_may_be_a_misfit(synthetic: Synthetic, tmp_path: Path) -> None:
-    outcome = quantize(GgufFile.open(synthetic("llama")), tmp_path / "out.gguf", MIXES["q4_k_m"], threads=1)
+    outcome = quantize(ModelFile.open(synthetic("llama")), tmp_path / "out.gguf", MIXES["q4_k_m"], threads=1)
     matrices = {name: kind.name for name, kind in outcome.types.items() if kind.name != "f32"}
     assert {misfit.tensor: misfit.used for misfit in outcome.misfits} == matrices
     assert {misfit.used for misfit in outcome.misfits} == {"q5_0", "q8_0"}
 
 
-def split(source: GgufFile, folder: Path, n_parts: int) -> Path:
+def split(source: ModelFile, folder: Path, n_parts: int) -> Path:
     """A model in parts; the first."""
     names = list(source.tensors)
     for part in range(n_parts):
@@ -286,12 +287,12 @@ def split(source: GgufFile, folder: Path, n_parts: int) -> Path:
     return folder / f"m-00001-of-{n_parts:05d}.gguf"
 
 
-def test_a_model_in_parts_becomes_one_file(f16: GgufFile, quantized: RoundTrips, tmp_path: Path) -> None:
+def test_a_model_in_parts_becomes_one_file(f16: ModelFile, quantized: RoundTrips, tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
-    source = GgufFile.open(split(f16, tmp_path / "parts", 3))
+    source = ModelFile.open(split(f16, tmp_path / "parts", 3))
     outcome = quantize(source, tmp_path / "one.gguf", MIXES["q8_0"], threads=1)
     assert outcome.n_bytes == (tmp_path / "one.gguf").stat().st_size
-    ours, theirs = GgufFile.open(tmp_path / "one.gguf"), GgufFile.open(quantized.theirs["q8_0"])
+    ours, theirs = ModelFile.open(tmp_path / "one.gguf"), ModelFile.open(quantized.theirs["q8_0"])
     assert not [key for key in ours.metadata if key.startswith("split.")]
     assert ours.tensors.keys() == theirs.tensors.keys()
     assert all(ours.data(name) == theirs.data(name) for name in theirs.tensors)
@@ -301,14 +302,14 @@ def test_a_model_in_parts_becomes_one_file(f16: GgufFile, quantized: RoundTrips,
 # Bad ends.
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_written(f16: GgufFile, small_disk: Path) -> None:
+def test_a_disk_without_room_is_refused_before_anything_is_written(f16: ModelFile, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(6 << 20))
     with pytest.raises(OSError, match=r"no room for .*out.gguf: [\d.]+ \wiB needed, [\d.]+ \w*B free on that disk"):
         quantize(f16, small_disk / "out.gguf", MIXES["q4_0"], threads=1)
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
-def test_a_disk_that_fills_up_meanwhile(f16: GgufFile, small_disk: Path) -> None:
+def test_a_disk_that_fills_up_meanwhile(f16: ModelFile, small_disk: Path) -> None:
     filler = small_disk / "filler"
 
     def fill(*_: object) -> None:
@@ -356,7 +357,7 @@ def test_a_command_that_is_stopped_leaves_nothing(tmp_path: Path, signum: int) -
 
 
 @pytest.mark.parametrize(("signum", "words"), [(signal.SIGKILL, "code -9 .out of memory"), (signal.SIGABRT, "code -6")])
-def test_a_process_that_dies_is_an_error(f16: GgufFile, tmp_path: Path, signum: int, words: str) -> None:
+def test_a_process_that_dies_is_an_error(f16: ModelFile, tmp_path: Path, signum: int, words: str) -> None:
     def kill(*_: object) -> None:
         for child in children():
             child.send_signal(signum)
@@ -376,7 +377,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         GgufFile.open(truncated)
     unknown = Gguf({"general.architecture": ("str", "none such")}).write(tmp_path / "unknown.gguf")
     with pytest.raises((ModelFileError, EngineError)):
-        quantize(GgufFile.open(unknown), tmp_path / "out.gguf", MIXES["q4_0"])
+        quantize(ModelFile.open(unknown), tmp_path / "out.gguf", MIXES["q4_0"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["truncated.gguf", "unknown.gguf"]
 
 

@@ -9,7 +9,7 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.quantization.gguf import quantize
 from partition.architectures.table import ARCHITECTURES
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from quant.mixes import MIXES
 from tests.support.slices import synthetic
 from tests.support.thorough import thorough
@@ -25,7 +25,7 @@ def test_a_quantized_model_says_nearly_the_same(arch: str, tmp_path: Path) -> No
     layers = window.period if window and window.both else 4
     model = synthetic(tmp_path / f"{arch}.gguf", arch, "f16", layers=layers, embd=256, ff=256, vocab=320)
     smaller = tmp_path / "smaller.gguf"
-    quantize(GgufFile.open(model), smaller, MIXES["q8_0"])
+    quantize(ModelFile.open(model), smaller, MIXES["q8_0"])
     assert smaller.stat().st_size < 0.8 * model.stat().st_size
     logits = []
     for path in (model, smaller):

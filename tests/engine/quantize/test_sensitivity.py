@@ -25,7 +25,7 @@ from edge.quantization.gguf import quantize
 from edge.quantization.imatrix import collect
 from edge.quantization.sensitivity import MOST_CHUNKS, _finds, _groups, _Probe, measure_damages, measure_errors, probes
 from edge.quantization.tensor_rows import TensorRows
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from quant.gguf.imatrix import read_imatrix
 from quant.mixes import MIXES
 from quant.sensitivity import EXACT, Sensitivity
@@ -44,7 +44,7 @@ def kinds(*names: str) -> list[TensorType]:
 
 
 def measure(
-    file: GgufFile,
+    file: ModelFile,
     types: Mapping[str, list[TensorType]],
     importance: Mapping[str, NDArray[np.float32]],
     within_s: float,
@@ -169,7 +169,7 @@ def test_experts_are_quantized_as_llama_cpp_does(synthetic: Synthetic, tmp_path:
 
 
 def assert_as_llama_cpp(source: Path, types: Mapping[str, str], weighed: bool, folder: Path) -> None:
-    file = GgufFile.open(source)
+    file = ModelFile.open(source)
     importance, matrix = {}, None
     if weighed:
         matrix = folder / "m.gguf"
@@ -178,7 +178,7 @@ def assert_as_llama_cpp(source: Path, types: Mapping[str, str], weighed: bool, f
         assert importance.keys() >= types.keys()
     own = {name: TYPES[kind] for name, kind in types.items()}
     quantize(file, folder / "out.gguf", MIXES["q8_0"], types=own, imatrix=matrix, threads=1)
-    written = GgufFile.open(folder / "out.gguf")
+    written = ModelFile.open(folder / "out.gguf")
     with ThreadPoolExecutor(2) as pool:
         for name, kind in own.items():
             assert written.tensors[name].type == kind
@@ -188,7 +188,7 @@ def assert_as_llama_cpp(source: Path, types: Mapping[str, str], weighed: bool, f
 
 
 def test_errors_fall_with_the_bits_and_are_weighed() -> None:
-    file, name = GgufFile.open(F16), "blk.2.ffn_down.weight"
+    file, name = ModelFile.open(F16), "blk.2.ffn_down.weight"
     names = ("f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k")
     errors = TensorRows(file, name, None).errors(kinds(*names))
     assert list(errors) == list(names)
@@ -203,9 +203,9 @@ def test_errors_fall_with_the_bits_and_are_weighed() -> None:
 def test_the_grid_of_a_type_is_seen_in_wider_floats(tmp_path: Path, kind: str) -> None:
     """All values count: a row outside of the sample that lies elsewhere is noticed."""
     name = "blk.2.ffn_down.weight"
-    quantize(GgufFile.open(F16), tmp_path / "grid.gguf", MIXES["q8_0"], types={name: TYPES[kind]}, threads=1)
-    quantize(GgufFile.open(tmp_path / "grid.gguf"), tmp_path / "f16.gguf", MIXES["f16"], threads=1)
-    file = GgufFile.open(tmp_path / "f16.gguf")
+    quantize(ModelFile.open(F16), tmp_path / "grid.gguf", MIXES["q8_0"], types={name: TYPES[kind]}, threads=1)
+    quantize(ModelFile.open(tmp_path / "grid.gguf"), tmp_path / "f16.gguf", MIXES["f16"], threads=1)
+    file = ModelFile.open(tmp_path / "f16.gguf")
     assert file.tensors[name].type.name == "f16"
     rows = TensorRows(file, name, np.ones(file.tensors[name].shape[0], np.float32))
     result = rows.errors(kinds("q4_0", "iq4_nl", "q4_1", "q5_0", "q8_0"))
@@ -219,7 +219,7 @@ def test_the_grid_of_a_type_is_seen_in_wider_floats(tmp_path: Path, kind: str) -
 
 
 def test_errors_that_are_not_read_in_time_are_those_of_the_layer_before() -> None:
-    file = GgufFile.open(F16)
+    file = ModelFile.open(F16)
     names = [f"blk.{i}.{what}.weight" for i in range(4) for what in ("attn_q", "ffn_up")]
     rows = {name: TensorRows(file, name, None) for name in names}
     requests: list[int] = []
@@ -249,12 +249,12 @@ def test_it_is_what_a_file_with_that_tensor_changed_predicts(
     synthetic: Synthetic, matrices: dict[str, Path], tmp_path: Path, arch: str, name: str, kind: str
 ) -> None:
     source, out = synthetic(arch), tmp_path / "out.gguf"
-    file = GgufFile.open(source)
+    file = ModelFile.open(source)
     importance = read_imatrix(matrices[arch]).weights_of(file)
     result, _ = measure(file, {name: kinds("f16", kind)}, importance, 30)
     types = {n: tensor.type for n, tensor in file.tensors.items() if tensor.type.name == "f16"} | {name: TYPES[kind]}
     quantize(file, out, MIXES["q8_0"], types=types, imatrix=matrices[arch], threads=1)
-    written = {n: tensor.type.name for n, tensor in GgufFile.open(out).tensors.items()}
+    written = {n: tensor.type.name for n, tensor in ModelFile.open(out).tensors.items()}
     assert [n for n, tensor in file.tensors.items() if tensor.type.name != written[n]] == [name]
     summary = evaluate(source, [out], TEXT, AS_MEASURED, most=MOST_CHUNKS)[1].summary
     assert result.damages == {name: {kind: pytest.approx(summary.mean_divergence, rel=1e-6)}}
@@ -263,7 +263,7 @@ def test_it_is_what_a_file_with_that_tensor_changed_predicts(
 
 
 def test_weights_are_as_before_afterwards(synthetic: Synthetic) -> None:
-    file = GgufFile.open(synthetic("llama"))
+    file = ModelFile.open(synthetic("llama"))
     names = {name: () for name, tensor in file.tensors.items() if len(tensor.shape) > 1}
     results: dict[str, list[Weight]] = {}
     options = options_for(AS_MEASURED, CHUNK_TOKENS, 512)
@@ -283,7 +283,7 @@ def test_weights_are_as_before_afterwards(synthetic: Synthetic) -> None:
 
 
 def test_little_time_is_spent_on_groups(synthetic: Synthetic) -> None:
-    file = GgufFile.open(synthetic("llama"))
+    file = ModelFile.open(synthetic("llama"))
     names = [name for name, tensor in file.tensors.items() if tensor.type.name == "f16"]
     result, seen = measure(file, {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}, {}, 1e-3)
     assert len(seen) == 9  # seven kinds of matrices in layers, and two outside: one type
@@ -294,7 +294,7 @@ def test_little_time_is_spent_on_groups(synthetic: Synthetic) -> None:
 
 
 def test_more_time_is_spent_on_single_tensors_and_more_types(synthetic: Synthetic) -> None:
-    file = GgufFile.open(synthetic("llama"))
+    file = ModelFile.open(synthetic("llama"))
     names = [f"blk.{i}.ffn_up.weight" for i in range(2)]
     result, seen = measure(file, {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}, {}, 60)
     assert all(done <= planned for done, planned in seen)
@@ -305,8 +305,8 @@ def test_more_time_is_spent_on_single_tensors_and_more_types(synthetic: Syntheti
 
 def test_every_tensor_is_measured_however_little_time_there_is(tmp_path: Path) -> None:
     source = tmp_path / "q4_0.gguf"
-    quantize(GgufFile.open(F16), source, MIXES["q4_0"], threads=1)
-    file = GgufFile.open(source)
+    quantize(ModelFile.open(F16), source, MIXES["q4_0"], threads=1)
+    file = ModelFile.open(source)
     [head] = [name for name, tensor in file.tensors.items() if tensor.type.name == "q6_k"]
     rows = {name: TensorRows(file, name, None) for name in ("blk.0.attn_v.weight", head)}
     result, _ = measure(file, {name: probes(row) for name, row in rows.items()}, {}, 1e-6)
@@ -317,16 +317,16 @@ def test_every_tensor_is_measured_however_little_time_there_is(tmp_path: Path) -
 
 
 def test_probes_are_narrower_and_of_whole_blocks(synthetic: Synthetic) -> None:
-    rows = TensorRows(GgufFile.open(F16), "blk.0.ffn_down.weight", None)
+    rows = TensorRows(ModelFile.open(F16), "blk.0.ffn_down.weight", None)
     names = [kind.name for kind in probes(rows)]
     assert names[:3] == ["q4_0", "q3_k", "q6_k"]
     assert "iq2_xs" not in names  # needs importance
-    weighed = TensorRows(GgufFile.open(F16), "blk.0.ffn_down.weight", np.ones(768, np.float32))
+    weighed = TensorRows(ModelFile.open(F16), "blk.0.ffn_down.weight", np.ones(768, np.float32))
     assert "iq2_xs" in [kind.name for kind in probes(weighed)]
 
 
 def test_groups_are_of_neighbouring_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = GgufFile.open(F16)
+    file = ModelFile.open(F16)
     names = [f"blk.{i}.{what}.weight" for i in range(8) for what in ("attn_q", "ffn_up")] + ["token_embd.weight"]
     rows = {name: TensorRows(file, name, None) for name in names}
     assert _groups(rows, 100) == [[name] for name in rows]
@@ -340,6 +340,6 @@ def test_groups_are_of_neighbouring_layers(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_text_that_is_too_short(synthetic: Synthetic) -> None:
-    file = GgufFile.open(synthetic("llama"))
+    file = ModelFile.open(synthetic("llama"))
     with pytest.raises(TextError, match="at least 512 tokens"):
         measure(file, {"output.weight": kinds("f16", "q8_0")}, {}, 1, text="short")

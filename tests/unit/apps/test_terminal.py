@@ -20,6 +20,7 @@ from edge.llm.generate import Response
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.models.demo import MODEL_PATH
+from partition.model.file import ModelFile
 from tests.support.helpers import ENDLESS, Terminal
 
 STATS = r"TTFT [\d.]+ s  TPOT [\d.]+ ms  [\d.]+ tokens/s  context (\d+)/\d+ \(\d+ %\)"
@@ -368,7 +369,7 @@ def test_a_question_that_was_stopped_is_asked_as_it_was_meant(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A new one joins the conversation; one that was to replace the last exchange replaces it."""
-    with load(MODEL_PATH, EngineOptions(context=512)) as engine:
+    with load(ModelFile.open(MODEL_PATH), EngineOptions(context=512)) as engine:
         chat = Chat(engine)
         talk = conversation._Talk(LoadedChat(chat, 0.0, None), SamplingParams(temperature=0), 4, ())
         talk._answer("one")

@@ -15,14 +15,14 @@ from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.models.local_slices import OwnSlices
 from edge.weights.adapter_file import CheckedAdapter
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 from tests.support.adapters import write_adapter
 
-FILE = GgufFile.open(MODEL_PATH)
+FILE = ModelFile.open(MODEL_PATH)
 SHAPE = ModelShape.from_gguf(FILE)
 WORKER = "a:1"
 OPTIONS = EngineOptions(context=256)
@@ -36,7 +36,7 @@ def plan_for(*devices: str) -> Plan:
 def slices(tmp_path: Path) -> ModelSlices:
     adapter = write_adapter(tmp_path / "adapter.gguf", MODEL_PATH)
     own = OwnSlices(tmp_path / "cache", tmp_path / "state")
-    return ModelSlices(FILE, own.model_digest(FILE.path), CheckedAdapter.all_from([str(adapter)], FILE, SHAPE), own)
+    return ModelSlices(FILE, own.model_digest(FILE.path), CheckedAdapter.all_from([str(adapter)], FILE), own)
 
 
 def test_a_device_that_is_alone_has_all_of_an_adapter(slices: ModelSlices) -> None:

@@ -10,11 +10,11 @@ import pytest
 from edge.deployment.replanning import Replanner
 from edge.models.demo import MODEL_PATH
 from edge.planning.choice import PlanChoice
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import best
 from partition.search.planner import Planner
-from quant.gguf.file import GgufFile
 from tests.support import planning
 from tests.support.planning import MS
 
@@ -27,7 +27,7 @@ PLANNER = Planner(WORK, SPEEDS, LINKS, "made up", "")
 def replanner(plan: Plan, speeds: Sequence[DeviceSpeed]) -> Replanner:
     """Return the replanner of a plan that was chosen by such measurements."""
     choice = PlanChoice(MODEL_PATH, plan, "", planner=Planner(WORK, speeds, LINKS, "made up", ""))
-    return Replanner(choice, GgufFile.open(MODEL_PATH), "")
+    return Replanner(choice, ModelFile.open(MODEL_PATH), "")
 
 
 def several() -> Plan:

@@ -15,6 +15,7 @@ from edge.planning.arrange import again
 from edge.planning.choice import PlanChoice
 from edge.planning.encoder_place import EncoderPlace
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import NEW_PLAN
@@ -22,11 +23,10 @@ from partition.predict.predict import predict
 from partition.predict.speeds import Curve, LinkSpeed
 from partition.search.planner import Planner
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 from tests.support import planning
 from tests.support.planning import MIB, MS
 
-FILE = GgufFile.open(MODEL_PATH)
+FILE = ModelFile.open(MODEL_PATH)
 WORK = planning.work(8)
 A, B = "a:1", "b:1"
 
@@ -162,7 +162,7 @@ def test_a_thin_owner_takes_the_model_where_no_other_device_can(monkeypatch: pyt
 
     usual = arrange.shared
 
-    def refuses_workers(shares: Any, kind: str, file: GgufFile, digest: str) -> Plan:
+    def refuses_workers(shares: Any, kind: str, file: ModelFile, digest: str) -> Plan:
         if len(shares) > 1:
             raise PlanError("too many")
         return usual(shares, kind, file, digest)

@@ -27,6 +27,7 @@ from edge.parallel.topology import place
 from edge.planning.arrange import work_of
 from edge.worker.timing import time_shard
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import Plan, Range
 from partition.predict.part_times import PartTimes, profile_json
@@ -34,12 +35,11 @@ from partition.predict.predict import compute_s
 from partition.predict.presets import PartSizes
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 from tests.support.clock import Clock
 from tests.support.slices import write
 
 OPTIONS = EngineOptions(context=64, batch=16, sequences=4, threads=1)
-FILE = GgufFile.open(MODEL_PATH)
+FILE = ModelFile.open(MODEL_PATH)
 SIZES = PartSizes.from_file(FILE)
 ROWS, BEHIND = 4, 12
 
@@ -80,9 +80,11 @@ def sleeping(
     """The engine of a rank, and the clock by which it sleeps."""
     path = write(MODEL_PATH, plan.slice(rank), folder / f"{rank}.gguf")
     here = place(rank, [len(stage.shards) for stage in plan.stages])
-    times = PartTimes(profile, PartSizes.from_file(GgufFile.open(path)), last=here.last, alone=len(here.group) == 1)
+    times = PartTimes(profile, PartSizes.from_file(ModelFile.open(path)), last=here.last, alone=len(here.group) == 1)
     clock = Clock()
-    return SleepingEngine(path, options, hooks or [], times, Sleeper(clock.perf_counter, clock.sleep)), clock
+    return SleepingEngine(
+        ModelFile.open(path), options, hooks or [], times, Sleeper(clock.perf_counter, clock.sleep)
+    ), clock
 
 
 def decode(engine: ModelRunner, rows: int = ROWS, at: int = BEHIND // ROWS) -> None:
@@ -169,7 +171,7 @@ def test_rows_have_zeros_of_the_right_shapes(tmp_path: Path, monkeypatch: pytest
     plan = plan_of("pipeline", [0.5, 0.5])
     for rank in range(2):
         path = write(MODEL_PATH, plan.slice(rank), tmp_path / f"{rank}.gguf")
-        with closing(Shard(path, OPTIONS, place(rank, [1, 1]))) as shard:
+        with closing(Shard(ModelFile.open(path), OPTIONS, place(rank, [1, 1]))) as shard:
             assert isinstance(shard.engine, SleepingEngine)
             shard.engine.sleeper.skips = True
             shard.rows.outputs[:3] = 1
@@ -187,9 +189,9 @@ def test_a_survey_gets_the_profile_without_waiting(tmp_path: Path, monkeypatch: 
     profile.write_text(json.dumps(profile_json(uneven("x"), SIZES)))
     monkeypatch.setenv(VARIABLE, str(profile))
     plan = plan_of("pipeline", [1.0])
-    path = write(MODEL_PATH, plan.slice(0), tmp_path / "whole.gguf")
+    file = ModelFile.open(write(MODEL_PATH, plan.slice(0), tmp_path / "whole.gguf"))
     options = replace(OPTIONS, outputs=OPTIONS.rows)  # as the process sets it for a stage that is not the last
-    with closing(Shard(path, options, place(0, [1, 1]))) as shard, own_kind().timing_clock(shard.engine) as clock:
+    with closing(Shard(file, options, place(0, [1, 1]))) as shard, own_kind().timing_clock(shard.engine) as clock:
         assert isinstance(shard.engine, SleepingEngine)
         assert clock is not None
         monkeypatch.setattr(shard.engine.sleeper, "_sleep", pytest.fail)
@@ -315,4 +317,4 @@ def test_states_are_as_large_as_real_ones(both: tuple[ModelRunner, ModelRunner])
 def test_a_profile_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none.json"))
     with pytest.raises(OSError, match=r"none\.json"):
-        own_kind().open(MODEL_PATH, OPTIONS, place(0, [1]), [], None)
+        own_kind().open(ModelFile.open(MODEL_PATH), OPTIONS, place(0, [1]), [], None)

@@ -15,6 +15,7 @@ from edge.parallel.thin import PositionStates, ThinEngine
 from edge.parallel.topology import place
 from edge.weights.memory import MIB
 from partition.errors import StateError
+from partition.model.file import ModelFile
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
 from tests.support.slices import synthetic
@@ -30,7 +31,7 @@ def thin() -> Iterator[ThinEngine]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[ThinEngine]:
-    with vocabulary(path) as model, closing(ThinEngine(path, OPTIONS, model)) as engine:
+    with vocabulary(path) as model, closing(ThinEngine(ModelFile.open(path), OPTIONS, model)) as engine:
         yield engine
 
 
@@ -57,17 +58,20 @@ def test_it_accounts_for_the_process_and_what_crosses(thin: ThinEngine) -> None:
 def test_a_budget_below_the_process_is_refused() -> None:
     words = "holds no layer, and needs .* MiB .* 1 MiB are available: .* --memory"
     with vocabulary() as model, pytest.raises(NotEnoughMemory, match=words):
-        ThinEngine(MODEL_PATH, EngineOptions(memory=MIB), model)
+        ThinEngine(ModelFile.open(MODEL_PATH), EngineOptions(memory=MIB), model)
 
 
 def test_a_worker_is_no_thin_owner() -> None:
     with pytest.raises(EngineError, match="nothing to load on another device"):
-        Shard(MODEL_PATH, OPTIONS, place(0, [0, 1]))
+        Shard(ModelFile.open(MODEL_PATH), OPTIONS, place(0, [0, 1]))
 
 
 def test_nothing_counts_as_computing() -> None:
     """Else noise would be taken for a device that became slow."""
-    with vocabulary() as model, closing(Shard(MODEL_PATH, OPTIONS, place(0, [0, 1]), vocabulary=model)) as it:
+    with (
+        vocabulary() as model,
+        closing(Shard(ModelFile.open(MODEL_PATH), OPTIONS, place(0, [0, 1]), vocabulary=model)) as it,
+    ):
         it.rows.positions[:3], it.rows.sequences[:3], it.rows.outputs[:3] = range(3), 0, 0
         it.begin()
         it.compute(3)

@@ -13,8 +13,8 @@ from edge.planning.spaces import with_encoder
 from edge.profiling.encoder_times import EncoderTime, EncoderTimes
 from edge.profiling.profile import ClusterProfile
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
-from quant.gguf.file import GgufFile
 from tests.support.planning import FAST, MIB, MS, device, linked
 
 ENCODER = 32 * MIB
@@ -59,14 +59,14 @@ def test_the_place_in_words_and_as_values() -> None:
 def planned_beside(here: float, strong: float) -> tuple[LlmSpace, dict[str, int]]:
     """Plan for devices with so many MiB, of which the worker encodes five times as fast; the plans, and the bytes of
     the best one on each device."""
-    file, name = GgufFile.open(MODEL_PATH), "strong:7070"
+    file, name = ModelFile.open(MODEL_PATH), "strong:7070"
     memory = ((LOCAL, 10 * MS, here), (name, 1 * MS, strong))
     speeds = tuple(device(total, layer_s, memory_bytes=round(mib * MIB)) for total, layer_s, mib in memory)
     known = ClusterProfile(speeds, linked([LOCAL, name], FAST), ())
     encoders = times(1.0, strong=(0.2, 0.0))
     places = [EncoderPlace(time.device, time.name, ENCODER, encoders) for time in by_preference(encoders)]
     work = work_of(file, EngineOptions(context=512))
-    space = with_encoder(partial(LlmSpace, MODEL_PATH, file, "", work, known), places)
+    space = with_encoder(partial(LlmSpace, file, "", work, known), places)
     return space, dict(space.best("latency", {})[0].predicted.memory_bytes)
 
 

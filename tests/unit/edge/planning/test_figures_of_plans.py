@@ -19,6 +19,7 @@ from edge.profiling.llm_survey import estimated
 from edge.profiling.machine import rate_text
 from edge.profiling.profile import ASSUMED_LINK, with_links, with_overrides
 from edge.units import parse_bytes
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL
 from partition.predict.objectives import OBJECTIVES
@@ -26,7 +27,6 @@ from partition.predict.prediction import Prediction, StagePrediction
 from partition.predict.speeds import Curve, Links, LinkSpeed
 from partition.simulate.result import Spread
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 from quant.text import age_text, bytes_text, count_text, number_text
 from tests.support.clock import Clock
 from tests.support.planning import MS, device
@@ -52,7 +52,7 @@ def test_what_a_cluster_file_says_of_a_device() -> None:
 
 
 def test_a_preset_takes_what_its_memory_or_its_arithmetic_takes() -> None:
-    file = GgufFile.open(MODEL_PATH)
+    file = ModelFile.open(MODEL_PATH)
     shape, preset = ModelShape.from_gguf(file), CATALOG["pi5"]
     layer_bytes = sum(limits(file).layer_bytes) / shape.n_layers
     weights = sum(tensor.n_values for name, tensor in file.tensors.items() if name.startswith("blk.")) / shape.n_layers

@@ -23,10 +23,10 @@ from edge.planning.measuring import INTERRUPTED, VISITS, better, in_doubt, is_of
 from edge.planning.onnx_space import OnnxSpace
 from edge.planning.plan_options import PlanOptions
 from edge.profiling.profile import ClusterProfile
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.pareto import judged
 from partition.predict.speeds import Links
-from quant.gguf.file import GgufFile
 from tests.support.deployments import own_folders
 from tests.support.onnx_pipelines import owned, residual
 from tests.support.planning import MS, device
@@ -234,9 +234,9 @@ def test_what_is_picked() -> None:
 
 def test_what_a_plan_took_is_remembered_for_its_exchange_alone() -> None:
     """Floats of another type, or another transport, take another time."""
-    file, known = GgufFile.open(MODEL_PATH), ClusterProfile((device(LOCAL, MS),), Links({}), ())
+    file, known = ModelFile.open(MODEL_PATH), ClusterProfile((device(LOCAL, MS),), Links({}), ())
     options = PlanOptions(), PlanOptions(wire="q8"), PlanOptions(transport="grpc")
-    spaces = [LlmSpace(MODEL_PATH, file, "", work_of(file), known, each) for each in options]
+    spaces = [LlmSpace(file, "", work_of(file), known, each) for each in options]
     point, _ = spaces[0].best("latency", {})
     assert len({tuple(space.depends_on(point)) for space in spaces}) == len(options)
 

@@ -14,11 +14,11 @@ from edge.planning.choice import PlanChoice
 from edge.planning.llm_space import LlmSpace
 from edge.profiling.profile import ClusterProfile
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.speeds import LinkSpeed
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 from tests.support.deployments import OPTIONS, deployed, pipeline, plan_for, questions
 from tests.support.planning import MS, device, linked
 from tests.support.workers import Worker
@@ -27,10 +27,10 @@ FAR = LinkSpeed(20 * MS, 1e9)  # so that two microbatches do not fill two stages
 
 
 def space(concurrency: int) -> LlmSpace:
-    file = GgufFile.open(MODEL_PATH)
+    file = ModelFile.open(MODEL_PATH)
     speeds = tuple(device(name, 2 * MS, by_row=True) for name in (LOCAL, "a:1"))
     known = ClusterProfile(speeds, linked([LOCAL, "a:1"], FAR), ())
-    return LlmSpace(MODEL_PATH, file, "", work_of(file, EngineOptions(sequences=concurrency)), known)
+    return LlmSpace(file, "", work_of(file, EngineOptions(sequences=concurrency)), known)
 
 
 def test_a_plan_has_the_microbatches_that_it_was_chosen_with(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_plan_has_the_microbatches_that_it_was_chosen_with(tmp_path: Path) -> 
 
 def test_a_plan_with_one_stage_that_computes_has_none() -> None:
     """Its engine computes one step at a time, so microbatches would run one after the other."""
-    thin = make_plan(limits(GgufFile.open(MODEL_PATH)), "m", "", [LOCAL, "a:1"], **pipeline(0, 1))
+    thin = make_plan(limits(ModelFile.open(MODEL_PATH)), "m", "", [LOCAL, "a:1"], **pipeline(0, 1))
     point = space(8).point(thin, 8)
     assert isinstance(point.plan, Plan)
     assert point.plan.microbatches is None

@@ -14,10 +14,10 @@ from edge.profiling.profile import ClusterProfile
 from edge.speculate.mtp import mtp_bytes
 from edge.tasks import SILENT
 from partition.errors import PlanError
+from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.drafts import ACCEPTANCE, ROLLBACK_ROWS, Draft
 from partition.predict.speeds import Curve, DeviceSpeed, Links
-from quant.gguf.file import GgufFile
 from tests.support.mtp import with_predictor
 
 SPEED = DeviceSpeed(
@@ -31,7 +31,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that were measured on this device."""
     names: list[str] = []
 
-    def known(file: GgufFile, *_: Any) -> tuple[str, ClusterProfile[DeviceSpeed]]:
+    def known(file: ModelFile, *_: Any) -> tuple[str, ClusterProfile[DeviceSpeed]]:
         names.append(file.path.name)
         return "", ClusterProfile((SPEED,), Links(), ())
 
@@ -40,7 +40,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def own_layers(path: Path, depth: int = 300, **how: Any) -> Draft | None:
-    file = GgufFile.open(path)
+    file = ModelFile.open(path)
     options = PlanOptions(**how)
     work = work_of(file, replace(engine_options(options), context=512), depth=depth)
     return drafted.draft_of(options, file, Cluster.of_addresses([]), work, SILENT)
@@ -54,7 +54,7 @@ def test_a_draft_takes_a_layer_and_the_head(tmp_path: Path, measured: list[str])
         assert draft is not None
         assert draft.guess_s == pytest.approx(0.001 + 0.01 + 0.1 + attention_s)
     assert (draft.name, draft.acceptance, draft.worker) == ("mtp", ACCEPTANCE["mtp"], None)
-    assert draft.held_bytes == mtp_bytes(GgufFile.open(path), 1)
+    assert draft.held_bytes == mtp_bytes(ModelFile.open(path), 1)
     assert measured == [path.name] * 2
 
 

@@ -17,8 +17,8 @@ from edge.profiling.layer_times import LayerProbe, _timed, probes
 from edge.profiling.survey import Devices
 from edge.tasks import CancelScope
 from edge.worker import timing
+from partition.model.file import ModelFile
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
 from tests.support.clock import Clock
 from transport import edge_pb2 as pb
 
@@ -29,11 +29,11 @@ COLD_S, WARM_S, READ_S = 0.2, 0.1, 5.0
 @pytest.fixture
 def slices() -> dict[str, LayerProbe]:
     with CancelScope() as scope:
-        return probes(GgufFile.open(MODEL_PATH), "0" * 64, scope)[0]
+        return probes(ModelFile.open(MODEL_PATH), "0" * 64, scope)[0]
 
 
 def test_each_slice_lacks_the_rest_of_the_model(slices: dict[str, LayerProbe]) -> None:
-    can = limits(GgufFile.open(MODEL_PATH))
+    can = limits(ModelFile.open(MODEL_PATH))
     layers, head = sum(can.layer_bytes), can.vocab_bytes * can.sizes.vocab
     assert slices["head"].other_bytes == pytest.approx(sum(can.layer_bytes[slices["head"].layers :]), abs=1)
     for name in ("layers", "more", "chunk", "half"):
@@ -51,7 +51,7 @@ def test_slices_beside_more_weights_have_figures_of_their_own(
         monkeypatch.setattr(llm_survey, "probes", lambda *_: (larger, 1))
         devices = Devices(None, 1)
         with CancelScope() as scope:
-            [own] = llm_survey._LayerProfiler(devices, GgufFile.open(MODEL_PATH), "0" * 64, {}, {}, scope).keys
+            [own] = llm_survey._LayerProfiler(devices, ModelFile.open(MODEL_PATH), "0" * 64, {}, {}, scope).keys
         return own
 
     assert key(MIB) == key(MIB) != key(2 * MIB)

@@ -9,8 +9,7 @@ from edge.models.demo import MODEL_PATH
 from edge.weights.adapter import Scales
 from edge.weights.adapter_file import AdapterFile
 from edge.weights.loaded_adapters import EngineAdapters, LoadedAdapters
-from partition.model.model import ModelShape
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from tests.support.adapters import write_adapter
 
 
@@ -43,10 +42,10 @@ def test_interrupted_change_of_scales_is_made_again_whichever_scales_follow(then
 def test_adapters_that_change_a_weight_are_those_of_the_scales_of_now(
     scales: tuple[float, float], tmp_path: Path
 ) -> None:
-    model = GgufFile.open(MODEL_PATH)
+    model = ModelFile.open(MODEL_PATH)
     weights = (["attn_q.weight"], ["attn_q.weight", "attn_k.weight"])
     paths = [write_adapter(tmp_path / f"{i}.gguf", MODEL_PATH, own) for i, own in enumerate(weights)]
-    files = [AdapterFile(path, model, ModelShape.from_gguf(model)) for path in paths]
+    files = [AdapterFile(path, model) for path in paths]
     loaded = LoadedAdapters((), files)
     loaded._use = lambda scales: None  # no model is loaded
     assert loaded.n_of("blk.0.attn_q.weight") == 0
