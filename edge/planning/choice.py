@@ -47,7 +47,7 @@ class PlanChoice:
     objective: str = "latency"  # objective that the plan optimizes, within `limits`
     limits: Mapping[str, float] = field(default_factory=dict)
     encoder: EncoderPlace | None = None  # place of the image and audio encoder
-    file: ModelFile | None = field(default=None, repr=False, compare=False)  # opened language model; None: not opened
+    file: ModelFile | None = field(default=None, repr=False, compare=False)  # opened `model`; None: not opened
     is_given: bool = False  # True: the user chose the shares
     keeps_off: bool = False  # True: this device never has a stage of the network
 
