@@ -327,7 +327,7 @@ def test_inputs_say_what_made_up_ones_cannot(edge: Run, two: Two, tmp_path: Path
     assert {len(device["speeds"]["segments_s"]) for device in probed["devices"]} <= {2, 3}
     planned = said(edge("plan", path, *workers, "--input", provided, "--json"))
     assert planned["kind"] == "onnx"
-    assert_refused(edge("bench", path, "--input", provided, "--dim", "n=3"), 3, "takes the shape (3, 6); it has (2, 6)")
+    assert_refused(edge("bench", path, "--input", provided, "--dim", "n=3"), 3, "takes the shape (3, 6), got (2, 6)")
     assert_refused(edge("plan", MODEL_PATH, "--input", provided), 2, "--input is for ONNX models")
     ran = said(edge("run", path, "--input", provided, *workers, "--repeats", "0", "--json"))
     assert [stage["nodes"] for stage in ran["stages"]] == [[0, 1], [1, 2], [2, 3]]

@@ -109,7 +109,7 @@ def test_models_that_cannot_drop_tokens_in_place_are_refused(arch: str, syntheti
 def test_bad_sizes_are_refused() -> None:
     with pytest.raises(EngineError, match="attention_window must be from 64 to"):
         EngineOptions(attention_window=63)
-    with pytest.raises(EngineError, match="an attention window of 64 tokens needs a context of 68, it is 67"):
+    with pytest.raises(EngineError, match="an attention window of 64 tokens needs a context of 68 tokens, got 67"):
         Engine(MODEL_PATH, replace(OPTIONS, context=67))
     with Engine(MODEL_PATH, OPTIONS) as engine, pytest.raises(EngineError, match="leave out when_full forget"):
         Chat(engine, when_full="forget")

@@ -47,7 +47,7 @@ def test_another_version(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_too_many_workers_and_none() -> None:
     for addresses in ([], ["127.0.0.1:1"] * 64):
-        with pytest.raises(ValueError, match="1 to 63 can be"):
+        with pytest.raises(ValueError, match="1 to 63 are possible"):
             Fleet(addresses)
 
 

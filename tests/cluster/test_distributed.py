@@ -120,7 +120,7 @@ def test_what_an_engine_refuses_changes_nothing(one_worker: Worker) -> None:
         engine = deployment.engine
         prompt = questions(QUESTIONS)[0].prompt
         expected = engine.decode(prompt, 0).copy()
-        with pytest.raises(EngineError, match=r"1 to 64 tokens, 65 were given"):
+        with pytest.raises(EngineError, match=r"1 to 64 tokens, got 65"):
             engine.decode([1] * 65, 0)
         with pytest.raises(ContextFull, match=r"520 tokens .* context of 512"):
             engine.decode([1] * 20, 500)

@@ -255,11 +255,11 @@ def test_uploads_that_cannot_be(one_worker: Worker, remote: Remote) -> None:
     refused(
         upload(remote, [data], digest, 5000, 17), "0 bytes of slice .* are here, not 17; offer it again", "SliceError"
     )
-    refused(upload(remote, [data[:1000]], digest, 5000), "5000 bytes needed, 1000 came", "SliceError")
+    refused(upload(remote, [data[:1000]], digest, 5000), "5000 bytes needed, 1000 received", "SliceError")
     (state,) = offer(remote, digest, 5000)
     assert (state.state, state.held_bytes) == (pb.SliceState.MISSING, 1000)
     refused(upload(remote, [data], digest, 5000), "1000 bytes of slice .* are here, not 0", "SliceError")
-    refused(upload(remote, [data], digest, 5000, 1000), "announced with 5000 bytes, 6000 came", "SliceError")
+    refused(upload(remote, [data], digest, 5000, 1000), "announced with 5000 bytes, but 6000 were received", "SliceError")
     upload(remote, [data[1000:]], digest, 5000, 1000).result()
     assert upload(remote, [data], digest, 5000).result().state == pb.SliceState.READY  # there already
     for name in ("", "../x", digest.upper(), digest + "\n"):

@@ -66,7 +66,7 @@ def test_a_lark_grammar_is_followed(llama: Engine) -> None:
         ({"json_schema": "[" * 100_000}, "not valid JSON"),
         ({"regex": "a(b"}, "regular expression cannot be used"),
         ({"lark": "start: nowhere"}, "grammar cannot be used"),
-        ({"regex": "a", "grammar": 'root ::= "a"'}, "one of"),
+        ({"regex": "a", "grammar": 'root ::= "a"'}, "exclude each other"),
         ({"logit_bias": {1 << 20: 1.0}}, "an unknown token"),
         ({"logit_bias": {-1: 1.0}}, "an unknown token"),
         ({"logit_bias": {1: float("nan")}}, "must be from"),

@@ -261,7 +261,7 @@ def test_another_conversation_gets_the_slot_that_was_left_first(synthetic: Synth
     ("request_", "why"),
     [
         (Request([5] * 60, 5), "request 1 has 60 prompt tokens and may generate 5; the context holds 64"),
-        (Request([], 5), "request 1 has 0 tokens"),
+        (Request([], 5), "request 1 has 0 prompt tokens"),
     ],
 )
 def test_requests_that_cannot_be(synthetic: Synthetic, request_: Request, why: str) -> None:

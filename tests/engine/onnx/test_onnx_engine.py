@@ -73,7 +73,7 @@ def test_the_batch_is_the_callers(engine: OnnxEngine) -> None:
         assert np.allclose(result, run(mlp(), vectors(n))[0], atol=1e-6)
     with OnnxEngine(mlp().SerializeToString(), 1, dims={"batch": 4}) as fixed:
         assert (fixed.inputs[0].shape, fixed.outputs[0].shape) == ((4, 64), (4, 10))
-        with pytest.raises(SamplesError, match=r"'x' takes the shape \(4, 64\); it has \(6, 64\)"):
+        with pytest.raises(SamplesError, match=r"'x' takes the shape \(4, 64\), got \(6, 64\)"):
             fixed.run({"x": vectors(6)})
     with OnnxEngine(mlp().SerializeToString(), 1, dims={"x[0]": 4}) as fixed:
         assert (fixed.inputs[0].shape, fixed.outputs[0].shape) == ((4, 64), (4, 10))
@@ -85,7 +85,7 @@ def test_the_batch_is_the_callers(engine: OnnxEngine) -> None:
                 value.type.tensor_type.shape.dim[0].dim_param = nameless
         with OnnxEngine(unnamed.SerializeToString(), 1, dims={"x[0]": 4}) as fixed:
             assert fixed.run({"x": vectors(4)})["y"].shape == (4, 10)
-            with pytest.raises(SamplesError, match=r"'x' takes the shape \(4, 64\); it has \(6, 64\)"):
+            with pytest.raises(SamplesError, match=r"'x' takes the shape \(4, 64\), got \(6, 64\)"):
                 fixed.run({"x": vectors(6)})
         with pytest.raises(SamplesError, match=r"for '\?', which no input has; open are x\[0\]"):
             OnnxEngine(unnamed.SerializeToString(), dims={"?": 4})
@@ -137,10 +137,10 @@ def test_arrays_are_taken_as_they_lie(engine: OnnxEngine) -> None:
     [
         ({}, r"the model takes 'a', 'b'; nothing given"),
         ({"a": 0, "c": 0}, r"the model takes 'a', 'b'; 'a', 'c' given"),
-        ({"a": np.zeros((2, 3)), "b": 0}, r"'a' takes values of type float32; it has float64"),
-        ({"a": [[1.0]], "b": 0}, r"'a' takes values of type float32; it has list"),
-        ({"a": np.zeros((2, 4), np.float32), "b": 0}, r"'a' takes the shape \(n, 3\); it has \(2, 4\)"),
-        ({"a": np.zeros(3, np.float32), "b": 0}, r"'a' takes the shape \(n, 3\); it has \(3\)"),
+        ({"a": np.zeros((2, 3)), "b": 0}, r"'a' takes values of type float32, got float64"),
+        ({"a": [[1.0]], "b": 0}, r"'a' takes values of type float32, got list"),
+        ({"a": np.zeros((2, 4), np.float32), "b": 0}, r"'a' takes the shape \(n, 3\), got \(2, 4\)"),
+        ({"a": np.zeros(3, np.float32), "b": 0}, r"'a' takes the shape \(n, 3\), got \(3\)"),
         (
             {"a": np.zeros((2, 3), np.float32), "b": np.zeros((4, 3), np.float32)},
             r"the dimension 'n' is one number for all inputs; it is 2 in 'a' and 4 in 'b'",

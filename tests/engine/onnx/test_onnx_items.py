@@ -171,17 +171,17 @@ PICTURE = Boundary((Tensor("h", "float32", (1, 3, 8), (0,)), Tensor("n", "int64"
     ("frame", "kind", "words"),
     [
         (b"", Kind.CONTROL, "should have sent 20 bytes of CONTROL, but sent 0 of CONTROL"),
-        (head()[:7], Kind.CONTROL, "it sent 7 of CONTROL"),
-        (head() + dims(1, 3, 8), Kind.DATA, "it sent 20 of DATA"),
-        (head() + dims(1, 3, 8), Kind.PING, "it sent 20 of PING"),
+        (head()[:7], Kind.CONTROL, "but sent 7 of CONTROL"),
+        (head() + dims(1, 3, 8), Kind.DATA, "but sent 20 of DATA"),
+        (head() + dims(1, 3, 8), Kind.PING, "but sent 20 of PING"),
         (head(op=0) + dims(1, 3, 8), Kind.CONTROL, "sent operation 0"),
         (head(op=3) + dims(1, 3, 8), Kind.CONTROL, "sent operation 3"),
         (head(wire=4) + dims(1, 3, 8), Kind.CONTROL, "wire type 4"),
         (head(wire=2) + dims(1, 3, 8), Kind.CONTROL, "wire type 2"),  # q8 as it was
         (head(zero=1) + dims(1, 3, 8), Kind.CONTROL, "sent operation 1 in wire type 0"),
-        (head() + dims(1, 3), Kind.CONTROL, "it sent 16 of CONTROL"),
+        (head() + dims(1, 3), Kind.CONTROL, "but sent 16 of CONTROL"),
         (head() + dims(1, 3, 8, 1), Kind.CONTROL, "24 bytes of CONTROL where at most 20"),
-        (head(op=2) + dims(1), Kind.CONTROL, "it sent 12 of CONTROL"),
+        (head(op=2) + dims(1), Kind.CONTROL, "but sent 12 of CONTROL"),
         (head() + dims(1, 4, 8), Kind.CONTROL, "sent 'h' of shape [1, 4, 8]; it is cut for (1, 3, 8)"),
         (head() + dims(1, 0, 8), Kind.CONTROL, "of shape [1, 0, 8]"),
         (head() + dims(2**32 - 1, 3, 8), Kind.CONTROL, "of shape [4294967295, 3, 8]"),
@@ -222,8 +222,8 @@ def test_any_bytes_are_an_item_or_refused(data: bytes, begun: bool) -> None:
     [
         (bytes(15), Kind.DATA, "should have sent 16 bytes of DATA, but sent 15 of DATA"),
         (bytes(17), Kind.DATA, "17 bytes of DATA where at most 16"),
-        (b"", Kind.DATA, "it sent 0 of DATA"),
-        (bytes(16), Kind.CONTROL, "it sent 16 of CONTROL"),
+        (b"", Kind.DATA, "but sent 0 of DATA"),
+        (bytes(16), Kind.CONTROL, "but sent 16 of CONTROL"),
     ],
 )
 def test_tensors_of_another_length(payload: bytes, kind: Kind, words: str) -> None:
@@ -249,7 +249,7 @@ def test_tensors_of_another_length(payload: bytes, kind: Kind, words: str) -> No
         (("h", "complex64", (1,)), "complex64"),
         (("h", "object", (1,)), "object"),
         (("h", "float32", (-1,)), "has the shape [-1]; expected sizes of 0 or more"),
-        (("h", "float32", (0, 1 << 30)), "at most 1,073,741,824 cross"),
+        (("h", "float32", (0, 1 << 30)), "at most 1,073,741,824 can be sent"),
         (("h", "float32", (-1, 2)), "has the shape [-1, 2]"),
         (("h", "float32", (2,), (1,)), "has the shape [2]"),
         (("h", "float32", (2,), (-1,)), "has the shape [2]"),

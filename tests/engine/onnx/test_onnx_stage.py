@@ -275,8 +275,8 @@ def test_an_operator_that_fails_names_its_node(first: LoadedStage) -> None:
 @pytest.mark.parametrize(
     ("raw", "expected", "words"),
     [
-        (frame(b"\x01\0\0\0", Kind.CONTROL), ProtocolError, "it sent 4 of CONTROL"),
-        (frame(b"hello"), ProtocolError, "it sent 5 of DATA"),
+        (frame(b"\x01\0\0\0", Kind.CONTROL), ProtocolError, "but sent 4 of CONTROL"),
+        (frame(b"hello"), ProtocolError, "but sent 5 of DATA"),
         (frame(bytes(2000), Kind.CONTROL), ProtocolError, "2000 bytes of CONTROL where at most"),
         (frame(bytes(8), Kind.CONTROL)[:-3], ProtocolError, "announced 8 bytes, got 5"),
         (b"EDGE", ProtocolError, "cut off inside its header"),

@@ -215,7 +215,7 @@ def test_heads_are_where_their_rank_expects_them() -> None:
     joined = join([(KVBlock(Range(0, 2), (rows,)), part), (other, first)], whole).layers[0]
     assert joined.keys.tolist() == [[2, 3, 2, 3, 4, 5], [8, 9, 8, 9, 10, 11]]
     assert joined.values.tolist() == [[21, 21, 22], [24, 24, 25]]
-    with pytest.raises(StateError, match="layer 5 is not among"):
+    with pytest.raises(StateError, match="layer 5 is not in the state"):
         cut(KVBlock(Range(0, 2), ()), StateShape((), 0, 0, 1, 1), part)
 
 
