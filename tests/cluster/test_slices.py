@@ -259,7 +259,8 @@ def test_uploads_that_cannot_be(one_worker: Worker, remote: Remote) -> None:
     (state,) = offer(remote, digest, 5000)
     assert (state.state, state.held_bytes) == (pb.SliceState.MISSING, 1000)
     refused(upload(remote, [data], digest, 5000), "1000 bytes of slice .* are here, not 0", "SliceError")
-    refused(upload(remote, [data], digest, 5000, 1000), "announced with 5000 bytes, but 6000 were received", "SliceError")
+    too_long = upload(remote, [data], digest, 5000, 1000)
+    refused(too_long, "announced with 5000 bytes, but 6000 were received", "SliceError")
     upload(remote, [data[1000:]], digest, 5000, 1000).result()
     assert upload(remote, [data], digest, 5000).result().state == pb.SliceState.READY  # there already
     for name in ("", "../x", digest.upper(), digest + "\n"):
