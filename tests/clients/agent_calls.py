@@ -1,4 +1,4 @@
-"""Answers of the model `script` to agents: calls of their tools, selected by a mark in the question."""
+"""Answers of the model `script` to agents: calls of their tools or a text, selected by a mark in the question."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Any
 # The script model's answer after the results of calls.
 END = "The script has no more for this turn."
 _READ = "cat notes.txt"
-SCRIPT: dict[str, list[tuple[str, dict[str, Any]]]] = {
+
+
+def _edit(old: str, new: str) -> str:
+    """Return an answer that makes aider replace a line of the notes."""
+    return f"notes.txt\n```\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n"
+
+
+SCRIPT: dict[str, list[tuple[str, dict[str, Any]]] | str] = {
     "codex 0": [("exec_command", {"cmd": _READ})],
     "codex 1": [("exec_command", {"cmd": "ls"}), ("exec_command", {"cmd": _READ, "yield_time_ms": 1000})],
     "opencode 0": [("bash", {"command": _READ, "description": "Read the notes"})],
@@ -20,4 +27,6 @@ SCRIPT: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "cline 1": [("run_commands", {"commands": ["ls"]}), ("search_codebase", {"queries": ["ship"]})],
     "home-assistant 0": [("HassTurnOn", {"name": "Fan"})],
     "home-assistant 1": [("HassTurnOff", {"name": "Lamp"}), ("HassTurnOn", {"name": "Heater"})],
+    "aider 0": _edit("The ship leaves at noon.", "The ship leaves at one."),
+    "aider 1": _edit("The ship leaves at one.", "The ship leaves at two."),
 }

@@ -26,7 +26,7 @@ from programs import CLIENTS, HERE, ROOT, installed
 from recorder import Recorder
 
 CLIENT_S, END_S, MAKE_S = 1800, 30, 300
-CHECKS = ("hello", "stream", "tools", "structured", "thoughts")
+CHECKS = ("hello", "stream", "tools", "edits", "structured", "thoughts")
 INSIDE = "EDGE_CLIENTS_INSIDE"  # set where there is no network but loopback
 OWN_NETWORK = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 # Writes three models: one that thinks, one whose answers are written down, a trained one with room for long prompts.
