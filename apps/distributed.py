@@ -231,7 +231,6 @@ def engine_config(
         if args.save_plan is not None:
             several["save_plan"] = str(args.save_plan)
     mmproj = projector_of(args, path)
-    check_engine_arguments(args)
     lora = checked_for(path, args.lora) if getattr(args, "lora", None) else ()
     return EngineConfig(
         str(path.absolute()),

@@ -55,7 +55,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_options(args: argparse.Namespace) -> EngineOptions:
-    """Return the engine options of a command. Options that it does not offer have their defaults."""
+    """Return the engine options of a command. Options that it does not offer have their defaults.
+
+    Raises UsageError if options contradict each other.
+    """
+    check_engine_arguments(args)
     return EngineOptions(**given_options(args, ENGINE_OPTIONS))
 
 
@@ -66,18 +70,18 @@ def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
     """
     refuse(args, ("context",), "is not used: each chunk has a context of its own; use --chunk-tokens instead")
     keep_to_cores(args.affinity)
-    check_engine_arguments(args)
     return engine_options(args)
 
 
 def check_engine_arguments(args: argparse.Namespace) -> None:
     """Raise UsageError if engine options contradict each other."""
-    if args.gpu_memory is not None:
+    options = given_options(args, ENGINE_OPTIONS)
+    if "gpu_memory" in options:
         refuse(args, ("memory", "gpu_layers", "lora", "reproducible"), "does not go with --gpu-memory; leave one out")
-    if args.least_memory is None:
+    if "least_memory" not in options:
         refuse(args, ("prefer",), "needs a memory range: give one with --memory SIZE..SIZE")
-    if args.memory is None:
+    if "memory" not in options:
         about_budget = ("window", "io_threads", "io_chunk", "verify")
         refuse(args, about_budget, "needs a memory limit: give one with --memory SIZE")
-    elif args.gpu_layers:
+    elif options.get("gpu_layers"):
         raise UsageError("--memory limits this machine's own memory and needs --gpu-layers 0: leave one of them out")
