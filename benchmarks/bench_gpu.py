@@ -115,7 +115,7 @@ class Account:
         self._parts = self._fixed(-1)
 
     def _fixed(self, layers: int) -> dict[str, int]:
-        return fixed_parts(self._file, self.shape, SIZES, memory.dry_run(self._path, SIZES, layers)[1], self._name)
+        return fixed_parts(self._file, SIZES, memory.dry_run(self._path, SIZES, layers)[1], self._name)
 
     def budget(self, share: float) -> int:
         """Bytes in which a share of the layers stays, beside two buffers and everything else."""

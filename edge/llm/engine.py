@@ -70,7 +70,7 @@ class ModelRunner(Closing):
         self.file = ModelFile.open(model)
         self.path, self.shape = self.file.path, self.file.shape
         self._generates = generates(self.file)
-        self.threads = options.threads or min(default_threads(), worth_threads(self.file, self.shape))
+        self.threads = options.threads or min(default_threads(), worth_threads(self.file))
         adapters = () if embeddings else CheckedAdapter.all_from(options.lora, self.file)
         slices = [AdapterFile(Path(path), self.file) for path in options.lora] if embeddings else []
         self.adapters = LoadedAdapters(adapters, slices or [adapter.file for adapter in adapters])
@@ -82,7 +82,7 @@ class ModelRunner(Closing):
         n_embd = self.shape.n_embd if embeddings else 0
         new_batch = partial(llama.Batch, n_embd=n_embd, as_tokens=takes_tokens(self.file.architecture))
         request = LoadRequest(
-            self.file, self.shape, sizes, self.threads, self.adapters.files, options.repack, self._generates,
+            self.file, sizes, self.threads, self.adapters.files, options.repack, self._generates,
             new_batch, hooks, progress,
         )  # fmt: skip
         self._loaded = loaded = self._load(request, options, accounted, embeddings=embeddings)

@@ -9,8 +9,8 @@ from edge.llama.llama import ContextSizes
 from edge.llm.options import DEFAULT_CONTEXT, SINKS, EngineOptions
 from edge.weights.adapter_file import AdapterFile, adapter_sizes
 from edge.weights.budget import BudgetOptions, OtherUses, context_within
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape, decode_bytes
-from quant.gguf.file import GgufFile
 from quant.types import CacheType, cache_type
 
 # Bytes of a matrix product's weights per thread. Reading them takes about 20 us, and synchronizing threads 1 to 5 us.
@@ -52,12 +52,12 @@ def context_sizes(
     )
 
 
-def worth_threads(file: GgufFile, shape: ModelShape) -> int:
+def worth_threads(file: ModelFile) -> int:
     """Return the number of threads with enough work in each matrix product of a token, at least 1."""
     products = [
         tensor for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name != "token_embd.weight"
     ]
-    return max(1, round(decode_bytes(file, shape) / max(1, len(products)) / _THREAD_BYTES))
+    return max(1, round(decode_bytes(file, file.shape) / max(1, len(products)) / _THREAD_BYTES))
 
 
 def budget_options(

@@ -30,13 +30,11 @@ from edge.weights.memory import MIB, LoadRequest, MemoryNeed, cache_bytes
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.table import RULES
 from partition.model.file import ModelFile
-from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from partition.predict.part_times import PartTimes
 from partition.slices.source import Source
 from partition.state.sequence import KVBlock, LayerRows, encode
 from partition.state.shape import StateShape
-from quant.gguf.file import GgufFile
 
 Floats = NDArray[np.float32]
 
@@ -132,8 +130,8 @@ class SleepingEngine(ModelRunner):
                 f"the slice needs {need.total / MIB:,.0f} MiB, the profile of this sleeping device allows"
                 f" {most / MIB:,.0f}, and it does not page; give it a smaller share"
             )
-        model = _NoWeights(self.file, self.shape)
-        context = SleepingContext(model, self.file, self.shape, sizes, request.hooks, self._times, self.sleeper)
+        model = _NoWeights(self.file)
+        context = SleepingContext(model, self.file, sizes, request.hooks, self._times, self.sleeper)
         return ModelInMemory(model, context, sizes, None, need, ExitStack(), None)
 
 
@@ -155,8 +153,8 @@ class _NoHidden(HiddenRows):
 class _NoWeights(Model):
     """The interface of a model for a sleeping engine."""
 
-    def __init__(self, file: GgufFile, shape: ModelShape) -> None:
-        self.n_vocab, self.n_bytes, self.architecture = shape.n_vocab, shape.weight_bytes, file.architecture
+    def __init__(self, file: ModelFile) -> None:
+        self.n_vocab, self.n_bytes, self.architecture = file.shape.n_vocab, file.shape.weight_bytes, file.architecture
         self.has_decoder, self.is_recurrent, self.own_memory = True, False, None
         self.window = 0  # no attention window
 
@@ -186,18 +184,17 @@ class SleepingContext(PositionsContext):
     def __init__(
         self,
         model: Model,
-        file: GgufFile,
-        shape: ModelShape,
+        file: ModelFile,
         sizes: ContextSizes,
         hooks: Sequence[Hook],
         times: PartTimes,
         sleeper: Sleeper,
     ) -> None:
         super().__init__(model, sizes.context)
-        self._file, self._shape, self._kv, self._hooks = file, shape, sizes.kv, hooks
+        self._file, self._shape, self._kv, self._hooks = file, file.shape, sizes.kv, hooks
         self._times, self._sleeper = times, sleeper
         self._rules = RULES[file.architecture]
-        self._n_vocab = shape.n_vocab
+        self._n_vocab = file.shape.n_vocab
 
     def decode(self, batch: Batch, n: int) -> None:
         """Wait for the time of the first `n` rows. The time before a hook's node passes before the hook runs."""

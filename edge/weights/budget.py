@@ -116,7 +116,8 @@ class Opening:
 
         Raises NotEnoughMemory with the minimum budget if no plan fits.
         """
-        file, shape, sizes, threads = self.request.file, self.request.shape, self.request.sizes, self.request.threads
+        file, sizes, threads = self.request.file, self.request.sizes, self.request.threads
+        shape = file.shape
         options, used = replace(self.options, memory=budget), shape.n_experts_used
         model, choose_batch = self.model, self.choose_batch
         give_back_memory()  # After a model was closed, up to 100 MiB would still count as used.

@@ -24,6 +24,7 @@ from edge.weights.gpu_layers import GpuLayers, measured_key
 from edge.weights.mapped import ModelInMemory, check_generates_text
 from edge.weights.memory import MIB, LoadRequest, context_parts
 from edge.weights.processor_rows import processor_rows
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape, block_of
 from partition.predict.gpu_memory import SLOTS, GpuBudget, share_out
 from quant.gguf.file import GgufFile
@@ -40,9 +41,7 @@ _PRODUCTS_BYTES = 64 * MIB  # driver memory, in addition to the rows of a pass
 _ROW_COPIES = 4  # driver memory in copies of the widest row of a product, as floats
 
 
-def fixed_parts(
-    file: GgufFile, shape: ModelShape, sizes: ContextSizes, lines: Sequence[str], name: str
-) -> dict[str, int]:
+def fixed_parts(file: ModelFile, sizes: ContextSizes, lines: Sequence[str], name: str) -> dict[str, int]:
     """Return the bytes by part that a GPU needs in addition to the layers. The driver's part is an upper bound.
 
     lines: llama.cpp's log of a dry run with all layers on the GPU.
@@ -50,8 +49,9 @@ def fixed_parts(
     """
     outside = [t.n_bytes for t in file.tensors.values() if block_of(t.name) is None and t.name != _TABLE]
     if _HEAD not in file.tensors:
-        outside.append(shape.head_bytes)  # copy of the token table
+        outside.append(file.shape.head_bytes)  # copy of the token table
     compute = sum(float(m[2]) for line in lines if (m := _COMPUTE.search(line)) and m[1] == name)
+    shape = file.shape
     widest = max(shape.n_embd, *shape.n_ff, shape.n_vocab if sizes.outputs > 1 else 0)
     return {
         "head": sum(outside),
@@ -88,14 +88,15 @@ def load_on_gpu(request: LoadRequest, budget: int, handle: int) -> ModelInMemory
     handle: ggml's handle of the device.
     Raises NotEnoughMemory with the minimum budget and its parts, and the errors of llama.cpp.
     """
-    file, shape, sizes, threads = request.file, request.shape, request.sizes, request.threads
+    file, sizes, threads = request.file, request.sizes, request.threads
+    shape = file.shape
     hooks, progress = request.hooks, request.progress
     llama.initialise()
     is_gpu = handle != cpu_device()
     on_gpu = -1 if is_gpu else 0
     need = memory.check(file.path, shape, sizes)
     device, free = Device(handle), ggml.gpu_free_bytes([handle]) if is_gpu else None
-    parts = fixed_parts(file, shape, sizes, memory.dry_run(file.path, sizes, on_gpu)[1], device.buffer_name)
+    parts = fixed_parts(file, sizes, memory.dry_run(file.path, sizes, on_gpu)[1], device.buffer_name)
     with ExitStack() as closing:
         own = CallerBuffer(rb"^blk\.")
         closing.callback(own.close)

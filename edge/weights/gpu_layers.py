@@ -64,7 +64,7 @@ def for_model(request: LoadRequest, *, requested: int | None, most: int | None, 
     Raises EngineError if layers are requested without a GPU, the errors of llama.cpp, and those of the request's
     `progress`.
     """
-    shape, sizes = request.shape, request.sizes
+    shape, sizes = request.file.shape, request.sizes
     if not llama.has_gpu():
         if requested:
             raise EngineError(

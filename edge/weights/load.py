@@ -104,7 +104,7 @@ def load_within(
             )
     except OSError as error:  # the system gives no addresses, or too few
         raise NotEnoughMemory(
-            f"{request.shape.name} needs address space for {file.size_bytes / MIB:,.0f} MiB, and the system refuses it:"
+            f"{file.shape.name} needs address space for {file.size_bytes / MIB:,.0f} MiB, and the system refuses it:"
             f" {error.strerror or error}; raise its limit (ulimit -v), or use a 64-bit system"
         ) from error
 

@@ -54,7 +54,7 @@ def load_mapped(request: LoadRequest, *, on_gpu: int | None, most_on_gpu: int | 
     Raises NotEnoughMemory or EngineError.
     """
     path, sizes = request.file.path, request.sizes
-    need = memory.check(path, request.shape, sizes)
+    need = memory.check(path, request.file.shape, sizes)
     repack = need.fits if request.repack is None else request.repack
     layers = gpu_layers.for_model(request, requested=on_gpu, most=most_on_gpu, repack=repack)
     node_hooks = NodeHooks(request.hooks) if request.hooks else None

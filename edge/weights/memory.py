@@ -14,8 +14,8 @@ from edge.llama import llama
 from edge.llama.hooks import Hook
 from edge.llama.llama import ContextSizes
 from edge.weights.adapter_file import AdapterFile
+from partition.model.file import ModelFile
 from partition.model.model import ModelShape
-from quant.gguf.file import GgufFile
 from quant.types import CacheType
 
 MIB = 1 << 20
@@ -31,8 +31,7 @@ AMPLE_BUFFERS_BYTES = 2 << 30
 class LoadRequest:
     """Request to load a model with a context."""
 
-    file: GgufFile
-    shape: ModelShape
+    file: ModelFile
     sizes: ContextSizes  # sizes of the context; a budget may reduce its batch
     threads: int
     adapters: Sequence[AdapterFile]

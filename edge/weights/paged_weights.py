@@ -53,7 +53,7 @@ class PagedWeights:
         progress: receives the loaded fraction; its errors abort the load.
         Raises WeightsError if the weights cannot be read.
         """
-        self._shape, self._threads = opening.request.shape, opening.request.threads
+        self._shape, self._threads = opening.request.file.shape, opening.request.threads
         self._reader, self._progress, self._arena = reader, progress, arena
         self.stop_pass: Callable[[], None] | None = None  # ends a pass early, which is then computed again
         self._jobs: dict[Piece, Job] = {}  # by resident weight

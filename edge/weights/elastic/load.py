@@ -50,7 +50,7 @@ def load_elastic(least: int, prefer: Preference, opening: Opening, room: Room = 
             need = MemoryNeed({**shared.parts, **weights.plan.parts}, most, budget=most)
             return Loaded(weights, need, shared.sizes)
     raise NotEnoughMemory(
-        f"{opening.request.shape.name} needs at least {sizes.least / MIB:,.0f} MiB in its smallest size; of the"
+        f"{opening.request.file.shape.name} needs at least {sizes.least / MIB:,.0f} MiB in its smallest size; of the"
         f" {most / MIB:,.0f} MiB that it may have, {budget / MIB:,.0f} are free. Free memory, or use a smaller"
         " --context"
     )

@@ -65,7 +65,7 @@ class Sizes:
         for number, roles in enumerate(self._roles):
             for piece in roles.pieces:
                 self._having[key_of(piece)] = (*self._having.get(key_of(piece), ()), number)
-        self._used = opening.request.shape.n_experts_used
+        self._used = opening.request.file.shape.n_experts_used
         self._experts = self._used * max(2, context.sequences, context.batch)
         self.read, self._speeds = _speeds(self._roles, replace(opening.options, memory=least), opening.request.threads)
         self._parts = sum(parts.values()) - least // MARGIN_SHARE  # the margin grows with the budget

@@ -17,9 +17,8 @@ from edge.llm.options import DEFAULT_CONTEXT, EngineOptions
 from edge.llm.resolve import worth_threads
 from edge.models import shapes, synth
 from edge.models.demo import MODEL_PATH
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from quant.errors import UnknownTypeError
-from quant.gguf.file import GgufFile
 from tests.conftest import OPTIONS, Synthetic
 from tests.support import ROOT
 
@@ -315,9 +314,9 @@ def test_an_interrupted_decode_leaves_nothing_to_the_next_one(
 
 
 def test_tiny_model_is_worth_one_thread_and_wide_model_many(tmp_path: Path) -> None:
-    demo = GgufFile.open(MODEL_PATH)
-    assert worth_threads(demo, ModelShape.from_gguf(demo)) == 1
+    demo = ModelFile.open(MODEL_PATH)
+    assert worth_threads(demo) == 1
     path = tmp_path / "wide.gguf"
     synth.synthesize(path, shapes.shape("llama", layers=1, embd=2048, ff=8192, heads=8, kv=8, vocab=512), "q8_0")
-    wide = GgufFile.open(path)
-    assert worth_threads(wide, ModelShape.from_gguf(wide)) >= 16
+    wide = ModelFile.open(path)
+    assert worth_threads(wide) >= 16

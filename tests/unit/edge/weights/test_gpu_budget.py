@@ -8,9 +8,8 @@ from edge.llama.llama import ContextSizes
 from edge.models.demo import MODEL_PATH
 from edge.weights.gpu_budget import fixed_parts, too_little
 from edge.weights.gpu_layers import GpuLayers
-from partition.model.model import ModelShape
+from partition.model.file import ModelFile
 from partition.predict.gpu_memory import GpuBudget, share_out
-from quant.gguf.file import GgufFile
 from quant.types import type_by_name
 
 LAYERS = st.lists(st.integers(1, 1000), min_size=3, max_size=40).map(lambda sizes: dict(enumerate(sizes)))
@@ -54,10 +53,9 @@ def test_as_few_as_fit_evenly_between_the_others(room: int, streamed: tuple[int,
 
 def test_parts_beside_the_layers() -> None:
     """The head with its norm, and what llama.cpp says of the GPU; the token table stays with the processor."""
-    file = GgufFile.open(MODEL_PATH)
-    shape = ModelShape.from_gguf(file)
+    file = ModelFile.open(MODEL_PATH)
     sizes = ContextSizes(256, type_by_name("f16"), batch=64)
-    parts = fixed_parts(file, shape, sizes, LOG, "Vulkan0")
+    parts = fixed_parts(file, sizes, LOG, "Vulkan0")
     assert parts == {
         "head": 557056 + 1024,
         "KV cache": 4 << 20,
@@ -67,7 +65,7 @@ def test_parts_beside_the_layers() -> None:
 
 
 def test_too_little_names_the_parts_and_what_is_free() -> None:
-    shape = ModelShape.from_gguf(GgufFile.open(MODEL_PATH))
+    shape = ModelFile.open(MODEL_PATH).shape
     error = too_little(shape, {"head": 2 << 20, "two buffers": 5 << 20}, 6 << 20, 4 << 20)
     assert "needs at least 7 MiB of the GPU's memory (head 2, two buffers 5), the budget has 6 and 4 are free" in str(
         error
