@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OWN = ("cuts", "dim", "input", "in_flight", "no_local")
 _OF_TEXT = (
     *(name for name in ENGINE_OPTIONS if name != "threads"), "prompt_tokens", "gen_tokens", "requests", "affinity",
-    "parallel", "shares", "plan", "save_plan", "allreduce", "draft", "draft_worker",
+    "parallel", "shares", "plan", "save_plan", "allreduce", "draft", "draft_worker", "survey_seconds",
 )  # fmt: skip
 
 

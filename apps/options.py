@@ -185,6 +185,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--transport": {
         "choices": TRANSPORTS, "help": "protocol of links (default: auto, tcp if it can be reached, else grpc)",
     },
+    "--survey-seconds": {
+        "type": units.between(0, 3600), "metavar": "N",
+        "help": "time for measuring devices and links, in seconds; 0: use estimates (default: 20)",
+    },
     "--wire": {"choices": WIRES, "help": "type of the values sent between devices (default: f32)"},
     "--workers": {"type": worker_addresses, "metavar": "A,B", "help": "use this device and HOST[:PORT],..."},
 }  # fmt: skip

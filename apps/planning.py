@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from edge.planning.space import PlanSpace
     from edge.profiling.cluster import Cluster
 
-TEXT_OPTIONS = ("context", "prompt_tokens", "depth", "kv_type", "memory", "draft", "draft_worker", "acceptance")
+TEXT_OPTIONS = (
+    "context", "prompt_tokens", "depth", "kv_type", "memory", "draft", "draft_worker", "acceptance", "survey_seconds",
+)  # fmt: skip
 _OF_ONNX = ("dim", "input")
 
 
@@ -49,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(group, "--threads", help="number of threads on this device")
     add(group, "--memory", help="memory limit of a language model on this device")
     add(group, "--insecure")
-    option(group, "--fresh", "repeat measurements even if they are less than a day old")
+    add(group, "--survey-seconds")
+    option(group, "--fresh", "repeat remembered measurements")
     work = parser.add_argument_group("work")
     add(work, "--context", help="tokens in the KV cache (default: 4096, or less)")
     option(work, "--concurrency C", "concurrent requests, for the throughput (default: 4)", in_flight)

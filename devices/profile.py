@@ -61,6 +61,8 @@ class DeviceProfile:
     runtime: str
     llama_cpp: str
     host: str | None  # id that devices share if they share one machine's cores or one control group's quota
+    memory_bytes_per_s: float | None = None  # this and the next: measured rates; None: not measured yet
+    flops: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON, one for each field."""
@@ -244,4 +246,4 @@ def _checked(field: str, value: Any, kind: Any) -> Any:
 
 
 def _finite(value: float) -> bool:
-    return abs(value) < 1e12 and math.isfinite(value)
+    return abs(value) < 1e15 and math.isfinite(value)

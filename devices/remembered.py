@@ -15,7 +15,7 @@ from devices.paths import state_folder
 from devices.profile import DeviceProfile
 
 MAX_AGE_S = 86400.0  # then it is measured again: systems are updated, and cooling gets worse
-BUSY_AGE_S = 60.0  # the same for a measurement on a device that was busy with other work
+KEPT_AGE_S = 30 * MAX_AGE_S  # the same for speeds of devices and links
 _MOST = 500  # entries in a file
 
 

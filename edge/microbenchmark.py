@@ -1,11 +1,13 @@
 """Microbenchmarks: time a step in short samples spread over time and keep the fastest.
 
 Other load only slows a computation down, so the fastest sample is nearest to the device's real speed. The result is
-marked as busy if no second undisturbed sample comes close to the fastest one.
+marked as busy if no second undisturbed sample comes close to the fastest one. Its time is then corrected by the
+processor time that the samples lost to other load.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,21 +21,31 @@ SAMPLE_S = 0.03  # minimum length of a sample, in seconds
 _QUOTA_SAMPLE_S = 0.25
 _LEAST_SAMPLES = 4  # samples of each task
 _MOST_SAMPLES = 8  # maximum samples of a task whose fastest sample is not confirmed yet
-_MOST_S = 3.0  # maximum seconds for the samples of a task with their preparation (at least two samples)
+MOST_S = 3.0  # maximum seconds for the samples of a task with their preparation (at least two samples)
+_LEAST_PART = 0.2  # part of its time that a sample computed, at least; if it lost more, that cannot be corrected
 _LOST = 0.05  # share of its time that an undisturbed sample may lose to other load
 _NEAR = 1.1  # an undisturbed sample that takes at most this multiple of the fastest confirms it
 
 
 @dataclass(frozen=True)
 class BestTime:
-    """Mean seconds per step of the fastest sample."""
+    """Mean seconds per step of the fastest sample, or of a corrected one."""
 
     seconds: float
-    busy: bool  # other load ran on the processor, so the true time may be shorter
+    busy: bool  # other load ran on the processor, so the time is less reliable
 
     def or_better(self, other: BestTime) -> BestTime:
         """Return the faster of two results for the same task. It is busy only if both results are busy."""
         return BestTime(min(self.seconds, other.seconds), self.busy and other.busy)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Seconds per step of one sample."""
+
+    seconds: float
+    corrected_s: float  # without the time that was lost to other load
+    busy: bool
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,8 @@ def best_of(
     *,
     least_steps: int = 1,
     samples: int = _LEAST_SAMPLES,
+    most_s: float = MOST_S,
+    threads: int = 1,
     clock: Callable[[], float] | None = None,
     watch: Callable[[], Callable[[], float]] = lambda: LostTimeMeter().lost_s,
 ) -> list[BestTime]:
@@ -73,19 +87,21 @@ def best_of(
     least_s, least_steps: minimum seconds and steps of a sample.
     samples: samples of each task; more are taken until the fastest is confirmed. With `samples=1` the fastest sample
     cannot be confirmed.
+    most_s: maximum seconds of each task; it gets at least two samples, unless `samples` is 1.
+    threads: threads that a step uses. They share the time lost to other load.
     watch: called at the start of a sample; returns a function that returns the seconds lost to other load since then.
     """
     clock = clock or time.perf_counter
-    took: list[list[tuple[float, bool]]] = [[] for _ in tasks]
+    took: list[list[_Sample]] = [[] for _ in tasks]
     spent = [0.0] * len(tasks)
     for number in range(samples if samples == 1 else max(samples, _MOST_SAMPLES)):
         for i, task in enumerate(tasks):
-            if number >= 2 and spent[i] >= _MOST_S:
+            if number >= 2 and spent[i] >= most_s:
                 continue
             if number >= samples and not _fastest(took[i]).busy:
                 continue
             task.prepare()
-            if not took[i] or took[i][-1][0] < least_s:  # for a long step, the warm-up effect is negligible
+            if not took[i] or took[i][-1].seconds < least_s:  # for a long step, the warm-up effect is negligible
                 task.step()
             lost = watch()
             began, steps, untimed_s = clock(), 0, 0.0
@@ -97,13 +113,17 @@ def best_of(
                 task.step()
                 steps += 1
             elapsed_s = seconds + untimed_s
-            took[i].append((seconds / steps, lost() > _LOST * elapsed_s))
+            lost_part = lost() / max(elapsed_s, 1e-9)
+            corrected = max(_LEAST_PART, 1 - lost_part / threads) if lost_part > _LOST else 1.0
+            took[i].append(_Sample(seconds / steps, corrected * seconds / steps, lost_part > _LOST))
             spent[i] += elapsed_s
     return [_fastest(samples_of_task) for samples_of_task in took]
 
 
-def _fastest(took: Sequence[tuple[float, bool]]) -> BestTime:
-    """Return the fastest sample. took: seconds per step of each sample, and whether other load disturbed it."""
-    best = min(seconds for seconds, _ in took)
-    near = sum(seconds <= _NEAR * best for seconds, busy in took if not busy)
-    return BestTime(best, near < min(2, len(took)))
+def _fastest(took: Sequence[_Sample]) -> BestTime:
+    """Return the fastest sample, or a corrected time if no undisturbed sample confirms it."""
+    best = min(sample.seconds for sample in took)
+    near = sum(sample.seconds <= _NEAR * best for sample in took if not sample.busy)
+    if near >= min(2, len(took)):
+        return BestTime(best, False)
+    return BestTime(min(best, statistics.median(sample.corrected_s for sample in took)), True)

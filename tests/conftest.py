@@ -44,6 +44,7 @@ from tests.support import (
     ROOT,
     TESTS,
     ask_for_default_threads,
+    made_up_rates,
     one_thread,
 )
 from tests.support.fixtures import one_worker, two  # noqa: F401
@@ -139,6 +140,7 @@ def _processes_are_forked() -> Iterator[None]:
     """Engine processes and others of this device, as commands are; with EDGE_THOROUGH=1 they are started as people's
     are, compute on as many threads, and links are tried for as long."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("devices.processes.rates.measured_apart", made_up_rates)
         if available() and not THOROUGH:
             for module in ask_for_default_threads():
                 patch.setattr(module, "default_threads", one_thread)

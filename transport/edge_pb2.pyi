@@ -12,8 +12,10 @@ class Raw(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("padding",)
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    padding: bytes
+    def __init__(self, padding: _Optional[bytes] = ...) -> None: ...
 
 class Description(_message.Message):
     __slots__ = ("name", "protocol", "secure", "sessions", "slices_bytes", "slices_limit_bytes", "profile", "clock_s", "leaving", "sleeps")
@@ -37,10 +39,10 @@ class Description(_message.Message):
     clock_s: float
     leaving: bool
     sleeps: bool
-    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., clock_s: _Optional[float] = ..., leaving: bool = ..., sleeps: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: _Optional[bool] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., clock_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., sleeps: _Optional[bool] = ...) -> None: ...
 
 class DeviceProfile(_message.Message):
-    __slots__ = ("name", "system", "machine", "cpu", "cores_physical", "cores_logical", "threads", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "memory_limit_bytes", "gpu", "battery_percent", "plugged", "temperature_c", "python", "runtime", "llama_cpp", "host")
+    __slots__ = ("name", "system", "machine", "cpu", "cores_physical", "cores_logical", "threads", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "memory_limit_bytes", "gpu", "battery_percent", "plugged", "temperature_c", "python", "runtime", "llama_cpp", "host", "memory_bytes_per_s", "flops")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +62,8 @@ class DeviceProfile(_message.Message):
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
     LLAMA_CPP_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
     name: str
     system: str
     machine: str
@@ -79,7 +83,9 @@ class DeviceProfile(_message.Message):
     runtime: str
     llama_cpp: str
     host: str
-    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: bool = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    memory_bytes_per_s: float
+    flops: float
+    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: _Optional[bool] = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ..., memory_bytes_per_s: _Optional[float] = ..., flops: _Optional[float] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid", "share_bytes", "least_bytes", "most_bytes", "use")
@@ -181,7 +187,7 @@ class Open(_message.Message):
     send_timeout_s: float
     affinity: _containers.RepeatedScalarFieldContainer[int]
     streams: bool
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ..., streams: bool = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ..., streams: _Optional[bool] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "tcp_port", "pid", "addresses")
@@ -311,7 +317,7 @@ class EngineOptions(_message.Message):
     io_chunk: int
     verify: bool
     rollback: int
-    def __init__(self, context: _Optional[int] = ..., batch: _Optional[int] = ..., sequences: _Optional[int] = ..., outputs: _Optional[int] = ..., threads: _Optional[int] = ..., gpu_layers: _Optional[int] = ..., repack: bool = ..., flash_attention: _Optional[str] = ..., kv_type: _Optional[str] = ..., memory: _Optional[int] = ..., reserved: _Optional[int] = ..., window: _Optional[int] = ..., io_threads: _Optional[int] = ..., io_chunk: _Optional[int] = ..., verify: bool = ..., rollback: _Optional[int] = ...) -> None: ...
+    def __init__(self, context: _Optional[int] = ..., batch: _Optional[int] = ..., sequences: _Optional[int] = ..., outputs: _Optional[int] = ..., threads: _Optional[int] = ..., gpu_layers: _Optional[int] = ..., repack: _Optional[bool] = ..., flash_attention: _Optional[str] = ..., kv_type: _Optional[str] = ..., memory: _Optional[int] = ..., reserved: _Optional[int] = ..., window: _Optional[int] = ..., io_threads: _Optional[int] = ..., io_chunk: _Optional[int] = ..., verify: _Optional[bool] = ..., rollback: _Optional[int] = ...) -> None: ...
 
 class Stage(_message.Message):
     __slots__ = ("takes", "gives", "threads", "provider")
@@ -333,7 +339,7 @@ class Boundary(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
     inner: bool
     passed: int
-    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., inner: bool = ..., passed: _Optional[int] = ...) -> None: ...
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., inner: _Optional[bool] = ..., passed: _Optional[int] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "type", "shape", "open", "any_rank")
@@ -347,7 +353,7 @@ class Tensor(_message.Message):
     shape: _containers.RepeatedScalarFieldContainer[int]
     open: _containers.RepeatedScalarFieldContainer[int]
     any_rank: bool
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[int]] = ..., any_rank: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[int]] = ..., any_rank: _Optional[bool] = ...) -> None: ...
 
 class Loading(_message.Message):
     __slots__ = ("fraction",)
@@ -454,18 +460,20 @@ class Ran(_message.Message):
     def __init__(self) -> None: ...
 
 class Time(_message.Message):
-    __slots__ = ("rows", "steps", "depth", "disk", "other_bytes")
+    __slots__ = ("rows", "steps", "depth", "disk", "other_bytes", "most_s")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
     OTHER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOST_S_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedScalarFieldContainer[int]
     steps: int
     depth: int
     disk: bool
     other_bytes: int
-    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: bool = ..., other_bytes: _Optional[int] = ...) -> None: ...
+    most_s: float
+    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: _Optional[bool] = ..., other_bytes: _Optional[int] = ..., most_s: _Optional[float] = ...) -> None: ...
 
 class Timed(_message.Message):
     __slots__ = ("step_s", "run_s", "disk_bytes_per_s", "busy")
@@ -483,7 +491,7 @@ class Alive(_message.Message):
     __slots__ = ("leaving",)
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     leaving: bool
-    def __init__(self, leaving: bool = ...) -> None: ...
+    def __init__(self, leaving: _Optional[bool] = ...) -> None: ...
 
 class MemoryShare(_message.Message):
     __slots__ = ("bytes", "coming", "number", "answers", "refused")
@@ -497,7 +505,7 @@ class MemoryShare(_message.Message):
     number: int
     answers: bool
     refused: str
-    def __init__(self, bytes: _Optional[int] = ..., coming: _Optional[int] = ..., number: _Optional[int] = ..., answers: bool = ..., refused: _Optional[str] = ...) -> None: ...
+    def __init__(self, bytes: _Optional[int] = ..., coming: _Optional[int] = ..., number: _Optional[int] = ..., answers: _Optional[bool] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class MemoryClaim(_message.Message):
     __slots__ = ("least", "most")

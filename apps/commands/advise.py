@@ -38,12 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(group, "--threads", help="number of threads on this device")
     add(group, "--memory", help="memory limit of a model on this device")
     add(group, "--insecure")
-    option(group, "--fresh", "repeat measurements even if they are less than a day old")
+    option(group, "--measure", "measure the devices, which takes minutes (default: estimate them)")
+    option(group, "--fresh", "with --measure: repeat remembered measurements")
     requirements = parser.add_argument_group("requirements")
     words = "kind of prompt: chat, a short question; code, a source file; long, a document (default: chat)"
     option(requirements, "--task", words, choices=TASKS, default="chat")
     option(requirements, "--min-speed N", "minimum decode speed, in tokens per second", positive)
-    option(requirements, "--models A,B", "list only these models, and measure the devices for each of them", items)
+    option(
+        requirements,
+        "--models A,B",
+        "list only these models; with --measure, measure each of them",
+        items,
+    )
     option(requirements, "--types T,T", "weight types to consider (default: the types in which it is published)", items)
     add(requirements, "--kv-type", help="type of the KV cache (default: f16)")
     option(requirements, "--catalog FILE", "file with more models, which replace known ones of the same name", Path)
@@ -66,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         task=args.task,
         types=args.types or (),
         min_tokens_per_s=args.min_speed or 0.0,
+        measure=args.measure or args.fresh,
         every=args.models is not None,
         engine=engine_options(args),
         fresh=args.fresh,
@@ -104,7 +111,7 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 
     if args.presets is None:
         return planning.cluster_of(args)
-    for name in ("cluster", "workers", "threads", "memory", "fresh"):
+    for name in ("cluster", "workers", "threads", "memory", "measure", "fresh"):
         if getattr(args, name):
             raise UsageError(f"--presets are devices that are not measured: leave --{name} or --presets out")
     return Cluster.of_presets(args.presets)
@@ -126,7 +133,8 @@ def _show(result: dict[str, Any], every: bool) -> None:
         why = f"not larger than a model that answers sooner, take more than {_MOST_S / 60:g} minutes, or do not fit"
         notes.append(f"{left} others are {why}: --all shows them")
     figures = sorted({row["figures"] for row in rows})
-    print_notes([*notes, f"times are {' or '.join(figures)}; nothing was downloaded", *result["notes"]])
+    times = f"times are {' or '.join(figures)}{'; --measure measures' if figures == ['estimated'] else ''}"
+    print_notes([*notes, f"{times}; nothing was downloaded", *result["notes"]])
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:

@@ -135,7 +135,7 @@ def _add_probe_arguments(parser: argparse.ArgumentParser) -> None:
     add(group, "--cluster", "--workers", "--insecure", "--dim", "--input")
     others = ("transport", "wire", "threads", "concurrency", "limit_divergence", "text", *planning.TEXT_OPTIONS)
     parser.set_defaults(**dict.fromkeys(others), types=())  # options of `edge plan` that `edge devices probe` lacks
-    option(parser, "--fresh", "repeat measurements even if they are less than a day old")
+    option(parser, "--fresh", "repeat remembered measurements")
     option(parser, "--folder DIR", "measure the disk of this folder (default: the folder of model slices)", Path)
     add(parser, "--json")
 

@@ -129,12 +129,17 @@ class EngineConfig:
 
     @contextmanager
     def loaded(
-        self, steps: Steps, accounted: Accounted | None = None, *, resumes: bool = False
+        self,
+        steps: Steps,
+        accounted: Accounted | None = None,
+        *,
+        resumes: bool = False,
+        survey_seconds: float = 0.0,
     ) -> Iterator[LoadedModel]:
         """Load the model until the end of the block.
 
         accounted: see `Engine`; used on this device alone.
-        resumes: see `deployed`.
+        resumes, survey_seconds: see `deployed`.
         Raises the errors of `drafts`, `Engine`, `plan` and `deploy`.
         """
         from edge.llm.engine import load
@@ -142,17 +147,20 @@ class EngineConfig:
         draft = self.drafts(steps)
         options = self.engine_options(draft)
         if self.workers or self.plan is not None:
-            with self.deployed(options, steps, resumes=resumes) as model:
+            with self.deployed(options, steps, resumes=resumes, survey_seconds=survey_seconds) as model:
                 yield LoadedModel(model.engine, model, draft)
         else:
             with load(self.file, options, steps, accounted) as engine:
                 yield LoadedModel(engine, None, draft)
 
     @contextmanager
-    def deployed(self, options: EngineOptions, steps: Steps, *, resumes: bool = False) -> Iterator[DeployedModel]:
+    def deployed(
+        self, options: EngineOptions, steps: Steps, *, resumes: bool = False, survey_seconds: float = 0.0
+    ) -> Iterator[DeployedModel]:
         """Deploy the model on its devices with these options until the end of the block.
 
         resumes: the model ran before, so devices that are unreachable now count as lost.
+        survey_seconds: time for measuring the devices before the start; 0: plan with estimates.
         Raises the errors of `plan` and `deploy`.
         """
         from edge.cluster.fleet import device
@@ -180,6 +188,7 @@ class EngineConfig:
                     projector=Path(self.mmproj) if self.mmproj is not None else None,
                     encoder=self.encoder,
                     encoder_timed=False,  # this device may have no room to time an encoder
+                    survey_seconds=survey_seconds,
                 )
                 choice = arrange(self.file, cluster, work, self.parallel, self.shares, steps)
             own = self.options

@@ -75,6 +75,13 @@ class Remote(Closing):
             self.name = self.label = profile.name
         return profile, said
 
+    def round_trip_s(self, padding: int = 0) -> float:
+        """Return the seconds of a call that carries `padding` bytes to the worker. Raises the errors of `call`."""
+        request = pb.DescribeRequest(padding=bytes(padding))
+        began = time.perf_counter()
+        self.call("Describe", request)
+        return time.perf_counter() - began
+
     def send_slice(self, recipe: Recipe, model: Path, digest: str, progress: Progress | None = None) -> int:
         """Make sure that the worker holds a slice, and return the number of bytes sent.
 

@@ -31,7 +31,7 @@ from edge.parallel.replacements import Replacements
 from edge.planning.choice import PlanChoice
 from edge.planning.encoder_place import EncoderPlace
 from edge.profiling.cluster import Cluster
-from edge.profiling.joining import FindWorkers, JoiningDevices
+from edge.profiling.joining import EstimatedDevices, FindWorkers, JoiningDevices, has_estimates
 from edge.tasks import SILENT, Progress, Steps
 from edge.weights.adapter_file import CheckedAdapter
 from partition.errors import CannotSlice, PlanError
@@ -80,7 +80,9 @@ def deploy(
     away = set(map(device, plan.all_devices)) - {LOCAL, *(fleet.workers if fleet else ())}
     with steps.step(f"Reading {file.path.name}") as show:
         digest = OwnSlices().model_digest(file.path, show)
-    if not away and (fleet is None or (len(plan.all_devices) == 1 and resilience.seek is None)):
+    improves = choice.planner is not None and not choice.is_given and not resilience.reproducible
+    stays = choice.planner is None or not improves or not has_estimates(choice.planner.speeds)
+    if not away and (fleet is None or (len(plan.all_devices) == 1 and resilience.seek is None and stays)):
         if plan.model_digest not in ("", digest):
             raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
         single = alone(file, options, plan, steps)
@@ -106,7 +108,12 @@ def deploy(
         joining = None
         if resilience.seek is not None:
             joining = JoiningDevices(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
-        watch = MembershipWatch(supervisor, replanner, engine.replacements, joining, steps)
+        estimated = None
+        if improves:
+            estimated = EstimatedDevices(
+                file, digest, exchange.transport, insecure=cluster.insecure, memory=choice.options.memory
+            )
+        watch = MembershipWatch(supervisor, replanner, engine.replacements, joining, estimated, steps)
         stack.callback(watch.close)
         model = DeployedModel(engine, supervisor.running, exchange, stack.pop_all().close, watch)
         supervisor.on_change.append(model.change)

@@ -37,7 +37,7 @@ class Replanner(Deciding[Plan]):
         assert isinstance(choice.plan, Plan)
         self._first, self._file, self._digest = by_device(choice.plan), file, digest
         self._objective, self._limits, self._encoder = choice.objective, choice.limits, choice.encoder
-        self.planner = None if choice.planner is None else _without_estimates(choice.planner)
+        self.planner = None if choice.planner is None else _without_presets(choice.planner)
         self.shunned: set[str] = set()  # addresses of workers that failed at their part
 
     @property
@@ -108,9 +108,9 @@ class Replanner(Deciding[Plan]):
             why = reason(planner, pair, self._objective, limits)
         return pair, f"{why}; {prefill_reason(planner, pair)}"
 
-    def pays(self, plan: Plan, current: Plan) -> bool:
+    def pays(self, plan: Plan, current: Plan, least: float = NEW_PLAN) -> bool:
         """Return True if a plan is clearly better than the current one. Of given plans, any other than the current
-        one is better.
+        one is better. least: threshold for devices that were not busy.
         """
         if self.planner is None:
             return plan != current
@@ -118,7 +118,7 @@ class Replanner(Deciding[Plan]):
         at_best = self.planner.like([own.at_best, *others], self.planner.links)
         new, old = (self._value(at_best, candidate) for candidate in (plan, current))
         busy = plan.world_size > 1 and is_busy(self.planner.speeds, plan.devices)
-        if clearly_better(new, old, by=plan_threshold(busy, NEW_PLAN)):
+        if clearly_better(new, old, by=plan_threshold(busy, least)):
             return True
         if plan.prefill is None or new > old:
             return False
@@ -141,7 +141,7 @@ def _by_address(planner: Planner) -> dict[str, DeviceSpeed]:
     return {device(speed.device): speed for speed in planner.speeds}
 
 
-def _without_estimates(planner: Planner) -> Planner:
+def _without_presets(planner: Planner) -> Planner:
     """Return the planner without preset devices, because a plan can run only on real devices."""
     own, *others = planner.speeds
-    return planner.like([own, *(speed for speed in others if not speed.estimate)], planner.links)
+    return planner.like([own, *(speed for speed in others if not speed.preset)], planner.links)

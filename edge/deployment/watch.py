@@ -16,10 +16,13 @@ from edge.deployment.supervisor import Supervisor
 from edge.errors import EdgeError, Interrupted
 from edge.llm.interface import TextEngine
 from edge.parallel.replacements import Replacements
-from edge.profiling.joining import JoinedDevice, JoiningDevices
+from edge.profiling.joining import EstimatedDevices, JoinedDevice, JoiningDevices
 from edge.profiling.straggler_watch import StragglerWatch
+from edge.profiling.survey import Survey
 from edge.tasks import Repeated, Steps
 from partition.plan.plan import Plan
+from partition.predict.hysteresis import PLAN
+from partition.predict.speeds import DeviceSpeed
 from quant.text import listed
 
 LOOK_S = 0.5  # interval between checks for leaving devices
@@ -39,11 +42,14 @@ class MembershipWatch:
         replanner: Replanner,
         replacements: Replacements,
         joining: JoiningDevices | None,
+        estimated: EstimatedDevices | None,
         steps: Steps,
     ) -> None:
-        """joining: finds devices that join; None: no other device takes part."""
+        """joining: finds devices that join; None: no other device takes part. estimated: measures devices that were
+        only estimated; None: the plan stays whatever such devices turn out to be.
+        """
         self._supervisor, self._replanner, self._replacements = supervisor, replanner, replacements
-        self._joining, self._steps = joining, steps
+        self._joining, self._estimated, self._steps = joining, estimated, steps
         work = replanner.planner.work if replanner.planner else None
         self.slow = StragglerWatch(replanner.survey, work)
         self._declined: set[str] = set()  # workers that joined, but that no better plan uses
@@ -80,10 +86,13 @@ class MembershipWatch:
                 self._offer_drain(leaving)
             elif not self._replanner.moves:
                 return
-            elif (self.slow.is_due or self.slow.notes) and (self._is_quiet() or time.monotonic() > self._slow_at):
+            elif (self.slow.is_due or self.slow.notes or self.slow.corrected) and (
+                self._is_quiet() or time.monotonic() > self._slow_at
+            ):
                 self._offer_without_stragglers()
             elif self._replacements.quiet_s > QUIET_S and time.monotonic() > self._offer_at:
                 self._offer_at = time.monotonic() + OFFER_S
+                self._offer_measured()
                 self._offer_rejoin()
                 self._offer_join()
 
@@ -113,6 +122,25 @@ class MembershipWatch:
         reason = f"{listed(names)} {'are' if len(names) > 1 else 'is'} there again"
         self._offer(reason, self._pays, self._check_quiet)
 
+    def _offer_measured(self) -> None:
+        """Measure devices that were only estimated, and offer a plan if it is clearly better by the new figures."""
+        survey = self._replanner.survey
+        if survey is None or self._estimated is None or self._replacements.is_moving:
+            return
+        if not self._estimated.are_left(survey):
+            return
+        self._use(self._estimated.measured(survey, self._check_quiet))
+        running = self._supervisor.running.plan
+        # The running plan was chosen by estimates. So it has no advantage over other plans.
+        self._offer(
+            "devices are measured now", lambda plan: self._replanner.pays(plan, running, PLAN), self._check_quiet
+        )
+
+    def _use(self, survey: Survey[DeviceSpeed]) -> None:
+        """Plan with a new survey from now on."""
+        self.slow.survey = survey
+        self._replanner.measured(survey)
+
     def _offer_join(self) -> None:
         """If a device joined, measure it, and offer a plan with it if it is clearly better."""
         survey = self._replanner.survey
@@ -122,8 +150,7 @@ class MembershipWatch:
             self._joined = self._joining.measured(survey, self._check_quiet)
             if self._joined is None:
                 return
-            self.slow.survey = self._joined.survey
-            self._replanner.measured(self._joined.survey)
+            self._use(self._joined.survey)
         joined = self._joined
         try:
             is_offered = self._offer(f"{joined.name} joined", self._pays, self._check_quiet)
@@ -138,14 +165,18 @@ class MembershipWatch:
             self._steps.say(f"{joined.name} joined; the plan stays as it is")
 
     def _offer_without_stragglers(self) -> None:
-        """If devices became slow or fast again, report it, and offer a plan if it is clearly better now."""
+        """If devices became slow or fast again, report it, and offer a plan if it is clearly better now. The same after
+        steps have corrected estimates, which is not reported.
+        """
         self._slow_at = time.monotonic() + BUSY_S
         check = self._check_quiet if self._is_quiet() else self._supervisor.check_open
         if self.slow.is_due:
             self._replacements.between_steps(self.slow.look)
             if self.slow.survey is not None:
                 self._replanner.measured(self.slow.survey)
-        if not (reason := "; ".join(self.slow.notes)):
+        notes = "; ".join(self.slow.notes)
+        self.slow.corrected = self.slow.corrected and self._estimated is not None
+        if not (reason := notes or ("steps take other times than estimated" if self.slow.corrected else "")):
             return
         try:
             is_offered = self._offer(reason, self._pays_by_now, check)
@@ -154,7 +185,8 @@ class MembershipWatch:
         except EdgeError:  # no other plan fits, so the current plan stays
             is_offered = False
         self.slow.notes.clear()
-        if not is_offered:
+        self.slow.corrected = False
+        if notes and not is_offered:
             self._steps.say(f"{reason}; the plan stays as it is")
 
     def _pays(self, plan: Plan) -> bool:

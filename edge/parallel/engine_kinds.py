@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from devices.catalog import CATALOG
+from devices.processes.rates import Rates, known_rates, own_rates
 from devices.profile import DeviceProfile, describe
 from devices.sleeping import VARIABLE, run_first
 from edge.errors import EdgeError
@@ -83,8 +85,8 @@ class EngineKind:
         memory_limit_bytes: int | None = None,
         gpu: str | None = None,
     ) -> DeviceProfile:
-        """Return the profile of this device, as `devices.profile.describe`."""
-        return describe(
+        """Return the profile of this device, as `devices.profile.describe`, with its rates if they are known."""
+        profile = describe(
             name,
             threads=threads,
             memory_limit_bytes=memory_limit_bytes,
@@ -92,6 +94,11 @@ class EngineKind:
             runtime=version("edge-runtime"),
             llama_cpp=version("llama-cpp-python"),
         )
+        return _with_rates(profile, known_rates(profile))
+
+    def measure_rates(self, profile: DeviceProfile) -> DeviceProfile:
+        """Return the profile of this device with its rates. They are measured if they are not known."""
+        return _with_rates(profile, own_rates(profile))
 
     def check_worker(self, name: str, *, sleeps: bool) -> None:
         """Raise Refused if a worker's engines are of the other kind, because responses would be computed from zeros."""
@@ -171,9 +178,16 @@ class SleepingKind(EngineKind):
         memory_limit_bytes: int | None = None,
         gpu: str | None = None,
     ) -> DeviceProfile:
-        """Same as in `EngineKind`, without the host, because a sleeping device takes no cores from others."""
+        """Same as in `EngineKind`, without the host, because a sleeping device takes no cores from others.
+
+        The rates are those of the preset that the device's profile names.
+        """
         profile = super().describe(name, threads=threads, memory_limit_bytes=memory_limit_bytes, gpu=gpu)
-        return replace(profile, host=None)
+        return self.measure_rates(replace(profile, host=None))
+
+    def measure_rates(self, profile: DeviceProfile) -> DeviceProfile:
+        preset = CATALOG.get(str(json.loads(self._profile.read_text()).get("preset")))
+        return _with_rates(profile, Rates(preset.memory_bytes_per_s, preset.flops) if preset else None)
 
     def check_worker(self, name: str, *, sleeps: bool) -> None:
         if not sleeps:
@@ -185,6 +199,12 @@ class SleepingKind(EngineKind):
     def slowness(self, seconds: Sequence[float]) -> list[float]:
         """Return equal factors, because all devices have the processor of this machine."""
         return [1.0] * len(seconds)
+
+
+def _with_rates(profile: DeviceProfile, rates: Rates | None) -> DeviceProfile:
+    if rates is None:
+        return replace(profile, memory_bytes_per_s=None, flops=None)
+    return replace(profile, memory_bytes_per_s=rates.memory_bytes_per_s, flops=rates.flops)
 
 
 def own_kind() -> EngineKind:

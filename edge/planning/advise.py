@@ -14,14 +14,15 @@ from typing import Any
 from devices.probe import available_memory
 from edge.llm.options import DEFAULT_CONTEXT, DEFAULTS, EngineOptions
 from edge.models.catalog import KnownModel
-from edge.planning.advised_speeds import CandidateSpeeds, Profile, speeds_of_all
+from edge.planning.advised_speeds import ESTIMATED, PRESET, CandidateSpeeds, Profile, speeds_of_all
 from edge.planning.arrange import work_of
 from edge.planning.candidates import Candidate, candidates
 from edge.planning.llm_space import LlmSpace
 from edge.planning.plan_options import plan_options
 from edge.planning.type_files import TypeFile
 from edge.profiling.cluster import Cluster
-from edge.profiling.llm_survey import llm_speeds
+from edge.profiling.llm_survey import Estimator, estimated, llm_speeds, overrides
+from edge.profiling.profile import profiled
 from edge.tasks import SILENT, Steps
 from partition.errors import CannotSlice, PlanError
 from partition.plan.plan import LOCAL
@@ -56,6 +57,7 @@ class AdviceOptions:
     task: str = "chat"
     types: Sequence[str] = ()  # quantization types to consider instead of the published ones
     min_tokens_per_s: float = 0.0
+    measure: bool = False  # measure the devices instead of estimating them
     every: bool = False  # measure each model instead of interpolating
     engine: EngineOptions = DEFAULTS  # its memory is that of this device
     fresh: bool = False
@@ -174,12 +176,7 @@ def advise(models: Sequence[KnownModel], cluster: Cluster, options: AdviceOption
                 f"no model has a context of {least} tokens, which the task"
                 f" {options.task!r} needs; choose another --task, or other models"
             )
-        speeds = speeds_of_all(
-            fitting,
-            lambda candidate: _profile(candidate, cluster, options, steps),
-            memory_bytes=_memory_bytes(cluster, options),
-            every=options.every,
-        )
+        speeds = _speeds(fitting, cluster, options, steps)
         rows = [_row(candidate, own, cluster, options) for candidate, own in zip(fitting, speeds, strict=True)]
     running = sorted((row for row in rows if row.point is not None), key=lambda row: row.answer_s)
     if not running:
@@ -202,11 +199,36 @@ def advise(models: Sequence[KnownModel], cluster: Cluster, options: AdviceOption
     return Advice(options, tuple(speed.name for speed in profile.speeds), tuple(ordered), tuple(notes))
 
 
-def _memory_bytes(cluster: Cluster, options: AdviceOptions) -> int | None:
-    """Return the total memory of the devices in bytes, or None if all of them are presets."""
+def _speeds(
+    fitting: Sequence[Candidate], cluster: Cluster, options: AdviceOptions, steps: Steps
+) -> list[CandidateSpeeds]:
+    """Return the speeds of the devices for each candidate: of presets, estimated, or measured."""
     own = cluster.devices.local
     if cluster.fleet is None and own is not None and own.preset is not None:
-        return None
+        return [CandidateSpeeds(_profile(candidate, cluster, options, steps), PRESET) for candidate in fitting]
+    if options.measure:
+        return speeds_of_all(
+            fitting,
+            lambda candidate: _profile(candidate, cluster, options, steps),
+            memory_bytes=_memory_bytes(cluster, options),
+            every=options.every,
+        )
+    with steps.step("Estimating devices"):
+        estimator = Estimator(cluster.fleet, *overrides(cluster.devices, options.engine.threads, options.engine.memory))
+        profiles = [
+            profiled(
+                cluster.devices,
+                estimator.survey(candidate.file, remembered=False),
+                lambda device, file=candidate.file: estimated(device, file),  # type: ignore[misc]
+                cluster.notes,
+            )
+            for candidate in fitting
+        ]
+    return [CandidateSpeeds(profile, ESTIMATED) for profile in profiles]
+
+
+def _memory_bytes(cluster: Cluster, options: AdviceOptions) -> int:
+    """Return the total memory of the devices in bytes."""
     workers = cluster.fleet.workers if cluster.fleet else ()
     others = sum(cluster.fleet.memory_of(address) for address in workers) if cluster.fleet else 0
     return min(available_memory(), options.engine.memory or available_memory()) + others

@@ -1,4 +1,4 @@
-"""Device speeds for each candidate: measured with synthetic slices for some, and interpolated for the others.
+"""Measured device speeds for each candidate: with synthetic slices for some, and interpolated for the others.
 
 Measuring a model takes some seconds. Of models that differ only in size, three are measured: the smallest, a middle
 one, and the largest that fits the devices. Their kernels and their type are the same, so the time of a layer depends on
@@ -17,7 +17,7 @@ from edge.profiling.llm_survey import AMPLE
 from edge.profiling.profile import ClusterProfile
 from partition.predict.speeds import Curve, DeviceSpeed
 
-MEASURED, INTERPOLATED, PRESET = "measured", "interpolated", "preset"
+MEASURED, INTERPOLATED, ESTIMATED, PRESET = "measured", "interpolated", "estimated", "preset"
 Profile = ClusterProfile[DeviceSpeed]
 
 
@@ -26,7 +26,7 @@ class CandidateSpeeds:
     """Speeds of all devices with one candidate, and their origin."""
 
     profile: Profile
-    figures: str  # one of MEASURED, INTERPOLATED and PRESET
+    figures: str  # one of MEASURED, INTERPOLATED, ESTIMATED and PRESET
     sources: tuple[str, ...] = ()  # names of the measured models behind interpolated speeds
 
 
@@ -34,17 +34,15 @@ def speeds_of_all(
     all_candidates: Sequence[Candidate],
     measure: Callable[[Candidate], Profile],
     *,
-    memory_bytes: int | None,
+    memory_bytes: int,
     every: bool = False,
 ) -> list[CandidateSpeeds]:
     """Return the speeds of each candidate, in the same order.
 
     measure: profiles the devices for one candidate.
-    memory_bytes: total memory of all devices. None: devices are presets, and nothing is measured.
+    memory_bytes: total memory of all devices.
     every: measure each candidate instead of interpolating.
     """
-    if memory_bytes is None:
-        return [CandidateSpeeds(measure(candidate), PRESET) for candidate in all_candidates]
     groups: dict[tuple[object, ...], list[Candidate]] = {}
     for candidate in all_candidates:
         groups.setdefault(_kind(candidate), []).append(candidate)
@@ -105,7 +103,6 @@ def _interpolated(candidate: Candidate, known: Sequence[tuple[Candidate, Profile
                 disk_bytes_per_s=max(disks, default=None),
                 busy=any(speed.busy for speed in of_each),
                 age_s=max(speed.age_s for speed in of_each),
-                quiet_s=None,
                 key="",
             )
         )

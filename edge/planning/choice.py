@@ -48,7 +48,7 @@ class PlanChoice:
     limits: Mapping[str, float] = field(default_factory=dict)
     encoder: EncoderPlace | None = None  # place of the image and audio encoder
     file: ModelFile | None = field(default=None, repr=False, compare=False)  # opened `model`; None: not opened
-    is_given: bool = False  # True: the user chose the shares
+    is_given: bool = False  # True: the user chose the shares or the kind of parallelism
     keeps_off: bool = False  # True: this device never has a stage of the network
 
     @classmethod

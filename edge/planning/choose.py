@@ -142,6 +142,9 @@ def arrange(
         raise next(iter(refused.values()))
     kind = min(costs_s, key=lambda kind: costs_s[kind])
     figures = "; ".join(f"{kind} {number_text(seconds * 1e3)} ms" for kind, seconds in costs_s.items())
-    by = "by measured speed" if shares is None else "as given"
+    is_estimated = any(speed.estimate for speed in planner.speeds)
+    by = "as given" if shares is not None else f"by {'estimated' if is_estimated else 'measured'} speed"
     why = f"{kind}, shares {by}: a token is predicted to take {figures}{busy_words(planner.speeds)}"
-    return PlanChoice(path, plans[kind], why, options=options, planner=planner, encoder=space.encoder, file=file)
+    return PlanChoice(
+        path, plans[kind], why, options=options, planner=planner, encoder=space.encoder, file=file, is_given=True
+    )

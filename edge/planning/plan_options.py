@@ -10,6 +10,8 @@ from typing import Any
 from edge.llm.options import EngineOptions
 from edge.models.paths import PathLike
 
+SURVEY_S = 20.0  # default time for measuring
+
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -26,7 +28,8 @@ class PlanOptions:
     transport: str = "auto"  # transport of links
     threads: int | None = None  # threads of this device
     memory: int | None = None  # bytes that a language model may take on this device
-    fresh: bool = False  # ignore measurements of the last day
+    fresh: bool = False  # ignore remembered measurements
+    survey_seconds: float = SURVEY_S  # time for measuring devices and links; 0: remembered figures and estimates
     draft: PathLike = "off"  # draft source for a single request, as in `edge.load`
     draft_worker: str | None = None  # address of the worker for a draft model; None: this device
     projector: Path | None = None  # image and audio projector of a language model, whose encoder is placed, too

@@ -76,8 +76,8 @@ class PlanSpace(ABC):
 
     def can_run(self, point: Point) -> bool:
         """Return whether a plan can be measured: none of its devices is a preset, and it lacks a prefill placement."""
-        estimated = any(speed.estimate for speed in self.known.speeds if speed.device in point.plan.devices)
-        return not estimated and point.predicted.prefill is None
+        presets = any(speed.preset for speed in self.known.speeds if speed.device in point.plan.devices)
+        return not presets and point.predicted.prefill is None
 
     def measured_key(self, point: Point, fleet: Fleet | None) -> str:
         """Return the cache key of a measurement."""

@@ -17,6 +17,8 @@ has no room for 2n layers.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -30,12 +32,12 @@ from edge.models.local_slices import OwnSlices
 from edge.tasks import CancelScope
 from edge.worker.messages import options_message
 from partition.errors import CannotSlice, PlanError
+from partition.model.file import ModelFile
 from partition.plan.plan import NOTHING, Range, Slice
-from partition.plan.tensor import shards
+from partition.plan.tensor import Limits, shards
 from partition.predict.speeds import MOST_S, Curve, DeviceSpeed
 from partition.slices.gguf_slice import blank_recipe, check_tensor, limits
 from partition.slices.recipe import Recipe
-from quant.gguf.file import GgufFile
 from transport import edge_pb2 as pb
 
 DECODE_ROWS = (1, 2, 4, 8)  # rows of timed steps; kernels suit some numbers of rows better than others
@@ -46,6 +48,7 @@ CHUNK_ROWS = (DEFAULT_BATCH - DEPTH, 128)  # rows of a long prompt's step: the f
 _CHUNK_S = 1.0  # time limit for these rows
 _SAMPLES = 5  # minimum number of samples for each timed step
 _LEAST_BYTES = 96 << 20  # minimum size of the n layers
+_LEAST_TASK_S = 0.05  # seconds for one number of rows, even if time is short
 _MOST_STEP = 0.3  # limit of `step`, relative to the fastest time of n layers; a larger value is noise
 _OPTIONS = EngineOptions(context=DEFAULT_BATCH, batch=DEFAULT_BATCH, sequences=max(DECODE_ROWS))
 _ROWS = {
@@ -75,7 +78,7 @@ class LayerTimes:
     """Slice times of one device."""
 
     n: int  # number of layers in the smaller slices
-    # Times by slice: layers, more (2n), half, chunk, head. Only layers and head are always present.
+    # Times by slice: layers, head, chunk, half, more (2n). Only layers are always present.
     steps: Mapping[str, Curve]
     depth_s: float  # additional time of n layers for a row with DEPTH tokens in the cache
     runtime_bytes: int  # memory of the process without weights
@@ -85,14 +88,12 @@ class LayerTimes:
     chunk_depth_s: float = 0.0  # additional time of the latter slice with DEPTH tokens in the cache
 
 
-def probes(
-    file: GgufFile, model_digest: str, closing: CancelScope, most_bytes: int | None = None
-) -> tuple[dict[str, LayerProbe], int]:
-    """Return the slices to time, by name, and n. The slices stay on this device's disk until `closing` is closed.
+def cuts_to_time(file: ModelFile, most_bytes: int | None = None) -> tuple[dict[str, Slice], int]:
+    """Return the cuts of the slices to time, by name, and n.
 
     most_bytes: maximum size of a slice's weights, unless a single layer exceeds it.
     """
-    can, slices = limits(file), OwnSlices()
+    can = limits(file)
     total = can.sizes.layers
     # ends of possible slices that begin with the first layer
     ends = [stop for stop in (*can.begins[1:], total) if can.can_be_stage(0, stop)]
@@ -102,31 +103,50 @@ def probes(
         fitting = (some for some in twice if some <= n and sum(can.layer_bytes[: 2 * some]) <= most_bytes)
         n = max(fitting, default=ends[0])
     heads, ff = Range(0, can.sizes.heads), Range(0, can.sizes.ff)
-    cuts = {"layers": Slice(Range(0, n), heads, ff, NOTHING, first=True)}
-    if 2 * n in ends:
-        cuts["more"] = Slice(Range(0, 2 * n), heads, ff, NOTHING, first=True)
-    cuts["chunk"] = Slice(Range(0, ends[0]), heads, ff, NOTHING, first=True)
-    cuts["head"] = Slice(Range(0, ends[0]), heads, ff, Range(0, can.sizes.vocab), first=True)
+    # The most important ones come first, because time may be short.
+    cuts = {
+        "layers": Slice(Range(0, n), heads, ff, NOTHING, first=True),
+        "head": Slice(Range(0, ends[0]), heads, ff, Range(0, can.sizes.vocab), first=True),
+        "chunk": Slice(Range(0, ends[0]), heads, ff, NOTHING, first=True),
+    }
     try:
         check_tensor(file)
         half = shards(can, ("a", "b"), (1.0, 1.0))[0]
         cuts["half"] = Slice(Range(0, n), half.heads, half.ff, NOTHING, first=True)
     except (CannotSlice, PlanError):
         pass  # the model's layers do not support tensor parallelism
-    head_bytes = can.vocab_bytes * can.sizes.vocab
-    model_bytes = sum(can.layer_bytes) + head_bytes
+    if 2 * n in ends:
+        cuts["more"] = Slice(Range(0, 2 * n), heads, ff, NOTHING, first=True)
+    return cuts, n
+
+
+def probes(
+    file: ModelFile, model_digest: str, cuts: Mapping[str, Slice], closing: CancelScope
+) -> dict[str, LayerProbe]:
+    """Return the slices to time, by name. They stay on this device's disk until `closing` is closed."""
+    can, slices = limits(file), OwnSlices()
     probes_by_name = {}
     for name, cut in cuts.items():
         recipe = blank_recipe(file, model_digest, cut)
         digest = slices.digest(recipe, file.path, closing.check)
         path = closing.enter(slices.use(recipe, file.path, digest, closing.check))
         depth = DEPTH if name in ("layers", "chunk") else 0
-        last = name == "head"
-        own_bytes = sum(can.layer_bytes[: len(cut.layers)]) + last * head_bytes
         probes_by_name[name] = LayerProbe(
-            recipe, digest, path, len(cut.layers), _ROWS.get(name, ()), depth, last, round(model_bytes - own_bytes)
+            recipe, digest, path, len(cut.layers), _ROWS.get(name, ()), depth, name == "head", other_bytes(can, cut)
         )
-    return probes_by_name, n
+    return probes_by_name
+
+
+def largest_bytes(file: ModelFile) -> int:
+    """Return the bytes of the largest slice that is timed."""
+    can = limits(file)
+    total = sum(can.layer_bytes) + can.vocab_bytes * can.sizes.vocab
+    return round(total) - min(other_bytes(can, cut) for cut in cuts_to_time(file)[0].values())
+
+
+def other_bytes(can: Limits, cut: Slice) -> int:
+    """Return the bytes of weights that a token of the whole model reads in addition to those of a slice."""
+    return round(sum(can.layer_bytes[len(cut.layers) :]) + can.vocab_bytes * (can.sizes.vocab - len(cut.vocab)))
 
 
 def timed(
@@ -138,39 +158,39 @@ def timed(
     threads: int | None = None,
     disk: bool = False,
     memory: int | None = None,
+    most_s: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
 ) -> LayerTimes:
     """Load and time the slices in turn, on the device of a session, which already has the files.
 
-    Measurements that were disturbed by other work are repeated once at the end.
-
-    n: the number of layers from `probes`.
+    n: the number of layers from `cuts_to_time`.
     on_slice: called after each slice.
     threads: threads of the device; None: its default.
     disk: also measure the disk's read rate.
     memory: bytes that the process may use; None for a worker, which knows its own limit.
+    most_s: seconds after which no further slice is timed. The first one is always timed.
     Raises the errors of sessions, and WorkerError if an answer is invalid.
     """
     figures: dict[str, list[BestTime]] = {}
     runtime_bytes, disk_bytes_per_s, layer_s = 0, 0.0, 0.0
     options = replace(_OPTIONS, threads=threads)
     timed_slices: dict[str, LayerProbe] = {}
-    for name, probe in slices.items():
+    until = clock() + most_s
+    for i, (name, probe) in enumerate(slices.items()):
+        left_s = until - clock()
         if name == "chunk":
             probe = replace(probe, rows=_chunk_rows(probe.layers * layer_s))
-            if not probe.rows:
-                on_slice()
-                continue
+        if not probe.rows or (i > 0 and left_s <= 0):
+            on_slice()
+            continue
         timed_slices[name] = probe
+        task_s = max(_LEAST_TASK_S, left_s / (len(slices) - i) / (len(probe.rows) + bool(probe.depth)))
         wants_disk = disk and name == "layers"
-        figures[name], n_bytes, rate = _timed(session, probe, options, wants_disk, memory)
+        figures[name], n_bytes, rate = _timed(session, probe, options, wants_disk, memory, task_s)
         runtime_bytes, disk_bytes_per_s = max(runtime_bytes, n_bytes), max(disk_bytes_per_s, rate)
         if name == "layers":
             layer_s = _curve(probe, figures[name]).at(PREFILL_ROWS) / probe.layers
         on_slice()
-    for name, probe in timed_slices.items():  # a busy device may be quiet by now
-        if any(figure.busy for figure in figures[name]):
-            again, _, _ = _timed(session, probe, options, False, memory)
-            figures[name] = [first.or_better(second) for first, second in zip(figures[name], again, strict=True)]
     steps = {name: _curve(probe, figures[name]) for name, probe in timed_slices.items()}
     deep_s = {
         name: max(0.0, figures[name][-1].seconds - figures[name][0].seconds)
@@ -203,9 +223,14 @@ def _chunk_rows(seconds: float) -> tuple[int, ...]:
 
 
 def _timed(
-    session: EngineSession, probe: LayerProbe, options: EngineOptions, disk: bool, memory: int | None
+    session: EngineSession,
+    probe: LayerProbe,
+    options: EngineOptions,
+    disk: bool,
+    memory: int | None,
+    most_s: float = 0.0,
 ) -> tuple[list[BestTime], int, float]:
-    """Time one slice.
+    """Time one slice. most_s: maximum seconds for each number of rows; 0: the worker's default.
 
     Return its times, the memory of the process without weights in bytes, and the disk's read rate (0 if not requested).
     """
@@ -215,6 +240,7 @@ def _timed(
     load.memory_limit_bytes = memory or 0
     loaded = session.ask(pb.Command(load=load)).loaded
     command = pb.Time(rows=probe.rows, steps=_SAMPLES, depth=probe.depth, disk=disk, other_bytes=probe.other_bytes)
+    command.most_s = most_s if most_s < math.inf else 0.0
     answered = session.ask(pb.Command(time=command)).timed
     session.unload()
     seconds, busy = answered.step_s, answered.busy
@@ -226,7 +252,9 @@ def _timed(
 
 
 def device_speed(times: LayerTimes, device: str, name: str, memory_bytes: int) -> DeviceSpeed:
-    """Calculate a device's speed from its slice times. Negative differences count as 0."""
+    """Calculate a device's speed from its slice times, at least those of layers and head. Negative differences count
+    as 0.
+    """
     base, n = times.steps["layers"], times.n
     one_s = base.at(1)
     more_s = times.steps["more"].at(1) if "more" in times.steps else 2 * one_s

@@ -6,21 +6,26 @@ no weights of the model cross the network.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
 from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice
 from devices.probe import own_rss
-from devices.remembered import key_of
+from devices.remembered import KEPT_AGE_S, Remembered, key_of
 from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession
 from edge.parallel.engine_kinds import own_kind
-from edge.profiling.layer_times import device_speed, probes, timed
+from edge.profiling.estimate import estimated_speed
+from edge.profiling.layer_times import LayerProbe, cuts_to_time, device_speed, other_bytes, probes, timed
+from edge.profiling.links import estimated_links
 from edge.profiling.profile import ClusterProfile, profiled, with_links
 from edge.profiling.survey import Devices, Survey, host_of, survey
 from edge.tasks import CancelScope, Progress
@@ -29,6 +34,8 @@ from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.presets import PartSizes, preset_speed
 from partition.predict.speeds import DeviceSpeed, Links, speed_of, speed_to_json
+from partition.slices.gguf_slice import blank_recipe, limits
+from quant.text import listed
 
 REMEMBERED = "speeds"  # name of the cached measurements
 # CPU time of a core for an all-reduce: system calls, Python and adding, with caches full of the last layer's weights.
@@ -39,6 +46,8 @@ AMPLE = 1.5  # factor over a model's file size that covers weights, KV cache and
 # Part of a device's memory limit for processes: this process or the daemon, and an engine process without weights.
 PROBE_BYTES = 250 << 20
 _GROWTH_BYTES = 24 << 20  # memory that this process may allocate while another one measures
+_ESTIMATED_DISK = 200e6  # bytes per second of a disk that was not measured; a microSD card reads half as fast
+_ANY_DIGEST = "0" * 64  # slices with made-up weights do not depend on the model's digest
 NO_OVERRIDES: Mapping[str, int] = MappingProxyType({})
 
 
@@ -52,6 +61,7 @@ def llm_survey(
     transport: str = "auto",
     fresh: bool = False,
     known: Survey[DeviceSpeed] | None = None,
+    seconds: float = math.inf,
     scope: CancelScope | None = None,
     on_step: Progress = lambda done, total: None,
 ) -> Survey[DeviceSpeed]:
@@ -62,6 +72,7 @@ def llm_survey(
     memory: memory limit in bytes by address, for devices that offer more.
     known: survey of devices that are not timed again, including this device. Its values stay, even for disconnected
     devices.
+    seconds: as for `survey`.
     scope: closing it ends the measurement.
     Raises CannotSlice if the model has no layers to time, and errors of sessions.
     """
@@ -70,27 +81,48 @@ def llm_survey(
     with CancelScope() if scope is None else nullcontext(scope) as closing:
         profiler = _LayerProfiler(devices, file, model_digest, threads, memory, closing)
         timings, links = survey(
-            devices, profiler, closing, transport=transport, fresh=fresh, known_times=known_times, on_step=on_step
-        )
-    speeds = []
-    for rank, timing in enumerate(timings):
-        speed = timing.times
-        n_threads, profile = threads.get(devices.addresses[rank]), devices.profiles[rank]
-        room, key, host = profiler.rooms[rank], profiler.keys[rank], host_of(profile, n_threads)
-        if speed.device in known_times:
-            continue
-        speeds.append(
-            replace(
-                speed, memory_bytes=room, threads=n_threads, key=key, age_s=timing.age_s, quiet_s=timing.quiet_s,
-                host=host,
-            )
+            devices, profiler, closing, transport=transport, fresh=fresh, known_times=known_times, seconds=seconds,
+            on_step=on_step,
         )  # fmt: skip
+    speeds = [
+        profiler.described(rank, replace(timing.times, age_s=timing.age_s))
+        for rank, timing in enumerate(timings)
+        if timing.times.device not in known_times
+    ]
     if known is None:
-        return Survey(tuple(_with_sums(speeds)), links)
+        return Survey(tuple(with_sums(speeds)), links)
     speeds = [*known.speeds, *speeds]
     # Disconnected devices have no measured link to joined ones, so a link is assumed until the next measurement.
     both = with_links(Cluster(()), [speed.device for speed in speeds], Links({**links.between, **known.links.between}))
-    return Survey(tuple(_with_sums(speeds)), both)
+    return Survey(tuple(with_sums(speeds)), both)
+
+
+class Estimator:
+    """Estimates of this device and the workers. Nothing is started on the workers, so it takes a few calls to them."""
+
+    def __init__(
+        self,
+        fleet: Fleet | None,
+        threads: Mapping[str, int] = NO_OVERRIDES,
+        memory: Mapping[str, int] = NO_OVERRIDES,
+    ) -> None:
+        """Estimate the links. threads, memory: as for `llm_survey`. Raises the errors of calls."""
+        self._devices, self._threads, self._memory = Devices(fleet, threads.get(LOCAL)), threads, memory
+        self._devices.profiles[0] = own_kind().measure_rates(self._devices.profiles[0])
+        self._links = Links() if fleet is None else estimated_links(fleet)
+
+    def survey(self, file: ModelFile, *, remembered: bool = True) -> Survey[DeviceSpeed]:
+        """Return the speeds of all devices for a model. remembered: use measurements of the model, if there are any."""
+        devices, sizes, speeds = self._devices, PartSizes.from_file(file), []
+        with CancelScope() as closing:
+            profiler = _LayerProfiler(devices, file, _ANY_DIGEST, self._threads, self._memory, closing)
+        for rank, (address, profile) in enumerate(zip(devices.addresses, devices.profiles, strict=True)):
+            speed = profiler.known_speed(rank) if remembered else None
+            if speed is None:
+                estimate = estimated_speed(profile, sizes, address, devices.names[rank], profiler.rooms[rank])
+                speed = replace(estimate, disk_bytes_per_s=_ESTIMATED_DISK if profiler.pages[rank] else None)
+            speeds.append(profiler.described(rank, speed, with_key=remembered))
+        return Survey(tuple(with_sums(speeds)), self._links)
 
 
 class _LayerProfiler:
@@ -111,44 +143,82 @@ class _LayerProfiler:
         self._devices, self._file, self._threads, self._memory = devices, file, threads, memory.get(LOCAL)
         limits_or_none = [self._memory, *(profile.memory_limit_bytes for profile in devices.profiles[1:])]
         limited = [limit for limit in limits_or_none if limit is not None]  # bytes for all processes of a device
-        self._slices, self._n = probes(file, model_digest, closing, min(limited) - PROBE_BYTES if limited else None)
-        self.steps = len(self._slices)
+        self._cuts, self._n = cuts_to_time(file, min(limited) - PROBE_BYTES if limited else None)
+        self._digest, self._closing = model_digest, closing
+        self._lock = Lock()
+        self.steps = len(self._cuts)
         self.rooms = [
             min(room, memory.get(address, room)) for room, address in zip(devices.memory_bytes, addresses, strict=True)
         ]
-        self._pages = [room < AMPLE * file.size_bytes for room in self.rooms]  # True: the device may have to page
+        self.pages = [room < AMPLE * file.size_bytes for room in self.rooms]  # True: the device may have to page
+
+    @cached_property
+    def keys(self) -> Sequence[str]:
+        """Cache key by rank."""
+        can = limits(self._file)
         # The missing part of the model empties caches between steps, so times depend on its size.
-        timed_parts = [f"{probe.digest} {probe.other_bytes}" for probe in self._slices.values()]
-        self.keys: Sequence[str] = [
-            key_of([*timed_parts, str(threads.get(address)), str(pages)], profile)
-            for address, pages, profile in zip(addresses, self._pages, devices.profiles, strict=True)
+        timed_parts = [
+            f"{blank_recipe(self._file, _ANY_DIGEST, cut).key} {other_bytes(can, cut)}" for cut in self._cuts.values()
+        ]
+        return [
+            key_of([*timed_parts, str(self._threads.get(address))], profile)
+            for address, profile in zip(self._devices.addresses, self._devices.profiles, strict=True)
         ]
 
+    @cached_property
+    def _slices(self) -> Mapping[str, LayerProbe]:
+        return probes(self._file, self._digest, self._cuts, self._closing)
+
+    def _probes(self) -> Mapping[str, LayerProbe]:
+        """Return the slices. They are created when the first device needs them."""
+        with self._lock:
+            return self._slices
+
+    def described(self, rank: int, speed: DeviceSpeed, *, with_key: bool = True) -> DeviceSpeed:
+        """Return a device's speed with the device's memory, threads and host. with_key: and the cache key."""
+        n_threads = self._threads.get(self._devices.addresses[rank])
+        host, key = host_of(self._devices.profiles[rank], n_threads), self.keys[rank] if with_key else ""
+        return replace(speed, memory_bytes=self.rooms[rank], threads=n_threads, key=key, host=host)
+
+    def known_speed(self, rank: int) -> DeviceSpeed | None:
+        """Return the remembered speed of a device, or None if it was not measured."""
+        remembered = Remembered(REMEMBERED).get(self.keys[rank], KEPT_AGE_S)
+        speed = None if remembered is None else self.read(rank, remembered[0])
+        return None if speed is None or remembered is None else replace(speed, age_s=remembered[1])
+
     def send(self, worker: Remote, check: Progress) -> None:
-        for probe in self._slices.values():
+        for probe in self._probes().values():
             worker.send_slice(probe.recipe, self._file.path, probe.digest, check)
 
-    def time(self, session: EngineSession, on_step: Callable[[], None]) -> DeviceSpeed:
+    def time(self, session: EngineSession, on_step: Callable[[], None], most_s: float) -> DeviceSpeed:
         rank = session.rank
         address, own = self._devices.addresses[rank], self._memory if rank == 0 else None
         left = None if own is None else max(1, own - own_rss() - _GROWTH_BYTES)
         times = timed(
-            session, self._slices, self._n, on_step,
-            threads=self._threads.get(address), disk=self._pages[rank], memory=left,
+            session, self._probes(), self._n, on_step,
+            threads=self._threads.get(address), disk=self.pages[rank], memory=left, most_s=most_s,
         )  # fmt: skip
-        return device_speed(times, address, self._devices.names[rank], self.rooms[rank])
+        name, room = self._devices.names[rank], self.rooms[rank]
+        if "head" in times.steps:
+            return device_speed(times, address, name, room)
+        # Time was short. The measured layers correct the estimate of everything else.
+        estimate = estimated_speed(self._devices.profiles[rank], PartSizes.from_file(self._file), address, name, room)
+        factor = times.steps["layers"].at(1) / times.n / estimate.seconds
+        return replace(estimate.times(factor), busy=times.busy, disk_bytes_per_s=times.disk_bytes_per_s)
 
     def to_json(self, times: DeviceSpeed) -> Any:
         return speed_to_json(times)
 
     def read(self, rank: int, values: Any) -> DeviceSpeed | None:
         try:
-            return speed_of(values, self._devices.addresses[rank], self._devices.names[rank], 0.0)
+            speed = speed_of(values, self._devices.addresses[rank], self._devices.names[rank], 0.0)
         except PlanError:
             return None
+        # The disk is measured only on devices that may have to page, and these change with the free memory.
+        return None if self.pages[rank] and speed.disk_bytes_per_s is None else speed
 
 
-def _with_sums(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
+def with_sums(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
     """Set the time of an all-reduce on each CPU: known for the fastest one, and proportionally longer on others."""
     slowness = own_kind().slowness([speed.seconds for speed in speeds])
     return [replace(speed, sum_s=SUM_CPU_S * times) for speed, times in zip(speeds, slowness, strict=True)]
@@ -165,32 +235,43 @@ def llm_speeds(
     memory: int | None = None,
     transport: str = "auto",
     fresh: bool = False,
+    seconds: float = 20.0,
     on_step: Progress = lambda done, total: None,
 ) -> ClusterProfile[DeviceSpeed]:
     """Profile a cluster for a language model. If all devices are presets, nothing is measured.
 
     threads, memory (bytes): maximum for this device.
+    seconds: time for measuring; 0: use remembered figures and estimates, by an `Estimator`.
     Raises the errors of `llm_survey`.
     """
-    threads_by_address = {
-        device.address: device.threads for device in cluster.devices if device.address and device.threads
-    }
+    if fleet is None and cluster.local is not None and cluster.local.preset is not None:
+        return profiled(cluster, Survey((), Links()), lambda device: estimated(device, file), notes)
+    own_threads, rooms = overrides(cluster, threads, memory)
+    if not seconds:
+        measurement = Estimator(fleet, own_threads, rooms).survey(file)
+    else:
+        measurement = llm_survey(
+            fleet, file, model_digest, threads=own_threads, memory=rooms,
+            transport=transport, fresh=fresh, seconds=seconds, on_step=on_step,
+        )  # fmt: skip
+    late = [speed.name for speed in measurement.speeds if speed.estimate]
+    if late and seconds:
+        notes = [*notes, f"{listed(late)}: estimated in part, because measuring takes more than {seconds:g} s"]
+    return profiled(cluster, measurement, lambda device: estimated(device, file), notes)
+
+
+def overrides(cluster: Cluster, threads: int | None, memory: int | None) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the threads and the memory limits in bytes by address, as the cluster file and the user set them.
+
+    threads, memory: the user's values for this device.
+    """
+    own_threads = {device.address: device.threads for device in cluster.devices if device.address and device.threads}
     # A preset that replaces this device does not limit the memory for measuring this device.
     real_devices = [device for device in cluster.devices if device.preset is None]
     rooms = {real.address: real.memory_bytes for real in real_devices if real.address and real.memory_bytes}
-    if fleet is None and cluster.local is not None and cluster.local.preset is not None:
-        return profiled(cluster, Survey((), Links()), lambda device: estimated(device, file), notes)
-    measurement = llm_survey(
-        fleet,
-        file,
-        model_digest,
-        threads=threads_by_address | ({LOCAL: threads} if threads else {}),
-        memory=rooms | ({LOCAL: min(memory, rooms.get(LOCAL, memory))} if memory else {}),
-        transport=transport,
-        fresh=fresh,
-        on_step=on_step,
-    )
-    return profiled(cluster, measurement, lambda device: estimated(device, file), notes)
+    own_threads |= {LOCAL: threads} if threads else {}
+    rooms |= {LOCAL: min(memory, rooms.get(LOCAL, memory))} if memory else {}
+    return own_threads, rooms
 
 
 def estimated(device: ClusterDevice, file: ModelFile) -> DeviceSpeed:

@@ -72,7 +72,6 @@ def onnx_survey(
                 runtime_bytes=times.runtime_bytes,
                 age_s=timing.age_s,
                 busy=times.busy,
-                quiet_s=timing.quiet_s,
                 key=profiler.keys[rank],
                 host=host_of(devices.profiles[rank]),
             )
@@ -101,7 +100,8 @@ class _SegmentProfiler:
     def send(self, worker: Remote, check: Progress) -> None:
         """Send nothing, because each part is sent when it is timed."""
 
-    def time(self, session: EngineSession, on_step: Callable[[], None]) -> SegmentTimes:
+    def time(self, session: EngineSession, on_step: Callable[[], None], most_s: float) -> SegmentTimes:
+        """Measure one device. All parts are timed, however long it takes."""
         rank = session.rank
         return timed(session, self._devices.workers[rank], self._probes, self._devices.memory_bytes[rank], on_step)
 

@@ -74,6 +74,11 @@ class SegmentTimes:
     busy: bool = False  # True: other work kept the device busy, so it may be faster
 
     @property
+    def estimate(self) -> bool:
+        """False, because the device was measured."""
+        return False
+
+    @property
     def seconds(self) -> float:
         """Seconds of the whole model as one stage."""
         return self.stage_s + sum(self.segments_s)
@@ -150,23 +155,10 @@ def timed(
         if _COPIES * parts.whole.part.weight_bytes <= room:
             whole, _ = _timed(session, worker, parts.whole)
         on_part()
-    took = [_again(session, worker, *sample) for sample in zip(parts.parts, took, strict=True)]
-    if parts.whole is not None:
-        whole = _again(session, worker, parts.whole, whole)
     seconds = [None if figure is None else figure.seconds for figure in took]
     whole_s = None if whole is None else whole.seconds
     times = times_of(parts.segments_s, parts.groups, seconds, whole_s, runtime_bytes, session.device)
     return replace(times, busy=any(figure is not None and figure.busy for figure in (*took, whole)))
-
-
-def _again(
-    session: EngineSession, worker: Remote | None, probe: StageProbe, figure: BestTime | None
-) -> BestTime | None:
-    """Return the measurement. If it was busy, measure once more and return the better one."""
-    if figure is None or not figure.busy:
-        return figure
-    again, _ = _timed(session, worker, probe)
-    return figure if again is None else figure.or_better(again)
 
 
 def times_of(

@@ -1,4 +1,6 @@
-"""Straggler watch: detect devices that became slow while a model runs on them.
+"""Straggler watch: detect devices that became slow while a model runs on them, and correct estimates by their steps.
+
+A device whose speed was only estimated is no straggler if the estimate was wrong.
 
 The next plan of the running model uses the new speed. The cached measurement of the device is discarded, so that the
 next survey measures the device again.
@@ -23,12 +25,13 @@ from edge.profiling.survey import Survey
 from partition.errors import PlanError
 from partition.plan.plan import Plan
 from partition.predict.cost import Work
-from partition.predict.hysteresis import CHANGED, LONE_CHANGED, clearly_better
+from partition.predict.hysteresis import CHANGED, LONE_CHANGED, NEW_PLAN, clearly_better, clearly_off
 from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed
 
 LEAST_STEPS = 16  # minimum number of steps for judging a rank
 IN_A_ROW = 3  # number of consecutive windows
+MOST_OFF = 100.0  # largest correction of an estimate by one window; more would be a mistake
 
 
 class StragglerWatch:
@@ -41,6 +44,7 @@ class StragglerWatch:
         """Create a monitor. survey, work: measurements and workload behind plans; None: the user gave the plan."""
         self.survey, self._work = survey, work  # `survey` is updated with each detected change
         self.windows = 0  # number of windows of steps so far
+        self.corrected = False  # True if steps corrected an estimate; the owner of the watch sets it to False again
         self.notes: list[str] = []  # a clause for each device that is clearly slower or faster than before
         self._engine: DistributedEngine | None = None
         self._detectors: dict[int, StragglerDetector] = {}  # detectors by the number of rows in a step
@@ -75,6 +79,7 @@ class StragglerWatch:
             return
         self.windows += 1
         took_s = [summary.compute_ms.p10 / 1e3 for summary in decode if summary is not None]
+        self._correct_estimates(took_s, rows)
         detector = self._detectors.setdefault(rows, StragglerDetector(self._expected_s(rows)))
         changes = detector.window(took_s)
         if changes:  # expectations for other numbers of rows are obsolete
@@ -82,6 +87,13 @@ class StragglerWatch:
         self.notes += [self._noted(change) for change in changes]
 
     def _expected_s(self, rows: int) -> list[float | None]:
+        """Return the compute seconds of each rank by the measurements, or None for a rank without a measurement."""
+        estimates = self._estimates()
+        predicted = self._predicted_s(rows)
+        pairs = zip(self._plan.devices, predicted, strict=True)
+        return [None if device(address) in estimates else seconds for address, seconds in pairs]
+
+    def _predicted_s(self, rows: int) -> list[float | None]:
         if self.survey is not None and self._work is not None:
             try:
                 by_device = {device(speed.device): speed for speed in self.survey.speeds}
@@ -89,6 +101,24 @@ class StragglerWatch:
             except (PlanError, KeyError):  # the running plan has unmeasured devices
                 pass
         return [None] * self._plan.world_size
+
+    def _estimates(self) -> set[str]:
+        """Return the devices whose speeds were only estimated."""
+        return {device(speed.device) for speed in self.survey.speeds if speed.estimate} if self.survey else set()
+
+    def _correct_estimates(self, took_s: Sequence[float], rows: int) -> None:
+        """Multiply the estimates of devices by actual over predicted seconds of their steps."""
+        estimates, predicted = self._estimates(), self._predicted_s(rows)
+        factors: dict[str, float] = {}
+        for address, seconds, expected_s in zip(self._plan.devices, took_s, predicted, strict=True):
+            is_alone = self._plan.devices.count(address) == 1
+            if device(address) not in estimates or not is_alone or seconds <= 0 or not expected_s:
+                continue
+            if clearly_off(seconds, expected_s, by=NEW_PLAN):
+                factors[device(address)] = min(MOST_OFF, max(1 / MOST_OFF, seconds / expected_s))
+        if factors and self.survey is not None:
+            speeds = tuple(speed.times(factors.get(device(speed.device), 1.0)) for speed in self.survey.speeds)
+            self.survey, self.corrected = replace(self.survey, speeds=speeds), True
 
     def _noted(self, change: SpeedChange) -> str:
         """Record a change in the survey, discard the device's cached measurement, and return a clause for display."""
@@ -99,7 +129,8 @@ class StragglerWatch:
             for speed in self.survey.speeds:
                 if device(speed.device) == address:
                     Remembered(REMEMBERED).forget(speed.key)
-                    speed = speed.times(change.times)
+                    # Steps have already corrected an estimate.
+                    speed = speed if speed.estimate else speed.times(change.times)
                 speeds.append(speed)
             self.survey = replace(self.survey, speeds=tuple(speeds))
         became = f"{change.times:.1f} times as long as it did"

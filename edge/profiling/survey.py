@@ -5,7 +5,9 @@ Language models and ONNX models have different parts to time, so each kind has i
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -13,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from devices.probe import available_memory, default_threads
 from devices.profile import DeviceProfile
-from devices.remembered import BUSY_AGE_S, Remembered
+from devices.remembered import KEPT_AGE_S, Remembered
 from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession, connect_all
@@ -26,8 +28,7 @@ from partition.predict.hosts import Host
 from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.speeds import DeviceSpeed, Links
 
-OWN_TRIES = 1  # repeated measurements of this device, after the workers, while it is busy
-QUIET_AGE_S = 30 * 86400.0  # age limit of a quiet measurement that bounds a busy device's time
+LINKS_PART, OWN_PART = 0.25, 0.3  # parts of the time for links and for this device; workers have the rest
 
 Speed = TypeVar("Speed", DeviceSpeed, OnnxDevice)
 
@@ -74,32 +75,38 @@ class TimedResult(Protocol):
     def busy(self) -> bool:
         """True if other work kept the device busy during the measurement."""
 
+    @property
+    def estimate(self) -> bool:
+        """True if the time did not suffice to measure the device."""
+
 
 T = TypeVar("T", bound=TimedResult)
 
 
 @dataclass(frozen=True)
 class DeviceTiming(Generic[T]):
-    """Times of one device, and their reliability."""
+    """Times of one device, and their age."""
 
     times: T
     age_s: float = 0.0  # seconds since the measurement
-    quiet_s: float | None = None  # `seconds` of the last cached quiet measurement; None: there is none
 
 
 class Profiler(Protocol[T]):
     """Interface of a profiler for one kind of model."""
 
     cache: str  # name of the cache file for times
-    keys: Sequence[str]  # cache key by rank, made from all values that times depend on
     steps: int  # number of times that `time` calls its callback
     streams: bool  # True: links carry streams (`transport.tcp_link.tune`)
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Cache key by rank, made from all values that times depend on."""
 
     def send(self, worker: Remote, check: Progress) -> None:
         """Send a worker the files that it needs before its session starts. check: called repeatedly."""
 
-    def time(self, session: EngineSession, on_step: Callable[[], None]) -> T:
-        """Measure one device."""
+    def time(self, session: EngineSession, on_step: Callable[[], None], most_s: float) -> T:
+        """Measure one device, in about `most_s` seconds at most."""
 
     def to_json(self, times: T) -> Any:
         """Return plain values for the cache."""
@@ -116,16 +123,15 @@ def survey(
     transport: str = "auto",
     fresh: bool = False,
     known_times: Mapping[str, T] | None = None,
+    seconds: float = math.inf,
     on_step: Progress = lambda done, total: None,
 ) -> tuple[list[DeviceTiming[T]], Links]:
     """Measure the links, then this device, then all workers in parallel. Workers on one machine are measured in turn.
 
-    If this device is busy, it is measured again after the workers, because all plans are compared with it.
-
     closing: ends the sessions; threads that wait for one then get an error.
-    fresh: ignore cached times. Times are cached for a day, or for a minute if the device was busy. Times of a busy
-        device do not replace quiet times of the same day.
+    fresh: ignore cached times. Times of a busy device do not replace faster cached times of a quiet one.
     known_times: times by address, for devices that are not measured.
+    seconds: time for measuring; then the figures so far count, and the rest is estimated.
     on_step: called as on_step(done, total) after each link and part.
     Raises the errors of `profiler` and of sessions.
     """
@@ -137,11 +143,13 @@ def survey(
         for rank, address in enumerate(devices.addresses)
     ]
     needs_timing = [
-        address not in known_times and (fresh or before is None or (before.times.busy and before.age_s > BUSY_AGE_S))
+        address not in known_times and (fresh or before is None)
         for address, before in zip(devices.addresses, known, strict=True)
     ]
     steps = profiler.steps * needs_timing.count(True) + world_size * (world_size - 1) // 2
     locks = host_locks(devices.profiles)
+    waiting = [locks[rank] for rank, needed in enumerate(needs_timing) if needed and rank]  # one entry a device
+    until = time.monotonic() + seconds
     done: list[None] = []
 
     def step() -> None:
@@ -163,26 +171,27 @@ def survey(
         closing.then(session.close)
         return session
 
-    def take(session: EngineSession, on_step: Callable[[], None] = step) -> DeviceTiming[T]:
+    def take(session: EngineSession) -> DeviceTiming[T]:
         rank = session.rank
         before = known[rank]
         if before is not None and not needs_timing[rank]:
             return before
         with locks[rank]:
-            times = profiler.time(session, on_step)
-        known[rank] = timing = _better_timing(profiler, rank, times, before)
-        return timing
+            if rank == 0:
+                most_s = OWN_PART * seconds
+            else:  # devices that wait for this one have equal parts of the time that is left
+                most_s = (until - time.monotonic()) / waiting.count(locks[rank])
+                waiting.remove(locks[rank])
+            times = profiler.time(session, step, max(0.0, most_s))
+        return _better_timing(profiler, rank, times, before)
 
     with unwaited_pool(world_size, "survey") as pool:
         sessions = results(pool.submit(start, rank) for rank in range(world_size))
         states = connect_all(sessions, transport)
-        links = measure_links(sessions, devices.addresses, states, step, fresh=fresh)
+        links = measure_links(sessions, devices.addresses, states, step, fresh=fresh, seconds=LINKS_PART * seconds)
         # This device distributes the work, and a lab emulates devices on its cores. So it is measured alone.
         own = results([pool.submit(take, sessions[0])])
         others = results(pool.submit(take, session) for session in sessions[1:])
-        for _ in range(OWN_TRIES if needs_timing[0] and others else 0):
-            if own[0].times.busy:
-                own = results([pool.submit(take, sessions[0], closing.check)])
         return [*own, *others], links
 
 
@@ -214,30 +223,15 @@ def own_profile(name: str, threads: int) -> DeviceProfile:
 
 def _known(cache: Remembered, profiler: Profiler[T], rank: int) -> DeviceTiming[T] | None:
     """Return the cached times of a device, or None if it must be measured."""
-    remembered = cache.get(profiler.keys[rank])
+    remembered = cache.get(profiler.keys[rank], KEPT_AGE_S)
     times = None if remembered is None else profiler.read(rank, remembered[0])
-    if remembered is None or times is None:
-        return None
-    return DeviceTiming(times, remembered[1], times.seconds if not times.busy else _quiet_s(profiler, rank))
+    return None if remembered is None or times is None else DeviceTiming(times, remembered[1])
 
 
 def _better_timing(profiler: Profiler[T], rank: int, new: T, before: DeviceTiming[T] | None) -> DeviceTiming[T]:
     """Cache and return the better of two measurements of a device. A busy one does not replace a faster quiet one."""
-    if not new.busy:
-        _quiet(profiler).put(profiler.keys[rank], new.seconds)
-    timing = better(new, before.times if before else None)
-    if before is not None and timing is before.times and not timing.busy:
+    if before is not None and (new.estimate or better(new, before.times) is before.times):
         return before
-    Remembered(profiler.cache).put(profiler.keys[rank], profiler.to_json(timing))
-    return DeviceTiming(timing, 0.0, _quiet_s(profiler, rank))
-
-
-def _quiet(profiler: Profiler[Any]) -> Remembered:
-    """Return the cache of seconds from devices' last quiet moments."""
-    return Remembered(f"quiet-{profiler.cache}")
-
-
-def _quiet_s(profiler: Profiler[Any], rank: int) -> float | None:
-    remembered = _quiet(profiler).get(profiler.keys[rank], QUIET_AGE_S)
-    seconds = remembered[0] if remembered else None
-    return seconds if isinstance(seconds, float) and seconds > 0 else None
+    if not new.estimate:
+        Remembered(profiler.cache).put(profiler.keys[rank], profiler.to_json(new))
+    return DeviceTiming(new)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ def _serve(options: DaemonOptions, worker: Worker, limiter: ConnectionLimiter, e
         memory_limit_bytes=worker_options.memory_limit_bytes,
         models=worker_options.models,
     )
+    threading.Thread(target=worker.measure_rates, daemon=True, name="rates").start()
     try:
         _announce(options, port, end)
         while not end.to_end:

@@ -16,6 +16,7 @@ from edge.llm.options import EngineOptions
 from edge.llm.prefixes import seal
 from edge.llm.resolve import context_sizes
 from edge.llm.states import held_bytes
+from edge.microbenchmark import MOST_S
 from edge.parallel.engine_kinds import own_kind
 from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
@@ -94,7 +95,8 @@ class SlicePart(_LoadedRunner):
             raise EdgeError(f"{len(request.rows)} kinds of steps to time; the maximum is {_MOST_TIMED}")
         with own_kind().timing_clock(self._shard.engine) as clock:
             others = 0 if clock else request.other_bytes  # an engine with its own clock uses no caches
-            times = time_shard(self._shard, request.rows, request.steps, request.depth, clock, others)
+            most_s = request.most_s if 0 < request.most_s < MOST_S else MOST_S
+            times = time_shard(self._shard, request.rows, request.steps, request.depth, clock, others, most_s)
         step_s, busy = [time.seconds for time in times], [time.busy for time in times]
         return pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if request.disk else 0.0, busy=busy)
 

@@ -87,6 +87,11 @@ class Worker:
         self.sessions.memory.ask(n_bytes)
         log.info("memory-asked", bytes=n_bytes)
 
+    def measure_rates(self) -> None:
+        """Measure the rates of this device, unless they are remembered. `Describe` reports them from then on."""
+        kind = own_kind()
+        kind.measure_rates(kind.describe(self._options.name, threads=self._options.threads))
+
     # --- calls, named as in the .proto ---
 
     def Describe(self, _: pb.DescribeRequest, __: grpc.ServicerContext) -> pb.Description:  # noqa: N802

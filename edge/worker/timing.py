@@ -14,7 +14,7 @@ import numpy as np
 
 from devices.machine_cores import cache_bytes
 from devices.probe import MEMORY_SHARE, available_memory
-from edge.microbenchmark import BestTime, TimedTask, best_of, is_throttled, sample_s
+from edge.microbenchmark import MOST_S, BestTime, TimedTask, best_of, is_throttled, sample_s
 from edge.parallel.shard import Shard
 
 _MOST_SAMPLES = 1000
@@ -29,12 +29,14 @@ def time_shard(
     depth: int = 0,
     clock: Callable[[], float] | None = None,
     other_bytes: int = 0,
+    most_s: float = MOST_S,
 ) -> list[BestTime]:
     """Time a step of n rows for each n in `rows`, and return the fastest of at least `samples` samples.
 
     depth: if above 0, also time the first of `rows` after `depth` tokens.
     clock: clock to use instead of the default of `best_of`.
     other_bytes: weights that the whole model reads between two uses of the slice's weights.
+    most_s: maximum seconds for the samples of each n.
     """
     most = shard.rows.capacity
     # CPU quota pauses would hit these reads instead of the steps.
@@ -60,7 +62,8 @@ def time_shard(
 
     def timed(tasks: Sequence[TimedTask]) -> list[BestTime]:
         n = max(1, min(samples, _MOST_SAMPLES))
-        return best_of(tasks, sample_s(shard.engine.threads), samples=n, clock=clock)
+        threads = shard.engine.threads
+        return best_of(tasks, sample_s(threads), samples=n, clock=clock, most_s=most_s, threads=threads)
 
     sizes = [max(1, min(n_rows, most)) for n_rows in rows]
     times = timed([TimedTask(partial(from_empty, n), partial(prepare, n), read_others) for n in sizes])

@@ -23,9 +23,9 @@ READS = 1.1  # more threads and larger buffers for reading weights
 LAID_OUT = 1.05  # reading repacked weights from a file, which costs disk space
 TYPE = 1.02  # a larger quantization type, measured in the same rounds
 KERNEL = 1.15  # the kernel of a quantization type, measured alone
-# Other work only slows a device down. So a time measured while the device was busy is an upper bound of its quiet time.
-# The lower bound is the remembered time of a quiet moment, if there is one.
-MOST_SLOWED = 5.0  # largest slowdown by other work, assumed if no quiet moment is remembered
+# Other work only slows a device down. A time measured while the device was busy is corrected by its load, so it may be
+# off in both directions.
+MOST_SLOWED = 5.0  # largest slowdown that is assumed to be left in such a time
 
 
 def clearly_better(new: float, old: float, *, by: float) -> bool:
@@ -48,15 +48,9 @@ def plan_threshold(busy: bool, least: float = PLAN) -> float:
     return max(least, BUSY_PLAN) if busy else least
 
 
-def lower_bound_factor(seconds: float, busy: bool, quiet_s: float | None) -> float:
+def lower_bound_factor(busy: bool) -> float:
     """Return the factor from a measured time to its lower bound. It is 1 for a time measured in a quiet moment.
 
-    seconds: the measured time.
     busy: the device was busy during the measurement.
-    quiet_s: the time of a remembered quiet moment, or None.
     """
-    if not busy:
-        return 1.0
-    if quiet_s is None or seconds <= 0:
-        return 1 / MOST_SLOWED
-    return min(1.0, quiet_s / seconds)
+    return 1 / MOST_SLOWED if busy else 1.0

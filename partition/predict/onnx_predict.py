@@ -40,7 +40,6 @@ class OnnxDevice:
     estimate: bool = False  # True if not measured
     age_s: float = 0.0  # seconds since the measurement
     busy: bool = False  # True if other work used the device during the measurement
-    quiet_s: float | None = None  # seconds of the whole model in the last remembered quiet moment
     key: str = ""  # key under which the figures are remembered
     host: Host | None = None  # machine that the device runs on; None: not shared
 
@@ -53,13 +52,17 @@ class OnnxDevice:
     def times(self, factor: float) -> OnnxDevice:
         """Return the same speeds with all computation slowed down by a factor."""
         segments_s = tuple(seconds * factor for seconds in self.segments_s)
-        quiet_s = None if self.quiet_s is None else self.quiet_s * factor
-        return replace(self, segments_s=segments_s, stage_s=self.stage_s * factor, quiet_s=quiet_s)
+        return replace(self, segments_s=segments_s, stage_s=self.stage_s * factor)
+
+    @property
+    def preset(self) -> bool:
+        """True for a preset. Devices of ONNX models are either presets or measured."""
+        return self.estimate
 
     @property
     def at_best(self) -> OnnxDevice:
         """Lower bound of the times. Equal to the times if they were measured in a quiet moment."""
-        part = lower_bound_factor(self.seconds(0, len(self.segments_s)), self.busy, self.quiet_s)
+        part = lower_bound_factor(self.busy)
         return self if part == 1 else self.times(part)
 
     @cached_property

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from devices.catalog import DevicePreset
 from partition.architectures.table import RULES
 from partition.model.file import ModelFile
 from partition.model.model import block_of
-from partition.predict.speeds import Curve, DeviceSpeed
+from partition.predict.speeds import MOST_S, Curve, DeviceSpeed
 
 _STEP_S = 5e-4
-_RUNTIME_BYTES = 200 << 20
+RUNTIME_BYTES = 200 << 20  # estimated memory of a process without weights and KV cache
 _SUM_S = 1e-4
 _ROWS = (1, 2, 4, 8, 64, 512)
 
@@ -69,15 +69,29 @@ class PartSizes:
 
 
 def preset_speed(preset: DevicePreset, sizes: PartSizes, device: str, name: str) -> DeviceSpeed:
-    """Estimate the speed of a preset. A part takes max(bytes / memory bandwidth, rows x 2 x values / operations per
-    second).
+    """Estimate the speed of a preset by `rated_speed`."""
+    speed = rated_speed(preset.memory_bytes_per_s, preset.flops, sizes, device, name)
+    return replace(
+        speed,
+        memory_bytes=preset.memory_bytes,
+        disk_bytes_per_s=preset.disk_bytes_per_s,
+        watts=preset.watts,
+        preset=True,
+    )
+
+
+def rated_speed(
+    memory_bytes_per_s: float, flops: float, sizes: PartSizes, device: str, name: str, memory_bytes: int = 0
+) -> DeviceSpeed:
+    """Estimate the speed of a device from its rates. A part takes max(bytes / memory bandwidth, rows x 2 x values /
+    operations per second).
 
     Attention reads the KV cache at the memory bandwidth. Half a layer takes half of the work that ranks share.
     """
 
     def curve(n_bytes: float, values: float) -> Curve:
-        reads_s = n_bytes / preset.memory_bytes_per_s
-        return Curve(tuple((rows, max(reads_s, 2 * rows * values / preset.flops)) for rows in _ROWS))
+        reads_s = n_bytes / memory_bytes_per_s
+        return Curve(tuple((rows, min(MOST_S, max(reads_s, 2 * rows * values / flops))) for rows in _ROWS))
 
     layer = curve(sizes.layer_bytes, sizes.layer_values)
     shared = 1.0 if sizes.shares_heads else sizes.ff_bytes / sizes.layer_bytes
@@ -86,13 +100,11 @@ def preset_speed(preset: DevicePreset, sizes: PartSizes, device: str, name: str)
         name=name,
         step_s=Curve(((1, _STEP_S),)),
         layer_s=layer,
-        token_s=sizes.kv_bytes / preset.memory_bytes_per_s,
+        token_s=sizes.kv_bytes / memory_bytes_per_s,
         half_layer_s=layer.times(1 - shared / 2),
         head_s=curve(sizes.head_bytes, sizes.head_values),
-        memory_bytes=preset.memory_bytes,
-        runtime_bytes=_RUNTIME_BYTES,
+        memory_bytes=memory_bytes,
+        runtime_bytes=RUNTIME_BYTES,
         sum_s=_SUM_S,
-        disk_bytes_per_s=preset.disk_bytes_per_s,
-        watts=preset.watts,
         estimate=True,
     )

@@ -79,9 +79,9 @@ class DeviceSpeed:
     watts: float | None = None  # power while the device computes
     threads: int | None = None  # threads during the measurement; None: all threads that the device offers
     estimate: bool = False  # True if not measured
+    preset: bool = False  # True for a preset, a device that is not there; it is also an estimate
     age_s: float = 0.0  # seconds since the measurement
     busy: bool = False  # True if other work used the device during the measurement
-    quiet_s: float | None = None  # seconds of a layer decoding one row, in the last remembered quiet moment
     key: str = ""  # key under which the figures are remembered
     host: Host | None = None  # machine that the device runs on; None: not shared
 
@@ -94,10 +94,8 @@ class DeviceSpeed:
     def times(self, factor: float) -> DeviceSpeed:
         """Return the same speeds with all computation slowed down by a factor."""
         curves = {name: getattr(self, name).times(factor) for name in _CURVES}
-        quiet_s = None if self.quiet_s is None else self.quiet_s * factor
         prompt_token_s = None if self.prompt_token_s is None else self.prompt_token_s * factor
-        token_s = self.token_s * factor
-        return replace(self, **curves, token_s=token_s, prompt_token_s=prompt_token_s, quiet_s=quiet_s)
+        return replace(self, **curves, token_s=self.token_s * factor, prompt_token_s=prompt_token_s)
 
     def row_token_s(self, *, prompt: bool) -> float:
         """Return the seconds of a layer's attention per row and earlier token. prompt: the rows share one sequence."""
@@ -106,7 +104,7 @@ class DeviceSpeed:
     @property
     def at_best(self) -> DeviceSpeed:
         """Lower bound of the times. Equal to the times if they were measured in a quiet moment."""
-        part = lower_bound_factor(self.seconds, self.busy, self.quiet_s)
+        part = lower_bound_factor(self.busy)
         return self if part == 1 else self.times(part)
 
     @property

@@ -87,8 +87,9 @@ def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, 
     """Return one line with the reason for a plan. caps: largest allowed costs of objectives."""
     own = alone(planner, objective, caps)
     value = OBJECTIVES[objective].describe(placed.objectives[0])
+    estimates = "; from estimates" if any(speed.estimate and not speed.preset for speed in planner.speeds) else ""
     if placed.plan.world_size == 1:
-        return f"use one device: {value} on this device alone{_others(planner, objective)}"
+        return f"use one device: {value} on this device alone{_others(planner, objective)}{estimates}"
     if own is not None:
         alternative = f"{OBJECTIVES[objective].describe(own.objectives[0])} on this device alone"
     else:
@@ -96,7 +97,7 @@ def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, 
             "this device alone cannot do it within what was asked" if caps else "this device alone has no room for it"
         )
     busy = busy_words(planner.speeds)
-    return f"{_where(planner, placed.plan)}: {value}, {alternative}{busy}"
+    return f"{_where(planner, placed.plan)}: {value}, {alternative}{busy}{estimates}"
 
 
 def _where(planner: Planner, plan: Plan) -> str:

@@ -17,7 +17,7 @@ from edge.models.synth import synthesize
 from edge.planning.advise import FORMAT, TASKS
 from tests.support.commands import Run, assert_refused, main
 from tests.support.deployments import shared_workers
-from tests.support.workers import Worker
+from tests.support.workers import Worker, worker
 
 pytestmark = pytest.mark.usefixtures("measured_briefly")
 
@@ -139,14 +139,24 @@ def test_it_plans_as_edge_plan_does(edge: Run, mine: Path, tmp_path: Path, capsy
     assert row["memory_bytes"] == {names[device]: n for device, n in planned["memory_bytes"].items()}
 
 
-def test_devices_are_measured_and_models_between_are_interpolated(edge: Run, mine: Path, one_worker: Worker) -> None:
-    result = advised(
-        edge, "--catalog", mine, "--models", "mine", "--workers", one_worker.address, "--insecure", "--threads", "1"
-    )
-    assert result["devices"] == ["local", "one"]
-    for row in result["rows"]:
-        assert row["figures"] == "measured"
-        assert 0 < row["ttft_s"] < row["answer_s"]
+def test_devices_are_estimated_unless_they_are_to_be_measured(edge: Run, mine: Path, one_worker: Worker) -> None:
+    arguments = (
+        "--catalog", mine, "--models", "mine", "--workers", one_worker.address, "--insecure", "--threads", "1",
+    )  # fmt: skip
+    for more, figures in ((), "estimated"), (("--measure",), "measured"):
+        result = advised(edge, *arguments, *more)
+        assert result["devices"] == ["local", "one"]
+        for row in result["rows"]:
+            assert row["figures"] == figures
+            assert 0 < row["ttft_s"] < row["answer_s"]
+    assert "session-opened" in one_worker.log()
+
+
+def test_an_estimate_starts_nothing_on_a_worker(edge: Run, mine: Path, tmp_path: Path) -> None:
+    with worker(tmp_path, "--name", "idle", "--threads", "1") as idle:
+        result = advised(edge, "--catalog", mine, "--models", "mine", "--workers", idle.address, "--insecure")
+        assert {row["figures"] for row in result["rows"]} == {"estimated"}
+        assert "session-opened" not in idle.log()
 
 
 def test_a_worker_that_does_not_answer_is_named(edge: Run, mine: Path) -> None:
@@ -249,7 +259,8 @@ def test_memory_and_threads_are_of_this_device(edge: Run, mine: Path) -> None:
     few = advised(edge, *options, "--memory", "300MiB")
     assert few["rows"][0]["placement"] == "resident"
     assert few["rows"][0]["memory_bytes"]["local"] <= 300 << 20
-    assert_refused(edge(*options, "--memory", "1MiB"), 7, "Use a larger --memory")
+    assert_refused(edge(*options, "--memory", "1MiB"), 2, "no model fits")
+    assert_refused(edge(*options, "--memory", "1MiB", "--measure"), 7, "Use a larger --memory")
 
 
 def test_a_picture_is_written(edge: Run, tmp_path: Path) -> None:

@@ -93,12 +93,15 @@ def test_without_shares_the_planner_says_who_computes(
 ) -> None:
     """Which may be this device alone. What is remembered of the devices is changed, so that it is one, and another."""
     how = ("--workers", two[0].address)
-    measured = chat(*how)
-    assert measured["token_ids"] == alone
-    assert re.match(r"(use one device|(tensor|pipeline) on 2 devices): [\d.]+ ms a token", measured["why"])
-    assert Plan.from_json(measured["plan"]).world_size == len(measured["ranks"])
-
     remembered = own / "state" / "edge" / "speeds.json"
+    estimated = chat(*how)
+    assert not remembered.exists()
+    assert estimated["token_ids"] == alone
+    assert re.match(r"(use one device|(tensor|pipeline) on 2 devices): [\d.]+ ms a token", estimated["why"])
+    assert Plan.from_json(estimated["plan"]).world_size == len(estimated["ranks"])
+
+    code, _, error = run("bench", *QUICK, *how)
+    assert code == 0, error
     entries = json.loads(remembered.read_text())
     here, there = entries.values()  # this device is the first to be measured
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from devices.remembered import MAX_AGE_S, Remembered
+from devices.remembered import KEPT_AGE_S, Remembered
 from edge.cluster import session as engine_session
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession
 from edge.errors import WorkerError
 from edge.models.demo import MODEL_PATH
 from edge.profiling import links, llm_survey, survey
-from edge.profiling.layer_times import LayerTimes, probes
+from edge.profiling.layer_times import LayerTimes, cuts_to_time, probes
 from edge.profiling.profile import shared_hosts
 from edge.profiling.survey import host_locks, host_of, own_profile
 from partition.model.file import ModelFile
@@ -49,14 +49,18 @@ def measured(two: list[Worker], fleet: Fleet) -> survey.Survey[DeviceSpeed]:
     return llm_survey.llm_survey(fleet, ModelFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1})
 
 
-def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_measured_is_remembered_for_a_month(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[float] = []
 
-    def few(*args: Any) -> tuple[dict[str, Any], int]:
-        slices, n = probes(*args)
-        return {name: replace(slices[name], rows=(1, 64)) for name in ("layers", "chunk", "head")}, n
+    def few(*args: Any) -> dict[str, Any]:
+        return {name: replace(probe, rows=(1, 64)) for name, probe in probes(*args).items()}
 
-    monkeypatch.setattr(llm_survey, "probes", few)  # the others are timed in tests of commands
+    def few_cuts(*args: Any) -> tuple[dict[str, Any], int]:
+        cuts, n = cuts_to_time(*args)
+        return {name: cuts[name] for name in ("layers", "chunk", "head")}, n
+
+    monkeypatch.setattr(llm_survey, "probes", few)
+    monkeypatch.setattr(llm_survey, "cuts_to_time", few_cuts)  # the others are timed in tests of commands
 
     def again(fresh: bool = False) -> survey.Survey[DeviceSpeed]:
         steps.clear()
@@ -97,7 +101,7 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
     assert sorted(timed) == [0, 1, 2]
     assert {speed.host for speed in third.speeds} == {host_of(own_profile("this", 1))}  # all lend one thread of it
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + MAX_AGE_S + 1)
+    monkeypatch.setattr(time, "time", lambda: now + KEPT_AGE_S + 1)
     again()
     assert sorted(timed) == [0, 0, 1, 1, 2, 2]
 

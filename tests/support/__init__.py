@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 from devices import probe
+from devices.processes.rates import Rates
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
@@ -15,10 +16,7 @@ MODULE = "a module"  # and for a process that runs one, which has the end of its
 MOST_OF_A_NAME = 15  # characters; Linux keeps no more
 # Seconds that `edge.net.dialling` measures a link for: tests check what is done with figures, not how true they are.
 BRIEF_LINKS = {"_ROUND_TRIPS_S": 0.003, "_MEASURE_S": 0.01}
-# Figures of a device that was busy count as long as any: beside other tests it always is.
 BRIEF_MEASUREMENTS: dict[str, float] = {
-    "edge.profiling.survey.OWN_TRIES": 0,
-    "edge.profiling.survey.BUSY_AGE_S": math.inf,
     "edge.profiling.layer_times._SAMPLES": 1,
     "edge.profiling.onnx_times._LEAST_S": 0.01,
     "edge.profiling.onnx_times._LONG_S": 0.01,
@@ -40,6 +38,11 @@ GARBAGE_AFTER = 10_000
 # Of `apps.show.progress`: after how long the first line of a job comes, and the next.
 PLAIN_LINES = ("PLAIN_AFTER_S", "PLAIN_INTERVAL_S", "STILL_S")
 NEVER_S = 1e9
+
+
+def made_up_rates(threads: int) -> Rates:
+    """Stand in for the process that measures a device's rates: tests do not check how true they are."""
+    return Rates(threads * 1e10, threads * 5e10)
 
 
 def one_thread() -> int:

@@ -82,14 +82,17 @@ def supervised(
     *,
     steps: Steps = SILENT,
     path: Path = MODEL_PATH,
+    measures: bool = True,
 ) -> Iterator[DeployedModel]:
-    """A model on this device and workers, as commands and programs have it. plan: None: by measurement."""
+    """A model on this device and workers, as commands and programs have it. plan: None: by measurement, or by estimates
+    if `measures` is False."""
     with Cluster([item.address for item in workers], needs_all=True) as cluster:
         if plan is not None:
             choice = PlanChoice(path, plan, "as the plan says")
         else:
             file = ModelFile.open(path)
-            choice = arrange(file, cluster, work_options(file, options, "auto", "f32"))
+            work = work_options(file, options, "auto", "f32")
+            choice = arrange(file, cluster, work if measures else replace(work, survey_seconds=0))
         with deploy(choice, cluster, options, resilience=resilience, steps=steps) as model:
             yield model
 

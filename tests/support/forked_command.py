@@ -36,6 +36,7 @@ from tests.support import (
     PLAIN_LINES,
     ROOT,
     ask_for_default_threads,
+    made_up_rates,
     one_thread,
 )  # fmt: skip
 from tests.support.foreground import lead_terminal
@@ -61,6 +62,7 @@ for module in (
     importlib.import_module(module)
 dialling, rank = map(importlib.import_module, ("edge.net.dialling", "edge.worker.rank"))
 vars(dialling).update(BRIEF_LINKS)
+vars(importlib.import_module("devices.processes.rates"))["measured_apart"] = made_up_rates
 for asks in ask_for_default_threads():
     vars(asks)["default_threads"] = one_thread
 vars(progress).update(dict.fromkeys(PLAIN_LINES, NEVER_S))

@@ -1,7 +1,5 @@
 """Measure very briefly, for tests of how measurements are used, not of their accuracy.
 
-Times of a device that was busy count as long as any, and are not taken again: beside other tests it is always busy.
-
 `python -m tests.support.measuring` is `edge` that measures so.
 """
 

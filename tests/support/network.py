@@ -25,8 +25,9 @@ FAST, USUAL, SLOW = 1e-3, 1e-1, 10.0  # seconds of a layer
 class Network:
     """Workers that can be found, and what each is measured to take. The measurement itself can be held up."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, is_shared: bool = True) -> None:
-        """is_shared: half a layer takes half as long, so that devices may share it."""
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, is_shared: bool = True, held_after: int = 2) -> None:
+        """is_shared: half a layer takes half as long, so that devices may share it. held_after: number of measurements
+        after which others can be held up."""
         self._curves = (("layers", 1), ("more", 2), ("head", 1), *(() if is_shared else (("half", 1),)))
         self.stack, self.folder, self._patch = ExitStack(), folder, patch
         self.workers: list[tuple[str, Worker]] = []  # by name, in the order of their start
@@ -34,6 +35,7 @@ class Network:
         self.seconds: dict[str, float] = {}  # of a layer, by name; USUAL of a device that is not among them
         self.timed: list[str] = []
         self.hold: Callable[[], None] = lambda: None
+        self._held_after = held_after
         patch.setattr(llm_survey, "timed", self._timed)  # how long a test takes is not to decide what pays
         for name, value in (("OFFER_S", 0.2), ("QUIET_S", 0.4), ("REST_S", 0.1), ("BUSY_S", 0.2), ("LOOK_S", 0.05)):
             patch.setattr(watch, name, value)
@@ -66,7 +68,7 @@ class Network:
 
     def _timed(self, session: EngineSession, *_: Any, **__: Any) -> LayerTimes:
         self.timed.append(session.device)
-        if len(self.timed) > 2:
+        if len(self.timed) > self._held_after:
             self.hold()
         took = self.seconds.get(session.device, USUAL)
         curves = {name: Curve(((1, n * took),)) for name, n in self._curves}

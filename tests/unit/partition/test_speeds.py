@@ -214,10 +214,13 @@ def test_a_file_that_is_broken_is_measured_anew(tmp_path: Path, text: str) -> No
 
 def test_a_speed_of_another_version_is_measured_anew() -> None:
     layers = object.__new__(_LayerProfiler)
-    layers._devices = Devices(None, 1)
+    layers._devices, layers.pages = Devices(None, 1), [False]
     speed = device("b:1", 3 * MS)
     assert layers.read(0, speed_to_json(speed)) == replace(speed, device=LOCAL, name="this device")
     assert layers.read(0, {"layer_s": [[1, 0.1]]}) is None
+    layers.pages = [True]  # a device that may have to page needs the speed of its disk
+    assert layers.read(0, speed_to_json(speed)) is None
+    assert layers.read(0, speed_to_json(replace(speed, disk_bytes_per_s=1e8))) is not None
 
 
 def test_a_file_that_is_no_text_is_measured_anew(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from edge.parallel import shard
 from edge.parallel.shard import Shard
 from edge.parallel.step_times import Figure, StepTime, StepTimes
 from edge.profiling.layer_times import DEPTH, LayerTimes, _chunk_rows, device_speed
-from edge.profiling.llm_survey import _with_sums
+from edge.profiling.llm_survey import with_sums
 from partition.predict.speeds import Curve
 from tests.support.clock import Clock
 
@@ -189,6 +189,6 @@ def test_a_sum_takes_slow_devices_longer() -> None:
             LayerTimes(1, {"layers": curve((1, layer_s)), "head": curve((1, layer_s))}, 0, 1, None), "d", "d", 1
         )
 
-    fast, slow = _with_sums([device(2 * MS), device(6 * MS)])
+    fast, slow = with_sums([device(2 * MS), device(6 * MS)])
     assert slow.sum_s == pytest.approx(3 * fast.sum_s)
     assert fast.sum_s == pytest.approx(90e-6)

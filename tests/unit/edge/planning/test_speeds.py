@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from edge.models.catalog import catalog
-from edge.planning.advised_speeds import INTERPOLATED, MEASURED, PRESET, Profile, references, speeds_of_all
+from edge.planning.advised_speeds import INTERPOLATED, MEASURED, Profile, references, speeds_of_all
 from edge.planning.candidates import Candidate, candidates
 from partition.predict.speeds import Curve, DeviceSpeed, Links
 
@@ -62,7 +62,6 @@ def test_three_of_a_kind_are_measured_and_each_with_experts(some: list[Candidate
     requests.clear()
     assert {of_one.figures for of_one in speeds_of_all(some, measure, memory_bytes=20 << 30, every=True)} == {MEASURED}
     assert sorted(requests) == sorted(element.model.name for element in some)
-    assert {of_one.figures for of_one in speeds_of_all(some, measure, memory_bytes=None)} == {PRESET}
 
 
 def test_times_between_are_those_of_the_sizes(some: list[Candidate]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from edge import microbenchmark
 from edge.llm.options import DEFAULTS
 from edge.models.demo import MODEL_PATH
 from edge.profiling import llm_survey
-from edge.profiling.layer_times import LayerProbe, _timed, probes
+from edge.profiling.layer_times import LayerProbe, _timed, cuts_to_time, probes
 from edge.profiling.survey import Devices
 from edge.tasks import CancelScope
 from edge.worker import timing
@@ -29,7 +28,8 @@ COLD_S, WARM_S, READ_S = 0.2, 0.1, 5.0
 @pytest.fixture
 def slices() -> dict[str, LayerProbe]:
     with CancelScope() as scope:
-        return probes(ModelFile.open(MODEL_PATH), "0" * 64, scope)[0]
+        file = ModelFile.open(MODEL_PATH)
+        return probes(file, "0" * 64, cuts_to_time(file)[0], scope)
 
 
 def test_each_slice_lacks_the_rest_of_the_model(slices: dict[str, LayerProbe]) -> None:
@@ -41,14 +41,11 @@ def test_each_slice_lacks_the_rest_of_the_model(slices: dict[str, LayerProbe]) -
         assert slices[name].other_bytes == pytest.approx(layers - own + head, abs=1)
 
 
-def test_slices_beside_more_weights_have_figures_of_their_own(
-    slices: dict[str, LayerProbe], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slices_beside_more_weights_have_figures_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of more layers, or with a larger head, have the same first ones."""
 
     def key(other_bytes: int) -> str:
-        larger = {name: replace(probe, other_bytes=other_bytes) for name, probe in slices.items()}
-        monkeypatch.setattr(llm_survey, "probes", lambda *_: (larger, 1))
+        monkeypatch.setattr(llm_survey, "other_bytes", lambda *_: other_bytes)
         devices = Devices(None, 1)
         with CancelScope() as scope:
             [own] = llm_survey._LayerProfiler(devices, ModelFile.open(MODEL_PATH), "0" * 64, {}, {}, scope).keys

@@ -1,17 +1,18 @@
-"""Test a survey's record of busy and quiet moments, and how often it measures this device."""
+"""Test a survey's record of busy and quiet moments, and the time that each device has."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from devices.remembered import BUSY_AGE_S, MAX_AGE_S, Remembered
+from devices.remembered import KEPT_AGE_S
 from edge.profiling import survey as module
-from edge.profiling.survey import OWN_TRIES, QUIET_AGE_S, Devices, DeviceTiming, survey
+from edge.profiling.survey import OWN_PART, Devices, DeviceTiming, survey
 from edge.tasks import CancelScope
 from partition.predict.speeds import Links
 from tests.support.clock import Clock
@@ -22,6 +23,7 @@ from tests.support.deployments import own_folders
 class Times:
     seconds: float
     busy: bool = False
+    estimate: bool = False
 
 
 @dataclass
@@ -34,12 +36,14 @@ class Profiler:
     steps: int = 1
     streams: bool = False
     timed: list[int] = field(default_factory=list)  # ranks, in order
+    most_s: list[float] = field(default_factory=list)  # time of each
 
     def send(self, worker: Any, check: Any) -> None:
         """There is nothing to send."""
 
-    def time(self, session: Any, on_step: Any) -> Times:
+    def time(self, session: Any, on_step: Any, most_s: float) -> Times:
         self.timed.append(session.rank)
+        self.most_s.append(most_s)
         on_step()
         return self.moments[session.rank].pop(0)
 
@@ -75,11 +79,11 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
     return clock
 
 
-def devices(workers: int) -> Devices:
+def devices(workers: int, hosts: tuple[str, ...] = ("a", "a")) -> Devices:
     built = Devices(None, 1)
-    built.addresses = ("local", "worker:1")[: workers + 1]
-    built.workers = [None, object()][: workers + 1]  # type: ignore[assignment, list-item]
-    built.profiles = built.profiles * (workers + 1)
+    built.addresses = ("local", "worker:1", "worker:2")[: workers + 1]
+    built.workers = [None, object(), object()][: workers + 1]  # type: ignore[assignment, list-item]
+    built.profiles = [replace(built.profiles[0], host=host) for host in hosts[: workers + 1]]
     return built
 
 
@@ -91,67 +95,56 @@ def surveyed(
     reported: list[tuple[float, float]] = []
     with CancelScope() as closing:
         result, _ = survey(
-            devices(worker is not None), timing, closing, fresh=fresh, on_step=lambda *step: reported.append(step)
+            devices(int(worker is not None)), timing, closing, fresh=fresh, on_step=lambda *step: reported.append(step)
         )
     assert [done for done, _ in reported] == list(range(1, len(reported) + 1))
-    assert all(done <= total for done, total in reported)  # what is measured once more is no step
+    assert all(done <= total for done, total in reported)
     return result, timing.timed
 
 
 SLOW, SLOWER, QUIET = Times(3.0, True), Times(4.0, True), Times(1.0)
 
 
-def test_this_device_is_measured_again_while_it_is_busy(clock: Clock) -> None:
-    [own, worker], order = surveyed([SLOW, QUIET], [SLOW])
-    assert order == [0, 1, 0]  # as far apart as can be
-    assert own == DeviceTiming(QUIET, 0.0, 1.0)
-    assert worker == DeviceTiming(SLOW, 0.0, None)
+def test_each_device_is_measured_once_even_if_it_is_busy(clock: Clock) -> None:
+    [own, worker], order = surveyed([SLOW], [SLOW])
+    assert order == [0, 1]
+    assert (own, worker) == (DeviceTiming(SLOW), DeviceTiming(SLOW))
     assert surveyed([], [])[1] == []  # both are remembered
 
 
-def test_tries_end_and_the_best_counts(clock: Clock) -> None:
-    [own, _], order = surveyed([SLOW, *[SLOWER] * OWN_TRIES], [QUIET])
-    assert order == [0, 1, *[0] * OWN_TRIES]
-    assert own.times == SLOW
-    assert own.quiet_s is None
-
-
-def test_alone_there_is_nothing_to_compare(clock: Clock) -> None:
-    [own], order = surveyed([SLOW])
-    assert (own.times, order) == (SLOW, [0])
-
-
-def test_a_busy_moment_is_soon_measured_again(clock: Clock) -> None:
+def test_a_busy_moment_counts_as_long_as_a_quiet_one(clock: Clock) -> None:
     surveyed([SLOW])
-    clock.now += BUSY_AGE_S - 1
-    assert surveyed([])[0] == [DeviceTiming(SLOW, BUSY_AGE_S - 1, None)]
+    clock.now += KEPT_AGE_S - 1
+    assert surveyed([])[0] == [DeviceTiming(SLOW, KEPT_AGE_S - 1)]
     clock.now += 2
-    assert surveyed([SLOWER])[0] == [DeviceTiming(SLOW, 0.0, None)]
-    clock.now += BUSY_AGE_S + 1
-    assert surveyed([QUIET])[0] == [DeviceTiming(QUIET, 0.0, 1.0)]
+    assert surveyed([QUIET])[0] == [DeviceTiming(QUIET)]
 
 
-def test_a_busy_moment_does_not_replace_a_quiet_one_of_the_day(clock: Clock) -> None:
+def test_a_busy_moment_does_not_replace_a_faster_one(clock: Clock) -> None:
     surveyed([QUIET])
     clock.now += 3600
-    assert surveyed([SLOW], fresh=True)[0] == [DeviceTiming(QUIET, 3600, 1.0)]
-    assert surveyed([])[0] == [DeviceTiming(QUIET, 3600, 1.0)]
-    assert surveyed([Times(2.0)], fresh=True)[0] == [DeviceTiming(Times(2.0), 0.0, 2.0)]  # it has clocked down, say
+    assert surveyed([SLOW], fresh=True)[0] == [DeviceTiming(QUIET, 3600)]
+    assert surveyed([])[0] == [DeviceTiming(QUIET, 3600)]
+    assert surveyed([Times(2.0)], fresh=True)[0] == [DeviceTiming(Times(2.0))]  # it has clocked down, say
     fast = Times(0.5, True)
-    assert surveyed([fast], fresh=True)[0] == [DeviceTiming(fast, 0.0, 2.0)]  # busy, and faster all the same
+    assert surveyed([fast], fresh=True)[0] == [DeviceTiming(fast)]  # busy, and faster all the same
 
 
-def test_what_a_quiet_moment_gave_is_known_for_a_month(clock: Clock) -> None:
-    surveyed([QUIET])
-    clock.now += MAX_AGE_S + 1
-    assert surveyed([SLOW])[0] == [DeviceTiming(SLOW, 0.0, 1.0)]
-    clock.now += BUSY_AGE_S + 1
-    clock.now += QUIET_AGE_S - MAX_AGE_S
-    assert surveyed([SLOW])[0] == [DeviceTiming(SLOW, 0.0, None)]
+def test_an_estimate_is_not_remembered(clock: Clock) -> None:
+    estimate = Times(0.5, estimate=True)
+    assert surveyed([estimate])[0] == [DeviceTiming(estimate)]
+    assert surveyed([QUIET])[0] == [DeviceTiming(QUIET)]
+    assert surveyed([estimate], fresh=True)[0] == [DeviceTiming(QUIET)]
 
 
-@pytest.mark.parametrize("value", ["fast", None, -1.0, 0.0, True, [1.0]])
-def test_what_else_is_in_the_file_is_no_quiet_moment(clock: Clock, value: Any) -> None:
-    Remembered("quiet-made-up").put("own", value)
-    assert json.dumps(value)
-    assert surveyed([SLOW])[0][0].quiet_s is None
+@pytest.mark.parametrize("seconds", [0.0, 20.0, math.inf])
+def test_each_device_has_a_part_of_the_time(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 7.0))
+    for hosts, part in (("a", "a", "a"), 0.5), (("a", "b", "c"), 1.0):  # workers of one machine wait for each other
+        profiler = Profiler({rank: [QUIET] for rank in range(3)}, keys=("own", "a", "b"))
+        built = devices(2, hosts)
+        with CancelScope() as closing:
+            survey(built, profiler, closing, seconds=seconds, fresh=True)
+        own_s, *others_s = profiler.most_s
+        assert own_s == OWN_PART * seconds
+        assert others_s == [pytest.approx(part * seconds), pytest.approx(seconds)]

@@ -198,3 +198,37 @@ def test_a_device_with_two_ranks_keeps_its_speed(tmp_path: Path, monkeypatch: py
     assert changes == ["pi computes 30.0 times as long as it did"]
     assert watch.survey is not None
     assert watch.survey.speeds == speeds
+
+
+def test_a_wrong_estimate_is_corrected_and_makes_no_straggler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    pi = "pi:7070"
+    speeds = (planning.device(LOCAL, 10 * MS), replace(planning.device(pi, 10 * MS), estimate=True))
+    links, work = planning.linked((LOCAL, pi)), planning.work(8)
+    plan = make_plan(work.limits, "made up", "", (LOCAL, pi), "pipeline")
+    predicted = compute_s(plan, work, {speed.device: speed for speed in speeds}, links)
+    engine, watch = Timed([StepTimes(), StepTimes()]), StragglerWatch(Survey(speeds, links), work)
+    watch.begin(engine, plan, ("this device", "pi"))
+
+    def answer(times: float) -> list[str]:
+        for rank, factor, seconds in zip(engine.ranks, (1.0, times), predicted, strict=True):
+            for _ in range(LEAST_STEPS):
+                rank.add(StepTime(1, (seconds or 0.0) * factor))
+        return looked(watch, engine)
+
+    def known_ms() -> list[float]:
+        assert watch.survey is not None
+        return [1e3 * speed.layer_s.at(1) for speed in watch.survey.speeds]
+
+    assert answer(1.05) == []
+    assert not watch.corrected
+    assert known_ms() == pytest.approx([10, 10])
+    assert answer(4) == []
+    assert watch.corrected
+    assert known_ms() == pytest.approx([10, 40])
+    watch.corrected = False
+    assert [answer(4) for _ in range(2 * IN_A_ROW)] == [[]] * 2 * IN_A_ROW
+    assert not watch.corrected
+    # From here on the device is slower than its own first steps.
+    assert [answer(12) for _ in range(IN_A_ROW)][-1] == ["pi computes 3.0 times as long as it did"]
+    assert known_ms() == pytest.approx([10, 120])
