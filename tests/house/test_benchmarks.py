@@ -25,6 +25,7 @@ SECTIONS = {
     "bench_drafts": ("resident", "far", "paged"),
     "bench_elastic": ("change", "follow", "chat"),
     "bench_engine": ("loop", "prompts"),
+    "bench_first_plans": (),
     "bench_gpu": (),  # needs a llama.cpp that was built for a GPU
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
@@ -307,6 +308,14 @@ def test_slices() -> None:
     assert all(rate > 0 for rate in result["bytes_per_s"].values())
     assert result["second_load_bytes"] == 0
     assert 0 < result["sent_after_cut_bytes"] <= 8_000_000  # of so little all may have been on its way at the cut
+
+
+def test_first_plans() -> None:
+    result = run("bench_first_plans")
+    assert len(result["settings"]) == 2
+    for row in result["settings"]:
+        assert all(ratio >= 1 - 1e-9 for ratio in row["ratios"].values())
+        assert row["ratios"]["measured"] <= 1.05
 
 
 def test_sleeping() -> None:
