@@ -205,6 +205,15 @@ def test_a_simulated_request_has_windows() -> None:
             assert result.completed / result.seconds == pytest.approx(result.capacity_per_s, rel=0.05)
 
 
+def test_requests_that_wait_while_one_drafts_alone_are_completed() -> None:
+    """No later arrival admits them."""
+    outcome = several(Draft("ngram", 0.7, 2), [stage(LOCAL, MS), stage("b", MS)], 5 * MS)
+    assert outcome.draft is not None
+    assert outcome.draft.windows > 1
+    arrivals = Arrivals(tuple(Request(0.001 * i, 4, 20) for i in range(4)), "made up")
+    assert simulate(replace(outcome, in_flight=1), arrivals).completed == 4
+
+
 def test_who_comes_beside_it_gets_all_that_is_asked_for() -> None:
     """Windows stop when another request is there, begin again behind it, and what was cancelled is no token."""
     to_do = replace(work(2, concurrency=2), draft=Draft("ngram", 0.7, 2))

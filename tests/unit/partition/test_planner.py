@@ -133,6 +133,9 @@ def test_a_fast_device_with_little_memory_has_the_part_that_fits() -> None:
     current = predict(result.plan, to_do, {s.device: s for s in speeds}, planner.links).memory_bytes
     assert 30 * MIB < current[LOCAL] <= 34 * MIB
     assert current["b"] <= 44 * MIB
+    group = StageGroup(to_do, speeds, planner.links, (0, 1))
+    for stop in (6, 7, 8):  # stages with the head and without it
+        assert [shard.memory for shard in group.shards(0, stop)] == [None, None]
 
 
 @given(

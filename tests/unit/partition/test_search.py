@@ -86,6 +86,23 @@ def test_a_beam_finds_true_solutions_and_says_whether_there_may_be_better(seed: 
         assert [item.objectives for item in result.solutions] == [item.objectives for item in best.solutions]
 
 
+@given(SEEDS, st.integers(1, 3))
+@settings(max_examples=some(20, 60), deadline=None)
+def test_a_run_with_few_labels_for_each_case_says_whether_it_dropped_any(seed: int, each: int) -> None:
+    """Many labels belong to one case, because a device has the same bytes in every stage."""
+    problem = replace(small_problem(np.random.default_rng(seed)), caps=None)
+    peaks = [np.full((1, problem.n + 1, problem.n + 1), float(0 in group.members)) for group in problem.groups]
+    more = with_peaks(problem, peaks, [np.zeros(1)] * len(peaks))
+    tables = Tables(more)
+    tables.objectives_of, tables.caps, tables.outdone = more.objectives, None, None
+    cases, counts, exact = labels.cases_of(tables, [0]), list[int](), list[bool]()
+    for most in (None, each):
+        run = labels.Search(tables, bounds.Bounds(tables), Best(), None, cases, most)
+        exact.append(run.run())
+        counts.append(sum(map(len, run.labels)))
+    assert exact == [True, counts[0] == counts[1]]
+
+
 def pipeline(n: int, speeds: list[float], hop_s: float, microbatches: float) -> Problem:
     """Latency, and seconds a token, of layers alike on devices of these speeds; the first stage is on the first."""
     layers = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]

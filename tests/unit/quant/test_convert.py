@@ -11,6 +11,7 @@ import pytest
 
 from edge.llm.engine import Engine
 from quant.checkpoint.convert import convert
+from quant.checkpoint.tokens import NORMAL, AddedToken, Vocabulary
 from quant.gguf.file import GgufFile
 from tests.support import ROOT
 from tests.support.checkpoints import DATA, EXACT, FAMILIES, change_tensors, copy, edit, floats, read_folder
@@ -210,6 +211,17 @@ def test_a_vocabulary_is_filled_up_and_cut(tmp_path: Path) -> None:
     assert "<image>" not in tokens
 
 
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+@pytest.mark.parametrize("n_vocab", [2, 3, 4, 6])
+def test_each_row_of_a_model_has_a_token_a_type_and_a_score(model: str, n_vocab: int) -> None:
+    scores = [0.0, -1.0, -2.0, -3.0] if model == "llama" else []
+    vocabulary = Vocabulary(model, "default", list("abcd"), [NORMAL] * 4, scores, [], space_prefix=False)
+    vocabulary.fit({i: AddedToken(f"<{i}>", special=False) for i in (2, 3, 5)}, n_vocab)
+    assert len(vocabulary.tokens) == len(vocabulary.types) == n_vocab
+    assert len(vocabulary.scores) == (n_vocab if model == "llama" else 0)
+    assert vocabulary.tokens[:2] == ["a", "b"]
+
+
 def test_added_tokens_are_found_in_three_files(tmp_path: Path) -> None:
     folder = copy("llama", tmp_path)
     (folder / "added_tokens.json").write_text(json.dumps({"<one>": 331, "<|two|>": 332, "<three>": 333}))
@@ -221,6 +233,21 @@ def test_added_tokens_are_found_in_three_files(tmp_path: Path) -> None:
     assert types == [4, 3, 4, 3]  # user-defined or control; <|two|> looks like one
     with Engine(tmp_path / "model.gguf", EXACT) as engine:
         assert engine.model.tokenize("a<four>", add_special=False, parse_special=False)[-1] == 333
+
+
+@pytest.mark.parametrize("family", ["gemma", "mistral", "mistral-nemo"])  # the text does not show which are special
+def test_older_file_that_repeats_added_tokens_changes_no_token(tmp_path: Path, family: str) -> None:
+    folder = copy(family, tmp_path)
+
+    def read_back() -> list[object]:
+        meta = converted(folder, tmp_path / "model.gguf").metadata
+        return [list(meta[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type")]  # type: ignore[call-overload]
+
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    assert any(token["special"] for token in added)
+    before = read_back()
+    (folder / "added_tokens.json").write_text(json.dumps({token["content"]: token["id"] for token in added}))
+    assert read_back() == before
 
 
 def test_the_chat_template_is_found_wherever_it_is(tmp_path: Path) -> None:
