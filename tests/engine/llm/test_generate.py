@@ -231,6 +231,15 @@ def test_a_text_stream_is_the_text_up_to_the_first_stop_string(text: str, stop: 
         assert not any(s in out for s in stop)
 
 
+@given(st.text("ab", max_size=20), st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=4))
+def test_the_earliest_of_several_stop_strings_ends_a_text(text: str, stop: list[str]) -> None:
+    stream = TextStream(stop)
+    out = stream.push(text.encode()) + stream.rest()
+    assert out == text[: min([at for s in stop if (at := text.find(s)) >= 0], default=len(text))]
+    assert (stream.stopped is None) == (out == text)
+    assert stream.stopped is None or text[len(out) :].startswith(stream.stopped)
+
+
 def test_bytes_that_are_no_character_become_the_replacement_character() -> None:
     stream = TextStream([])
     assert stream.push(b"a\xe2\x82") == "a"

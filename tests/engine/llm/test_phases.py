@@ -430,3 +430,17 @@ def test_prefill_of_a_benchmark_is_that_of_answers(counting: Any) -> None:
         measure(both.engine, prompt_tokens=33, gen_tokens=4, repeats=2)
         assert sum(prefill.computed) == 3 * 32
         assert decode.computed == [1] * 3 * 5
+
+
+def test_a_prompt_that_the_other_placement_holds_completely_is_always_handed_over(counting: Any) -> None:
+    """The number of new tokens does not matter. A prompt with one more token, or of another namespace, stays here."""
+    tokens = list(range(5, 55))
+    with PrefillPlacement(counting(), 40) as placement:
+        first = placement.begin(tokens, 0, "", (), keep=True)
+        assert first is not None
+        while not first.take()[1]:
+            assert first.wait(TIMEOUT_S)
+        first.release()
+        assert placement.begin([*tokens, 5], 45, "", (), keep=True) is None
+        assert placement.begin(tokens, 45, "other", (), keep=True) is None
+        assert placement.begin(tokens, 45, "", (), keep=True) is not None

@@ -218,9 +218,10 @@ def test_who_takes_over_is_asked_for_the_same_logits() -> None:
 def test_who_is_lost_again_and_again_is_given_up() -> None:
     for ask in (lambda engine: engine.kv_clear(), lambda engine: Scheduler(engine).run([Request([5], 1)])):
         with Lives(iter([0] * 9)) as engine:
-            with pytest.raises(EngineError, match="lost"):
-                ask(engine)
-            assert engine.replacements.recoveries == MOST_IN_A_ROW
+            for n_errors in (1, 2):  # after an error losses count from the start
+                with pytest.raises(EngineError, match="lost"):
+                    ask(engine)
+                assert engine.replacements.recoveries == n_errors * MOST_IN_A_ROW
 
 
 def test_losses_in_a_row_are_those_without_a_token_between_them() -> None:
@@ -302,6 +303,33 @@ def test_what_was_chosen_is_told_also_where_the_engine_is_lost_then(monkeypatch:
             reported += [event.token_id for event in scheduler.step() if event.token_id is not None]
         assert reported == expected
         assert engine.replacements.recoveries == 1
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_progress_of_a_prompt_stays_between_nothing_and_all_after_a_loss(exact: bool) -> None:
+    """Most of the prompt was cached on the engine, which is lost before it has computed the rest."""
+    reports: list[tuple[int, int]] = []
+    with Lives(iter([])) as engine:
+        engine.replacements.exact = exact
+
+        def report(n_done: int, n_all: int) -> None:
+            if not reports:
+                engine.replacements.engine.lives = 0  # type: ignore[attr-defined]
+            reports.append((n_done, n_all))
+
+        with Scheduler(engine, slots=1, keep=True) as scheduler:
+            first = list(range(5, 25))
+            for request in (
+                Request(first, 1, ends=False),
+                Request([*first, *range(30, 39)], 2, ends=False, on_prefill=report),
+            ):
+                scheduler.add(request)
+                while scheduler.busy:
+                    scheduler.step()
+        assert engine.replacements.recoveries == 1
+    assert all(0 <= n_done <= n_all for n_done, n_all in reports)
+    assert reports[0][1] < len(first)
+    assert reports[-1][0] == reports[-1][1]
 
 
 def test_what_idle_slots_held_is_told_once_and_within_its_namespace() -> None:

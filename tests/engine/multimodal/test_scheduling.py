@@ -10,6 +10,8 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge.errors import EngineError
 from edge.llama import llama
@@ -19,7 +21,7 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.media.media import EmbeddingRows, embeddings_of, interned
+from edge.media.media import EmbeddingRows, behind, embeddings_of, interned, whole
 from tests.support import projectors
 from tests.support.multimodal import encoded, open_projector, prompt_around
 from tests.support.ranks_here import ranks_here
@@ -174,3 +176,17 @@ def test_a_sampler_sees_the_text_of_a_prompt_without_its_pictures(demo: Engine) 
     request = Request([5, -7, -8, 6], 1, media=[picture])
     Continuation(demo.model, request, sampler=sampler)
     assert [call.args[0] for call in sampler.accept.call_args_list] == [5, 6]
+
+
+@given(st.lists(st.integers(1, 4), max_size=6), st.lists(st.integers(0, 2), min_size=7, max_size=7))
+def test_a_history_is_cut_only_between_pictures(n_rows: list[int], texts: list[int]) -> None:
+    """This includes requested cuts directly before and behind a picture, which need no change."""
+    pictures = [EmbeddingRows(bytes([i]), np.zeros((n, 4), np.float32)) for i, n in enumerate(n_rows)]
+    tokens = [5] * texts[0]
+    cuts = set(range(texts[0] + 1))
+    for picture, n_text in zip(pictures, texts[1:], strict=False):
+        tokens += [*picture.ids, *[5] * n_text]
+        cuts |= set(range(len(tokens) - n_text, len(tokens) + 1))
+    for at in range(len(tokens) + 1):
+        assert whole(tokens, at) == max(cut for cut in cuts if cut <= at)
+        assert behind(tokens, at) == min(cut for cut in cuts if cut >= at)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from itertools import count, islice
 from pathlib import Path
@@ -226,6 +226,46 @@ def test_a_recovery_can_be_ended(several: OnnxSource, tmp_path: Path, how: str) 
             done.result(WAIT_S)
         with pytest.raises(Interrupted):
             pipeline.run(mixed_feeds())
+
+
+class Echo:
+    """A runner on one device that returns its inputs. It is lost after `lives` inputs."""
+
+    def __init__(self, lives: int) -> None:
+        self.lives, self.is_stopped = lives, False
+
+    def map(self, feeds: Iterable[Any], window: int, wire: str = "f32") -> Iterator[Any]:
+        for feed in feeds:
+            if self.is_stopped:
+                raise Interrupted("stopped")
+            if not self.lives:
+                raise LinkClosed("lost")
+            self.lives -= 1
+            yield feed
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def resume(self) -> None:
+        self.is_stopped = False
+
+
+@pytest.mark.parametrize("n_stops", [1, 2])
+def test_runs_after_resume_are_answered_and_recovered_after_a_loss(n_stops: int) -> None:
+    def recovered(error: Exception, check: Callable[[], None]) -> Runner:
+        if not isinstance(error, LinkClosed):
+            raise error
+        check()
+        return Echo(3)
+
+    pipeline = FailoverPipeline(Echo(3), recovered)
+    for _ in range(n_stops):
+        pipeline.stop()
+        with pytest.raises(Interrupted):
+            next(pipeline.map([{}], window=1))
+        pipeline.resume()
+        assert len(list(pipeline.map([{}] * 4, window=1))) == 4
+    assert pipeline.recoveries == n_stops
 
 
 def test_what_could_not_go_on_is_tried_again_when_it_is_used_again(several: OnnxSource, tmp_path: Path) -> None:

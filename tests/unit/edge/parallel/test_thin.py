@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,11 @@ from edge.parallel.shard import Shard
 from edge.parallel.thin import PositionStates, ThinEngine
 from edge.parallel.topology import place
 from edge.weights.memory import MIB
+from partition.architectures.table import RULES
 from partition.errors import StateError
 from partition.model.file import ModelFile
 from partition.plan.plan import Range
+from partition.slices.rules import has_windows
 from partition.state.sequence import KVBlock
 from tests.support.slices import synthetic
 
@@ -124,6 +128,14 @@ def test_what_it_knows_of_other_caches(arch: str, shifts: bool, knows: bool, tmp
     path = synthetic(tmp_path / f"{arch}.gguf", arch, vocab=320, embd=64, ff=64)
     with opened(path) as engine:
         assert (engine.can_shift, engine.knows_removals) == (shifts, knows)
+
+
+def test_architectures_with_windows_by_default_have_them_without_a_key() -> None:
+    for arch, rules in RULES.items():
+        for window in (None, 0, 64):
+            metadata = {} if window is None else {f"{arch}.attention.sliding_window": window}
+            file: Any = SimpleNamespace(architecture=arch, metadata=metadata)
+            assert has_windows(file) == (bool(window) or rules.window is not None), (arch, window)
 
 
 def test_what_a_window_may_have_dropped_is_not_read(tmp_path: Path) -> None:

@@ -257,3 +257,13 @@ def _taken(choice: RowChoice, most: int) -> int:
     rows = choice.rows(most)
     choice.checked(rows, rows, 0.1)
     return rows
+
+
+def test_winnings_that_were_paid_do_not_pay_for_more_text() -> None:
+    choice = Conversation(FLAT, 0.9).go_on(400).choice
+    won_s = max(tenths / 10 for tenths in range(1, 10_000) if choice.pays(tenths / 10))
+    n_paid = 0
+    while choice.pays(won_s / 3.5) and n_paid < 10:
+        choice.paid(won_s / 3.5)
+        n_paid += 1
+    assert n_paid == 3
