@@ -421,6 +421,15 @@ def test_who_leaves_and_who_is_lost(devices: Run, fake: FakeWorker, silent: list
     assert re.search(rf"^- +{silent[1]} .*no answer$", out, re.MULTILINE)
 
 
+def test_a_worker_that_answers_with_an_error_is_not_lost(devices: Run, fake: FakeWorker) -> None:
+    """It answered before, and only a worker that is silent now counts as lost."""
+    assert devices(fake.address)[0] == 0
+    fake.error = "not today"
+    (refusing,) = answered(devices(fake.address, "--json"))
+    assert (refusing["state"], refusing["name"], refusing["answers"]) == (None, None, False)
+    assert "not today" in str(refusing["error"])
+
+
 def test_who_became_slow(devices: Run, two: tuple[Worker, Worker]) -> None:
     mark_slow(two[0].address, 2.5)
     slow, joined = answered(devices(two[0].address, two[1].address, "--json"))

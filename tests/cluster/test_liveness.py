@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import threading
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -99,10 +100,23 @@ def test_a_device_that_stays_silent_is_given_up_once_in_a_while() -> None:
     assert lost == [pi] * 3
 
 
+def plain_session() -> EngineSession:
+    """A session without a process."""
+    return cast(Any, type("Plain", (EngineSession,), {"close": lambda _: None, "_send": lambda *_: None}))("pi", 1)
+
+
+@pytest.mark.parametrize("announcements", list(product([False, True], repeat=3)))
+def test_device_that_announced_its_leaving_still_leaves_after_a_heartbeat(announcements: tuple[bool, ...]) -> None:
+    session = plain_session()
+    for i, leaving in enumerate(announcements, 1):
+        session._hear(pb.Event(alive=pb.Alive(leaving=leaving)))
+        assert session.leaving == any(announcements[:i])
+
+
 def test_a_session_that_is_over_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     monkeypatch.setattr("edge.cluster.session.time.monotonic", lambda: now_s[0])
-    session = cast(Any, type("Plain", (EngineSession,), {"close": lambda _: None, "_send": lambda *_: None}))("pi", 1)
+    session = plain_session()
     assert session.silent_s is None  # it has yet to start
     session._hear(pb.Event(opened=pb.Opened()))
     now_s[0] += 3

@@ -220,6 +220,16 @@ def test_a_refusal_ends_after_its_time() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("n_answered", [1, 3])
+def test_only_crashes_without_an_answer_between_them_make_a_request_the_cause(n_answered: int) -> None:
+    suspects, long = Suspects("demo"), case("long")
+    for _ in range(n_answered):
+        assert suspects.ended([long], EngineGone("killed")) is None
+        suspects.acquit(long)
+    for n_crashes in range(1, ENDS_IN_A_ROW + 1):
+        assert suspects.ended([long], EngineGone("killed")) is (long if n_crashes == ENDS_IN_A_ROW else None)
+
+
 def test_oldest_of_too_many_known_requests_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.serve.suspects._MOST_KNOWN", 3)
 

@@ -392,6 +392,22 @@ def test_a_device_on_battery_computes_nothing_ahead(
         assert prefix["state"] == ("ready" if spares else "queued")
 
 
+def test_the_same_text_is_a_prefix_for_each_namespace_and_adapter_scale(engine: Engine) -> None:
+    loop = loop_of(engine, 1.0, Replies())
+    kinds = [(namespace, adapters) for namespace in ("n", "m") for adapters in (None, [0.5], [1.0])]
+
+    def announce() -> list[str]:
+        """Return the identifier of the prefix of each kind."""
+        each = [{"namespace": namespace, "adapters": adapters} for namespace, adapters in kinds]
+        return [loop.ask("announce", {"prompts": None, "text": "The sea", "tools": (), **kind})["id"] for kind in each]
+
+    ids = announce()
+    assert len(set(ids)) == len(kinds)
+    assert announce() == ids
+    assert [prefix["id"] for prefix in loop.ask("announced", {"namespace": "m"})] == ids[3:]
+    loop._inputs.close()
+
+
 def test_what_the_engine_drops_can_be_announced_again(engine: Engine) -> None:
     """As after a step that failed."""
     loop = loop_of(engine, 1.0, Replies())

@@ -1,7 +1,9 @@
 """Test that command-line options reach the engine, on this device or on a server."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,9 @@ from apps import distributed
 from apps.cli import build_parser
 from edge.api.config import EngineConfig
 from edge.models.demo import MODEL_PATH
+from edge.planning.choice import save_plan
+from partition.plan.onnx_plan import OnnxPlan, OnnxStage
+from partition.plan.plan import LOCAL, Range
 
 SEVERAL = ("--workers", "10.0.0.1:7070,10.0.0.2:7071", "--parallel", "tensor", "--shares", "1,2,3", "--insecure")
 
@@ -40,6 +45,28 @@ def test_every_option_of_the_engine_is_in_it(command: str) -> None:
     engine = options.engine_options()
     assert (engine.threads, engine.context, engine.batch, engine.sequences) == (3, 512, 64, 4)
     assert (engine.kv_type, engine.memory, engine.attention_window) == ("q8_0", 3 << 30, 99)
+
+
+@pytest.mark.parametrize(
+    ("options", "threads", "provider"),
+    [
+        ((), 3, "cpu"),
+        (("--threads", "2"), 2, "cpu"),
+        (("--provider", "other"), 3, "other"),
+        (("--threads", "2", "--provider", "other"), 2, "other"),
+    ],
+)
+def test_options_of_the_own_stage_are_those_of_a_saved_plan_unless_they_are_set(
+    options: Sequence[str], threads: int, provider: str, tmp_path: Path
+) -> None:
+    own = OnnxStage(LOCAL, Range(0, 2), "a", threads=3, provider="cpu")
+    other = OnnxStage("10.0.0.1:7070", Range(2, 4), threads=7, provider="theirs")
+    save_plan(tmp_path / "plan.json", OnnxPlan("net", "0" * 64, 4, (own, other)))
+    parsed = build_parser().parse_args(["run", "net.onnx", "--plan", str(tmp_path / "plan.json"), *options])
+    devices = distributed.prepare_onnx(parsed)
+    assert devices is not None
+    assert devices.workers == ("10.0.0.1:7070",)
+    assert (parsed.threads, parsed.provider) == (threads, provider)
 
 
 def test_defaults_are_those_of_the_command() -> None:

@@ -153,7 +153,8 @@ def test_last_error_is_raised_if_no_kind_connects(monkeypatch: pytest.MonkeyPatc
         Dialler(0, SECRET, QUICK, None, 0).dial(Peer(1, "pi", "127.0.0.1", 1, 1, "s"))
 
 
-def test_group_agrees_on_its_worst_link() -> None:
+@pytest.mark.parametrize("worst", [figures(1e-3, 5e6, 9e6), figures(1e-3, 9e6, 5e6)], ids=["sending", "receiving"])
+def test_group_agrees_on_its_worst_link(worst: LinkFigures) -> None:
     agreed: list[tuple[float, float]] = []
 
     class Agrees:
@@ -161,7 +162,7 @@ def test_group_agrees_on_its_worst_link() -> None:
             agreed.append((latency_s, bandwidth))
 
     link, _ = memory_link.pair()
-    dialled = [Dialled(link, 0.0, worst, "") for worst in (figures(1e-3, 5e6, 9e6), figures(4e-3, 8e6, 7e6))]
+    dialled = [Dialled(link, 0.0, own, "") for own in (worst, figures(4e-3, 8e6, 7e6))]
     _agree(Agrees(), dialled)  # type: ignore[arg-type]
     assert agreed == [(2e-3, 5e6)]
 

@@ -98,3 +98,23 @@ def test_a_load_without_its_adapter_leaves_no_slice_in_use(sessions: Sessions) -
     sessions._feed(session, commands())
     assert "slice bbbbbbbbbbbb is not in" in session.events.get().failed.message
     assert not path.exists()
+
+
+def test_only_an_answer_ends_the_command_that_it_answers(sessions: Sessions) -> None:
+    """Progress of a load and heartbeats come before the answer, and the worker stays in use."""
+    child, links = Child(), SimpleNamespace()
+    session: Any = Session("s", OPEN.open, child, links)  # type: ignore[arg-type]
+    progress = [pb.Event(loading=pb.Loading()), pb.Event(alive=pb.Alive())]
+    for event in progress:
+        sessions._answer(session, event)
+    assert list(session.pending) == ["open"]
+    answers = [pb.Event(opened=pb.Opened()), pb.Event(loaded=pb.Loaded()), pb.Event(failed=pb.Failed())]
+    session.pending.extend(("load", "run"))
+    for n_left, answer in zip((2, 1, 0), answers, strict=True):
+        for event in progress:
+            sessions._answer(session, event)
+            assert session.runs
+        sessions._answer(session, answer)
+        assert len(session.pending) == n_left
+    assert not session.runs
+    assert session.events.qsize() == 2 + 3 * 3
