@@ -164,6 +164,24 @@ def test_what_other_models_left_goes_when_there_is_too_much(
     assert not old & set(files(cache))
 
 
+def test_files_of_the_model_that_was_not_used_for_longest_go_first(
+    make_model: MakeModel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [make_model("llama", "q4_0", rms_eps=eps) for eps in (1e-5, 1e-6, 1e-4)]
+    folders: list[Path] = []
+    for seconds, path in enumerate(paths[:2], 1):
+        fast(path, halfway(path)).close()
+        (folder,) = set(cache.iterdir()) - set(folders)
+        folders.append(folder)
+        os.utime(folder, (seconds, seconds))
+    size = max(sum(file.stat().st_size for file in folder.iterdir()) for folder in folders)
+    monkeypatch.setattr(repacked_cache, "MOST_BYTES", 2 * size + size // 2)
+    for path in (paths[0], paths[2]):  # the first one is used again
+        fast(path, halfway(path)).close()
+    assert [folder.exists() for folder in folders] == [True, False]
+    assert len(list(cache.iterdir())) == 2
+
+
 def test_threads_and_descriptors_of_such_files_end_with_the_engine(make_model: MakeModel, cache: Path) -> None:
     path = make_model()
     engine = fast(path, halfway(path))

@@ -232,6 +232,17 @@ def test_errors_that_are_not_read_in_time_are_those_of_the_layer_before() -> Non
     assert result["blk.0.ffn_up.weight"] == result["blk.3.ffn_up.weight"]
 
 
+@pytest.mark.parametrize("n_read", [0, 1, 2, 5])
+def test_one_tensor_of_each_kind_is_read_whenever_the_time_is_up(n_read: int) -> None:
+    file = ModelFile.open(F16)
+    names = [f"blk.{i}.{what}.weight" for i in range(4) for what in ("attn_q", "ffn_up", "ffn_down")]
+    rows = {name: TensorRows(file, name, None) for name in names}
+    types, done = dict.fromkeys(names, kinds("q8_0")), [0]
+    result = measure_errors(rows, types, 1, lambda n, total: done.append(n), lambda: done[-1] >= n_read)
+    assert done[-1] == max(3, n_read)
+    assert list(result) == names
+
+
 # Measured in memory, and in a file.
 
 

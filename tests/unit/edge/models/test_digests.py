@@ -55,9 +55,15 @@ def test_a_digest_is_remembered_until_the_file_changes(tmp_path: Path, state: Pa
     assert reported.calls == 2
 
 
-def test_a_file_just_written_is_not_remembered(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_set_back", [False, True])
+def test_a_file_just_written_is_not_remembered(
+    is_set_back: bool, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a program has set its modification time back, as some that copy files do."""
     path, reported = tmp_path / "model.gguf", Reported()
     path.write_bytes(b"first")
+    if is_set_back:
+        os.utime(path, (1, 1))
     monkeypatch.setattr(time, "time_ns", lambda: path.stat().st_ctime_ns + 1000)
     digests = Digests(state)
     assert digests.model_digest(path, reported) == digests.model_digest(path, reported)

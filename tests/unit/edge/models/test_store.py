@@ -73,6 +73,23 @@ def test_a_slice_comes_and_stays(store: SliceStore) -> None:
         store.receive(sha(data), len(data))
 
 
+def test_content_and_then_name_of_a_slice_are_flushed_before_commit_returns(
+    store: SliceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would otherwise lose a slice that was acknowledged."""
+    data, flushed, fsync = content(1, 10 * KIB), list[tuple[bool, bool]](), os.fsync
+    final = store.folder / f"{sha(data)}.slice"
+
+    def flush(handle: int) -> None:
+        is_folder = os.path.samestat(os.fstat(handle), store.folder.stat())
+        flushed.append((is_folder, final.exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    assert put(store, data) == final
+    assert flushed == [(False, False), (True, True)]
+
+
 def test_a_broken_connection_is_continued(store: SliceStore) -> None:
     data = content(1, 40 * KIB)
     begin(store, data, 15000)

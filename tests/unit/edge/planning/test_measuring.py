@@ -191,6 +191,11 @@ def test_visits_end() -> None:
     same = better(first, item | {"latency_s": 0.95})
     assert same["agree"]
     assert not in_doubt(point, same)
+    for latency_s, throughput_per_s in ((1.0, 2.0), (1.0, 0.5), (0.5, 1.0), (2.0, 1.0)):  # one of both differs
+        other_visit = item | {"latency_s": latency_s, "throughput_per_s": throughput_per_s}
+        apart = better(first, other_visit)
+        assert (apart["agree"], apart["spread"]) == (False, 1.0)
+        assert apart == better(better(None, other_visit), item)
     third = better(other, item | {"latency_s": 9.0})
     assert third["latency_s"] == 0.5
     assert not in_doubt(point, third)  # often enough

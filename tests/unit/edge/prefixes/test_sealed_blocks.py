@@ -362,6 +362,26 @@ def test_a_block_waits_for_room_and_is_kept(gate: Gate, monkeypatch: pytest.Monk
     assert (blocks.kept_blocks, blocks.dropped_blocks) == (2, 0)
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_blocks_that_left_the_queue_take_no_room_of_it(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    monkeypatch.setattr(sealed, "KEEP_WAIT_S", 0.0)
+    monkeypatch.setattr(sealed, "QUEUE_BYTES", 1000)
+    gate.max_bytes = 1 << 30 if is_stored else 100  # larger blocks are dropped
+    blocks = SealedBlocks(gate, KEY)
+    for i in (0, 2, 4):
+        gate.may_write.clear()
+        for each in (i, i + 1):  # both fit at once, so neither waits for the disk
+            blocks.keep([CHAIN[each]], bytes(500))
+        assert blocks.is_writing
+        gate.may_write.set()
+        assert blocks.flush(WAIT_S)
+    assert blocks.close(WAIT_S)
+    assert (blocks.kept_blocks, blocks.dropped_blocks) == ((6, 0) if is_stored else (0, 6))
+    assert len(gate.files()) == blocks.kept_blocks
+
+
 def test_closing_drops_what_the_disk_does_not_take(gate: Gate) -> None:
     blocks = SealedBlocks(gate, KEY)
     for i in range(5):

@@ -68,6 +68,16 @@ def test_a_round_that_changes_the_choice_takes_two_more() -> None:
     assert source.measured[-1] == ("q6_k", ("c",))
 
 
+def test_only_rounds_in_a_row_without_improvement_stop_measuring() -> None:
+    """The second round keeps the choice of q6_k, the third one shows that q5_k is better, and two more keep q5_k."""
+    real = SMOOTH | {"q6_k": 3.5}
+    settling, damages, stops = Source(real).settling(), dict[str, float](), []
+    for kind in ("q4_0", "q3_k", "q6_k", "q2_k", "q5_k"):
+        damages[kind] = real[kind]
+        stops.append(settling.after_round({"a": dict(damages)}))
+    assert stops == [False, False, False, False, True]
+
+
 @pytest.mark.parametrize(("q5_k", "steps"), [(0.1676, 6), (0.15, 8)])
 def test_as_good_within_two_percent_counts_as_the_same(q5_k: float, steps: int) -> None:
     """The estimate for q6_k, chosen first, is 0.1693: 1 % more than the newest choice, or 13 %."""
