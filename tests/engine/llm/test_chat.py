@@ -339,7 +339,7 @@ def test_a_saved_chat_is_replaced_and_nothing_else_is(demo: Engine, tmp_path: Pa
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("folder", "link"):
-        with pytest.raises(ChatFileError, match=rf"{name} is there"):
+        with pytest.raises(ChatFileError, match=rf"{name} exists"):
             chat.save(tmp_path / name)
     with pytest.raises(OSError, match="there is no folder"):
         chat.save(tmp_path / "none" / "chat.json")
