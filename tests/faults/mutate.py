@@ -32,7 +32,7 @@ test-command = {command}
 [cosmic-ray.distributor]
 name = "local"
 [cosmic-ray.filters.git-filter]
-branch = "main"
+branch = {base}
 [cosmic-ray.filters.operators-filter]
 exclude-operators = ["core/ReplaceBinaryOperator_BitOr_.*"]  # mostly types such as `int | None`
 """
@@ -43,9 +43,9 @@ def git(*words: str, folder: Path = ROOT) -> str:
     return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
-def changed_files() -> list[str]:
-    """Return the Python files of the product that differ from `main`."""
-    names = git("diff", "--name-only", "--diff-filter=d", "main", "--", *PACKAGES).splitlines()
+def changed_files(base: str) -> list[str]:
+    """Return the Python files of the product that differ from a commit."""
+    names = git("diff", "--name-only", "--diff-filter=d", base, "--", *PACKAGES).splitlines()
     return [name for name in names if name.endswith(".py") and not name.endswith("_pb2.py")]
 
 
@@ -59,8 +59,11 @@ def tests_of(file: str) -> list[str]:
     return [str(name) for name in names if name.parts[1] not in SLOW]
 
 
-def survivors(folder: Path, file: str, tests: Sequence[str], *, only_changes: bool) -> tuple[int, list[str]]:
-    """Mutate a file. Return the number of mutants, and the differences of the mutants that pass all tests."""
+def survivors(folder: Path, file: str, tests: Sequence[str], base: str | None) -> tuple[int, list[str]]:
+    """Mutate a file. Return the number of mutants, and the differences of the mutants that pass all tests.
+
+    base: commit; only lines that differ from it are mutated. None: mutate all lines.
+    """
     from cosmic_ray.work_db import WorkDB, use_db  # `make mutate` installs it
     from cosmic_ray.work_item import TestOutcome
 
@@ -68,11 +71,12 @@ def survivors(folder: Path, file: str, tests: Sequence[str], *, only_changes: bo
     config, session = folder / "mutate.toml", folder / "mutate.sqlite"
     tools = Path(sys.executable).parent
     env = {**os.environ, "PYTHONPATH": str(folder)}
-    config.write_text(CONFIG.format(module=json.dumps(file), timeout_s=TESTS_TIMEOUT_S, command=json.dumps(command)))
+    values = {"module": file, "timeout_s": TESTS_TIMEOUT_S, "command": command, "base": base or ""}
+    config.write_text(CONFIG.format(**{name: json.dumps(value) for name, value in values.items()}))
     session.unlink(missing_ok=True)
     subprocess.run([tools / "cosmic-ray", "init", config, session], cwd=folder, check=True)
     subprocess.run([tools / "cr-filter-operators", session, config], cwd=folder, check=True)
-    if only_changes:
+    if base:
         subprocess.run([tools / "cr-filter-git", "--config", config, session], cwd=folder, check=True)
     subprocess.run([tools / "cosmic-ray", "exec", config, session], cwd=folder, env=env, check=True)
     with use_db(session, WorkDB.Mode.open) as work:
@@ -89,16 +93,17 @@ def main() -> int:
     n_mutants, n_survivors = 0, 0
     with tempfile.TemporaryDirectory(prefix="edge-mutants-") as name:
         folder = Path(name)
-        git("clone", "--quiet", "--shared", "--branch", "main", str(ROOT), name)
+        git("clone", "--quiet", "--shared", str(ROOT), name)
         copy_of_the_tree(folder)
-        for file in args.files or changed_files():
+        base = git("merge-base", "main", "HEAD").strip()
+        for file in args.files or changed_files(base):
             tests = args.tests or tests_of(file)
             if not tests:
                 print(f"{file}: no test imports it; name some with --tests", file=sys.stderr)
                 continue
             if outcome(folder, tests, TESTS_TIMEOUT_S, is_planted=False) != "passed":
                 return 2
-            n, differences = survivors(folder, file, tests, only_changes=not args.files)
+            n, differences = survivors(folder, file, tests, None if args.files else base)
             n_mutants, n_survivors = n_mutants + n, n_survivors + len(differences)
             print(f"{file}: {len(differences)} of {n} mutants survive {', '.join(tests)}", flush=True)
             print(*differences, sep="\n", flush=True)
