@@ -15,6 +15,16 @@ from devices.streams import OUTPUT, give_up_output, protect_streams
 from edge.ending import end_by_signals, signalled, terminated
 from quant.text import printable
 
+BEGIN = """\
+To begin with:
+  edge chat              talk to the small bundled model
+  edge advise            list the models that run well on this device
+  edge chat MODEL        talk to one of them; edge fetches it once
+  edge serve MODEL       serve it to other programs and to your browser
+  edge lab up            emulate three devices here, to try a model on several devices
+
+edge --help lists all commands, edge COMMAND --help the options of one."""
+
 COMMANDS = (
     "advise", "buy", "chat", "serve", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
     "devices", "link", "plan", "pareto", "lab", "simulate", "cluster", "doctor",
@@ -30,7 +40,7 @@ def build_parser(command: str | None = None) -> Parser:
     and returns the exit code). A command with actions sets a `run` function for each action instead. The modules import
     quickly: engines load when a command runs.
     """
-    words = "edge COMMAND --help lists the options of a command."
+    words = "edge COMMAND --help lists the options that most people use, edge COMMAND --help-all every option."
     parser = Parser(prog="edge", description="Run one model on the devices you have.", epilog=words)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -75,6 +85,9 @@ def _run(argv: list[str] | None) -> int:
     try:
         try:
             words = sys.argv[1:] if argv is None else argv
+            if not words:
+                print(BEGIN)
+                return 0
             args = build_parser(*words[:1]).parse_args(words)
             command = args.parser.prog
             code: int = args.run(args)

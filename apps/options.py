@@ -32,7 +32,35 @@ kv_type, io_chunk = units.one_or_two(KV_TYPES), units.bytes_up_to(MAX_IO_CHUNK)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a mistake prints one line, in the words of the function that parses the value."""
+    """argparse, but a mistake prints one line, in the words of the function that parses the value.
+
+    `common` names the options that --help lists; --help-all lists every option. Empty: --help lists every option, too.
+    """
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.common: frozenset[str] = frozenset()
+        if self.add_help:
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help=argparse.SUPPRESS)
+
+    def format_help(self) -> str:
+        """Return the text of --help."""
+        shown = self.common | {"--help", "--help-all"}
+        hidden = [
+            action for action in self._actions if action.option_strings and shown.isdisjoint(action.option_strings)
+        ]
+        hidden = hidden if self.common else []
+        helps, epilog = [action.help for action in hidden], self.epilog
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        if hidden:
+            self.epilog = f"{self.prog} --help-all lists {len(hidden)} more options."
+        try:
+            return super().format_help()
+        finally:
+            self.epilog = epilog
+            for action, text in zip(hidden, helps, strict=True):
+                action.help = text
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {printable(message)} (see {self.prog} --help)\n")
@@ -58,6 +86,24 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             error.message += _meant(str(value), map(str, action.choices or ()))
             raise
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help of every option and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        set_common(parser, "")
+        parser.print_help()
+        parser.exit()
+
+
+def set_common(parser: argparse.ArgumentParser, names: str) -> None:
+    """Make --help of this parser list only these options, and --help-all every option.
+
+    names: the options that most people use, separated by spaces.
+    """
+    assert isinstance(parser, Parser)
+    parser.common = frozenset(names.split())
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from apps import bench_onnx, distributed
 from apps.engine_options import add_engine_arguments
 from apps.errors import UsageError
-from apps.options import ANY_MODEL, add, add_draft_arguments, check_draft_worker, is_onnx, model_path, option, refuse
+from apps.options import (
+    ANY_MODEL,
+    add,
+    add_draft_arguments,
+    check_draft_worker,
+    is_onnx,
+    model_path,
+    option,
+    refuse,
+    set_common,
+)
 from apps.show import step_table
 from apps.show.progress import ShownSteps
 from apps.show.table import print_json
@@ -28,6 +38,9 @@ HELP = "Measure prefill and decode speed of a model, compared with the limit of 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common = "--prompt-tokens --gen-tokens --repeats --requests --json --context --threads --memory"
+    common += " --workers --parallel"
+    set_common(parser, common)
     add(parser, "model", help=ANY_MODEL)
     option(parser, "--prompt-tokens N", "tokens in the prompt (default: 512)", positive_int, default=512)
     option(parser, "--gen-tokens N", "tokens to generate (default: 128)", positive_int, default=128)

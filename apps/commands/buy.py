@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps.engine_options import engine_options
 from apps.errors import UsageError
-from apps.options import add, in_flight, is_onnx, option, seed
+from apps.options import add, in_flight, is_onnx, option, seed, set_common
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_note, print_notes
 from edge.units import between, items, positive, positive_int, whole
@@ -33,6 +33,8 @@ _TIMES = ("", "limit", "p50", "p90", "p99")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common = "--type --arrivals --max-latency --percentile --prompt-tokens --gen-tokens --kinds --max-devices --json"
+    set_common(parser, common)
     parser.add_argument("model", metavar="MODEL", help="name of a model in the catalog, or a GGUF file")
     words = "weight type of a model in the catalog (default: the first type in which it is published)"
     option(parser, "--type T", words)

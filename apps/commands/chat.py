@@ -28,6 +28,7 @@ from apps.options import (
     option,
     refuse,
     seed,
+    set_common,
 )
 from apps.show.answer import LoadedChat, PlainAnswer, answer, dropped_line, end_line
 from apps.show.progress import ShownSteps
@@ -52,6 +53,9 @@ SILENT_S = 3.0  # seconds without piped text after which a line reports that the
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common = "--prompt --json --url --system --file --resume --image --think --max-tokens --temperature"
+    common += " --seed --json-schema --context --threads --memory --workers --parallel"
+    set_common(parser, common)
     add(parser, "model")
     words = "answer this prompt once and exit; text piped to standard input comes first. -: only the piped text"
     parser.add_argument("-p", "--prompt", metavar="TEXT", help=words)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from apps import distributed
 from apps.engine_options import add_engine_arguments, options_of_chunks
 from apps.errors import UsageError
-from apps.options import add, model_path, option, refuse
+from apps.options import add, model_path, option, refuse, set_common
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json
 from edge.units import positive_int
@@ -30,6 +30,7 @@ HELP = "Compare models with the one they were made from: perplexity, divergence,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    set_common(parser, "--text --tokens --json --threads --memory --workers --parallel")
     words = "GGUF file or REPO:FILE of the model that the others are compared with"
     parser.add_argument("reference", metavar="REFERENCE", help=words)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="GGUF file or REPO:FILE with the same vocabulary")

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from apps.engine_options import add_engine_arguments, options_of_chunks
-from apps.options import add, check_output, model_path, option
+from apps.options import add, check_output, model_path, option, set_common
 from apps.show.progress import progress
 from apps.show.table import print_json, print_note
 from edge.units import positive_int
@@ -18,6 +18,7 @@ HELP = "Measure the inputs of a model's weights on a text, so that quantization 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    set_common(parser, "--output --chunks --force --json --threads --memory")
     words = "GGUF file or REPO:FILE, best the file that will be quantized"
     parser.add_argument("model", metavar="MODEL", help=words)
     parser.add_argument("text", type=Path, metavar="TEXT", help="UTF-8 text like the future prompts and answers")

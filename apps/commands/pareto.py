@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps import planning
 from apps.errors import EXIT_INTERRUPTED, UsageError
-from apps.options import add, check_output, option
+from apps.options import add, check_output, option, set_common
 from apps.show.progress import ShownSteps, say
 from apps.show.table import print_columns, print_json
 from edge.units import items, natural
@@ -34,6 +34,9 @@ HELP = "Explore the trade-off between latency and throughput over all ways to pl
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common = "--workers --cluster --context --prompt-tokens --concurrency --types --measure --html --png"
+    common += " --pick --save --json"
+    set_common(parser, common)
     planning.add_arguments(parser)
     planning.add_type_arguments(parser)
     words = f"two or more axes of {','.join(AXES)} (default: latency,throughput; with --types also divergence)"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps import distributed, planning
-from apps.options import add, check_output, is_onnx, option, refuse
+from apps.options import add, check_output, is_onnx, option, refuse, set_common
 from apps.show.table import print_columns, print_json, print_notes
 from edge.units import parse_bytes, positive
 from partition.predict.objectives import OBJECTIVES, SEARCHED, default_axes, searched
@@ -23,6 +23,9 @@ HELP = "Find the best placement of a model: which devices, which layers on each,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common = "--workers --cluster --context --prompt-tokens --objective --max-latency --types --threads"
+    common += " --memory --save --json"
+    set_common(parser, common)
     planning.add_arguments(parser)
     requirements = parser.add_argument_group("requirements")
     words = "figure to optimize (default: latency)"

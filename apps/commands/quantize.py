@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.errors import UsageError
-from apps.options import ELASTIC_SIZES, QUANTIZE_MINUTES, add, check_installed, check_output, option, refuse
+from apps.options import (
+    ELASTIC_SIZES,
+    QUANTIZE_MINUTES,
+    add,
+    check_installed,
+    check_output,
+    option,
+    refuse,
+    set_common,
+)
 from apps.show.progress import progress
 from apps.show.table import figure, print_columns, print_json, print_note, print_notes, print_table
 from edge.units import between, items, parse_byte_range, parse_bytes, positive_int, whole
@@ -34,6 +43,7 @@ _KERNELS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    set_common(parser, "--type --size --fit --imatrix --minutes --force --json --compare")
     words = "model to quantize: GGUF file, REPO:FILE, folder of safetensors, or .onnx file"
     parser.add_argument("model", nargs="?", metavar="IN", help=words)
     parser.add_argument("output", nargs="?", type=Path, metavar="OUT", help="file to write")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps import distributed
 from apps.errors import UsageError
-from apps.options import add, check_dimensions, check_onnx, check_output, option
+from apps.options import add, check_dimensions, check_onnx, check_output, option, set_common
 from apps.show.progress import progress
 from apps.show.table import figure, print_columns, print_json, print_notes, print_table
 from edge.units import items, natural, number, positive, positive_int
@@ -29,6 +29,7 @@ HELP = "Run an ONNX model on a picture or on arrays, and measure its latency and
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    set_common(parser, "--input --output --labels --top --repeats --threads --json --workers")
     parser.add_argument("model", metavar="MODEL.onnx", help="ONNX file")
     add(parser, "--input", default=[])
     option(parser, "--output FILE", "write the outputs to this .npz file")

@@ -24,6 +24,7 @@ from apps.options import (
     model_path,
     option,
     refuse,
+    set_common,
 )
 from apps.presets import Preset, read_presets
 from apps.show.progress import say as say_as
@@ -50,6 +51,9 @@ say = partial(say_as, command="serve")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common = "--host --port --api-key --config --requests --draft --context --threads --memory --kv-type"
+    common += " --workers --parallel --tls-cert --tls-key"
+    set_common(parser, common)
     words = "GGUF files, folders of them, known names, or REPO:FILE (default: the bundled and all downloaded models)"
     parser.add_argument("models", nargs="*", metavar="MODEL", help=words)
     group = parser.add_argument_group("server")

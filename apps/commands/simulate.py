@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.errors import UsageError
-from apps.options import add, option, seed
+from apps.options import add, option, seed, set_common
 from apps.show.table import print_columns, print_json, print_note, print_notes
 from edge.units import number, positive_int
 from partition.plan.formats import SIMULATED
@@ -34,6 +34,7 @@ USES = ("stage or link", "busy", "queue", "longest")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    set_common(parser, "--point --arrivals --requests --prompt-tokens --target-ttft --target-itl --json")
     words = "file with a plan, written by edge plan, pareto or simulate"
     parser.add_argument("file", type=Path, metavar="FILE", help=words)
     option(parser, "--point ID", "for a file of edge pareto: id of the plan to simulate (default: the knee)")

@@ -113,5 +113,5 @@ def test_units_start_commands_that_there_are(name: str) -> None:
     """With options that those take."""
     (line,) = re.findall(r"^ExecStart=/opt/edge/bin/edge (.*)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)
     command, *options = line.split()
-    words = run_edge(command, "--help").stdout
+    words = run_edge(command, "--help-all").stdout
     assert all(option in words for option in options if option.startswith("--"))

@@ -1,9 +1,11 @@
 """Test the `edge` command itself: help, version, unknown commands, and unexpected errors."""
 
+import argparse
 import errno
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import edge.llm.options
 import edge.llm.sampler
 import edge.models.shapes
 from apps.errors import exit_code
+from apps.options import Parser, set_common
 from edge.errors import EdgeError, HubError, NoRoom
 from quant.errors import QuantError
 from tests.support.helpers import EDGE, ROOT, assert_one_line_error, run_edge
@@ -92,8 +95,51 @@ def test_a_mistyped_option_names_the_nearest(arguments: tuple[str, ...], said: t
     assert_one_line_error(run_edge(*arguments), 2, *said)
 
 
-def test_no_command() -> None:
-    assert_one_line_error(run_edge(), 2, "COMMAND")
+def test_no_command_prints_five_commands_to_begin_with() -> None:
+    done = run_edge()
+    assert (done.returncode, done.stderr) == (0, "")
+    commands = re.findall(r"^  edge (\w+)", done.stdout, re.MULTILINE)
+    assert len(commands) == 5
+    assert set(commands) <= set(apps.cli.COMMANDS)
+
+
+def parsers(parser: Parser) -> Iterator[Parser]:
+    """Yield a parser and the parsers of its commands and actions."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for own in action.choices.values():
+                yield from parsers(own)
+
+
+def options_in(text: str) -> set[str]:
+    return set(re.findall(r"^ +(?:-\w(?: \w+)?, )?(--[a-z][a-z-]+)", text, re.MULTILINE))
+
+
+def test_help_is_short_and_help_all_lists_every_option() -> None:
+    for parser in parsers(apps.cli.build_parser()):
+        names = {name for action in parser._actions for name in action.option_strings}
+        assert parser.common <= names, parser.prog
+        short = parser.format_help()
+        set_common(parser, "")
+        every = parser.format_help()
+        visible = {a.option_strings[-1] for a in parser._actions if a.option_strings and a.help != argparse.SUPPRESS}
+        assert len(options_in(short)) <= 22, parser.prog
+        assert options_in(every) - {"--repack"} == visible - {"--no-repack"}, parser.prog
+        assert options_in(short) <= options_in(every)
+        said = f"{parser.prog} --help-all lists {len(options_in(every) - options_in(short))} more options."
+        assert (said in " ".join(short.split())) == (options_in(short) != options_in(every))
+
+
+def test_help_all_is_an_option_of_every_command() -> None:
+    short, every, action = (
+        run_edge(*words.split()) for words in ("chat --help", "chat --help-all", "lab up --help-all")
+    )
+    assert (short.returncode, every.returncode, action.returncode) == (0, 0, 0)
+    assert "--xtc-threshold" not in short.stdout
+    assert "edge chat --help-all lists" in short.stdout
+    assert "--xtc-threshold" in every.stdout
+    assert "--json" in action.stdout
 
 
 def test_limits_named_for_a_quick_help_are_those_of_the_engine() -> None:
@@ -160,7 +206,7 @@ def test_an_output_that_has_no_room_is_said_in_words() -> None:
 
 @pytest.mark.parametrize("command", apps.cli.COMMANDS)
 def test_every_option_is_documented(command: str) -> None:
-    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", run_edge(command, "--help").stdout)) - {"--help"}
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", run_edge(command, "--help-all").stdout)) - {"--help"}
     folder = ROOT / "docs" / "cli"
     page = (folder / f"{command}.md").read_text()
     linked = set(re.findall(r"\]\(([\w-]+\.md)", page)) | {"options.md"}
