@@ -43,8 +43,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     words += " A range such as 1.2GiB..4GiB follows the memory that is free (default: no limit)"
     add(group, "--memory", type=memory_options, action=MemoryAction, metavar="SIZE[..SIZE]", help=words)
     parser.set_defaults(least_memory=None)
-    words = "when a memory range shrinks: speed uses fewer bits before it reads weights from disk, quality reads from"
-    words += " disk before it uses fewer bits (default: speed)"
+    words = "with a memory range, what to do first when free memory shrinks: speed uses fewer bits per weight, quality"
+    words += " keeps the bits and reads weights from disk (default: speed)"
     option(group, "--prefer", words, choices=PREFERENCES)
     words = "part of --memory that holds weights read from disk (default: measured)"
     option(group, "--window SIZE", words, parse_bytes)

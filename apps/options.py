@@ -201,7 +201,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": in_flight, "metavar": "N",
         "help": "inputs in flight while throughput is measured (default: as many as the pipeline needs)",
     },
-    "--insecure": {"action": "store_true", "help": "allow workers that run without encryption (--insecure)"},
+    "--insecure": {"action": "store_true", "help": "allow workers started with --insecure, without encryption"},
     "--json": {"action": "store_true", "help": "print one JSON object"},
     "--kv-type": {
         "type": kv_type, "metavar": "TYPE", "help": "type of the KV cache, or KEYS/VALUES (default: f16)",

@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_type_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for choosing between weight types, and for the allowed divergence."""
     group = parser.add_argument_group("types of the weights")
-    option(group, "--types T,T", "choose also between these types or GGUF files: q4_0,q8_0", _types, default=())
+    words = "choose the type of the weights, too: from these types or GGUF files, such as q4_0,q8_0"
+    option(group, "--types T,T", words, _types, default=())
     row = OBJECTIVES["divergence"]
     group.add_argument(
         "--max-divergence", type=positive, dest="limit_divergence", metavar=row.limit[0], help=row.limit[1]

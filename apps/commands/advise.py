@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "list only these models; with --measure, measure each of them",
         items,
     )
-    option(requirements, "--types T,T", "weight types to consider (default: the types in which it is published)", items)
+    option(requirements, "--types T,T", "weight types to consider (default: the published types of each model)", items)
     add(requirements, "--kv-type", help="type of the KV cache (default: f16)")
     option(requirements, "--catalog FILE", "file with more models, which replace known ones of the same name", Path)
     option(parser, "--all", "show all models (default: only those that no other model beats)")

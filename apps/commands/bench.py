@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Times: TypeAlias = Sequence[Mapping[str, Summary]]
 
-HELP = "Measure prefill and decode speed of a model, compared with the limit of this machine's memory."
+HELP = "Measure prefill and decode speed of a model, compared with the limit that memory bandwidth sets."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
     )
-    words = "compare ways to compute the last model: on this device, and with the devices of --workers"
+    words = "compare ways to compute MODEL (or REFERENCE if it is alone): on this device, and with those of --workers"
     option(parser, "--routes", words)
     add(parser, "--png", "--json")
     add_engine_arguments(parser)
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[Plan] | None) -> int:
-    """Compare ways to compute the last model."""
+    """Compare ways to compute the model, or the reference if no model is named."""
     refuse(args, ("png",), "draws several models, but --routes and --workers compare ways to compute one; leave it out")
     if len(args.models) > 1:
         raise UsageError(f"--routes and --workers need one MODEL besides the reference, got {len(args.models)}")

@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     up = add_action(actions, "up", "start the devices of a lab file, and leave them running")
     up.add_argument("file", type=Path, metavar="FILE", help="description of the lab, such as docs/example-lab.toml")
-    inside = add_action(actions, "run", "run an edge command on a device of the lab, with its network and sleep times")
+    words = "run an edge command as a device of the lab, with that device's network and emulated speed"
+    inside = add_action(actions, "run", words)
     inside.add_argument("device", metavar="DEVICE", help="name of the device in the lab file")
     inside.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENT ...", help="command of `edge`, such as chat"

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--json FILE", "write one JSON object; without FILE, print it", nargs="?", const="-")
     option(parser, "--html FILE", "write a page for exploring the plans", Path)
     add(parser, "--png", help="write a picture")
-    option(parser, "--pick ID", "choose a plan: its id, knee, or the name of an axis for the best plan in it")
+    option(parser, "--pick ID", "choose a plan: its id, knee, or an axis, which means the best plan on that axis")
     option(parser, "--save FILE", "with --pick: write that plan, for --plan", Path)
     add(parser, "--force")
 

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "model to quantize: GGUF file, REPO:FILE, folder of safetensors, or .onnx file"
     parser.add_argument("model", nargs="?", metavar="IN", help=words)
     parser.add_argument("output", nargs="?", type=Path, metavar="OUT", help="file to write")
-    words = "type or mix, such as q4_k_m; an unknown name prints the list (default: the one that --kernels prints)"
+    words = "type or mix, such as q4_k_m; an unknown name prints the list (default: the type that --kernels recommends)"
     option(parser, "--type T", words)
     option(parser, "--size SIZE", "maximum size of the file, such as 900MiB", parse_bytes)
     option(parser, "--fit SIZE", "memory in which the model must run, such as 2GiB", parse_bytes)

@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_draft_arguments(group, "auto")
     words = "compute likely prompt prefixes while the server is idle: on, off, or N seconds of each hour (default: off)"
     option(group, "--prefix-warming HOW", words, _warming_seconds)
-    words = "limit of thinking if a request has none: off, a number of tokens, or auto: as the model's template says"
+    words = "limit of thinking for requests without one: off, a number of tokens, or auto: as the model's template says"
     words += " (default: auto)"
     option(group, "--think HOW", words, parse_think)
     words = "for fill-in-the-middle requests, put the suffix first (suffix, prefix, middle), as some models need"

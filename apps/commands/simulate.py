@@ -50,7 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "make a device FACTOR times slower from second T to T2 (default: to the end); repeatable"
     option(parser, "--slow DEVICE:FACTOR@T[-T2]", words, _slow, action="append", default=[])
     option(parser, "--leave DEVICE@T", "lose a device at second T; repeatable", _leave, action="append", default=[])
-    words = "target for the time to the first token (ms); reports how many requests meet it, and up to which rate"
+    words = (
+        "target for the time to the first token (ms); reports the share of requests that meet it, and the arrival rate"
+        " up to which 90 percent of the requests do"
+    )
     option(parser, "--target-ttft MS", words, _target)
     words = "target for the mean time between later tokens (ms); with --target-ttft, requests must meet both"
     option(parser, "--target-itl MS", words, _target)

@@ -234,7 +234,9 @@ class InFlight:
         return VerifyResult(rows.logits, used, rows.is_first, is_alone, windows, right, looked_at, cancelled)
 
     def collect(self, engine: TextEngine) -> tuple[NDArray[np.float32], StepInFlight] | None:
-        """Wait for the oldest step that was not cancelled. Return its logits and the step, or None without steps."""
+        """Wait for the oldest step that was not cancelled. Return its logits and the step, or None if no such step
+        is left.
+        """
         while self.steps:
             logits, step = engine.collect(), self.steps.popleft()
             if not step.is_cancelled:

@@ -217,7 +217,8 @@ class Scheduler(Closing):
 
     def _admit(self) -> bool:
         """Give waiting requests a slot, in their order, while the context has room for their next tokens. Return False
-        if one has to wait for the steps in flight, because states are read between steps."""
+        if the next request must wait for the steps in flight, because its KV cache can be restored only between steps.
+        """
         queues = self.queues
         while queues.waiting:
             state = min(queues.waiting, key=lambda waiting: waiting.request.background)

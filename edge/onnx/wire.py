@@ -33,7 +33,7 @@ from transport.errors import ProtocolError
 from transport.frame import Kind
 from transport.link import PART_BYTES, Link
 
-MOST_TENSOR_BYTES = 1 << 30  # limit of one tensor of an item
+MOST_TENSOR_BYTES = 1 << 30  # largest tensor that a rank accepts
 MOST_DIMS = 32  # limit that every numpy version supports
 MOST_STAGES = 64
 

@@ -145,7 +145,7 @@ def _by_calls(worker: Remote) -> LinkSpeed:
 
 
 def _as_before(remembered: tuple[Any, float] | None, trip_s: float) -> tuple[LinkSpeed, LinkSpeed] | None:
-    """Return both directions of a cached link, or None if the link has changed."""
+    """Return the cached speeds of a link in both directions, or None if the link has changed since then."""
     link = _remembered_link(remembered)
     if link is None or remembered is None:
         return None

@@ -148,7 +148,8 @@ class Worker:
         with self._store.receive(digest, n_bytes, _while_active(context)) as partial:
             if partial.received != offset:
                 raise SliceError(
-                    f"{partial.received} bytes of slice {digest[:12]} are here, not {offset}; offer it again"
+                    f"the worker has {partial.received} bytes of slice {digest[:12]}, but the upload continues after"
+                    f" {offset}; offer the slice again"
                 )
             with rpc.call_deadline(context, STALL_S) as moved:
                 for chunk in chunks:

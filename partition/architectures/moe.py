@@ -264,7 +264,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             "ffn_down_chexps.weight": ("half experts", "embd", "shared ff"),
         },
         keys={"expert_group_scale": 0.05, "experts_per_group": 2, "expert_chunk_feed_forward_length": "shared ff"},
-        rules=Rules(ff_key=EXPERT_KEY, no_shards="its experts share other experts that are not summed with them"),
+        rules=Rules(ff_key=EXPERT_KEY, no_shards="each group of experts has another expert that is added separately"),
     ),
     "mellum": Architecture(
         {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common={"window": 1024}, never_tied=True,

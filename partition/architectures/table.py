@@ -17,7 +17,7 @@ _KIND = "llama.cpp recognizes the variant by the number of layers"
 _STREAMS = "each layer passes several hidden states to the next"
 _DIFFUSION = "it fills in a whole text instead of continuing one; `edge` does not run it either"
 _DRAFT = "it only drafts tokens for another model; `edge` does not run it either"
-_SCALED = "llama.cpp scales the output of layers by their number"
+_SCALED = "llama.cpp scales the output of a layer by its index or by the number of layers"
 _LOOPS = "each token passes through its layers several times"
 _CODER = "an encoder comes before its layers"
 _ENCODER = "it makes a vector of a text, in which each token attends to all others"
@@ -32,7 +32,7 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "minicpm3": Refused(_SCALED),
     "graniteswitch": Refused("the tokens themselves choose weights in each layer"),
-    "cohere2moe": Refused("layers without experts differ both by their number and by their window"),
+    "cohere2moe": Refused("a layer depends both on its index (leading layers have no experts) and on its window"),
     "rwkv6": Refused(_SCALED),
     "rwkv7": Refused(_FIRST),
     "arwkv7": Refused(_FIRST),

@@ -48,7 +48,9 @@ def make_plan(
     if sum(stages_of) != n or any(ranks < 1 for ranks in stages_of):
         raise PlanError(f"stages of {', '.join(map(str, stages_of))} ranks for {n} devices; expected one rank for each")
     if thin and stages_of[0] != 1:
-        raise PlanError(f"rank 0 has no share of a stage of {stages_of[0]} ranks; expected a stage of its own")
+        raise PlanError(
+            f"rank 0 has a share of 0, but is in a stage of {stages_of[0]} ranks; give it a stage of its own"
+        )
     own = [Stage(NOTHING, shards(limits, devices[:1], [1.0], last=False))] * thin
     edges = list(accumulate(stages_of[thin:], initial=int(thin)))
     members = [slice(start, stop) for start, stop in pairwise(edges)]

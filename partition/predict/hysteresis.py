@@ -21,7 +21,7 @@ GPU_LAYERS = 1.25  # another number of layers on the GPU
 BUSY_GPU_LAYERS = 4.0  # the same, if other work used the CPU during the measurement
 READS = 1.1  # more threads and larger buffers for reading weights
 LAID_OUT = 1.05  # reading repacked weights from a file, which costs disk space
-TYPE = 1.02  # a larger quantization type, measured in the same rounds
+TYPE = 1.02  # a larger quantization type; both types are measured in the same rounds
 KERNEL = 1.15  # the kernel of a quantization type, measured alone
 # Other work only slows a device down. A time measured while the device was busy is corrected by its load, so it may be
 # off in both directions.

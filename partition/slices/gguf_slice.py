@@ -211,7 +211,10 @@ def check_shards(source: Source) -> None:
     """Raise CannotSlice if a layer cannot be shared by several ranks."""
     problem = source.rules.no_shards or _uneven(source) or _unknown(source) or _misfit(source)
     if problem:
-        raise CannotSlice(f"{problem}; its layers cannot be shared, but they can be given out: --parallel pipeline")
+        raise CannotSlice(
+            f"{problem}; layers of this model cannot be divided, but each device can have some whole layers:"
+            " use --parallel pipeline"
+        )
 
 
 def _uneven(source: Source) -> str:

@@ -98,5 +98,8 @@ def _local_base(model: Model) -> float:
     """Return the base of layers with a window. Their context is never extended."""
     local = _section(model).section("sliding_attention")
     if _kind(local) != "default":
-        raise local.error(f"rope_type is {_kind(local)!r:.40}, but llama.cpp does not extend layers with a window")
+        raise local.error(
+            f"rope_type is {_kind(local)!r:.40}, but llama.cpp cannot extend the context of layers with a window;"
+            " expected 'default'"
+        )
     return local.number("rope_theta", model.config.number("rope_local_base_freq", _DEFAULT_LOCAL_BASE))

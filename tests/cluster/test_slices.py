@@ -253,12 +253,12 @@ def test_uploads_that_cannot_be(one_worker: Worker, remote: Remote) -> None:
     data = random.Random(31).randbytes(5000)
     digest = sha(data)
     refused(
-        upload(remote, [data], digest, 5000, 17), "0 bytes of slice .* are here, not 17; offer it again", "SliceError"
+        upload(remote, [data], digest, 5000, 17), "has 0 bytes of .* continues after 17; offer the slice", "SliceError"
     )
     refused(upload(remote, [data[:1000]], digest, 5000), "5000 bytes needed, 1000 received", "SliceError")
     (state,) = offer(remote, digest, 5000)
     assert (state.state, state.held_bytes) == (pb.SliceState.MISSING, 1000)
-    refused(upload(remote, [data], digest, 5000), "1000 bytes of slice .* are here, not 0", "SliceError")
+    refused(upload(remote, [data], digest, 5000), "has 1000 bytes of slice .* continues after 0;", "SliceError")
     too_long = upload(remote, [data], digest, 5000, 1000)
     refused(too_long, "announced with 5000 bytes, but 6000 were received", "SliceError")
     upload(remote, [data[1000:]], digest, 5000, 1000).result()

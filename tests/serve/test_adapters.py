@@ -156,7 +156,7 @@ def test_vectors_are_of_models_alone(url: str, path: str, body: dict[str, Any]) 
     """They are computed without adapters."""
     response = httpx.post(url + path, json={"model": "up", **body}, timeout=60)
     assert response.status_code == 400
-    assert "'up' is an adapter, which only generates answers; name a model" in response.text
+    assert "'up' is an adapter, which this endpoint does not support; name a model" in response.text
 
 
 def test_adapters_count_in_the_room_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def request_scales(request: GeneratingRequest, models: ServedModels) -> list[flo
 def check_no_adapter(name: str | None, models: ServedModels) -> None:
     """Raise BadRequest if the model name is an adapter, for endpoints that do not support adapters."""
     if name in models.adapters(name).names:
-        raise BadRequest(f"{name!r:.90} is an adapter, which only generates answers; name a model", "model")
+        raise BadRequest(f"{name!r:.90} is an adapter, which this endpoint does not support; name a model", "model")
 
 
 async def adapter_list(models: ServedModels) -> list[dict[str, Any]]:

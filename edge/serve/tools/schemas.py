@@ -64,7 +64,11 @@ def is_text(allowed: frozenset[str]) -> bool:
 
 
 def admits(allowed: frozenset[str], source: str) -> bool:
-    """Return True if the types allow a value (as JSON) that is not a text."""
+    """Return True if the type of a JSON value is allowed, not counting strings. If strings are not allowed, always
+    return True, because the value cannot be a text.
+
+    source: the value's JSON.
+    """
     kinds = {"{": {"object"}, "[": {"array"}, "t": {"boolean"}, "f": {"boolean"}, "n": {"null"}, '"': {"string"}}
     numbers = {"number"} if set(".eE") & set(source) else {"number", "integer"}
     return "string" not in allowed or bool(kinds.get(source[0], numbers) & (allowed - {"string"}))

@@ -178,7 +178,7 @@ def _parameters(reader: Reader, form: CallFormat, schemas: Mapping[str, Any], si
         yield from reader.space()
         is_first = False
     if not (yield from reader.begins(*ends)):
-        raise NoCallError("parameters do not end")
+        raise NoCallError("the parameters are not closed")
     yield from reader.may_take(form.ends)
     sink.give("}")
     sink.end_call()

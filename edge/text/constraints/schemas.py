@@ -175,7 +175,7 @@ class _Normal:
             chain: dict[str, None] = {}
             while name not in ends:
                 if name in chain:
-                    raise self._error("", "a reference in the schema leads nowhere: it leads to itself")
+                    raise self._error("", "a reference in the schema leads only to itself")
                 chain[name] = None
                 own = definitions[name]
                 if not isinstance(own, dict) or "$ref" not in own:

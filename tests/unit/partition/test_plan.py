@@ -181,7 +181,7 @@ def test_one_device() -> None:
         ({"shares": [0, 1, 0]}, "the share of rank 2 is 0; expected a number above 0"),
         (
             {"shares": [0, 1, 1], "stages_of": (2, 1)},
-            "rank 0 has no share of a stage of 2 ranks; expected a stage of its own",
+            "rank 0 has a share of 0, but is in a stage of 2 ranks; give it a stage of its own",
         ),
     ],
 )

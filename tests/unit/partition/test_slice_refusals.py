@@ -44,7 +44,7 @@ def refusal(path: Path, cut: Slice | None = None) -> str:
 
 
 def no_shards(path: Path) -> str:
-    """Why the layers of a file cannot be shared; that they can be given out is checked, too."""
+    """Return why the layers of a file cannot be divided. Also check that stages of whole layers are possible."""
     file = GgufFile.open(path)
     with pytest.raises(CannotSlice) as caught:
         check_tensor(file)
