@@ -45,11 +45,9 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the text of --help."""
-        shown = self.common | {"--help", "--help-all"}
-        hidden = [
-            action for action in self._actions if action.option_strings and shown.isdisjoint(action.option_strings)
-        ]
-        hidden = hidden if self.common else []
+        shown = self.common | {"--help"}
+        options = [a for a in self._actions if a.option_strings and a.help != argparse.SUPPRESS and self.common]
+        hidden = [action for action in options if shown.isdisjoint(action.option_strings)]
         helps, epilog = [action.help for action in hidden], self.epilog
         for action in hidden:
             action.help = argparse.SUPPRESS

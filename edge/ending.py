@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+from devices.echo import restore_echo
 from devices.files import remove_temporary
 
 GRACE_S = 0.6  # seconds from the first signal until the process is ended
@@ -93,6 +94,7 @@ def _end(number: int, after_s: float) -> NoReturn:
     time.sleep(after_s)
     with suppress(Exception):  # no error may keep this process from ending
         remove_temporary()
+        restore_echo()
         if sys.stderr.isatty():
             os.write(sys.stderr.fileno(), _SHOW_CURSOR.encode())
     os._exit(128 + number)

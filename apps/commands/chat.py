@@ -34,6 +34,7 @@ from apps.show.answer import LoadedChat, PlainAnswer, answer, dropped_line, end_
 from apps.show.progress import ShownSteps
 from apps.show.progress import say as say_as
 from apps.show.table import print_json
+from devices.echo import echo_off
 from edge.text.thinking_format import AUTO, parse_think
 from edge.units import natural, number, positive_int
 
@@ -129,6 +130,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--json needs a prompt: give -p TEXT, or pipe it to standard input")
     if prompt is not None and not prompt.strip():
         raise UsageError("the prompt is empty; give -p TEXT, or pipe text to standard input")
+    with echo_off():
+        return _run(args, prompt)
+
+
+def _run(args: argparse.Namespace, prompt: str | None) -> int:
     if args.dry_sequence_breakers == ["none"]:
         args.dry_sequence_breakers = []
     if args.url is not None:

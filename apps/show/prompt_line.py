@@ -16,6 +16,8 @@ from devices.paths import state_folder
 
 KEYS = "Enter sends, Alt+Enter or Ctrl-J starts a new line, Ctrl-C stops an answer, Ctrl-D leaves"
 
+ALIASES = {"exit": "/exit", "quit": "/exit", "/quit": "/exit", "/?": "/help"}  # commands of a conversation, by alias
+
 
 class PromptLine:
     """Reads lines that a user types."""

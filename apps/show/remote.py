@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from edge.net.chat_client import ServerChat
 
 _COMMANDS = {
+    "/help": "list these commands; also /?",
     "/image": "FILE: attach a picture or sound to the next question",
     "/audio": "FILE: the same as /image",
     "/clear": "start a new conversation",
-    "/exit": "leave",
+    "/exit": "leave; also exit",
 }
 
 
@@ -66,7 +67,7 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
 
     from apps.show.answer import STOPPED
     from apps.show.answer_stream import AnswerStream
-    from apps.show.prompt_line import KEYS, PromptLine
+    from apps.show.prompt_line import ALIASES, KEYS, PromptLine
     from quant.text import printable
     from transport.errors import TransportError
 
@@ -76,10 +77,14 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
         waits = False  # True until the first piece of an answer arrives
         try:
             line = prompt.read()
+            line = ALIASES.get(line, line)
             if line == "/exit":
                 return 0
             command, _, rest = line.partition(" ")
-            if line == "/clear":
+            if line == "/help":
+                for name, what in _COMMANDS.items():
+                    console.print(f"  [bold]{name:8}[/] {escape(what)}")
+            elif line == "/clear":
                 chat.messages, chat.attached = list(system), []
             elif command in ("/image", "/audio"):
                 chat.attached.append(media_part(expanded(rest.strip())))

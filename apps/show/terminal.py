@@ -14,7 +14,7 @@ from rich.markup import escape
 from apps.show import step_table
 from apps.show.answer import STOPPED, LoadedChat, answer, dropped_line, end_line
 from apps.show.answer_stream import AnswerStream
-from apps.show.prompt_line import KEYS, PromptLine
+from apps.show.prompt_line import ALIASES, KEYS, PromptLine
 from apps.show.table import print_columns
 from devices.paths import expanded
 from edge.ending import signals_are_for_the_program
@@ -60,7 +60,7 @@ class _Talk:
         self._last: Response | None = None
         self._console = Console(highlight=False)
         self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
-            "/help": ("list these commands", self._help),
+            "/help": ("list these commands; also /?", self._help),
             "/retry": ("answer the last question again, with the next seed", self._retry),
             "/edit": ("change the last question and ask it again", self._edit),
             "/thought": ("show what the model thought before its last answer", self._show_thought),
@@ -79,7 +79,7 @@ class _Talk:
                 partial(_use_adapter, self._chat),
             ),
             "/stats": ("show figures of the last answer", self._stats),
-            "/exit": ("leave", self._exit),
+            "/exit": ("leave; also exit", self._exit),
         }
         self._thought = ""  # thought before the last answer
         self._leaving = False
@@ -110,6 +110,7 @@ class _Talk:
                 continue  # Ctrl-C at the prompt empties the line, and leaves the last question unchanged
             except EOFError:
                 break
+            line = ALIASES.get(line, line)
             if not line:
                 continue
             try:

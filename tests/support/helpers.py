@@ -259,6 +259,10 @@ class Terminal:
         self._shown.expect(pattern)
         return str(self._shown.before) + str(self._shown.after)
 
+    def attributes(self) -> list[Any]:
+        """The attributes of the terminal, as `termios` has them."""
+        return termios.tcgetattr(self._shown.fileno())
+
     def ends(self) -> int:
         """Wait for the end; the exit code."""
         self._shown.expect(pexpect.EOF)

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import stat
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -442,3 +443,78 @@ def test_a_prompt_that_does_not_fit_is_said_and_forgotten(open_chat: Open, tmp_p
     chat.sees("which must also hold the answer")
     chat.ready()
     assert saved(chat, tmp_path / "chat") == []
+
+
+def echoes(chat: Terminal) -> bool:
+    """Return True if the terminal shows typed keys and passes whole lines on, as for a shell."""
+    flags = chat.attributes()[3]
+    return bool(flags & termios.ECHO and flags & termios.ICANON)
+
+
+def test_keys_typed_during_an_answer_wait_for_the_prompt(open_chat: Open) -> None:
+    chat = open_chat("--max-tokens", "300", "--context", "512")
+    chat.enter("1")
+    chat.sees("[a-z]{10}")
+    assert not echoes(chat)
+    chat.type("WAITING")
+    assert "WAITING" not in chat.sees(STATS)
+    chat.ready()
+    chat.sees("WAITING")
+
+
+def test_a_line_typed_during_an_answer_is_asked_next(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat("--max-tokens", "100", "--context", "512")
+    chat.enter("1")
+    chat.sees("[a-z]{10}")
+    chat.enter("2")
+    chat.sees(STATS)
+    chat.sees(STATS)
+    chat.ready()
+    assert [m["content"] for m in saved(chat, tmp_path / "chat")][::2] == ["1", "2"]
+
+
+def test_ctrl_c_during_the_first_paragraph_prints_it_once(open_chat: Open) -> None:
+    chat = open_chat("--max-tokens", "8000", "--context", "8192")
+    chat.enter("1")
+    chat.sees("[a-z]{100}")
+    chat.type(CTRL_C)
+    assert "^C" not in chat.sees(STATS)  # an echoed ^C would move the cursor, and the paragraph would stay above
+
+
+@pytest.mark.parametrize("ending", ["exit", "SIGTERM"])
+def test_the_echo_is_back_after_the_chat(open_chat: Open, ending: str) -> None:
+    chat = open_chat("--max-tokens", "8000", "--context", "8192")
+    if ending == "exit":
+        chat.enter("exit")
+    else:
+        chat.enter("1")
+        chat.sees("[a-z]{10}")
+        assert not echoes(chat)
+        os.kill(chat.process.pid, signal.SIGTERM)
+    assert chat.ends() == (0 if ending == "exit" else 143)
+    assert echoes(chat)
+
+
+def test_the_echo_is_back_while_an_answer_is_suspended(tmp_path: Path) -> None:
+    words = 'set -m; "$@"; stty -a | grep -o " icanon .* echo "; fg'
+    (tmp_path / "endless.gbnf").write_text(ENDLESS)
+    options = ("--max-tokens", "8000", "--grammar", tmp_path / "endless.gbnf")
+    shell = Terminal(*options, state=tmp_path, under=["sh", "-c", words, "sh"])
+    shell.ready()
+    shell.enter("1")
+    shell.sees("[a-z]{10}")
+    shell.type(CTRL_Z)
+    shell.sees("icanon .* echo ")
+    shell.type(CTRL_C)
+    shell.sees(STATS)
+    shell.ready()
+    shell.close()
+
+
+def test_aliases_of_commands(open_chat: Open) -> None:
+    chat = open_chat()
+    chat.enter("/?")
+    chat.sees("/stats")
+    chat.ready()
+    chat.enter("exit")
+    assert chat.ends() == 0
