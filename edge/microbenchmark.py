@@ -75,7 +75,7 @@ def best_of(
     least_steps: int = 1,
     samples: int = _LEAST_SAMPLES,
     most_s: float = MOST_S,
-    threads: int = 1,
+    threads: float = 1,
     clock: Callable[[], float] | None = None,
     watch: Callable[[], Callable[[], float]] = lambda: LostTimeMeter().lost_s,
 ) -> list[BestTime]:
@@ -88,7 +88,7 @@ def best_of(
     samples: samples of each task; more are taken until the fastest is confirmed. With `samples=1` the fastest sample
     cannot be confirmed.
     most_s: maximum seconds of each task; it gets at least two samples, unless `samples` is 1.
-    threads: threads that a step uses. They share the time lost to other load.
+    threads: threads that a step uses. They share the time lost to other load; infinity: nothing is corrected.
     watch: called at the start of a sample; returns a function that returns the seconds lost to other load since then.
     """
     clock = clock or time.perf_counter

@@ -62,14 +62,12 @@ def run(args: argparse.Namespace) -> int:
     check_draft_worker(args)
     from edge.llm.bench import beside_memory
     from edge.llm.info import memory_json
-    from edge.planning.plan_options import PlanOptions
     from edge.speculate.bench import SpeculationResult
 
     args.context = args.context or args.requests * (args.prompt_tokens + args.gen_tokens)
     devices = distributed.prepare(args)
     config = distributed.engine_config(args, model_path(args.model), devices, args.requests)
-    seconds = PlanOptions.survey_seconds if args.survey_seconds is None else args.survey_seconds
-    with config.loaded(ShownSteps(), survey_seconds=seconds) as (engine, deployed, draft):
+    with config.loaded(ShownSteps(), survey_seconds=args.survey_seconds) as (engine, deployed, draft):
         result, times = _measure(args, engine, deployed)
         memory = memory_json(engine)
         paging = engine.paging.figures(engine.memory) if engine.paging else []

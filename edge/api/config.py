@@ -134,7 +134,7 @@ class EngineConfig:
         accounted: Accounted | None = None,
         *,
         resumes: bool = False,
-        survey_seconds: float = 0.0,
+        survey_seconds: float | None = 0.0,
     ) -> Iterator[LoadedModel]:
         """Load the model until the end of the block.
 
@@ -155,12 +155,12 @@ class EngineConfig:
 
     @contextmanager
     def deployed(
-        self, options: EngineOptions, steps: Steps, *, resumes: bool = False, survey_seconds: float = 0.0
+        self, options: EngineOptions, steps: Steps, *, resumes: bool = False, survey_seconds: float | None = 0.0
     ) -> Iterator[DeployedModel]:
         """Deploy the model on its devices with these options until the end of the block.
 
         resumes: the model ran before, so devices that are unreachable now count as lost.
-        survey_seconds: time for measuring the devices before the start; 0: plan with estimates.
+        survey_seconds: time for measuring the devices before the start; 0: plan with estimates; None: the default.
         Raises the errors of `plan` and `deploy`.
         """
         from edge.cluster.fleet import device

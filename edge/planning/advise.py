@@ -18,7 +18,7 @@ from edge.planning.advised_speeds import ESTIMATED, PRESET, CandidateSpeeds, Pro
 from edge.planning.arrange import work_of
 from edge.planning.candidates import Candidate, candidates
 from edge.planning.llm_space import LlmSpace
-from edge.planning.plan_options import plan_options
+from edge.planning.plan_options import PlanOptions, plan_options
 from edge.planning.type_files import TypeFile
 from edge.profiling.cluster import Cluster
 from edge.profiling.llm_survey import Estimator, estimated, llm_speeds, overrides
@@ -245,6 +245,7 @@ def _profile(candidate: Candidate, cluster: Cluster, options: AdviceOptions, ste
             threads=options.engine.threads,
             memory=options.engine.memory,
             fresh=options.fresh,
+            seconds=PlanOptions().survey_s,
             on_step=show,
         )
 

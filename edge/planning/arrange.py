@@ -107,12 +107,12 @@ def measured_speeds(
     """
     with steps.step(f"Reading {file.path.name}") as show:
         digest = OwnSlices().model_digest(file.path, show)
-    doing = "Measuring" if options.survey_seconds else "Estimating"
+    doing = "Measuring" if options.survey_s else "Estimating"
     with steps.step(f"{doing} {what}", unit="steps") as show:
         return digest, llm_speeds(
             cluster, fleet, notes, file, digest, transport=transport,
             threads=options.threads, memory=options.memory, fresh=options.fresh,
-            seconds=options.survey_seconds, on_step=show,
+            seconds=options.survey_s, on_step=show,
         )  # fmt: skip
 
 

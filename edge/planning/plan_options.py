@@ -29,13 +29,18 @@ class PlanOptions:
     threads: int | None = None  # threads of this device
     memory: int | None = None  # bytes that a language model may take on this device
     fresh: bool = False  # ignore remembered measurements
-    survey_seconds: float = SURVEY_S  # time for measuring devices and links; 0: remembered figures and estimates
+    survey_seconds: float | None = None  # time for measuring; None: SURVEY_S; 0: remembered figures and estimates
     draft: PathLike = "off"  # draft source for a single request, as in `edge.load`
     draft_worker: str | None = None  # address of the worker for a draft model; None: this device
     projector: Path | None = None  # image and audio projector of a language model, whose encoder is placed, too
     encoder: str = "auto"  # place of the encoder, see `edge.planning.encoder_place.encoder_device`
     encoder_timed: bool = True  # also time a device that the user named
     acceptance: float | None = None  # acceptance rate of drafts; None: a published one
+
+    @property
+    def survey_s(self) -> float:
+        """Seconds for measuring devices and links."""
+        return SURVEY_S if self.survey_seconds is None else self.survey_seconds
 
 
 DEFAULTS = PlanOptions()

@@ -235,7 +235,7 @@ def llm_speeds(
     memory: int | None = None,
     transport: str = "auto",
     fresh: bool = False,
-    seconds: float = 20.0,
+    seconds: float = math.inf,
     on_step: Progress = lambda done, total: None,
 ) -> ClusterProfile[DeviceSpeed]:
     """Profile a cluster for a language model. If all devices are presets, nothing is measured.
