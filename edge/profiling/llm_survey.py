@@ -31,7 +31,7 @@ from edge.profiling.survey import Devices, Survey, host_of, survey
 from edge.tasks import CancelScope, Progress
 from partition.errors import PlanError
 from partition.model.file import ModelFile
-from partition.plan.plan import LOCAL
+from partition.plan.plan import LOCAL, Slice
 from partition.predict.presets import PartSizes, preset_speed
 from partition.predict.speeds import DeviceSpeed, Links, speed_of, speed_to_json
 from partition.slices.gguf_slice import blank_recipe, limits
@@ -141,16 +141,24 @@ class _LayerProfiler:
     ) -> None:
         addresses = devices.addresses
         self._devices, self._file, self._threads, self._memory = devices, file, threads, memory.get(LOCAL)
-        limits_or_none = [self._memory, *(profile.memory_limit_bytes for profile in devices.profiles[1:])]
-        limited = [limit for limit in limits_or_none if limit is not None]  # bytes for all processes of a device
-        self._cuts, self._n = cuts_to_time(file, min(limited) - PROBE_BYTES if limited else None)
         self._digest, self._closing = model_digest, closing
         self._lock = Lock()
-        self.steps = len(self._cuts)
         self.rooms = [
             min(room, memory.get(address, room)) for room, address in zip(devices.memory_bytes, addresses, strict=True)
         ]
         self.pages = [room < AMPLE * file.size_bytes for room in self.rooms]  # True: the device may have to page
+
+    @cached_property
+    def _cut(self) -> tuple[Mapping[str, Slice], int]:
+        """The cuts of the slices to time, and n."""
+        limits_or_none = [self._memory, *(profile.memory_limit_bytes for profile in self._devices.profiles[1:])]
+        limited = [limit for limit in limits_or_none if limit is not None]  # bytes for all processes of a device
+        return cuts_to_time(self._file, min(limited) - PROBE_BYTES if limited else None)
+
+    @property
+    def steps(self) -> int:
+        """Number of slices."""
+        return len(self._cut[0])
 
     @cached_property
     def keys(self) -> Sequence[str]:
@@ -158,7 +166,7 @@ class _LayerProfiler:
         can = limits(self._file)
         # The missing part of the model empties caches between steps, so times depend on its size.
         timed_parts = [
-            f"{blank_recipe(self._file, _ANY_DIGEST, cut).key} {other_bytes(can, cut)}" for cut in self._cuts.values()
+            f"{blank_recipe(self._file, _ANY_DIGEST, cut).key} {other_bytes(can, cut)}" for cut in self._cut[0].values()
         ]
         return [
             key_of([*timed_parts, str(self._threads.get(address))], profile)
@@ -167,7 +175,7 @@ class _LayerProfiler:
 
     @cached_property
     def _slices(self) -> Mapping[str, LayerProbe]:
-        return probes(self._file, self._digest, self._cuts, self._closing)
+        return probes(self._file, self._digest, self._cut[0], self._closing)
 
     def _probes(self) -> Mapping[str, LayerProbe]:
         """Return the slices. They are created when the first device needs them."""
@@ -195,7 +203,7 @@ class _LayerProfiler:
         address, own = self._devices.addresses[rank], self._memory if rank == 0 else None
         left = None if own is None else max(1, own - own_rss() - _GROWTH_BYTES)
         times = timed(
-            session, self._probes(), self._n, on_step,
+            session, self._probes(), self._cut[1], on_step,
             threads=self._threads.get(address), disk=self.pages[rank], memory=left, most_s=most_s,
         )  # fmt: skip
         name, room = self._devices.names[rank], self.rooms[rank]

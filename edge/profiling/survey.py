@@ -95,8 +95,11 @@ class Profiler(Protocol[T]):
     """Interface of a profiler for one kind of model."""
 
     cache: str  # name of the cache file for times
-    steps: int  # number of times that `time` calls its callback
     streams: bool  # True: links carry streams (`transport.tcp_link.tune`)
+
+    @property
+    def steps(self) -> int:
+        """Number of times that `time` calls its callback."""
 
     @property
     def keys(self) -> Sequence[str]:
