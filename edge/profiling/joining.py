@@ -121,11 +121,12 @@ class EstimatedDevices:
         Raises EdgeError if measuring fails.
         """
         names = {device(speed.device): speed.device for speed in known.speeds}
+        workers = [address for address in names if address != LOCAL]
         others = tuple(replace(speed, device=device(speed.device)) for speed in known.speeds if not speed.estimate)
         threads = {device(speed.device): speed.threads for speed in known.speeds if speed.threads}
         self._tries += 1
         try:
-            with reachable(Cluster.of_addresses([*names.keys() - {LOCAL}]), insecure=self._insecure) as (fleet, _):
+            with reachable(Cluster.of_addresses(workers), insecure=self._insecure) as (fleet, _):
                 check(0, 0)
                 survey = _while_allowed(
                     lambda scope: llm_survey(
@@ -139,8 +140,10 @@ class EstimatedDevices:
             raise
         measured = {speed.device: speed for speed in survey.speeds}
         speeds = tuple(
-            _measured_like(speed, measured[address]) if speed.estimate and address in measured else speed
-            for address, speed in zip(names, known.speeds, strict=True)
+            _measured_like(speed, measured[address])
+            if speed.estimate and (address := device(speed.device)) in measured
+            else speed
+            for speed in known.speeds
         )
         links = {(names[a], names[b]): way for (a, b), way in survey.links.between.items() if not way.estimate}
         return Survey(speeds, Links({**known.links.between, **links}))
