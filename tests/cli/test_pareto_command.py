@@ -243,7 +243,7 @@ def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.Mon
     measured: list[list[str]] = []
 
     def counted(reference: Path, models: list[Path], *args: Any, **how: Any) -> Any:
-        measured.append([path.name for path in models])
+        measured.append([file.path.name for file in models])
         return evaluate(reference, models, *args, **how)
 
     monkeypatch.setattr(type_files, "evaluate", counted)
