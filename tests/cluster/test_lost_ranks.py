@@ -190,7 +190,7 @@ from edge.llm.options import EngineOptions
 from edge.cluster.fleet import Fleet
 from partition.plan.arrange import make_plan
 from partition.slices.gguf_slice import limits
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 file = ModelFile.open(MODEL_PATH)
 plan = make_plan(limits(file), "model", "", ["local", *sys.argv[2:]], sys.argv[1])
 with LlmRanks(Fleet(sys.argv[2:]), plan, file, EngineOptions(threads=1, context=256)) as deployment:

@@ -45,6 +45,7 @@ def by_command(workers: list[Worker], heard: Heard, use: Use, patch: pytest.Monk
     patch.setattr(ShownSteps, "say", lambda _, line: heard.say(line))
     there = ",".join(worker.address for worker in workers)
     options = ("--threads", "1", "--context", "512", "--draft", "off", "--prefix-cache", "0")
+    assert main("plan", "--workers", there, "--threads", "1") == 0  # measures; chat would estimate
     assert main("chat", "-p", "Hi", "--workers", there, *options) == 0
 
 

@@ -498,7 +498,7 @@ def test_where_no_engine_is_left_every_call_says_so() -> None:
             scheduler.step()
         scheduler.close()
         for call in (lambda: engine.decode([5], 0), lambda: engine.submit([5], *ROW), lambda: engine.kv_remove(0, 0)):
-            with pytest.raises(EngineError, match="given up"):
+            with pytest.raises(EngineError, match="was cancelled"):
                 call()
         assert engine.uncollected == 0
         left.append(other)

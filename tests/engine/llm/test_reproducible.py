@@ -55,7 +55,7 @@ def test_nothing_is_left_to_measurements() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (EngineOptions(sequences=2), "one at a time"),
+        (EngineOptions(sequences=2), "need one sequence"),
         (EngineOptions(flash_attention="on"), "number of threads"),
         (EngineOptions(kv_type="q8_0"), "f16, f32, bf16"),
         (EngineOptions(prefixes=PrefixOptions()), "prefix_cache=0"),

@@ -184,7 +184,7 @@ def test_a_model_that_computes_no_numbers_is_refused(tmp_path: Path, synthetic: 
 
 QUANTIZE = """
 import ctypes, sys, llama_cpp as L
-from quant.gguf.file import GgufFile
+from partition.model.file import ModelFile
 from quant.gguf.imatrix import read_imatrix
 source, target, matrix = sys.argv[1:]
 params = L.llama_model_quantize_default_params()
