@@ -93,7 +93,7 @@ def test_a_file_that_is_no_key_is_said_to_be_none(tmp_path: Path, content: bytes
     path = tmp_path / "prefix.key"
     path.write_bytes(content)
     path.chmod(mode)
-    with pytest.raises(PrefixError, match=rf"prefix\.key is not a key .* needed .* there is .*{problem}.*; delete it"):
+    with pytest.raises(PrefixError, match=rf"prefix\.key is not .* expected .* file has .*{problem}.*; delete it"):
         owner_key(tmp_path)
     assert path.read_bytes() == content
     path.unlink()
