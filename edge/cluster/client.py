@@ -15,6 +15,7 @@ from devices.profile import DeviceProfile
 from edge.closing import Closing
 from edge.errors import WorkerError
 from edge.models.slice_cutting import chunks
+from edge.net.channel import ANY_CALL
 from edge.version import version
 from edge.worker.messages import profile_from
 from partition.slices.recipe import Recipe
@@ -75,9 +76,16 @@ class Remote(Closing):
             self.name = self.label = profile.name
         return profile, said
 
-    def round_trip_s(self, padding: int = 0) -> float:
-        """Return the seconds of a call that carries `padding` bytes to the worker. Raises the errors of `call`."""
-        request = pb.DescribeRequest(padding=bytes(padding))
+    def ping_s(self) -> float:
+        """Return the seconds of a call for which the worker does nothing. Raises the errors of `call`."""
+        began = time.perf_counter()
+        with self._explained():
+            self.channel.unary_unary(ANY_CALL)(b"", timeout=CALL_TIMEOUT_S)
+        return time.perf_counter() - began
+
+    def padded_s(self, n_bytes: int) -> float:
+        """Return the seconds of a call that carries this many bytes to the worker. Raises the errors of `call`."""
+        request = pb.DescribeRequest(padding=bytes(n_bytes))
         began = time.perf_counter()
         self.call("Describe", request)
         return time.perf_counter() - began

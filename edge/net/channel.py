@@ -15,7 +15,7 @@ from transport.security import Credentials, Identity, identify, secure_channel
 
 _LEAST_S = 0.1
 _CROWDED_S = 0.5  # time for a worker to close unidentified connections: see transport/connection_limit.py
-_ANY_CALL = "/grpc.health.v1.Health/Check"
+ANY_CALL = "/grpc.health.v1.Health/Check"
 
 
 def open_channel(
@@ -98,7 +98,7 @@ def _connected(channel: grpc.Channel, target: str, deadline: float, timeout_s: f
     """
     # Watching the channel's state instead would delay closing until gRPC's next check, a fifth of a second.
     try:
-        channel.unary_unary(_ANY_CALL)(b"", timeout=_left(deadline))
+        channel.unary_unary(ANY_CALL)(b"", timeout=_left(deadline))
     except grpc.RpcError as error:
         code = error.code() if isinstance(error, grpc.Call) else None
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:

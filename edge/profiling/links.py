@@ -30,7 +30,8 @@ _APART_S = 0.6  # minimum time between round starts; other work rarely occupies 
 _MOST = 1e15  # seconds, or bytes per second; larger values are invalid
 _CALLS = 3  # calls of each size; the fastest counts
 _PADDING = 64 << 10  # bytes of a call that shows the bandwidth
-_CALL_S = 1e-3  # seconds of a call in both systems, without the network
+_SLOW_S = 0.2  # seconds of a call with data on a slow link
+_CALL_S = 5e-4  # seconds of a call in both systems, without the network
 _ASSUMED = 12.5e6  # bytes per second, if nothing shows more
 _LEAST_LATENCY_S, _MOST_ESTIMATED = 1e-4, 125e6  # limits of estimates, in seconds and bytes per second
 # A link counts as unchanged if the time of 8 KiB differs by at most this share of their transfer time, plus noise.
@@ -139,9 +140,15 @@ def estimated_links(fleet: Fleet) -> Links:
 
 def _by_calls(worker: Remote) -> LinkSpeed:
     """Estimate the link to a worker from the fastest of a few calls, without and with data."""
-    bare_s, padded_s = (min(worker.round_trip_s(n) for _ in range(_CALLS)) for n in (0, _PADDING))
+    ping_s = min(worker.ping_s() for _ in range(_CALLS))
+    bare_s = min(worker.padded_s(0) for _ in range(_CALLS))
+    padded_s = math.inf
+    for _ in range(_CALLS):
+        padded_s = min(padded_s, worker.padded_s(_PADDING))
+        if padded_s > _SLOW_S:  # on such a link, more calls would only delay the start
+            break
     bytes_per_s = _PADDING / max(padded_s - bare_s, _PADDING / _MOST_ESTIMATED)
-    return LinkSpeed(max(_LEAST_LATENCY_S, (bare_s - _CALL_S) / 2), bytes_per_s, estimate=True)
+    return LinkSpeed(max(_LEAST_LATENCY_S, (ping_s - _CALL_S) / 2), bytes_per_s, estimate=True)
 
 
 def _as_before(remembered: tuple[Any, float] | None, trip_s: float) -> tuple[LinkSpeed, LinkSpeed] | None:

@@ -19,6 +19,7 @@ from devices.remembered import KEPT_AGE_S, Remembered
 from edge.models.demo import MODEL_PATH
 from edge.parallel.engine_kinds import EngineKind
 from edge.profiling.estimate import estimated_speed
+from edge.profiling.links import _CALL_S, _by_calls
 from edge.profiling.llm_survey import REMEMBERED, Estimator, llm_speeds
 from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
@@ -151,3 +152,29 @@ class TestRates:
         assert DeviceProfile.from_json(stated.to_json()) == stated
         old = {name: value for name, value in stated.to_json().items() if name not in ("memory_bytes_per_s", "flops")}
         assert DeviceProfile.from_json(old) == replace(stated, memory_bytes_per_s=None, flops=None)
+
+
+class Calls:
+    """Worker behind a link of known speed."""
+
+    def __init__(self, latency_s: float, bytes_per_s: float) -> None:
+        self._latency_s, self._bytes_per_s, self.padded = latency_s, bytes_per_s, 0
+
+    def ping_s(self) -> float:
+        return 2 * self._latency_s + _CALL_S
+
+    def padded_s(self, n_bytes: int) -> float:
+        self.padded += n_bytes > 0
+        return 2 * self._latency_s + 5e-3 + n_bytes / self._bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "bytes_per_s", "calls"), [(2e-3, 1e7, 3), (1e-6, 1e10, 3), (0.03, 1e5, 1), (0.2, 1e8, 1)]
+)
+def test_a_link_is_estimated_from_calls(latency_s: float, bytes_per_s: float, calls: int) -> None:
+    worker: Any = Calls(latency_s, bytes_per_s)
+    link = _by_calls(worker)
+    assert link.estimate
+    assert link.latency_s == pytest.approx(max(1e-4, latency_s))
+    assert link.bytes_per_s == pytest.approx(min(125e6, bytes_per_s))
+    assert worker.padded == calls
