@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from edge.cluster.fleet import Fleet, by_device, device
 from edge.deployment.kinds import Deciding
-from edge.planning.arrange import again, chosen, shared
+from edge.planning.arrange import again, chosen, kind_of, of_kind, shared
 from edge.planning.choice import PlanChoice
 from edge.profiling.survey import Survey
 from edge.tasks import Steps
-from partition.errors import PlanError
+from partition.errors import CannotSlice, PlanError
 from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.hysteresis import NEW_PLAN, PREFILL, clearly_better, plan_threshold
@@ -37,6 +37,7 @@ class Replanner(Deciding[Plan]):
         assert isinstance(choice.plan, Plan)
         self._first, self._file, self._digest = by_device(choice.plan), file, digest
         self._objective, self._limits, self._encoder = choice.objective, choice.limits, choice.encoder
+        self._parallel = choice.parallel
         self.planner = None if choice.planner is None else _without_presets(choice.planner)
         self.shunned: set[str] = set()  # addresses of workers that failed at their part
 
@@ -69,6 +70,14 @@ class Replanner(Deciding[Plan]):
         if self.planner is None:
             return again(self._first, workers, self._file, self._digest)
         there = [speed for speed in self.planner.speeds if device(speed.device) in (LOCAL, *workers)]
+        if self._parallel != "auto":
+            try:
+                planner = self.planner.like(there, self.planner.links)
+                names = [speed.device for speed in there]
+                plan = of_kind(planner, self._file, self._digest, self._parallel, names)
+                return by_device(plan), f"{self._parallel} as asked, shares by speed"
+            except (CannotSlice, PlanError):
+                pass  # another kind is better than no answer
         with_encoder = there if self._encoder is None else self._encoder.held_after_loss(self.planner.speeds, there)
         tries = [(with_encoder, self._limits)]
         tries += [(with_encoder, {})] if self._limits else []  # fewer devices may be unable to keep the limits
@@ -110,10 +119,14 @@ class Replanner(Deciding[Plan]):
 
     def pays(self, plan: Plan, current: Plan, least: float = NEW_PLAN) -> bool:
         """Return True if a plan is clearly better than the current one. Of given plans, any other than the current
-        one is better. least: threshold for devices that were not busy.
+        one is better. A plan of another kind than the user chose never is.
+
+        least: threshold for devices that were not busy.
         """
         if self.planner is None:
             return plan != current
+        if kind_of(plan) != self._parallel == kind_of(current):
+            return False
         own, *others = self.planner.speeds
         at_best = self.planner.like([own.at_best, *others], self.planner.links)
         new, old = (self._value(at_best, candidate) for candidate in (plan, current))

@@ -54,7 +54,7 @@ def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str)
         if set(rank.all_devices) <= {LOCAL, *answering}:
             return rank, "as the plan says"
     done = (work_shares(plan.prefill) if plan.prefill else {}) | work_shares(plan)
-    kind = "tensor" if len(plan.computing) == 1 else "pipeline"
+    kind = kind_of(plan)
     shares = {rank: done[rank] for rank in (LOCAL, *answering)}
     while True:
         try:
@@ -73,6 +73,33 @@ def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str)
 def shared(shares: Mapping[str, float], kind: str, file: GgufFile, model_digest: str) -> Plan:
     """Return a plan with these shares of the work by device. Raises PlanError if it is not possible."""
     return make_plan(limits(file), name_of(file), model_digest, list(shares), kind, list(shares.values()))
+
+
+def of_kind(
+    planner: Planner,
+    file: GgufFile,
+    model_digest: str,
+    kind: str,
+    devices: Sequence[str],
+    shares: Sequence[float] | None = None,
+) -> Plan:
+    """Return a plan of one kind, "tensor" or "pipeline", that uses these devices in their order.
+
+    shares: relative work of each device; None: by the planner's speeds.
+
+    Raises CannotSlice if the model cannot be cut this way, and PlanError if the plan is not possible.
+    """
+    if kind == "tensor":
+        check_tensor(file)
+    rates = planner.shares() if kind == "tensor" else [speed.rate for speed in planner.speeds]
+    by_device = dict(zip(planner.by_device, rates, strict=True))
+    parts = shares or [by_device[device] / devices.count(device) for device in devices]
+    return make_plan(limits(file), name_of(file), model_digest, devices, kind, parts)
+
+
+def kind_of(plan: Plan) -> str:
+    """Return "tensor" for a plan with one stage, otherwise "pipeline"."""
+    return "tensor" if len(plan.computing) == 1 else "pipeline"
 
 
 def work_of(

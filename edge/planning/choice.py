@@ -49,6 +49,7 @@ class PlanChoice:
     encoder: EncoderPlace | None = None  # place of the image and audio encoder
     file: ModelFile | None = field(default=None, repr=False, compare=False)  # opened `model`; None: not opened
     is_given: bool = False  # True: the user chose the shares or the kind of parallelism
+    parallel: str = "auto"  # kind of parallelism that the user chose, which later plans keep; "auto": any
     keeps_off: bool = False  # True: this device never has a stage of the network
 
     @classmethod

@@ -8,7 +8,7 @@ from dataclasses import replace
 from edge.llm.options import EngineOptions
 from edge.llm.resolve import resolve
 from edge.models.local_slices import OwnSlices
-from edge.planning.arrange import name_of
+from edge.planning.arrange import name_of, of_kind
 from edge.planning.choice import PlanChoice
 from edge.planning.describe import saved_figures
 from edge.planning.llm_space import LlmSpace
@@ -129,12 +129,7 @@ def arrange(
     planner, plans, costs_s, refused = space.planner(), {}, {}, {}
     for kind in ("tensor", "pipeline") if parallel == "auto" else (parallel,):
         try:
-            if kind == "tensor":
-                check_tensor(file)
-            rates = planner.shares() if kind == "tensor" else [speed.rate for speed in planner.speeds]
-            by_device = dict(zip(planner.by_device, rates, strict=True))
-            parts = shares or [by_device[device] / devices.count(device) for device in devices]
-            plans[kind] = make_plan(can, name, space.digest, devices, kind, parts)
+            plans[kind] = of_kind(planner, file, space.digest, kind, devices, shares)
             costs_s[kind] = planner.predict(plans[kind]).latency_s
         except (CannotSlice, PlanError) as error:
             refused[kind] = error
@@ -146,5 +141,6 @@ def arrange(
     by = "as given" if shares is not None else f"by {'estimated' if is_estimated else 'measured'} speed"
     why = f"{kind}, shares {by}: a token is predicted to take {figures}{busy_words(planner.speeds)}"
     return PlanChoice(
-        path, plans[kind], why, options=options, planner=planner, encoder=space.encoder, file=file, is_given=True
-    )
+        path, plans[kind], why, options=options, planner=planner, encoder=space.encoder, file=file, is_given=True,
+        parallel=parallel,
+    )  # fmt: skip

@@ -246,3 +246,28 @@ def test_a_limit_that_only_a_pair_meets_stays() -> None:
     assert again.prefill is not None
     assert "prompts of" in why
     assert (predict(again, planner.work, speeds, planner.links).ttft_s or 0.0) <= limits["ttft"]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+def test_a_joining_device_does_not_change_the_kind_that_was_asked_for(kind: str) -> None:
+    """The same devices would get the other kind of plan, or fewer devices, if the planner were free to choose."""
+    speeds = {LOCAL: MS, A: MS, B: MS * 3}
+    first = make_plan(WORK.limits, "made up", "", [LOCAL, A], kind)
+    chosen = replanner(first, speeds, parallel=kind, is_given=True)
+    plan, why = chosen.plan([A, B])
+    assert why == f"{kind} as asked, shares by speed"
+    assert arrange.kind_of(plan) == kind
+    assert set(plan.devices) == {LOCAL, A, B}
+    assert arrange.kind_of(chosen.plan([A])[0]) == kind
+    other = make_plan(WORK.limits, "made up", "", [LOCAL, A, B], "pipeline" if kind == "tensor" else "tensor")
+    quick = replanner(first, dict.fromkeys(speeds, MS), parallel=kind, is_given=True)
+    assert not quick.pays(other, first)
+
+
+def test_a_kind_that_became_impossible_gives_way_after_a_loss() -> None:
+    layers = WORK.shape.n_layers
+    names = [LOCAL, *(f"w{n}:1" for n in range(layers + 1))]
+    chosen = replanner(shared(*names[:2]), dict.fromkeys(names, MS), parallel="pipeline", is_given=True)
+    plan, why = chosen.plan(names[1:])
+    assert "as asked" not in why
+    assert plan.devices
