@@ -59,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
         option(group, "--cut LABEL,...", "cut the model after these nodes (default: balance the work of stages)", _cuts)
         add(group, "--shares", help="share of the work of each device, such as 2,1,1")
     else:
-        words = "run on this device and these workers: HOST[:PORT],..., or auto: the workers of the cluster that answer"
+        words = (
+            "run on this device and these workers: names or HOST[:PORT],..., or auto: the workers of the cluster that"
+        )
+        words += " answer"
         add(group, "--workers", type=workers_or_auto, help=words)
         words = "tensor: split every layer over all devices; pipeline: give each device some layers; auto: let the"
         words += " planner choose (default: auto)"

@@ -118,10 +118,10 @@ def byte_size_or_none(text: str) -> int:
 
 
 def address(text: str) -> str:
-    """Return HOST:PORT of a worker, with the default port if the text has none."""
-    from devices.names import join_address, parse_address
+    """Return HOST:PORT of a worker, from its address or its name."""
+    from edge.cluster.members import address_of
 
-    return join_address(*parse_address(text))
+    return address_of(text)
 
 
 def worker_addresses(text: str) -> tuple[str, ...]:
@@ -234,7 +234,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "time for measuring devices and links, in seconds; 0: use estimates (default: 20)",
     },
     "--wire": {"choices": WIRES, "help": "type of the values sent between devices (default: f32)"},
-    "--workers": {"type": worker_addresses, "metavar": "A,B", "help": "use this device and HOST[:PORT],..."},
+    "--workers": {
+        "type": worker_addresses, "metavar": "A,B",
+        "help": "use this device and these workers: names or HOST[:PORT],...",
+    },
 }  # fmt: skip
 
 

@@ -36,6 +36,10 @@ class Remembered:
         # A time in the future comes from a wrong clock, so the age is unknown.
         return (value, age_s) if 0 <= age_s <= max_age_s else None
 
+    def keys(self, max_age_s: float = MAX_AGE_S) -> list[str]:
+        """Return the keys of entries that are not older than `max_age_s`, in the order in which they were stored."""
+        return [key for key in self._read() if self.get(key, max_age_s) is not None]
+
     def put(self, key: str, value: Any) -> None:
         """Store a value that json.dumps accepts, with the current time.
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=_addresses,
         metavar="HOST[:PORT]",
-        help="workers to ask in addition to those found (default port: 7070)",
+        help="workers to ask in addition to those found, by name or address (default port: 7070)",
     )
     words = "seconds to look for workers, and to wait for each worker (default: 3)"
     add(parser, "--timeout", default=3.0, help=words)
@@ -111,7 +111,7 @@ def _print(entries: list[Entry], pairs: list[Pair], as_json: bool) -> None:
 def _row(entry: Entry) -> tuple[str, ...]:
     if entry.profile is None:
         state = entry.membership or ("no answer" if entry.silent else "cannot be used")
-        return entry.name or "-", entry.address, "-", "-", "-", state
+        return entry.name or "-", entry.address or "-", "-", "-", "-", state
     profile = entry.profile
     limit = profile["memory_limit_bytes"]
     memory = f"{bytes_text(profile['memory_available_bytes'])} free"

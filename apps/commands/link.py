@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a",
         type=lambda text: None if text == "local" else address(text),
         metavar="A",
-        help="HOST or HOST:PORT of a worker (default port: 7070), or `local`: this device, without a worker",
+        help="name, HOST or HOST:PORT of a worker (default port: 7070), or `local`: this device, without a worker",
     )
-    parser.add_argument("b", type=address, metavar="B", help="HOST or HOST:PORT of a worker, as A can reach it")
+    parser.add_argument("b", type=address, metavar="B", help="name, HOST or HOST:PORT of a worker, as A can reach it")
     words = "duration of the measurement in seconds, 0.1 to 60 (default: 1)"
     option(parser, "--seconds S", words, between(0.1, 60), default=1.0)
     add(parser, "--transport", default="auto")

@@ -12,21 +12,21 @@ from typing import Any
 from devices import discovery
 from devices.errors import DiscoveryError, TrustError
 from devices.names import join_address
-from devices.remembered import Remembered
+from devices.remembered import KEPT_AGE_S, Remembered
 from edge.cluster.client import Remote
 from edge.cluster.connect import credentials, reach
 from edge.cluster.diagnose import LinkReport, measure_link
 from edge.cluster.fleet import device, label
+from edge.cluster.members import SEEN, joined_members, last_address
 from edge.errors import WorkerError
 from edge.tasks import SILENT, Steps
 from transport.errors import LinkClosed, LinkTimeout, TransportError
 from transport.received import printable
 
 AT_ONCE = 16  # workers queried concurrently
-# SLOW and these are the states of a worker; LOST: answered within the last day, silent now
+# SLOW and these are the states of a worker; LOST: answered within the last 30 days, silent now
 JOINED, LEAVING, LOST = "joined", "leaving", "lost"
 SLOW = "slow"  # a model that ran on it within the last day found it slower than before
-_SEEN = "seen-workers"  # name of the file that remembers workers that answered, by address
 # keys of a session whose worker divides memory between sessions
 _SHARE = ("share_bytes", "least_bytes", "most_bytes", "use")
 _SLOWED = "slow-workers"  # name of the file that remembers slowdown factors, by address
@@ -49,7 +49,7 @@ class Entry:
         """Return plain values for JSON, as described in docs/cli/devices.md."""
         return {
             "name": self.name,
-            "address": self.address,
+            "address": self.address or None,
             "answers": self.worker is not None,
             "state": self.membership,
             "secure": self.worker.secure if self.worker else None,
@@ -106,6 +106,11 @@ def roster(
         discovered = [entry for entry in discovered if entry.address not in named]
         for done in [*answered, *ask(discovered)]:
             done.result()
+        if discover:
+            lost = _missing([*discovered, *named_entries])
+            for done in ask([entry for entry in lost if entry.address]):
+                done.result()
+            discovered += lost
     for entry in named_entries:
         entry.name = entry.name or names.get(entry.address)
     try:
@@ -114,6 +119,20 @@ def roster(
         for entry in (*discovered, *named_entries):
             if entry.worker:
                 entry.worker.close()
+
+
+def _missing(entries: Sequence[Entry]) -> list[Entry]:
+    """Return an entry for each member of the cluster that is not among the entries.
+
+    Its address is the last one at which it answered, or "" if that is not known.
+    """
+    names = {entry.name for entry in entries}
+    missing = [Entry(last_address(name) or "", name) for name in joined_members() if name not in names]
+    for entry in missing:
+        if not entry.address:
+            entry.membership, entry.silent = LOST, True
+            entry.error = f"{entry.name} joined the cluster, but does not announce itself now"
+    return missing
 
 
 def measure_pairs(entries: Sequence[Entry], steps: Steps = SILENT) -> list[Pair]:
@@ -162,7 +181,7 @@ def _ask(entry: Entry, insecure: bool, timeout_s: float) -> None:
         profile, said = worker.describe(timeout_s)
     except (TransportError, TrustError, WorkerError) as error:
         entry.error, entry.silent = str(error), isinstance(error, (LinkClosed, LinkTimeout))
-        seen = Remembered(_SEEN).get(entry.address) if entry.silent else None
+        seen = Remembered(SEEN).get(entry.address, KEPT_AGE_S) if entry.silent else None
         if seen is not None:
             entry.membership, entry.name = LOST, entry.name or printable(str(seen[0]))
         if worker is not None:
@@ -171,7 +190,7 @@ def _ask(entry: Entry, insecure: bool, timeout_s: float) -> None:
     entry.worker, entry.name, entry.profile = worker, worker.name, profile.to_json()
     is_slow = Remembered(_SLOWED).get(device(entry.address)) is not None
     entry.membership = LEAVING if said.leaving else SLOW if is_slow else JOINED
-    Remembered(_SEEN).put(entry.address, worker.name)
+    Remembered(SEEN).put(entry.address, worker.name)
     entry.state = {
         "sessions": [
             {

@@ -13,6 +13,7 @@ from devices.cluster_file import Cluster as ClusterFile
 from devices.lab.lab import status as lab_status
 from edge.closing import Closing
 from edge.cluster.fleet import MAX_WORKERS, Fleet, device
+from edge.cluster.members import address_of
 from edge.errors import WorkerError
 from edge.models.paths import PathLike
 from edge.profiling.profile import reachable
@@ -37,7 +38,7 @@ class Cluster(Closing):
     ) -> None:
         """Describe a cluster without connecting it.
 
-        workers: HOST or HOST:PORT of each worker; empty: only this device.
+        workers: name, HOST or HOST:PORT of each worker; empty: only this device.
         file: a cluster.toml, instead of workers.
         insecure: allow workers without encryption.
         needs_all: `open` fails if a worker does not answer, and a worker that is named twice gets two ranks.
@@ -48,6 +49,7 @@ class Cluster(Closing):
             raise ValueError(f"workers must be a list, such as [{workers!r}]")
         if workers and file is not None:
             raise ValueError("the file names the devices, and so do workers: leave one of them out")
+        workers = tuple(map(address_of, workers))
         named = tuple(dict.fromkeys(map(device, workers))) if needs_all else workers
         self.devices = read_cluster(Path(file)) if file is not None else ClusterFile.of_addresses(named)
         if (others := sum(not entry.is_local for entry in self.devices.devices)) > MAX_WORKERS:

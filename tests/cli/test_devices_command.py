@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+import edge.cluster.roster
 import edge.net.channel
 from apps import cli
+from apps.options import address, worker_addresses
 from devices import discovery
 from devices.discovery import Discovered
 from devices.errors import DiscoveryError
@@ -21,6 +23,7 @@ from devices.profile import DeviceProfile, describe
 from devices.remembered import Remembered
 from edge.cluster.client import Remote
 from edge.cluster.roster import mark_slow
+from edge.profiling.cluster import Cluster
 from tests.support.fake_worker import FakeWorker, deaf_port, description, fake_worker
 from tests.support.helpers import assert_one_line_error, run_edge
 from tests.support.on_terminal import on_terminal
@@ -436,3 +439,38 @@ def test_who_became_slow(devices: Run, two: tuple[Worker, Worker]) -> None:
     assert (slow["state"], joined["state"]) == ("slow", "joined")
     mark_slow(two[0].address, 0.5)
     assert answered(devices(two[0].address, "--json"))[0]["state"] == "joined"
+
+
+# --- names ---
+
+
+def test_a_name_is_as_good_as_an_address(devices: Run, two: tuple[Worker, Worker]) -> None:
+    devices(two[0].address, two[1].address)  # remembers their names
+    by_name = answered(devices("one,two", "--json"))
+    assert [device["address"] for device in by_name] == [two[0].address, two[1].address]
+    assert address("one") == two[0].address
+    assert worker_addresses("local,two") == (two[1].address,)
+    assert Cluster(["two"]).addresses == (two[1].address,)
+    assert address("one:7070") == "one:7070"  # HOST:PORT is always an address
+    assert address("stranger") == "stranger:7070"
+
+
+def test_the_newest_address_of_a_name_counts(devices: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices()[0] == 0  # sets the folder
+    for where in ("10.0.0.1:7070", "10.0.0.2:7070"):
+        Remembered("seen-workers").put(where, "pi")
+    assert address("pi") == "10.0.0.2:7070"
+
+
+def test_members_that_do_not_answer_are_lost(devices: Run, silent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "browse", lambda timeout_s: [])
+    monkeypatch.setattr(edge.cluster.roster, "joined_members", lambda: ["nas", "pi"])
+    devices()
+    Remembered("seen-workers").put(silent[0], "nas")
+    code, out, _ = devices(discover=True)
+    assert code == 0
+    assert re.search(rf"^nas +{silent[0]} .*lost$", out, re.MULTILINE)
+    assert re.search(r"^pi +- .*lost$", out, re.MULTILINE)
+    nas, pi = answered(devices("--json", discover=True))
+    assert (nas["state"], nas["address"], pi["state"], pi["address"]) == ("lost", silent[0], "lost", None)
+    assert answered(devices("--json")) == []
