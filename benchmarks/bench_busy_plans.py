@@ -18,9 +18,6 @@ import json
 import os
 import random
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -28,6 +25,7 @@ from typing import Any
 
 from benchmarks.harness import EDGE, ROOT, Section, bench, parser_of, table
 from benchmarks.lent_device import worker
+from benchmarks.processes import loops
 from edge.models.demo import MODEL_PATH
 from partition.predict.predict import predict
 from partition.predict.speeds import LinkSpeed
@@ -101,24 +99,13 @@ def load(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         for n in map(int, args.loops.split(",")):
             for i in range(args.rounds):
                 state = {**os.environ, "XDG_STATE_HOME": str(folder / f"state-{n}-{i}")}
-                with loops(n):
+                with loops(n, 2 * _RUN_S):
                     several = edge_bench(args, state, "--workers", f"{first},{two}", "--insecure")
                     own = edge_bench(args, state)
                 devices = {shard["device"] for stage in several["plan"]["stages"] for shard in stage["shards"]}
                 took = {"auto_ms": several["decode_ms_median"], "alone_ms": own["decode_ms_median"]}
                 rows.append({"loops": n, "devices": len(devices), **took, "why": several["why"]})
     return {"rows": rows}
-
-
-@contextmanager
-def loops(n: int) -> Iterator[None]:
-    """So many processes that compute without a pause, until the end of the block."""
-    loop = f"import time\nend = time.monotonic() + {_RUN_S}\nwhile time.monotonic() < end: pass"
-    with ExitStack() as stack:
-        for _ in range(n):
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", loop]))
-            stack.callback(process.kill)
-        yield
 
 
 def edge_bench(args: argparse.Namespace, env: dict[str, str], *more: str) -> dict[str, Any]:

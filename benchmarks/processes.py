@@ -146,6 +146,17 @@ def sides(cores: Mapping[str, Sequence[int]], script: Path) -> Iterator[Sides]:
         some.tell("close")
 
 
+@contextmanager
+def loops(n: int, limit_s: float) -> Iterator[None]:
+    """Run `n` processes that compute without a pause, until the end of the block, or for `limit_s` seconds."""
+    loop = f"import time\nend = time.monotonic() + {limit_s}\nwhile time.monotonic() < end: pass"
+    with contextlib.ExitStack() as stack:
+        for _ in range(n):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", loop]))
+            stack.callback(process.kill)
+        yield
+
+
 def memory_group(limit: int) -> CountedGroup:
     """A control group with `limit` bytes of memory and no swap. A context: it ends with it. NoGroups where this user,
     or this machine, has none to give."""

@@ -29,6 +29,7 @@ SECTIONS = {
     "bench_gpu": (),  # needs a llama.cpp that was built for a GPU
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
+    "bench_new_user": (),
     "bench_paging": ("limit", "mmap", "keeps-up", "experts", "path"),
     "bench_phases": ("strong", "equal"),
     "bench_pictures": (),
@@ -292,6 +293,12 @@ def test_speculate() -> None:
 def test_startup() -> None:
     result = run("bench_startup")
     assert 0 < result["python_s"] < result["first_token_s"]
+
+
+def test_new_user() -> None:
+    [measured] = run("bench_new_user")["runs"]
+    assert set(measured["seconds"]) == {"token", "lab", "lab_token", "distributed", "picture"}
+    assert all(seconds > 0 for seconds in measured["seconds"].values())
 
 
 def test_transport() -> None:
