@@ -23,7 +23,8 @@ COLUMNS = ("name", "address", "cores", "memory", "state")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     up = add_action(actions, "up", "start the devices of a lab file, and leave them running")
-    up.add_argument("file", type=Path, metavar="FILE", help="description of the lab, such as docs/example-lab.toml")
+    words = "description of the lab, such as docs/example-lab.toml (default: three devices on a home network)"
+    up.add_argument("file", type=Path, nargs="?", metavar="FILE", help=words)
     words = "run an edge command as a device of the lab, with that device's network and emulated speed"
     inside = add_action(actions, "run", words)
     inside.add_argument("device", metavar="DEVICE", help="name of the device in the lab file")
@@ -39,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _up(args: argparse.Namespace) -> int:
-    from devices.lab.config import read_lab
+    from devices.lab.config import THREE_DEVICES, read_lab
     from devices.lab.lab import up
 
-    config = read_lab(args.file)
+    config = read_lab(args.file or THREE_DEVICES)
     with progress("Starting workers", len(config.devices), "workers") as show:
         state = up(config, lambda n, name: show(n, what=name))
     _show(state, args.json)
@@ -66,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:
 
     state = status()
     if state is None:
-        raise LabError("no lab is up; start one with edge lab up FILE")
+        raise LabError("no lab is up; start one with edge lab up")
     if args.device not in state.addresses:
         raise LabError(f"the lab has no device {args.device!r:.80}; it has {', '.join(state.addresses)}")
     arguments = args.arguments[1:] if args.arguments[:1] == ["--"] else args.arguments
@@ -83,7 +84,7 @@ def _status(args: argparse.Namespace) -> int:
     elif args.json:
         print_json({"up": False})
     else:
-        print("no lab is up; start one with edge lab up FILE")
+        print("no lab is up; start one with edge lab up")
     return 0
 
 
@@ -96,6 +97,7 @@ def _show(state: LabState, as_json: bool) -> None:
     print_columns(COLUMNS, [_row(device) for device in state.to_json()["devices"]], whole=("name", "address"))
     for note in state.not_enforced:
         print_note(f"not enforced{': ' + note['device'] if note['device'] else ''}: {note['what']}: {note['why']}")
+    options[1] = ",".join(state.addresses)
     print(f"Next: edge chat {' '.join(options)}, or edge pareto; finally edge lab down.", file=sys.stderr)
 
 

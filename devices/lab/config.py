@@ -22,6 +22,7 @@ from devices.names import MAX_NAME, is_name
 from devices.toml_tables import Table, check_keys, reading_toml, short_text, tables
 
 OWNER = "owner"  # name in links of this machine itself, where commands such as `edge chat --workers` run
+THREE_DEVICES = Path(__file__).with_name("three.toml")  # the lab of `edge lab up` without a file
 MAX_CORES = 4096
 MAX_DELAY_MS = 5_000.0
 MAX_MBPS = 1e6

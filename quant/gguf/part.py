@@ -94,7 +94,7 @@ def _map(path: Path) -> tuple[mmap.mmap, int]:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise ModelFileError(f"{path}: this is a directory; give the path of a .gguf file")
+            raise ModelFileError(f"{path}: this is a folder; {_next_step(path)}")
         if not stat.S_ISREG(status.st_mode):
             raise ModelFileError(f"{path}: this is not a regular file; give the path of a .gguf file")
         if status.st_size == 0:
@@ -187,6 +187,17 @@ def _pad(position: int, alignment: int) -> int:
     return -(-position // alignment) * alignment
 
 
+def _next_step(folder: Path) -> str:
+    """Return text that says how to use the models in a folder."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    models = [name for name in names if name.endswith(".gguf")]
+    if models:
+        return f"name a model in it, such as {folder / models[0]}"
+    if any(name.endswith(".safetensors") for name in names):
+        return f"it holds safetensors; convert them first: edge quantize {folder} model.gguf"
+    return "give the path of a .gguf file"
+
+
 def looks_like(head: bytes) -> str:
     """Return a hint such as "it looks like safetensors; ...", or "" if unknown. head: up to 512 bytes of the file."""
     text = head.lstrip().lower()
@@ -197,7 +208,7 @@ def looks_like(head: bytes) -> str:
     if head.startswith(b"PK\x03\x04"):
         return "it looks like a zip archive or a PyTorch checkpoint; convert it to GGUF"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 30:
-        return "it looks like safetensors; convert it to GGUF"
+        return "it looks like safetensors; convert its folder: edge quantize FOLDER model.gguf"
     if head[:4] in (b"lmgg", b"fmgg", b"tjgg"):
         return "it looks like a ggml file from before GGUF; convert the original model to GGUF"
     if head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):

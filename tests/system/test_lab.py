@@ -282,7 +282,7 @@ def test_an_interrupt_at_the_start_leaves_nothing(tmp_path: Path) -> None:
 def test_up_status_and_down(tmp_path: Path) -> None:
     file = tmp_path / "lab.toml"
     file.write_text('[[device]]\nname = "a"\ncpu = 0.5\n[[link]]\ndelay_ms = 1\n')
-    assert run_edge("lab", "status").stdout == "no lab is up; start one with edge lab up FILE\n"
+    assert run_edge("lab", "status").stdout == "no lab is up; start one with edge lab up\n"
     done = run_edge("lab", "up", file, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     state: dict[str, Any] = json.loads(done.stdout)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from devices.catalog import CATALOG, EMULATED
 from devices.errors import LabFileError
-from devices.lab.config import LabDevice, parse_lab, read_lab
+from devices.lab.config import THREE_DEVICES, LabDevice, parse_lab, read_lab
 from devices.lab.shaper import Shape
 from tests.support.helpers import ROOT, assert_one_line_error, run_edge
 
@@ -214,3 +214,7 @@ def test_what_sleeps_by_nothing_is_refused(device: dict[str, Any], words: list[s
         parse_lab({"device": [{"name": "a", **device}]}, tmp_path)
     for word in words:
         assert word in str(error.value)
+
+
+def test_the_lab_without_a_file_has_three_devices() -> None:
+    assert [device.name for device in read_lab(THREE_DEVICES).devices] == ["pi", "phone", "old-laptop"]

@@ -212,7 +212,11 @@ def test_version_2_is_read(tmp_path: Path) -> None:
 
 def test_paths_that_are_no_files(tmp_path: Path) -> None:
     assert "no such file" in error(tmp_path / "missing.gguf")
-    assert "is a directory" in error(tmp_path)
+    assert "this is a folder; give the path of a .gguf file" in error(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    assert f"edge quantize {tmp_path} model.gguf" in error(tmp_path)
+    (tmp_path / "b.gguf").touch()
+    assert f"such as {tmp_path / 'b.gguf'}" in error(tmp_path)
     assert "cannot be read" in error(tmp_path / "a\0b")
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in error(tmp_path / "pipe")
