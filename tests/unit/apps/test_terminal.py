@@ -282,9 +282,9 @@ def test_files_that_cannot_be_saved_or_loaded_are_said_in_a_line(chat: Terminal,
         ("/load", "/load needs a file name"),
         (f"/load {tmp_path}/none", r"cannot\s+be\s+read:\s+No\s+such\s+file"),
         (f"/load {tmp_path}/list", "not a saved chat"),
-        (f"/load {tmp_path}/notes", r"not\s+a\s+saved\s+chat:\s+it\s+is\s+no\s+JSON"),
+        (f"/load {tmp_path}/notes", r"not\s+a\s+saved\s+chat:\s+it\s+is\s+not\s+JSON"),
         (f"/save {tmp_path}/none/chat", r"there\s+is\s+no\s+folder"),
-        (f"/save {tmp_path}/list", r"is\s+there\s+and\s+is\s+no\s+saved\s+chat"),
+        (f"/save {tmp_path}/list", r"exists\s+and\s+is\s+not\s+a\s+saved\s+chat"),
     ):
         chat.enter(line)
         shown = chat.sees(complaint)
