@@ -3,6 +3,7 @@
 # sizes. `make thorough` is the last three with every case, as each night. `make clients` tries `edge serve` with clients
 # that others wrote. `make mutate` mutates changed lines, and shows the mutants that no test notices. `make audit`
 # asks whether vulnerabilities are known of what is installed. `make pages` writes pages that are made from the source.
+# `make wheels` builds wheels that need no compiler, and `EDGE_WHEELS=FOLDER make chat` uses them.
 # All make a virtual environment in .venv first, and do not touch anything outside it; `make real` also keeps weights in
 # ~/.cache/edge-runtime.
 
@@ -10,10 +11,13 @@ PYTHON ?= python3
 OLDEST_PYTHON := 3.10
 NEWEST_PYTHON := 3.14
 VENV ?= .venv
+WHEELS ?= dist/wheels
+# What builds wheels. zig is exact: other versions may generate other code.
+WHEEL_TOOLS := ziglang==0.17.1 "cmake>=3.21,<5" "ninja>=1.11" "scikit-build-core>=0.9.2" "setuptools>=77"
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: chat test real thorough clients faults mutate smoke bench pages audit clean
+.PHONY: chat test real thorough clients faults mutate smoke bench pages audit wheels wheels-aarch64 wheels-vulkan clean
 .DEFAULT_GOAL := chat
 
 chat: $(VENV)/.installed
@@ -80,6 +84,24 @@ audit: $(VENV)/.installed-dev
 	@$(PIP) freeze --exclude-editable > $(VENV)/audit/installed.txt
 	@$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt $(ARGS)
 
+# Wheels of llama.cpp and of edge in dist/wheels: docs/install.md. ARGS="--help" prints the options.
+wheels: $(VENV)/wheels/.installed
+	@PATH="$(abspath $(VENV)/wheels/bin):$$PATH" $(VENV)/wheels/bin/python tools/build_wheels.py --out $(WHEELS) $(ARGS)
+
+# The wheels of dist/wheels on an emulated arm64 (root), and on Mesa's software Vulkan: tests/arm64, tests/vulkan.
+wheels-aarch64: $(VENV)/.installed
+	@EDGE_WHEELS="$(abspath $(WHEELS))" tests/arm64/run.sh
+
+wheels-vulkan: $(VENV)/.installed-dev
+	@rm -rf build/wheels/unpacked
+	@$(BIN)/python -m zipfile -e $(WHEELS)/llama_cpp_python-*_x86_64.whl build/wheels/unpacked
+	@LLAMA_CPP_LIB_PATH="$(abspath build/wheels/unpacked/llama_cpp/lib)" tests/vulkan/run.sh "$$HOME/.cache/edge-vulkan" $(ARGS)
+
+$(VENV)/wheels/.installed: | $(BIN)/python
+	@$(BIN)/python -m venv $(VENV)/wheels
+	@$(VENV)/wheels/bin/python -m pip --disable-pip-version-check install --quiet $(WHEEL_TOOLS)
+	@touch $@
+
 clean:
 	rm -rf $(VENV) .venv-* build *.egg-info
 
@@ -90,10 +112,15 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "on Debian: apt-get install python3-venv" >&2; exit 1; }
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
-		{ echo "llama.cpp is built here and needs a C++ compiler; on Debian: apt-get install g++ make. Without one: docs/install.md" >&2; exit 1; }
-	@echo "==> Installing edge. The first time this builds llama.cpp for this machine: about 4 minutes on two cores."
-	@echo "    pip keeps the result, so the next time takes seconds. docs/install.md says how to do without a compiler."
+	@if [ -n "$(EDGE_WHEELS)" ] && $(PIP) install --quiet --no-index --no-deps --find-links "$(EDGE_WHEELS)" \
+		"$$(sed -n 's/^ *"\(llama-cpp-python==[0-9.]*\)".*/\1/p' pyproject.toml)"; then \
+		echo "==> Installing edge, with llama.cpp as a wheel of $(EDGE_WHEELS)"; \
+	else \
+		command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+			{ echo "llama.cpp is built here and needs a C++ compiler; on Debian: apt-get install g++ make. Without one: docs/install.md" >&2; exit 1; }; \
+		echo "==> Installing edge. The first time this builds llama.cpp for this machine: about 4 minutes on two cores."; \
+		echo "    pip keeps the result, so the next time takes seconds. docs/install.md says how to do without a compiler."; \
+	fi
 	@$(PIP) install --editable .
 	@touch $@
 

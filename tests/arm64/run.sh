@@ -38,8 +38,14 @@ make_userland() { # Debian's packages, unpacked and configured by themselves
     chroot "$userland" true
 }
 
-build_llama() { # the wheel that pip would build on arm64, built here
+build_llama() { # a wheel of EDGE_WHEELS, or the wheel that pip would build on arm64, built here
     local version
+    if [ -n "${EDGE_WHEELS:-}" ]; then
+        mkdir -p "$wheels"
+        rm -f "$wheels"/llama_cpp_python-*
+        cp "$EDGE_WHEELS"/llama_cpp_python-*_aarch64.whl "$wheels"
+        return
+    fi
     version=$("$python" -c 'from edge.llama.ggml import PINNED_VERSION as version; print(version)')
     CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
         -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
@@ -63,7 +69,9 @@ install_edge() { # its own wheel, and what it needs as wheels of arm64
 }
 
 export PYTHONPATH=$root
-lacking=$(for tool in mmdebstrap update-binfmts qemu-aarch64-static aarch64-linux-gnu-g++ cmake; do
+compilers=aarch64-linux-gnu-g++
+[ -z "${EDGE_WHEELS:-}" ] || compilers=
+lacking=$(for tool in mmdebstrap update-binfmts qemu-aarch64-static cmake $compilers; do
     command -v "$tool" >/dev/null || echo "$tool"
 done)
 if [ "$(id -u)" != 0 ] || [ -n "$lacking" ]; then
@@ -73,6 +81,6 @@ if [ "$(id -u)" != 0 ] || [ -n "$lacking" ]; then
 fi
 emulation
 step userland make_userland
-step llama build_llama
+step "llama${EDGE_WHEELS:+-wheel}" build_llama
 step "edge-$(git -C "$root" rev-parse --short HEAD)" install_edge
 exec "$python" "$here/compare.py" "$folder" "$here/in_userland.sh"

@@ -46,6 +46,7 @@ SECTIONS = {
     "bench_survive": ("pause", "stress"),
     "bench_transport": ("matrix", "roundtrip"),
     "bench_warming": ("home", "agent", "foreground"),
+    "bench_wheels": (),
 }
 
 
@@ -346,3 +347,9 @@ def test_plans() -> None:
         assert all(item["throughput_per_s"] > 0 for item in plan["measured"])
     assert set(result["summary"]["errors"]) == {"latency_s", "throughput_per_s", "ttft_s"}
     assert result["summary"]["chosen_over_best_measured"]["worst"] >= 1
+
+
+def test_wheels() -> None:
+    result = run("bench_wheels")
+    assert [row["figure"] for row in result["compared"]] == ["prefill_tokens_per_s", "decode_tokens_per_s"]
+    assert all(row["ratio"] > 0 for row in result["compared"])

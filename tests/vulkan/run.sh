@@ -18,7 +18,7 @@ if ! command -v glslc >/dev/null || ! command -v cmake >/dev/null || [ ! -e "$dr
     exit 1
 fi
 version=$(PYTHONPATH=$root "$python" -c 'from edge.llama.ggml import PINNED_VERSION as version; print(version)')
-library=$folder/llama.cpp-$version
+library=${LLAMA_CPP_LIB_PATH:-$folder/llama.cpp-$version}
 include=$folder/headers-1.4.309
 if [ ! -d "$include" ]; then
     work=$(mktemp -d "$folder/headers.XXXXXX")
