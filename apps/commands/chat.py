@@ -306,8 +306,8 @@ def _loaded(
             _say_memory(engine.memory, engine.paging.plan)
         if not deployed and engine.paging is None and not engine.memory.fits:
             say(
-                f"{engine.path.name} is larger than the free memory and will be read from disk again and again, which"
-                " is slow; --memory SIZE makes it faster"
+                f"{args.model or engine.path.name} is larger than the free memory and will be read from disk again and"
+                " again, which is slow; --memory SIZE makes it faster"
             )
         if args.context is not None and 0 < (trained := engine.shape.context_length) < args.context:
             words = f"the model was trained for {trained} tokens; with longer contexts answers get worse"
@@ -328,7 +328,7 @@ def _loaded(
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
         chat.system = args.system or chat.system
         chat.document = document or chat.document
-        yield LoadedChat(chat, time.perf_counter() - began, deployed, resumed)
+        yield LoadedChat(chat, time.perf_counter() - began, deployed, resumed, args.model)
 
 
 def _resumed(chat: Chat, name: str) -> Path:

@@ -29,6 +29,7 @@ class LoadedChat:
     seconds: float  # time that loading took
     deployed: DeployedModel | None  # the deployment, if it runs on several devices
     resumed: Path | None = None  # file in which the conversation is saved after each answer
+    name: str | None = None  # name of the model as the user typed it; None: the bundled model
 
 
 def dropped_line(usage: Usage) -> str:

@@ -54,8 +54,7 @@ class _Talk:
     def __init__(
         self, loaded: LoadedChat, sampling: SamplingParams, max_tokens: int | None, stop: Sequence[str]
     ) -> None:
-        self._chat, self._deployed, self._load_s = loaded.chat, loaded.deployed, loaded.seconds
-        self._resumed = loaded.resumed
+        self._loaded, self._chat, self._deployed = loaded, loaded.chat, loaded.deployed
         self._sampling, self._max_tokens, self._stop = sampling, max_tokens, stop
         self._last: Response | None = None
         self._console = Console(highlight=False)
@@ -89,7 +88,7 @@ class _Talk:
 
     def run(self) -> int:
         engine = self._chat.engine
-        name = engine.file.metadata.get("general.name") or engine.path.name
+        name = self._loaded.name or engine.file.metadata.get("general.name") or engine.path.name
         self._console.print(
             f"[bold]{escape(printable(str(name)))}[/]  {engine.file.architecture},"
             f" {count_text(engine.shape.n_params)} parameters,"
@@ -100,6 +99,8 @@ class _Talk:
         if self._deployed:
             self._dim(self._deployed.line())
         self._console.print(f"[dim]{KEYS}, /help lists commands.[/]\n")
+        if self._loaded.resumed is not None:
+            _show_last_exchange(self._console, self._chat)
         prompt = PromptLine({name: what for name, (what, _) in self._commands.items()})
         while not self._leaving:
             draft, self._draft = self._draft, ""
@@ -163,8 +164,8 @@ class _Talk:
 
     def _keep(self) -> None:
         """Save the conversation, if it has a file."""
-        if self._resumed is not None:
-            self._chat.save(self._resumed)
+        if self._loaded.resumed is not None:
+            self._chat.save(self._loaded.resumed)
 
     def _stats_line(self, stopped: bool) -> str:
         parts = ["stopped"] if stopped else []
@@ -256,7 +257,7 @@ class _Talk:
         self._changed(f"{len(self._chat.messages)} messages loaded")
 
     def _stats(self, _: str) -> None:
-        rows = [("load", f"{self._load_s:.2f} s")]
+        rows = [("load", f"{self._loaded.seconds:.2f} s")]
         if self._last is not None:
             u, t = self._last.usage, self._last.timing
             rows += [
@@ -316,3 +317,16 @@ def _use_adapter(chat: Chat, text: str) -> None:
     except EngineError as error:
         notes = [str(error)]
     print_columns(("adapter", "scale"), [(name, f"{scale:g}") for name, scale in chat.adapters.items()], notes=notes)
+
+
+def _show_last_exchange(console: Console, chat: Chat) -> None:
+    """Print the last question and its answer, as they looked when they were new."""
+    question = chat.last_question
+    if question is None:
+        return
+    console.print(f"[bold cyan]>[/] {escape(printable(question, lines=True))}")
+    last = chat.messages[-1]
+    if last["role"] == "assistant":
+        with AnswerStream(console) as shown:
+            shown.push(last["content"])
+    console.print()

@@ -518,3 +518,25 @@ def test_aliases_of_commands(open_chat: Open) -> None:
     chat.ready()
     chat.enter("exit")
     assert chat.ends() == 0
+
+
+def test_a_resumed_conversation_shows_its_last_exchange(open_chat: Open, tmp_path: Path) -> None:
+    first = open_chat("--resume", "garden")
+    ask(first, "one")
+    ask(first, "two")
+    answer = saved(first, tmp_path / "chat")[-1]["content"]
+    first.enter("exit")
+    assert first.ends() == 0
+    again = Terminal("--resume", "garden", state=tmp_path)
+    shown = again.ready()
+    _, _, exchange = shown.partition("lists commands")
+    assert "one" not in exchange
+    assert "two" in exchange
+    assert answer in exchange
+    again.close()
+
+
+def test_the_header_names_the_model_as_it_was_typed(tmp_path: Path) -> None:
+    chat = Terminal(MODEL_PATH, state=tmp_path)
+    assert str(MODEL_PATH) in chat.ready()
+    chat.close()
