@@ -44,6 +44,9 @@ class OnnxModel(Closing):
         self._stack = ExitStack()
         self._start: Callable[[ExitStack], Flow] = self._here
 
+    def __repr__(self) -> str:
+        return f"<edge.OnnxModel {self.path.name}, {'closed' if self._flow is None else 'open'}>"
+
     @classmethod
     def over(cls, path: Path, start: Callable[[ExitStack], Flow]) -> OnnxModel:
         """Return a model that `start` loads. `start` puts what must be closed on the stack."""

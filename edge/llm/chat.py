@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -134,7 +134,7 @@ class Chat:
 
     def ask(
         self,
-        text: str,
+        text: str | Sequence[Mapping[str, str]],
         sampling: SamplingParams | None = None,
         *,
         max_tokens: int | None = None,
@@ -143,11 +143,18 @@ class Chat:
     ) -> Iterator[Response]:
         """Add a user message and generate the answer. The generated part of the answer joins the messages.
 
+        text: the message; or a whole conversation that replaces this one, as messages with `role` and `content`, the
+        last one of the role "user".
         If the context is full, the oldest exchanges are dropped, unless `when_full` is "stop"; `dropped` counts
-        their messages. Raises ContextFull if not even this message fits; the conversation then stays as it was.
+        their messages. Raises ContextFull if not even this message fits; the conversation then stays as it was. Raises
+        ValueError if `text` is a list that is no such conversation.
         max_tokens: None: until the context is full; with "shift" as many tokens as a context holds.
         """
-        messages = [*self.messages, {"role": "user", "content": self._media.attached + text}]
+        earlier = self.messages
+        if not isinstance(text, str):
+            *earlier, question = _conversation(text)
+            text = question["content"]
+        messages = [*earlier, {"role": "user", "content": self._media.attached + text}]
         return self._answer(messages, sampling, max_tokens, stop, on_prefill)
 
     def attach(self, data: bytes) -> int:
@@ -328,6 +335,18 @@ class Chat:
             self.messages, self.document = _saved(path)
         except OSError as error:
             raise OSError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _conversation(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return copies of the messages of a conversation that ends with a question. Raises ValueError otherwise."""
+    copies = [dict(message) for message in messages]
+    if not all(isinstance(copy.get(key), str) for copy in copies for key in ("role", "content")):
+        raise ValueError("each message needs a role and a content that are texts")
+    if not copies or copies[-1]["role"] != "user":
+        raise ValueError(
+            f"the last message must have the role 'user', got {copies[-1]['role'] if copies else 'none'!r}"
+        )
+    return copies
 
 
 def conversation_path(name: str) -> Path:

@@ -67,6 +67,9 @@ class Model(Closing):
         self._close = close
         self._scheduler = Scheduler(engine, slots=1, keep=True, drafter=drafter)
 
+    def __repr__(self) -> str:
+        return f"<edge.Model {self.engine.path.name}, context {self.engine.context}>"
+
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the token ids of a text.
 

@@ -56,6 +56,9 @@ class Front:
         self.measured: Measurements = {}  # measured figures by key of a point
         self.errors: dict[str, str] = {}  # reasons for missing measurements by key of a point
 
+    def __repr__(self) -> str:
+        return f"<edge.Front of {self.spaces[0].title}: {len(self.points)} plans by {' and '.join(self.axes)}>"
+
     def measure(self, most: int, fleet: Fleet | None, *, fresh: bool = False, steps: Steps = SILENT) -> None:
         """Run the `most` most promising plans on their devices. The front then uses the measured values.
 

@@ -63,6 +63,10 @@ class Cluster(Closing):
         self._stack = ExitStack()
         self._is_open = False
 
+    def __repr__(self) -> str:
+        others = ", ".join(device.address or device.name for device in self.devices.devices if not device.is_local)
+        return f"<edge.Cluster of this device{others and ' and '}{others}, {'open' if self._is_open else 'closed'}>"
+
     @classmethod
     def of_lab(cls, *, insecure: bool = False) -> Cluster | None:
         """Return this device and the emulated devices of the running lab, or None if no lab runs."""

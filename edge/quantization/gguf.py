@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -53,7 +53,7 @@ class BlockMismatch:
 class Outcome:
     """Types and size of a quantized model."""
 
-    types: Mapping[str, TensorType]  # type of each tensor
+    types: Mapping[str, TensorType] = field(repr=False)  # type of each tensor
     n_bytes: int  # size of the file
     misfits: tuple[BlockMismatch, ...]
 

@@ -176,3 +176,29 @@ def test_memory_that_changes_here_is_that_of_this_rank(two: list[Worker]) -> Non
         alone = edge.plan(None, nobody, options=edge.PlanOptions(context=300))
         with edge.deploy(alone, nobody, memory="2GiB..3GiB") as model:
             assert isinstance(model.engine.paging, ElasticWeights)
+
+
+def test_a_list_of_messages_is_a_whole_conversation() -> None:
+    greedy = edge.SamplingParams(temperature=0)
+    with edge.load(context=256) as model:
+        chat = edge.Chat(model)
+        said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 plus 3?"}]
+        answer = "".join(response.text for response in chat.ask(said, greedy, max_tokens=8))
+        assert chat.messages == [*said, {"role": "assistant", "content": answer}]
+        by_hand = edge.Chat(model)
+        by_hand.system = "Be brief."
+        assert answer == "".join(response.text for response in by_hand.ask(said[1]["content"], greedy, max_tokens=8))
+        assert len(said) == 2
+        for wrong in ([], said[:1], [{"role": "user"}]):
+            with pytest.raises(ValueError, match="message"):
+                chat.ask(wrong)
+        assert len(chat.messages) == 3
+        assert repr(model) == "<edge.Model edge-demo-q8_0.gguf, context 256>"
+
+
+def test_objects_describe_themselves_in_a_line(tmp_path: Path) -> None:
+    assert repr(edge.Cluster()) == "<edge.Cluster of this device, closed>"
+    assert repr(edge.Cluster(["10.0.0.1"])) == "<edge.Cluster of this device and 10.0.0.1:7070, closed>"
+    assert repr(edge.OnnxModel("net.onnx")) == "<edge.OnnxModel net.onnx, closed>"
+    done = edge.quantize(MODEL_PATH, tmp_path / "small.gguf", type="q4_0")
+    assert len(repr(done)) < 200
