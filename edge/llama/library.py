@@ -34,6 +34,8 @@ LIB_PATH = "LLAMA_CPP_LIB_PATH"  # environment variable that llama-cpp-python re
 EXIT_NATIVE_ABORT = 70  # EX_SOFTWARE: ggml aborts after a failed internal check
 _NAME = "libllama.dylib" if sys.platform == "darwin" else "libllama.so"
 _INSTALL = f"pip install llama-cpp-python=={PINNED_VERSION}"
+# Wheels that gcc compiled need its OpenMP library, which minimal systems lack.
+_INSTALL_OPENMP = "install OpenMP; on Debian: apt-get install libgomp1"
 
 
 def system_folders() -> list[Path]:
@@ -83,7 +85,8 @@ def check_library(folder: Path) -> None:
     try:
         library = C.CDLL(str(folder / _NAME))
     except OSError as error:
-        raise EngineError(f"{folder / _NAME} cannot be loaded: {error}; {_what_to_do()}") from None
+        what_to_do = _INSTALL_OPENMP if "libgomp" in str(error) else _what_to_do()
+        raise EngineError(f"{folder / _NAME} cannot be loaded: {error}; {what_to_do}") from None
     there = [_version_text(library, name) for name in ("llama_version", "ggml_version")]
     needed = [PINNED_LLAMA, PINNED_GGML]
     if [version.split("-")[0] for version in there] != needed:

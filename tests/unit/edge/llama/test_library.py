@@ -96,6 +96,15 @@ def test_one_without_its_ggml(tmp_path: Path) -> None:
     assert_refused(tmp_path, "cannot be loaded", "libggml")
 
 
+def test_missing_openmp_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise OSError("libgomp.so.1: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr("ctypes.CDLL", refuse)
+    with pytest.raises(EngineError, match=r"cannot be loaded: libgomp.*; install OpenMP; on Debian: .* libgomp1$"):
+        library.check_library(OWN)
+
+
 @pytest.mark.parametrize("name", library._DEFAULTS)
 def test_parameters_that_lie_otherwise(name: str) -> None:
     library.check_parameters(library.llama_cpp, OWN)
