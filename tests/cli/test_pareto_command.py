@@ -17,6 +17,7 @@ from edge.planning import front, measuring, type_files
 from edge.planning.llm_space import LlmSpace
 from edge.profiling import links
 from edge.quantization.evaluate import evaluate
+from partition.model.file import ModelFile
 from partition.plan.formats import plan_in
 from partition.predict.objectives import AXES, OBJECTIVES
 from quant.text import number_text
@@ -242,7 +243,7 @@ def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.Mon
     """Each is made once and measured once; the front is of divergence, too, and a limit leaves types out."""
     measured: list[list[str]] = []
 
-    def counted(reference: Path, models: list[Path], *args: Any, **how: Any) -> Any:
+    def counted(reference: Path, models: list[ModelFile], *args: Any, **how: Any) -> Any:
         measured.append([file.path.name for file in models])
         return evaluate(reference, models, *args, **how)
 
