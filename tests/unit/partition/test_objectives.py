@@ -1,12 +1,12 @@
 """Test the table of objectives: options, plans, output and documentation follow it."""
 
-import argparse
 import math
 from typing import get_args
 
 import pytest
 
 from apps.commands.plan import _caps, add_arguments
+from apps.options import Parser
 from partition.errors import PlanError
 from partition.predict.measures import _NEEDED
 from partition.predict.objectives import (
@@ -33,7 +33,7 @@ def test_names_of_types_are_those_of_the_table() -> None:
 
 
 def test_limits_become_costs() -> None:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_arguments(parser)
     typed = "m.gguf --max-latency 50 --min-throughput 8 --max-ttft 2 --max-memory 1GiB --max-energy 0.5".split()
     typed += ["--max-divergence", "0.02"]
