@@ -16,7 +16,7 @@ from typing import Any
 _INPUT, _OUTPUT = 0, 1
 _LFLAG, _IFLAG = 3, 0  # positions in the attributes of a terminal
 _usual: list[Any] | None = None  # attributes of the terminal before its echo was turned off
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may interrupt the thread that holds it
 
 
 @contextmanager
