@@ -59,7 +59,7 @@ def directory(folder: Path) -> Path:
         (cut_in_weights, "incomplete"),
         (empty, "empty"),
         (missing, "no such file"),
-        (directory, "directory"),
+        (directory, "folder"),
     ],
 )
 def test_a_file_that_is_no_model(tmp_path: Path, make: Callable[[Path], Path], words: str) -> None:

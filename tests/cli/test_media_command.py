@@ -1,6 +1,6 @@
 """Test `--mmproj FILE`, `--image FILE`, `--media-urls`, and the command `/image` in a conversation."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import pytest
 
 from apps import distributed
 from apps.commands import serve
+from apps.options import Parser
 from apps.show.terminal import _attach
 from edge.api.config import EngineConfig
 from edge.errors import Interrupted, MediaError
@@ -80,7 +81,7 @@ def test_a_conversation_about_a_picture(
 
 def test_a_server_has_the_projector_and_the_leave_to_fetch(files: tuple[Path, Path, Path]) -> None:
     def config(*words: str) -> EngineConfig:
-        parser = ArgumentParser()
+        parser = Parser()
         serve.add_arguments(parser)
         args: Namespace = parser.parse_args([str(files[0]), *words])
         assert args.media_urls == ("public" if words else None)

@@ -200,7 +200,7 @@ def test_references_are_json_pointers() -> None:
 def test_a_reference_that_leads_nowhere_is_refused(reference: str) -> None:
     schema = {"properties": {"a": {"$ref": reference}}, "$defs": {"loop": {"$ref": "#/$defs/loop"}}}
     for name in ("gemma", "lfm2", "qwen-xml"):
-        with pytest.raises(BadRequest, match="leads nowhere"):
+        with pytest.raises(BadRequest, match=r"leads (nowhere|only to itself)"):
             constraint(BY_NAME[name], FunctionUse([Function("f", "", schema)], "required"))
 
 

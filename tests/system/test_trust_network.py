@@ -735,14 +735,15 @@ def test_workers_are_found_while_they_are_there(
         return {"pi", "barn"} <= listed.keys()
 
     until(both, "both that announce themselves are found")
-    assert listed.keys() == {"pi", "barn"}
+    assert listed.keys() == {"pi", "barn", "cellar"}
+    assert (listed["cellar"]["address"], listed["cellar"]["state"]) == (None, "lost")  # a member that nobody sees
     assert (listed["pi"]["address"], listed["pi"]["secure"], listed["pi"]["error"]) == (pi.address, True, None)
     assert listed["barn"]["answers"] is False
     assert "say --insecure here too" in listed["barn"]["error"]
     assert devices_json("--insecure")["barn"]["secure"] is False
 
     pi.stop()
-    assert "pi" not in devices_json()
+    assert devices_json()["pi"]["state"] == "lost"
     # Nobody looks if told not to, and whoever is not announced is there all the same.
     done = owner.edge(
         "devices", "--json", "--timeout", "3600", "--no-discover", cellar.address, shed.address, "--insecure"
