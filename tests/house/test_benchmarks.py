@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from partition.predict.hysteresis import PLAN
 from tests.support import ROOT
 from tests.support.thorough import THOROUGH
 
@@ -256,7 +257,8 @@ def test_sameness() -> None:
     [figures] = [part for part in run("bench_sameness").values() if isinstance(part, dict)]
     routes = {route["route"]: route["one_device"]["mean_divergence"] for route in figures["routes"]}
     assert routes["3 stages"] == 0  # the same bits
-    assert 0 < routes["2 ranks"] < 0.01
+    assert 0 <= routes["2 ranks"] < 0.01  # sums of two equal halves often have the same bits
+    assert 0 < routes["2 ranks, 3 to 1"] < 0.01
 
 
 def test_serve() -> None:
@@ -322,7 +324,8 @@ def test_first_plans() -> None:
     result = run("bench_first_plans")
     assert len(result["settings"]) == 2
     for row in result["settings"]:
-        assert all(ratio >= 1 - 1e-9 for ratio in row["ratios"].values())
+        # The planner prefers few devices, so other plans can be faster than its own by less than this share.
+        assert all(ratio >= 1 / PLAN for ratio in row["ratios"].values())
         assert row["ratios"]["measured"] <= 1.05
 
 
