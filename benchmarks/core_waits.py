@@ -7,6 +7,7 @@ Linux counts it for each thread, in nanoseconds: the second number of /proc/PID/
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -55,6 +56,7 @@ def first_of(supervisor: int) -> list[int]:
 
 
 def _runs_first(pid: int) -> bool:
-    with suppress(OSError):  # it has ended
-        return os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
+    if sys.platform == "linux":
+        with suppress(OSError):  # it has ended
+            return os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
     return False

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -106,8 +107,9 @@ def worker(
 def pin(pid: int, core: int) -> None:
     """Keep a process and its threads to one core. What it starts from now on stays there, too."""
     for thread in psutil.Process(pid).threads():
-        with suppress(ProcessLookupError):  # that thread has just ended
-            os.sched_setaffinity(thread.id, {core})
+        if sys.platform == "linux":
+            with suppress(ProcessLookupError):  # that thread has just ended
+                os.sched_setaffinity(thread.id, {core})
 
 
 def busy(seconds: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -30,8 +31,8 @@ class RawDisk(AbstractContextManager["RawDisk"]):
     def __init__(self, path: Path) -> None:
         """NoDirectReads where the file system, or the operating system, has none."""
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        except (AttributeError, OSError) as error:
+            self._fd = _open_direct(path)
+        except OSError as error:
             raise NoDirectReads(f"{path.name} cannot be read past the page cache where it is ({error})") from error
         self._size = os.fstat(self._fd).st_size
         self._at = 0
@@ -78,12 +79,20 @@ class RawDisk(AbstractContextManager["RawDisk"]):
         return n_read / (time.perf_counter() - began) / 1e9
 
 
+def _open_direct(path: Path) -> int:
+    """Open a file for reads that bypass the page cache. Raises OSError if the system does not support them."""
+    if sys.platform == "linux":
+        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+    raise OSError("this system has no direct reads")
+
+
 def _buffer(n_bytes: int) -> NDArray[np.uint8]:
     """Memory in huge pages where there are any. A disk fills it twice as fast: a request to it has a limit of pieces,
     and every small page is one."""
     space = mmap.mmap(-1, -(-n_bytes // _HUGE) * _HUGE + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):
-        space.madvise(mmap.MADV_HUGEPAGE)
+    if sys.platform == "linux":
+        with suppress(OSError):
+            space.madvise(mmap.MADV_HUGEPAGE)
     all_of_it = np.frombuffer(space, np.uint8)  # and keeps it
     start = -all_of_it.ctypes.data % _HUGE
     buffer = all_of_it[start : start + n_bytes]
@@ -97,7 +106,7 @@ def forget(*paths: Path) -> None:
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)  # what is not on the disk yet cannot be dropped
-            if hasattr(os, "posix_fadvise"):
+            if sys.platform != "darwin":
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)

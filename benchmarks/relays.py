@@ -29,6 +29,7 @@ _MAGIC, _HEADER_BYTES = b"EDGE", 16  # of a frame
 # Of the kernel's sock_diag, which says who listens (linux/netlink.h, linux/inet_diag.h).
 _SOCK_DIAG, _BY_FAMILY, _DONE = 4, 20, 3
 _DUMP = 0x301  # a request for all
+_NETLINK = 16  # socket.AF_NETLINK, which only Linux has
 _LISTENS = 1 << 10  # the state, as a bit
 _QUESTION = struct.Struct("=IHHII BBxxI 48x")  # nlmsghdr, inet_diag_req_v2
 _MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address, as IPv6 has it
@@ -166,7 +167,7 @@ def _listening() -> dict[str, set[int]]:
     """The ports at which IPv4 addresses of this machine are listened at, asked of the kernel's sock_diag: it answers
     in no time, where /proc/net/tcp takes milliseconds."""
     results: dict[str, set[int]] = {}
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
+    with socket.socket(_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):  # gRPC listens at IPv4 addresses in the way of IPv6
             target = _QUESTION.pack(_QUESTION.size, _BY_FAMILY, _DUMP, 0, 0, family, socket.IPPROTO_TCP, _LISTENS)
             kernel.send(target)

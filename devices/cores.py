@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Collection
 
 MOST = 4096  # core numbers are below this on every system
@@ -36,9 +37,9 @@ def cores_text(cores: Collection[int]) -> str:
 
 def usable_cores() -> tuple[int, ...]:
     """Return the cores this thread may run on. Raises ValueError if the system does not let programs choose."""
-    if not hasattr(os, "sched_getaffinity"):
-        raise ValueError("this system does not let programs choose their cores; leave --affinity out")
-    return tuple(sorted(os.sched_getaffinity(0)))
+    if sys.platform != "darwin":
+        return tuple(sorted(os.sched_getaffinity(0)))
+    raise ValueError("this system does not let programs choose their cores; leave --affinity out")
 
 
 def check_cores(cores: Collection[int]) -> None:
@@ -54,4 +55,5 @@ def check_cores(cores: Collection[int]) -> None:
 def pin_to_cores(cores: Collection[int]) -> None:
     """Bind this thread, and threads that it starts from now on, to cores. Raises ValueError if that is not allowed."""
     check_cores(cores)
-    os.sched_setaffinity(0, cores)
+    if sys.platform != "darwin":
+        os.sched_setaffinity(0, cores)

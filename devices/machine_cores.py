@@ -37,9 +37,15 @@ def core_kinds(devices: Path = _DEVICES) -> tuple[int, int]:
 
     devices: folder in which Linux describes its hardware.
     """
-    if sys.platform == "darwin":
-        performance, efficiency = (_sysctl_number(f"hw.perflevel{i}.physicalcpu") for i in (0, 1))
-        return (performance, efficiency) if performance else (_physical(), 0)
+    return _mac_core_kinds() if sys.platform == "darwin" else _linux_core_kinds(devices)
+
+
+def _mac_core_kinds() -> tuple[int, int]:
+    performance, efficiency = (_sysctl_number(f"hw.perflevel{i}.physicalcpu") for i in (0, 1))
+    return (performance, efficiency) if performance else (_physical(), 0)
+
+
+def _linux_core_kinds(devices: Path) -> tuple[int, int]:
     cores = _cores(devices / "system" / "cpu")
     if not cores:
         return _physical(), 0
@@ -69,8 +75,14 @@ def instruction_sets(cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
     If cores differ, return the sets that all cores have.
     cpuinfo: file in which Linux describes its processors.
     """
-    if sys.platform == "darwin":
-        return tuple(name for key, name in _SYSCTLS.items() if _sysctl_number(key) == 1)
+    return _mac_instruction_sets() if sys.platform == "darwin" else _linux_instruction_sets(cpuinfo)
+
+
+def _mac_instruction_sets() -> tuple[str, ...]:
+    return tuple(name for key, name in _SYSCTLS.items() if _sysctl_number(key) == 1)
+
+
+def _linux_instruction_sets(cpuinfo: Path) -> tuple[str, ...]:
     try:
         lines = cpuinfo.read_text(errors="replace").splitlines()
     except OSError:

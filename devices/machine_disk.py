@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -88,7 +89,7 @@ def _pass_cache(fd: int) -> str:
     if hasattr(fcntl, "F_NOCACHE"):
         fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
         return "uncached"
-    if hasattr(os, "posix_fadvise"):
+    if sys.platform != "darwin":
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     return "buffered"
 

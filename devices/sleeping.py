@@ -6,6 +6,7 @@ The lab puts the path of the profile into the environment of the processes and c
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 
 _LEAST_PRIORITY = 1  # lowest real-time priority
@@ -19,8 +20,9 @@ def run_first(*, children: bool = False) -> None:
 
     children: also apply this, permanently, to threads and processes that the thread starts later.
     """
-    with suppress(AttributeError, OSError):  # not Linux, or not allowed
-        if os.sched_getscheduler(0) == os.SCHED_FIFO:
-            return
-        policy = os.SCHED_FIFO if children else os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
-        os.sched_setscheduler(0, policy, os.sched_param(_LEAST_PRIORITY))
+    if sys.platform == "linux":
+        with suppress(OSError):  # not allowed
+            if os.sched_getscheduler(0) == os.SCHED_FIFO:
+                return
+            policy = os.SCHED_FIFO if children else os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+            os.sched_setscheduler(0, policy, os.sched_param(_LEAST_PRIORITY))

@@ -29,6 +29,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
 _VANISHED_MS = 5000  # the same while data is in flight: see `vanished`
 _LOOK_S = 1.0  # time between two checks for a lost peer during a wait
 _INFO_BYTES = 60
+_TCP_INFO = socket.TCP_INFO if sys.platform == "linux" else 0
 _LAST_ACK = struct.Struct("=I")
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
@@ -240,7 +241,7 @@ class TcpLink(Link):
 
     def _socket_info(self) -> bytes:
         try:
-            return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            return self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
         except OSError as error:
             raise self._failed(error) from error
 

@@ -28,13 +28,11 @@ MOST_DESCRIPTORS = 8
 
 def available() -> bool:
     """Return whether this system can fork workers: Linux 5.3 or newer. On macOS, forks break system libraries."""
-    if sys.platform != "linux":
-        return False
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        return False
-    return True
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.close(os.pidfd_open(os.getpid()))
+            return True
+    return False
 
 
 class ForkServer:
@@ -118,8 +116,9 @@ class ForkedProcess:
         self.returncode: int | None = None
         self._channel = channel
         self._handle: int | None = None
-        with suppress(ProcessLookupError):  # the process has ended already
-            self._handle = os.pidfd_open(pid)
+        if sys.platform == "linux":
+            with suppress(ProcessLookupError):  # the process has ended already
+                self._handle = os.pidfd_open(pid)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the process; return its exit code, or minus the number of the signal that ended it.
@@ -149,7 +148,7 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         """Send a signal. Does nothing if the process has ended."""
-        if self._handle is not None:
+        if self._handle is not None and sys.platform == "linux":
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, number)
 

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import threading
 import time
 from collections import deque
@@ -120,14 +121,17 @@ class PrefixStore:
 
     def is_cached(self, name: bytes) -> bool:
         """Return whether the beginning of a file is in the page cache. Return True if the system cannot tell."""
+        cached = True
         try:
             handle = os.open(self._path(name), _FLAGS)
             try:
-                return os.preadv(handle, [bytearray(1)], 0, os.RWF_NOWAIT) > 0
+                if sys.platform == "linux":
+                    cached = os.preadv(handle, [bytearray(1)], 0, os.RWF_NOWAIT) > 0
             finally:
                 os.close(handle)
-        except (OSError, AttributeError, NotImplementedError) as exc:
-            return not isinstance(exc, BlockingIOError)
+        except (OSError, NotImplementedError) as exc:
+            cached = not isinstance(exc, BlockingIOError)
+        return cached
 
     def head(self, name: bytes, most: int) -> bytes | None:
         """Return the first `most` bytes of a file, or fewer; None if it is missing or unreadable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class DirectFile:
                 )
             done += n_read
         self.check_same(offset)
-        if self.reads == "buffered" and hasattr(os, "posix_fadvise"):
+        if self.reads == "buffered" and sys.platform != "darwin":
             os.posix_fadvise(self._fd, start, span, os.POSIX_FADV_DONTNEED)
         return skip
 

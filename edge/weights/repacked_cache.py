@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -101,7 +102,7 @@ def _write(folder: Path, piece: Piece, space: AddressSpace, reader: Reader) -> N
     space.view(piece.n_bytes, _DIGEST_BYTES)[:] = hashlib.sha256(whole).digest()
     path = _path(folder, piece)
     write_whole(path, space.view(0, piece.n_bytes + _DIGEST_BYTES))
-    if hasattr(os, "posix_fadvise"):  # the budget has no room for the page cache
+    if sys.platform != "darwin":  # the budget has no room for the page cache
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
