@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         quantized = make.convert_checkpoint(model, args.output, args.type.lower(), steps)
     else:
         with make.as_gguf(model, args.output, steps) as source:
-            quantized = _make(args, source, steps)
+            quantized = _make(args, source, steps, began)
             if args.report:
                 text, name = read_text(args.text or BUNDLED), Path(args.model).name
                 how = {"imatrix": args.imatrix, "threads": args.threads, "steps": steps}
@@ -94,25 +94,27 @@ def _check(args: argparse.Namespace) -> list[Mix]:
     return compared
 
 
-def _make(args: argparse.Namespace, source: Source, steps: ShownSteps) -> QuantizedModel:
-    """Write OUT as --type, --size or --fit state."""
+def _make(args: argparse.Namespace, source: Source, steps: ShownSteps, began: float) -> QuantizedModel:
+    """Write OUT as --type, --size or --fit state. began: start of the command, by `time.monotonic`"""
     if not (args.size or args.fit):
         mix = mix_by_name(args.type) if args.type else default_mix(args.threads or default_threads())
         return make.quantize_to_type(source, args.output, mix, imatrix=args.imatrix, threads=args.threads, steps=steps)
-    options = _fit_options(args)
+    options = _fit_options(args, began)
     size = args.size or make.budget_within(source, args.fit, engine_options(args), options, steps)
     return make.quantize_to_size(source, args.output, size, read_text(args.text or BUNDLED), options, steps)
 
 
-def _fit_options(args: argparse.Namespace) -> FitOptions:
+def _fit_options(args: argparse.Namespace, began: float) -> FitOptions:
+    """Return the options of a fit, which gets the time that the command has left."""
     kinds = tuple(weight_type(name) for name in args.types or ())
-    return FitOptions(args.imatrix, kinds, args.fast, 60 * (args.minutes or QUANTIZE_MINUTES), args.threads)
+    left_s = 60 * (args.minutes or QUANTIZE_MINUTES) - (time.monotonic() - began)
+    return FitOptions(args.imatrix, kinds, args.fast, max(0.0, left_s), args.threads)
 
 
 def _make_elastic(args: argparse.Namespace, model: Path | ModelFile, steps: ShownSteps, began: float) -> int:
     """Write OUT with several sizes, print them, and return the exit code."""
-    options = _fit_options(args)
     with make.as_gguf(model, args.output, steps) as source:
+        options = _fit_options(args, began)
         engine = engine_options(args)
         ends = [make.budget_within(source, memory, engine, options, steps) for memory in args.elastic]
         budgets = budgets_between(ends[0], min(ends[1], source.file.size_bytes), args.sizes or ELASTIC_SIZES)

@@ -69,6 +69,7 @@ _CALIBRATED, _READ, _MEASURED, _WHOLE = 0.15, 0.3, 0.5, 0.6
 # Sizes of whole measured files, as shares of the way from the smallest file to the unchanged model.
 _ANCHORS = (0.03, 0.15)
 _SECOND = 3.0  # multiple of the writing time that must be left to write and check another candidate
+_CHECK = 1.0  # multiple of the writing time that must be left to check; the writing of another candidate ends there
 _KEPT = "sensitivity.json"
 _DOUBT = 2.0  # multiple of the least expected damage; a candidate below it may turn out to be better
 _MORE = 1.5  # a new measurement is worthwhile if it has more than this multiple of the earlier time
@@ -83,7 +84,9 @@ class FitOptions:
     imatrix: Path | None = None  # importance matrix; None: compute it from the text
     kinds: tuple[TensorType, ...] = ()  # types to choose from; empty: KINDS
     fast: bool = False  # exclude types that decode slower here than a larger type, unless the size requires them
-    within_s: float = 600.0  # seconds for the whole fit
+    # Seconds for the whole fit. Only three steps can exceed them: measuring one type of each tensor, writing one file,
+    # and checking it.
+    within_s: float = 600.0
     threads: int | None = None
     clock: Callable[[], float] = time.monotonic
 
@@ -99,6 +102,10 @@ class Fitted:
     # Types in the file that decode slower here than a larger type; the value names the larger type.
     slow: Mapping[str, str]
     exact: Mapping[str, str]  # narrower types that store a tensor without loss, by tensor
+
+
+class _TimeIsUpError(Exception):
+    """Ends a stage that is not necessary."""
 
 
 def _silent(stage: str, done: int, total: int, what: str = "") -> None:
@@ -133,7 +140,7 @@ def fit_file(
         except DoesNotFit as error:  # tensors that cannot be measured keep their types
             raise too_small(file, error.least, budget) from None
         fits = [chosen]
-        widened = from_mix(file, table, budget, reserved, imatrix)
+        widened = from_mix(file, table, budget, reserved, imatrix) if fitting.plan.left_s() else None
         if widened and widened.choices != chosen.choices and widened.damage < _DOUBT * chosen.damage:
             fits.append(widened)
         best, outcome, measured = fitting.best(out, fits, imatrix)
@@ -303,6 +310,7 @@ class _Fitting:
                 after_round=stopping().after_round,
                 whole=whole,
                 whole_left_s=lambda: self.plan.left_s(_WHOLE),
+                left_s=self.plan.left_s,
                 clock=self.options.clock,
             )
             result = replace(result, spent_s=known.spent_s if known else self.options.within_s)
@@ -320,11 +328,15 @@ class _Fitting:
             outcomes = []
             took_s = 0.0
             for chosen in fits:
-                if paths and self.plan.left_s() < _SECOND * took_s:
+                if paths and self.plan.left_s() <= _SECOND * took_s:  # both are 0 if the time was up before
                     break
                 began = self.plan.left_s()
-                paths.append(stack.enter_context(temporary_beside(out, ".gguf")))
-                outcomes.append(self._write(paths[-1], chosen, imatrix))
+                path = stack.enter_context(temporary_beside(out, ".gguf"))
+                try:
+                    outcomes.append(self._write(path, chosen, imatrix, until_s=_CHECK * took_s))
+                except _TimeIsUpError:
+                    break
+                paths.append(path)
                 took_s = began - self.plan.left_s()
             measured = self._measured(paths)
             best = min(range(len(paths)), key=lambda i: measured[i])
@@ -337,9 +349,18 @@ class _Fitting:
         unchanged = {n: Choice(kind, tensor_bytes(self.file, n, kind), 0.0) for n, kind in types.items()}
         return Fitted(self._write(out, Fit(unchanged, 0.0), self.options.imatrix), 0.0, 0.0, 0.0, {}, {})
 
-    def _write(self, out: Path, chosen: Fit, imatrix: Path | None) -> Outcome:
-        """Write a fit with llama.cpp's quantizer."""
+    def _write(self, out: Path, chosen: Fit, imatrix: Path | None, until_s: float = 0.0) -> Outcome:
+        """Write a fit with llama.cpp's quantizer.
+
+        Raises _TimeIsUpError as soon as `until_s` seconds or fewer are left. 0: never
+        """
         types = {name: choice.type for name, choice in chosen.choices.items()}
+
+        def progress(done: int, total: int, name: str) -> None:
+            self.progress("Quantizing", done, total, name)
+            if until_s and self.plan.left_s() <= until_s:
+                raise _TimeIsUpError
+
         return quantize(
             self.file,
             out,
@@ -347,24 +368,37 @@ class _Fitting:
             types=types,
             imatrix=imatrix,
             threads=self.options.threads,
-            progress=lambda done, total, name: self.progress("Quantizing", done, total, name),
+            progress=progress,
         )
 
     def _measured(self, paths: Sequence[Path]) -> list[float]:
         """Return the mean divergence of each file in nats per token, on one chunk of the text, or on more if time
         allows."""
-        began, most = self.plan.left_s(), sensitivity.most_chunks(self.file.shape.n_vocab)
-        results: list[Quality] = []
-        for n in (1, most):
-            if results:
-                n = min(most, int(self.plan.left_s() / max(began - self.plan.left_s(), 1e-9)))
-            if n > 1 or not results:
-                results = evaluate(
-                    self.file,
-                    paths,
-                    self.text,
-                    EngineOptions(threads=self.options.threads),
-                    most=n,
-                    progress=lambda done, total: self.progress("Checking", done, total),
-                )
+        began = self.plan.left_s()
+        results = self._check(paths, 1)
+        took_s = began - self.plan.left_s()
+        most = sensitivity.most_chunks(self.file.shape.n_vocab)
+        if (n := min(most, int(self.plan.left_s() / max(took_s, 1e-9)))) > 1:
+            with suppress(_TimeIsUpError):
+                results = self._check(paths, n, until_s=took_s / (1 + len(paths)))
         return [result.summary.mean_divergence for result in results[1:]]
+
+    def _check(self, paths: Sequence[Path], chunks: int, until_s: float = 0.0) -> list[Quality]:
+        """Evaluate the model and the files on so many chunks of the text.
+
+        until_s: expected seconds of a chunk; 0: never stop early
+
+        Raises _TimeIsUpError as soon as the remaining time is too short for another chunk.
+        """
+        before_s = self.plan.left_s()
+
+        def progress(done: int, total: int) -> None:
+            nonlocal before_s
+            self.progress("Checking", done, total)
+            left_s = self.plan.left_s()
+            if until_s and done < total and left_s < max(until_s, before_s - left_s):
+                raise _TimeIsUpError
+            before_s = left_s
+
+        options = EngineOptions(threads=self.options.threads)
+        return evaluate(self.file, paths, self.text, options, most=chunks, progress=progress)

@@ -14,6 +14,7 @@ from devices.files import temporary_beside
 from edge.llm.options import EngineOptions
 from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file, least_bytes
 from edge.quantization.gguf import Outcome, quantize
+from edge.quantization.rounds import TimePlan
 from edge.tasks import SILENT, ShowStep, Steps
 from partition.model.file import ModelFile
 from quant.checkpoint.checkpoint import Checkpoint
@@ -25,6 +26,8 @@ from quant.text import bytes_text
 from quant.whole_file import check_room
 
 _UNITS = {"Quantizing": "bytes", "Reading weights": "tensors", "Calibrating": "chunks", "Checking": "chunks"}
+
+_FITS = 0.95  # share of the time for the sizes; the remaining time is for writing them into one file
 
 
 @dataclass(frozen=True)
@@ -170,20 +173,23 @@ def quantize_to_sizes(
     """
     _warn_of_loss(source.file, steps)
     check_room(out, 2 * sum(min(budget, source.file.size_bytes) for budget in budgets))
-    each = replace(options, within_s=options.within_s / len(budgets))
+    plan = TimePlan(_FITS * options.within_s, options.clock)
     with ExitStack() as stack:
         show = stack.enter_context(_stages(steps))
         fits: list[tuple[Fitted, Path]] = []
-        for budget in sorted(budgets):  # the smallest budget comes first because it may be too small
+        for n, budget in enumerate(sorted(budgets)):  # the smallest budget comes first because it may be too small
             path = stack.enter_context(temporary_beside(out, ".gguf"))
-            fitted = fit_file(source.file, path, budget, text, each, show)
+            each_s = min(plan.within_s / len(budgets), plan.left_s() / (len(budgets) - n))
+            fitted = fit_file(source.file, path, budget, text, replace(options, within_s=each_s), show)
             if not fits or fitted.outcome.types != fits[-1][0].outcome.types:
                 fits.append((fitted, path))
         fits.reverse()
-        plan = plan_elastic([ModelFile.open(path) for _, path in fits], [fit.measured_divergence for fit, _ in fits])
-        steps.say(f"all sizes in one file will have {plan.n_bytes:,} bytes ({bytes_text(plan.n_bytes)})")
-        write_elastic(plan, out)
-    return FittedSizes([fitted for fitted, _ in fits], plan.n_bytes, out.stat().st_size)
+        together = plan_elastic(
+            [ModelFile.open(path) for _, path in fits], [fit.measured_divergence for fit, _ in fits]
+        )
+        steps.say(f"all sizes in one file will have {together.n_bytes:,} bytes ({bytes_text(together.n_bytes)})")
+        write_elastic(together, out)
+    return FittedSizes([fitted for fitted, _ in fits], together.n_bytes, out.stat().st_size)
 
 
 def budget_within(

@@ -87,12 +87,14 @@ def measure_rounds(
     within_s: float,
     clock: Callable[[], float],
     progress: Callable[[int, int, float], None],
+    is_over: Callable[[], bool] = lambda: False,
 ) -> float:
     """Measure the groups of tensors in one type after another, until early stopping or the end of the time.
 
     measure: adds one type of some tensors to `damages`; existing damages are not measured again
     clock: returns the seconds since the start
     progress: called with steps done, maximum steps, and maximum seconds left
+    is_over: returns whether the remaining time is needed for something else
 
     Return the seconds that were left at early stopping. Return 0 if all rounds were made or the time was up.
     """
@@ -100,7 +102,7 @@ def measure_rounds(
     for n, kind in enumerate(order, 1):
         for group in groups:
             spent_s = clock()
-            if spent_s > within_s and all(damages.values()):
+            if (spent_s > within_s or is_over()) and all(damages.values()):
                 return 0.0
             if missing := [name for name in group if kind not in damages[name]]:
                 measure(kind, missing)

@@ -8,6 +8,7 @@ not measured are derived from the weights' errors.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,6 +108,7 @@ def measure_damages(
     after_round: Callable[[Damages], bool] = lambda damages: False,
     whole: Callable[[Damages], Sequence[Mapping[str, Choice]]] = lambda damages: (),
     whole_left_s: Callable[[], float] = lambda: 0.0,
+    left_s: Callable[[], float] = lambda: math.inf,
     clock: Callable[[], float] = time.monotonic,
 ) -> Sensitivity:
     """Measure the sensitivities of a file's tensors. Tensors that no graph uses directly get none.
@@ -118,7 +120,11 @@ def measure_damages(
     known: damages that need no measurement
     after_round: returns whether the damages measured so far are enough
     whole: returns choices for all tensors; each choice is measured as a whole while `whole_left_s` leaves time
+    left_s: returns the seconds left to measure, to write the file, and to check the file
     clock: returns seconds
+
+    Nothing more is measured if `left_s` is needed to write and check the file. One type of each tensor is always
+    measured.
 
     Raises TextError if the text is too short. Raises the errors of Engine, and Interrupted after Ctrl-C.
     """
@@ -129,7 +135,8 @@ def measure_damages(
         engine = stack.enter_context(Engine(file, options, [_finds(rows, weights)]))
         stack.enter_context(interrupt_stops(engine))
         pool = stack.enter_context(ThreadPoolExecutor(threads))
-        probe = _Probe(engine, text, clock)
+        loaded_s = clock() - began
+        probe = _Probe(engine, text, threads, clock)
         names = [name for name in rows if name in weights and any(errors[name].get(probe, 0) for probe in PROBES)]
         values = sum(rows[name].rows * rows[name].columns for name in names)
         left = (within_s - (clock() - began)) / _PROBES_AT_LEAST - values * _QUANTIZE_S / threads
@@ -145,7 +152,11 @@ def measure_damages(
                 for change, share in shares.items():
                     damages[change][name] = loss * share / sum(shares.values())
 
-        left_s = measure_rounds(
+        def spare_s() -> float:
+            """Return the seconds that writing and checking the file will leave."""
+            return left_s() - probe.writing_s(values) - 2 * (loaded_s + probe.chunk_s)
+
+        stopped_s = measure_rounds(
             order,
             groups,
             damages,
@@ -154,15 +165,16 @@ def measure_damages(
             within_s=within_s,
             clock=lambda: clock() - began,
             progress=progress,
+            is_over=lambda: spare_s() <= 0,
         )
-        wholes, slow_s = [], values * _WHOLE_S / threads
+        wholes = []
         for choices in whole(damages) if values <= available_memory() // _MEMORY_SHARE else ():
             changed = {n: (rows[n], weights[n], c.type) for n, c in choices.items() if n in damages}
             changed = {n: change for n, change in changed.items() if change[2].id != rows[n].type.id}
-            left = whole_left_s() - slow_s
+            left = min(whole_left_s(), spare_s()) - probe.writing_s(values)
             if changed and left > 0 and left > 2 * probe.use_within(left / 3):  # one pass is for the reference
                 wholes.append((sum(choice.damage for choice in choices.values()), probe.loss(changed, pool)))
-    return Sensitivity(damages, {name: errors[name] for name in names}, within_s, left_s, tuple(wholes))
+    return Sensitivity(damages, {name: errors[name] for name in names}, within_s, stopped_s, tuple(wholes))
 
 
 def probes(rows: TensorRows) -> list[TensorType]:
@@ -174,8 +186,10 @@ def probes(rows: TensorRows) -> list[TensorType]:
 class _Probe:
     """The model with unchanged weights, and its predictions as reference."""
 
-    def __init__(self, engine: Engine, text: str, clock: Callable[[], float]) -> None:
-        self._engine, self._text = engine, text
+    def __init__(self, engine: Engine, text: str, threads: int, clock: Callable[[], float]) -> None:
+        self._engine, self._text, self._clock = engine, text, clock
+        self._value_s = _QUANTIZE_S / threads  # seconds to quantize a value to the fastest type, measured if possible
+        self._quantized: dict[str, tuple[float, int]] = {}  # seconds and quantized values, by type
         self._inputs: list[Tokens] = []
         self._reference: list[Floats] = []
         self._cut(CHUNK_TOKENS)
@@ -205,6 +219,15 @@ class _Probe:
         self.use(int(pass_s / size / self._token_s) if self._token_s else MOST_CHUNKS)
         return self.pass_s
 
+    def writing_s(self, values: int) -> float:
+        """Return the seconds to quantize so many values to the slowest types, at the speed of this device until now."""
+        return values * self._value_s * _WHOLE_S / _QUANTIZE_S
+
+    @property
+    def chunk_s(self) -> float:
+        """Seconds to compute the longest chunk."""
+        return self._token_s * CHUNK_TOKENS
+
     @property
     def pass_s(self) -> float:
         """Seconds of one comparison."""
@@ -216,8 +239,10 @@ class _Probe:
         """Return the mean KL divergence in nats if these tensors have other types."""
         with ExitStack() as stack:
             for rows, weights, kind in changed.values():
+                began = self._clock()
                 space = rows.quantized(kind, pool)
                 stack.callback(space.close)
+                self._count(kind.name, self._clock() - began, rows.rows * rows.columns)
                 for weight in weights:
                     stack.callback(weight.replace(kind.id, space.address))
             sums = [
@@ -225,6 +250,12 @@ class _Probe:
                 for tokens, before in zip(self._inputs, self._reference, strict=True)
             ]
         return float(np.sum(sums)) / sum(map(len, self._reference))
+
+    def _count(self, kind: str, seconds: float, values: int) -> None:
+        """Add the time in which values were quantized to a type."""
+        before_s, before = self._quantized.get(kind, (0.0, 0))
+        self._quantized[kind] = before_s + seconds, before + values
+        self._value_s = min(total_s / n for total_s, n in self._quantized.values())
 
 
 def most_chunks(n_vocab: int) -> int:

@@ -281,7 +281,7 @@ def test_weights_are_as_before_afterwards(synthetic: Synthetic) -> None:
     with Engine(file.path, options, [_finds(names, results)]) as engine, ThreadPoolExecutor(1) as pool:
         before = engine.decode([1, 2, 3], 0, outputs="all").copy()
         assert results.keys() == names.keys()
-        probe = _Probe(engine, TEXT, time.monotonic)
+        probe = _Probe(engine, TEXT, 1, time.monotonic)
         changed = {n: (TensorRows(file, n, None), results[n], TYPES["q4_0"]) for n in names}
         losses = [probe.loss(changed, pool) for _ in range(2)]
         assert losses[0] == losses[1] > 0

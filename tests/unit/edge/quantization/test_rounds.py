@@ -40,10 +40,11 @@ class Source:
             for name, row in damages.items()
         }
 
-    def run(self, within_s: float) -> float:
+    def run(self, within_s: float, over_s: float = float("inf")) -> float:
         return measure_rounds(
             ORDER, GROUPS, self.damages, self.measure, self.settling().after_round,
             within_s=within_s, clock=lambda: self.now_s, progress=lambda *at: self.reported.append(at),
+            is_over=lambda: self.now_s >= over_s,
         )  # fmt: skip
 
 
@@ -95,6 +96,14 @@ def test_time_ends_it_too_but_never_before_each_tensor_was_measured() -> None:
     assert source.run(0.1) == 0
     assert all(source.damages.values())
     assert all(done <= most for done, most, _ in source.reported)
+
+
+@pytest.mark.parametrize(("over_s", "steps"), [(0, 2), (1, 2), (3, 3), (4.5, 5), (600, 6)])
+def test_rounds_end_when_the_file_needs_the_time_but_each_tensor_is_measured(over_s: float, steps: int) -> None:
+    source = Source(SMOOTH)
+    assert source.run(600, over_s) == (594 if over_s == 600 else 0)
+    assert len(source.measured) == source.now_s == steps
+    assert all(source.damages.values())
 
 
 @pytest.mark.parametrize(
