@@ -43,7 +43,7 @@ def echo_off() -> Iterator[None]:
         restore_echo()
         _usual = None
         if is_main:
-            signal.signal(signal.SIGTSTP, handler)
+            signal.signal(signal.SIGTSTP, handler or signal.SIG_DFL)  # None: another language had set it
 
 
 def restore_echo() -> None:
