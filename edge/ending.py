@@ -27,6 +27,10 @@ _ended_by_signals = False
 _terminated = False
 _signalled = threading.Event()
 _NOTED_S = 0.1  # seconds within which the watching thread sees a signal
+_wakeup: socket.socket | None = None  # where the interpreter writes the numbers of signals
+_ALL_READ = 0  # written after them, as no signal has this number
+_all_read = threading.Event()
+_READ_LIMIT_S = 10.0  # only against a hang
 
 
 def end_by_signals() -> None:
@@ -34,27 +38,29 @@ def end_by_signals() -> None:
 
     Call it once, in the main thread.
     """
-    global _ended_by_signals
+    global _ended_by_signals, _wakeup
     _ended_by_signals = True
     signal.signal(signal.SIGTERM, _raise_exit)
     sys.unraisablehook = _unraisable
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
-    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(reader, writer), name="signals", daemon=True).start()
+    reader, _wakeup = socket.socketpair()
+    _wakeup.setblocking(False)
+    signal.set_wakeup_fd(_wakeup.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(reader,), name="signals", daemon=True).start()
 
 
 @contextmanager
 def signals_are_for_the_program() -> Iterator[None]:
     """Leave signals to the program inside this context.
 
-    For example, a chat stops the current answer, and a daemon closes its sessions.
+    For example, a chat stops the current answer, and a daemon closes its sessions. A signal that arrived inside the
+    context does not end the process later, even if the watching thread reads it late.
     """
     global _ended_by_signals
     before, _ended_by_signals = _ended_by_signals, False
     try:
         yield
     finally:
+        _wait_until_all_read()
         _ended_by_signals = before
 
 
@@ -84,10 +90,20 @@ def end_soon(number: int) -> None:
     threading.Thread(target=_end, args=(number, seconds), name="ending", daemon=True).start()
 
 
-def _watch(reader: socket.socket, _writer: socket.socket) -> None:
-    """Wait for signals. _writer is the other end of the socket pair; the reference keeps it open."""
+def _watch(reader: socket.socket) -> None:
     while number := reader.recv(1):
+        if number[0] == _ALL_READ:
+            _all_read.set()
         end_soon(number[0])
+
+
+def _wait_until_all_read() -> None:
+    """Wait until the watching thread has read all signals so far. Call it in the main thread."""
+    if _wakeup is not None:
+        _all_read.clear()
+        with suppress(BlockingIOError):  # full of unread signals
+            _wakeup.send(bytes([_ALL_READ]))
+            _all_read.wait(_READ_LIMIT_S)
 
 
 def _end(number: int, after_s: float) -> NoReturn:

@@ -6,6 +6,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import pytest
 from apps import cli
 from edge import ending
 from edge.models.demo import MODEL_PATH
+from tests.support import ROOT
 from tests.support.helpers import begin
 from tests.support.onnx_files import samples, small_model, vectors  # noqa: F401 (a fixture)
 from tests.support.thorough import each_once, some
@@ -152,3 +154,19 @@ def test_what_is_worth_being_written_has_longer(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ending, "_signalled", threading.Event())
     ending.end_soon(signal.SIGTERM)
     assert ends.get(timeout=ENDS_S) == (signal.SIGTERM, ending.GRACE_S)
+
+
+def test_a_signal_that_a_program_handled_does_not_end_the_process_later() -> None:
+    """The watching thread reads the signal only when the main thread waits, because it does not get the lock before."""
+    program = """
+import os, signal, sys
+from edge import ending
+sys.setswitchinterval(1000)
+ending.end_by_signals()
+with ending.signals_are_for_the_program():
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(ending.signalled())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 0

@@ -174,9 +174,8 @@ def listens(port: int) -> bool:
 
 
 def ask(url: str) -> str:
-    body = json.dumps(
-        {"model": "edge-demo-q8_0", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-    ).encode()
+    messages = [{"role": "user", "content": "hi"}]
+    body = json.dumps({"model": "edge-demo-q8_0", "messages": messages, "max_tokens": 3, "temperature": 0}).encode()
     request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=_LIMIT_S) as response:
         return str(json.loads(response.read())["choices"][0]["message"]["content"])
