@@ -76,7 +76,7 @@ def layout(shape: Shape, type_name: str = "q4_0", head_type: str | None = None) 
     def type_of(name: str, dims: tuple[int, ...]) -> TensorType:
         if len(dims) == 1 or name.endswith(_AS_F32) or any(part in name for part in _PARTS_AS_F32):
             return TYPES["f32"]
-        return _that_fits(head if name == head_name else body, dims[-1])
+        return fitting_type(head if name == head_name else body, dims[-1])
 
     return [NewTensor(name, dims[::-1], type_of(name, dims)) for name, dims in shape.tensors()]
 
@@ -213,7 +213,7 @@ def _weight_type(name: str) -> TensorType:
     return preferred
 
 
-def _that_fits(preferred: TensorType, row: int) -> TensorType:
+def fitting_type(preferred: TensorType, row: int) -> TensorType:
     """Return `preferred`, or the quantizer's substitute if rows do not fill the blocks of `preferred`."""
     if row % preferred.block == 0:
         return preferred

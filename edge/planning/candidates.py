@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edge.errors import CatalogError
 from edge.models.catalog import KnownModel
+from edge.models.mix_types import types_in_mix
 from edge.models.synth import write_outline
 from edge.quantization.gguf import types_of_each
 from edge.tasks import SILENT, Steps
@@ -21,6 +22,7 @@ from partition.plan.tensor import Limits
 from partition.slices.gguf_slice import limits
 from quant.errors import ModelFileError
 from quant.mixes import Mix, mix_by_name
+from quant.types import TensorType
 
 
 @dataclass(frozen=True)
@@ -70,18 +72,23 @@ def candidates(
 
 
 def _candidates(models: Sequence[KnownModel], mixes: Collection[Mix], folder: Path) -> list[Candidate]:
-    jobs = []
-    for i, model in enumerate(models):
-        assert model.shape is not None
-        try:
-            whole = write_outline(folder / f"{i}.gguf", model.shape, model.name)
-        except ModelFileError as error:
-            raise CatalogError(f"llama.cpp cannot load the shape of {model.name}: {error}") from None
-        jobs += [(model, whole, mix) for mix in mixes or map(mix_by_name, model.types)]
-    with_types = []
-    with closing(types_of_each([(whole, mix) for _, whole, mix in jobs])) as outcomes:
-        for n, ((model, _, mix), outcome) in enumerate(zip(jobs, outcomes, strict=True)):
-            assert model.shape is not None
-            path = folder / f"{n}-{mix.name}.gguf"
-            with_types.append(Candidate(model, mix, write_outline(path, model.shape, model.name, outcome.types)))
-    return with_types
+    jobs = [(model, mix) for model in models for mix in mixes or map(mix_by_name, model.types)]
+    all_types = [types_in_mix(model.shape, mix) if model.shape else None for model, mix in jobs]
+    unknown = [job for job, types in zip(jobs, all_types, strict=True) if types is None]
+    names = dict.fromkeys(model for model, _ in unknown)
+    wholes = {model.name: _outline(model, None, folder / f"{i}.gguf") for i, model in enumerate(names)}
+    with closing(types_of_each([(wholes[model.name], mix) for model, mix in unknown])) as outcomes:
+        known = [dict(next(outcomes).types) if types is None else types for types in all_types]
+    return [
+        Candidate(model, mix, _outline(model, types, folder / f"{n}-{mix.name}.gguf"))
+        for n, ((model, mix), types) in enumerate(zip(jobs, known, strict=True))
+    ]
+
+
+def _outline(model: KnownModel, types: Mapping[str, TensorType] | None, path: Path) -> ModelFile:
+    """Write the outline of a model. Raises CatalogError if llama.cpp would not load such a model."""
+    assert model.shape is not None
+    try:
+        return write_outline(path, model.shape, model.name, types)
+    except ModelFileError as error:
+        raise CatalogError(f"llama.cpp cannot load the shape of {model.name}: {error}") from None

@@ -66,6 +66,7 @@ class LlmSpace(PlanSpace):
         self.title, self.size_bytes = name_of(file), file.size_bytes
         if type_file is not None:
             self.type, self.divergence = type_file.name, type_file.divergence
+        self._can_share = len(known.speeds) > 1 and can_share(file)
         self._exchange = Exchange(options.transport, wire=options.wire)
         self._phases, self.encoder = phases, encoder
         self._works = with_drafts(work, draft, len(known.speeds))  # the one without drafts comes first
@@ -87,7 +88,7 @@ class LlmSpace(PlanSpace):
         speeds = [self.known.speeds[i] for i in members] if members is not None else self.known.speeds
         own, *others = self._with_reserved(speeds, planned_work.draft)
         named_speeds = [replace(own, name="this device"), *others]  # name in messages
-        share = tensor and can_share(self.file)
+        share = tensor and self._can_share
         return Planner(
             planned_work,
             named_speeds,
@@ -186,12 +187,12 @@ class LlmSpace(PlanSpace):
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
         """Return the best plan as `PlanSpace.best` does, with a prefill placement if that is clearly better."""
         refused: PlanError | None = None
-        planner, plain = self.planner(), None
+        plain = None
         try:
             planner, plain = self._best(objective, caps)
             why = reason(planner, plain, objective, caps)
         except PlanError as error:
-            refused = error
+            planner, refused = self.planner(), error
         placed = paired(planner, plain, objective, caps) if self._phases else None
         if placed is None:
             if plain is None:

@@ -31,8 +31,10 @@ def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = No
         if caps and (anything := planner.best(objective, {})):
             raise PlanError(_out_of_reach(caps, objective, anything))
         raise PlanError(infeasible(planner))
+    if not OBJECTIVES[objective].time or placed.plan.world_size == 1:
+        return placed
     own = alone(planner, objective, caps)
-    if own is None or not OBJECTIVES[objective].time or placed.plan.world_size == 1:
+    if own is None:
         return placed
     if outdoes(planner, placed, own, objective):
         return placed
@@ -85,12 +87,11 @@ def _out_of_reach(caps: Mapping[str, float], objective: str, nearest: Placed) ->
 
 def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, float] | None = None) -> str:
     """Return one line with the reason for a plan. caps: largest allowed costs of objectives."""
-    own = alone(planner, objective, caps)
     value = OBJECTIVES[objective].describe(placed.objectives[0])
     estimates = "; from estimates" if any(speed.estimate and not speed.preset for speed in planner.speeds) else ""
     if placed.plan.world_size == 1:
         return f"use one device: {value} on this device alone{_others(planner, objective)}{estimates}"
-    if own is not None:
+    if (own := alone(planner, objective, caps)) is not None:
         alternative = f"{OBJECTIVES[objective].describe(own.objectives[0])} on this device alone"
     else:
         alternative = (

@@ -19,7 +19,7 @@ from partition.slices.recipe import Blocks, Literal, Recipe, Segment, Zeros
 from partition.slices.rules import DOWN, SHARED
 from partition.slices.source import Source
 from partition.slices.tensors import Placed
-from quant.gguf.elastic import elastic_pairs, elastic_sizes
+from quant.gguf.elastic import elastic_pairs, elastic_sizes, is_elastic
 from quant.gguf.file import GgufFile
 from quant.gguf.writer import NewTensor, header
 
@@ -34,12 +34,14 @@ def limits(file: GgufFile) -> Limits:
     differ, they are averages over the layers.
     """
     source = Source.from_file(file)
-    sizes = [Source.from_file(file.with_tensors(size.tensors)) for size in elastic_sizes(file)]
+    sizes = [source]
+    if is_elastic(file):
+        sizes = [Source.from_file(file.with_tensors(size.tensors)) for size in elastic_sizes(file)]
     shape = source.shape
     layers = range(shape.n_layers)
     heads = sum(shape.n_heads)
     heads_kv = sum(shape.n_heads_kv)
-    by_layer = [[_bytes(source, layer, kind) for kind in _KINDS] for layer in layers]
+    by_layer = [_bytes(source, layer) for layer in layers]
     query, key_value, ff, rest = (math.fsum(values) for values in zip(*by_layer, strict=True))
     if source.rules.whole_attention:  # each rank has all heads, and other attention weights are not shared either
         query, key_value = query + key_value + rest, 0.0
@@ -180,22 +182,22 @@ def _padding(placed: Placed) -> Iterator[Segment]:
         yield Zeros(placed.tensor.padding)
 
 
-def _bytes(source: Source, layer: int, kind: str) -> float:
-    """Return the bytes of one layer's tensors of a kind that the computation of a token reads."""
+def _bytes(source: Source, layer: int) -> tuple[float, ...]:
+    """Return the bytes of one layer's tensors that the computation of a token reads, for each of _KINDS."""
     shape = source.shape
-    total = 0.0
+    n_bytes = dict.fromkeys(_KINDS, 0.0)
     for name, tensor in source.block(layer).items():
-        n_bytes = float(tensor.n_bytes)
+        read = float(tensor.n_bytes)
         if "_exps." in name:
-            n_bytes *= shape.n_experts_used / max(shape.n_experts, 1)
+            read *= shape.n_experts_used / max(shape.n_experts, 1)
         if name.startswith("attn_qkv.") and shape.n_heads[layer] and shape.head_k:
             heads, heads_kv = shape.n_heads[layer], shape.n_heads_kv[layer]
             part = heads * shape.head_k / (heads * shape.head_k + heads_kv * (shape.head_k + shape.head_v))
-            shares = {"query": part, "kv": 1 - part}
+            n_bytes["query"] += read * part
+            n_bytes["kv"] += read * (1 - part)
         else:
-            shares = {_kind(source, name): 1.0}
-        total += n_bytes * shares.get(kind, 0.0)
-    return total
+            n_bytes[_kind(source, name)] += read
+    return tuple(n_bytes.values())
 
 
 def _kind(source: Source, name: str) -> str:

@@ -9,6 +9,7 @@ from partition.architectures.description import Rules
 from partition.architectures.table import ARCHITECTURES, REFUSED, RULES
 from partition.errors import CannotSlice
 from partition.model.check_architecture import recurrent_layers
+from partition.model.file import ModelFile
 from partition.model.metadata import Metadata
 from partition.model.model import ModelShape, block_of
 from partition.plan.plan import Range, Slice
@@ -53,7 +54,8 @@ class Source:
             raise CannotSlice(
                 f"{file.path.name} is split over {len(file.paths)} files; make it one with llama-gguf-split --merge"
             )
-        source = cls(file, meta, ModelShape.from_gguf(file), rules)
+        shape = file.shape if isinstance(file, ModelFile) else ModelShape.from_gguf(file)
+        source = cls(file, meta, shape, rules)
         source._check_layers()
         source._check_tensors()
         source._check_scale()

@@ -99,6 +99,7 @@ class HeaderReader:
 
     def __init__(self, data: mmap.mmap, file_name: str) -> None:
         self.data = data
+        self._size = len(data)
         self.file_name = file_name
         self.position = 0
 
@@ -109,17 +110,17 @@ class HeaderReader:
     @property
     def left(self) -> int:
         """Number of bytes from the position to the end of the file."""
-        return len(self.data) - self.position
+        return self._size - self.position
 
     def skip(self, n_bytes: int, what: str) -> int:
         """Step over `n_bytes`; return the position where they start."""
-        if n_bytes > self.left:
+        start = self.position
+        if n_bytes > self._size - start:
             raise self.error(
                 f"the file ends inside {what}: it needs {n_bytes} bytes, but only {self.left} are left; "
                 "the file is incomplete or damaged, download it again"
             )
-        start = self.position
-        self.position += n_bytes
+        self.position = start + n_bytes
         return start
 
     def u32(self, what: str) -> int:

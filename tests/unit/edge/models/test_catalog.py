@@ -1,17 +1,23 @@
 """Test the catalog of published models: its shapes equal the published files, and wrong entries are refused."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from edge.errors import CatalogError
 from edge.models.catalog import KnownModel, catalog, known_models, read_catalog
+from edge.models.mix_types import types_in_mix
+from edge.models.shapes import Shape
 from edge.models.synth import layout, synthesize, write_outline
+from edge.planning.candidates import candidates
 from edge.quantization.gguf import types_of_each
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
-from quant.mixes import mix_by_name
+from quant.mixes import Mix, mix_by_name
 from quant.types import TYPES
 
 SHAPED = [model for model in known_models() if model.shape is not None]
@@ -48,6 +54,35 @@ def test_outlines_are_as_large_as_the_published_files(tmp_path: Path) -> None:
         assert outcome.n_bytes + VOCABULARY_BYTES * model.shape.vocab == pytest.approx(model.about_bytes, rel=0.01), (
             model.name
         )
+
+
+def test_types_in_a_mix_equal_the_types_of_the_quantizer(tmp_path: Path) -> None:
+    """Shapes are those of the catalog, and others with numbers of layers and columns at the edges of the rules."""
+    jobs, expected = [], []
+    for i, (shape, mix) in enumerate(_shapes_in_mixes()):
+        types = types_in_mix(shape, mix)
+        if types is not None:
+            jobs.append((write_outline(tmp_path / f"{i}.gguf", shape, "outline"), mix))
+            expected.append(types)
+    assert len(jobs) > len(SHAPED)
+    for (_, mix), types, outcome in zip(jobs, expected, types_of_each(jobs), strict=True):
+        assert types == outcome.types, mix.name
+
+
+def _shapes_in_mixes() -> Iterator[tuple[Shape, Mix]]:
+    shaped = [(model.shape, model.types) for model in catalog() if model.shape is not None]
+    for shape, types in shaped:
+        yield from ((shape, mix_by_name(name)) for name in types)
+    architectures = {shape.arch: shape for shape, _ in shaped}
+    for number, (shape, layers) in enumerate(product(architectures.values(), (1, 7, 8, 9, 80))):
+        for name in ("q4_k_m", "q4_0", "mxfp4_moe"):
+            yield replace(shape, layers=layers, ff=shape.ff + (0, 32, 16)[number % 3]), mix_by_name(name)
+
+
+def test_models_of_the_catalog_need_no_quantizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("edge.quantization.gguf._child")
+    with candidates(known_models()) as result:
+        assert len(result) == sum(len(model.types) for model in SHAPED)
 
 
 def outline(folder: Path, model: KnownModel) -> GgufFile:
