@@ -12,6 +12,7 @@ OLDEST_PYTHON := 3.10
 NEWEST_PYTHON := 3.14
 VENV ?= .venv
 WHEELS ?= dist/wheels
+PRODUCT := edge partition transport quant devices apps
 # What builds wheels. zig is exact: other versions may generate other code.
 WHEEL_TOOLS := ziglang==0.17.1 "cmake>=3.21,<5" "ninja>=1.11" "scikit-build-core>=0.9.2" "setuptools>=77"
 BIN := $(VENV)/bin
@@ -30,6 +31,7 @@ test: $(VENV)/.installed-dev
 	@$(BIN)/ruff format --check --quiet .
 	@echo "==> Types (mypy)"
 	@$(BIN)/mypy --num-workers 2 || { test $$? = 2 && $(BIN)/mypy; }
+	@$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin $(addprefix -p ,$(PRODUCT))
 	@echo "==> Tests (pytest)"
 	@$(BIN)/python -m pytest $(ARGS)
 

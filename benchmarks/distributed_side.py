@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -51,8 +52,9 @@ class Side:
 
     def pin(self, cores: list[int]) -> None:
         """Keep this whole process, with the threads it has, to these cores. Before anything is loaded."""
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), cores)
+        if sys.platform == "linux":
+            for thread in os.listdir("/proc/self/task"):
+                os.sched_setaffinity(int(thread), cores)
 
     def load(self, name: str, model: str, options: dict[str, Any]) -> None:
         """A whole model in this process."""
@@ -232,11 +234,12 @@ def _on_one_thread(plan: Plan, core: int) -> Plan:
 
 
 def _check_core(deployment: LlmRanks, core: int) -> None:
-    """The worker is on this machine: see that what the plan says of its core is so."""
-    for rank, session in deployment._by_rank.items():
-        result = os.sched_getaffinity(session.pid)
-        if result != {core}:
-            raise RuntimeError(f"rank {rank} was to compute on core {core}, it may use {sorted(result)}")
+    """Raise RuntimeError unless every rank on the worker, which is on this machine, is bound to `core`."""
+    if sys.platform == "linux":
+        for rank, session in deployment._by_rank.items():
+            cores = os.sched_getaffinity(session.pid)
+            if cores != {core}:
+                raise RuntimeError(f"rank {rank} was to compute on core {core}, it may use {sorted(cores)}")
 
 
 def _summary(plan: Plan) -> str:

@@ -37,15 +37,10 @@ def core_kinds(devices: Path = _DEVICES) -> tuple[int, int]:
 
     devices: folder in which Linux describes its hardware.
     """
-    return _mac_core_kinds() if sys.platform == "darwin" else _linux_core_kinds(devices)
-
-
-def _mac_core_kinds() -> tuple[int, int]:
-    performance, efficiency = (_sysctl_number(f"hw.perflevel{i}.physicalcpu") for i in (0, 1))
-    return (performance, efficiency) if performance else (_physical(), 0)
-
-
-def _linux_core_kinds(devices: Path) -> tuple[int, int]:
+    if sys.platform == "darwin":
+        performance, efficiency = (_sysctl_number(f"hw.perflevel{i}.physicalcpu") for i in (0, 1))
+        if performance:
+            return performance, efficiency
     cores = _cores(devices / "system" / "cpu")
     if not cores:
         return _physical(), 0
@@ -75,22 +70,13 @@ def instruction_sets(cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
     If cores differ, return the sets that all cores have.
     cpuinfo: file in which Linux describes its processors.
     """
-    return _mac_instruction_sets() if sys.platform == "darwin" else _linux_instruction_sets(cpuinfo)
-
-
-def _mac_instruction_sets() -> tuple[str, ...]:
-    return tuple(name for key, name in _SYSCTLS.items() if _sysctl_number(key) == 1)
-
-
-def _linux_instruction_sets(cpuinfo: Path) -> tuple[str, ...]:
-    try:
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-    except OSError:
-        return ()
-    pairs = [line.partition(":") for line in lines]
-    flags = [set(value.split()) for key, _, value in pairs if key.strip() in ("flags", "Features")]
-    common = set.intersection(*flags) if flags else set()
-    return tuple(name for flag, name in _FLAGS.items() if flag in common)
+    if sys.platform == "darwin":
+        names, flags = _SYSCTLS, {key for key in _SYSCTLS if _sysctl_number(key) == 1}
+    else:
+        pairs = [line.partition(":") for line in read_line(cpuinfo).splitlines()]
+        by_core = [set(value.split()) for key, _, value in pairs if key.strip() in ("flags", "Features")]
+        names, flags = _FLAGS, set.intersection(*by_core) if by_core else set()
+    return tuple(name for flag, name in names.items() if flag in flags)
 
 
 def knowable_sets() -> frozenset[str]:
@@ -128,7 +114,7 @@ def _numbers(text: str) -> Iterable[int]:
 def read_line(path: Path) -> str:
     """Return the text of a system file; "" if the file does not exist."""
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 

@@ -188,8 +188,10 @@ def _battery() -> Any:
 
 def _system() -> str:
     if sys.platform == "darwin":
-        return f"macOS {platform.mac_ver()[0]}"
-    return f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}"
+        name, version = "macOS", platform.mac_ver()[0]
+    else:
+        name, version = platform.system(), ".".join(platform.release().split(".")[:2])
+    return f"{name} {version}"
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -195,13 +195,12 @@ Synthetic = Callable[..., Path]
 
 @pytest.fixture(scope="module", autouse=True)
 def own_priority() -> Iterator[None]:
-    """After the tests of a file this thread runs as before: what sleeps in a lab comes before all else."""
-    if not hasattr(os, "sched_getscheduler"):  # not Linux
-        yield
-        return
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    """Restore the priority of this thread after the tests of a file: devices of a sleeping lab run before all else."""
+    if sys.platform == "linux":
+        policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     yield
-    os.sched_setscheduler(0, policy, parameters)
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, policy, parameters)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
 _VANISHED_MS = 5000  # the same while data is in flight: see `vanished`
 _LOOK_S = 1.0  # time between two checks for a lost peer during a wait
 _INFO_BYTES = 60
-_TCP_INFO = socket.TCP_INFO if sys.platform == "linux" else 0
+_TCP_INFO = 11  # socket.TCP_INFO, which only Linux has
 _LAST_ACK = struct.Struct("=I")
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -40,12 +41,13 @@ class AddressSpace:
         start = int(self._bytes.ctypes.data)
         self._skip = -start % HUGE_PAGE if huge else 0
         self.address = start + self._skip
-        with suppress(AttributeError, OSError):  # Without this advice, the system chooses the page size.
-            advice = mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE
-            n_advised = self.n_bytes // HUGE_PAGE * HUGE_PAGE if huge else self.n_bytes
-            self._map.madvise(advice, self._skip, n_advised)
-            if n_advised < self.n_bytes:
-                self._map.madvise(mmap.MADV_NOHUGEPAGE, self._skip + n_advised, self.n_bytes - n_advised)
+        if sys.platform == "linux":
+            with suppress(OSError):  # Without this advice, the system chooses the page size.
+                advice = mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE
+                n_advised = self.n_bytes // HUGE_PAGE * HUGE_PAGE if huge else self.n_bytes
+                self._map.madvise(advice, self._skip, n_advised)
+                if n_advised < self.n_bytes:
+                    self._map.madvise(mmap.MADV_NOHUGEPAGE, self._skip + n_advised, self.n_bytes - n_advised)
 
     def view(self, start: int, n_bytes: int) -> memoryview:
         """Return a writable view of `n_bytes` bytes from offset `start`. The view is valid until `close`."""

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any
@@ -103,15 +104,16 @@ class _AsyncProcess:
         self._process.kill()
 
     async def wait(self) -> int:
-        with suppress(ProcessLookupError):  # it has ended already
-            handle = os.pidfd_open(self.pid)
-            loop, ended = asyncio.get_running_loop(), asyncio.Event()
-            loop.add_reader(handle, ended.set)
-            try:
-                await ended.wait()
-            finally:
-                loop.remove_reader(handle)
-                os.close(handle)
+        if sys.platform == "linux":
+            with suppress(ProcessLookupError):  # it has ended already
+                handle = os.pidfd_open(self.pid)
+                loop, ended = asyncio.get_running_loop(), asyncio.Event()
+                loop.add_reader(handle, ended.set)
+                try:
+                    await ended.wait()
+                finally:
+                    loop.remove_reader(handle)
+                    os.close(handle)
         return self._process.wait()
 
 
