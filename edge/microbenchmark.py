@@ -22,6 +22,7 @@ _QUOTA_SAMPLE_S = 0.25
 _LEAST_SAMPLES = 4  # samples of each task
 _MOST_SAMPLES = 8  # maximum samples of a task whose fastest sample is not confirmed yet
 MOST_S = 3.0  # maximum seconds for the samples of a task with their preparation (at least two samples)
+_LONG = 2  # a task whose first sample takes this multiple of its time gets no second one
 _LEAST_PART = 0.2  # part of its time that a sample computed, at least; if it lost more, that cannot be corrected
 _LOST = 0.05  # share of its time that an undisturbed sample may lose to other load
 _NEAR = 1.1  # an undisturbed sample that takes at most this multiple of the fastest confirms it
@@ -87,7 +88,8 @@ def best_of(
     least_s, least_steps: minimum seconds and steps of a sample.
     samples: samples of each task; more are taken until the fastest is confirmed. With `samples=1` the fastest sample
     cannot be confirmed.
-    most_s: maximum seconds of each task; it gets at least two samples, unless `samples` is 1.
+    most_s: maximum seconds of each task with its preparation. It gets at least two samples, unless `samples` is 1 or
+        the first one took twice as long.
     threads: threads that a step uses. They share the time lost to other load; infinity: nothing is corrected.
     watch: called at the start of a sample; returns a function that returns the seconds lost to other load since then.
     """
@@ -96,10 +98,11 @@ def best_of(
     spent = [0.0] * len(tasks)
     for number in range(samples if samples == 1 else max(samples, _MOST_SAMPLES)):
         for i, task in enumerate(tasks):
-            if number >= 2 and spent[i] >= most_s:
+            if number and spent[i] >= (most_s if number > 1 else _LONG * most_s):
                 continue
             if number >= samples and not _fastest(took[i]).busy:
                 continue
+            started = clock()
             task.prepare()
             if not took[i] or took[i][-1].seconds < least_s:  # for a long step, the warm-up effect is negligible
                 task.step()
@@ -116,7 +119,7 @@ def best_of(
             lost_part = lost() / max(elapsed_s, 1e-9)
             corrected = max(_LEAST_PART, 1 - lost_part / threads) if lost_part > _LOST else 1.0
             took[i].append(_Sample(seconds / steps, corrected * seconds / steps, lost_part > _LOST))
-            spent[i] += elapsed_s
+            spent[i] += clock() - started
     return [_fastest(samples_of_task) for samples_of_task in took]
 
 

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 
 from edge.cluster.session import EngineSession
 from edge.errors import WorkerError
@@ -49,6 +51,8 @@ _CHUNK_S = 1.0  # time limit for these rows
 _SAMPLES = 5  # minimum number of samples for each timed step
 _LEAST_BYTES = 96 << 20  # minimum size of the n layers
 _LEAST_TASK_S = 0.05  # seconds for one number of rows, even if time is short
+_ONE_ROW_PART = 0.1  # part of the time for the first figure
+_FIRST_PASSES = 200  # minimum duration of all steps of the first slice, in passes of one row
 _MOST_STEP = 0.3  # limit of `step`, relative to the fastest time of n layers; a larger value is noise
 _OPTIONS = EngineOptions(context=DEFAULT_BATCH, batch=DEFAULT_BATCH, sequences=max(DECODE_ROWS))
 _ROWS = {
@@ -120,21 +124,34 @@ def cuts_to_time(file: ModelFile, most_bytes: int | None = None) -> tuple[dict[s
     return cuts, n
 
 
-def probes(
-    file: ModelFile, model_digest: str, cuts: Mapping[str, Slice], closing: CancelScope
-) -> dict[str, LayerProbe]:
-    """Return the slices to time, by name. They stay on this device's disk until `closing` is closed."""
-    can, slices = limits(file), OwnSlices()
-    probes_by_name = {}
-    for name, cut in cuts.items():
-        recipe = blank_recipe(file, model_digest, cut)
-        digest = slices.digest(recipe, file.path, closing.check)
-        path = closing.enter(slices.use(recipe, file.path, digest, closing.check))
+class Probes(Mapping[str, LayerProbe]):
+    """Slices to time, by name. A slice is created on this device's disk when the first device needs it."""
+
+    def __init__(self, file: ModelFile, model_digest: str, cuts: Mapping[str, Slice], closing: CancelScope) -> None:
+        """cuts: cuts from `cuts_to_time`. closing: removes the slices when it is closed."""
+        self._file, self._digest, self._cuts, self._closing = file, model_digest, cuts, closing
+        self._limits, self._created, self._lock = limits(file), dict[str, LayerProbe](), Lock()
+
+    def __getitem__(self, name: str) -> LayerProbe:
+        with self._lock:
+            if name not in self._created:
+                self._created[name] = self._create(name, self._cuts[name])
+            return self._created[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cuts)
+
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+    def _create(self, name: str, cut: Slice) -> LayerProbe:
+        slices, check = OwnSlices(), self._closing.check
+        recipe = blank_recipe(self._file, self._digest, cut)
+        digest = slices.digest(recipe, self._file.path, check)
+        path = self._closing.enter(slices.use(recipe, self._file.path, digest, check))
         depth = DEPTH if name in ("layers", "chunk") else 0
-        probes_by_name[name] = LayerProbe(
-            recipe, digest, path, len(cut.layers), _ROWS.get(name, ()), depth, name == "head", other_bytes(can, cut)
-        )
-    return probes_by_name
+        others = other_bytes(self._limits, cut)
+        return LayerProbe(recipe, digest, path, len(cut.layers), _ROWS.get(name, ()), depth, name == "head", others)
 
 
 def largest_bytes(file: ModelFile) -> int:
@@ -159,54 +176,74 @@ def timed(
     disk: bool = False,
     memory: int | None = None,
     most_s: float = math.inf,
+    send: Callable[[LayerProbe], None] = lambda probe: None,
+    on_times: Callable[[LayerTimes], None] = lambda times: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> LayerTimes:
-    """Load and time the slices in turn, on the device of a session, which already has the files.
+    """Load and time the slices in turn, on the device of a session.
 
     n: the number of layers from `cuts_to_time`.
     on_slice: called after each slice.
     threads: threads of the device; None: its default.
     disk: also measure the disk's read rate.
     memory: bytes that the process may use; None for a worker, which knows its own limit.
-    most_s: seconds after which no further slice is timed. The first one is always timed.
+    most_s: seconds after which no further slice is timed. Of the first slice at least one row is timed.
+    send: brings a slice to the device.
+    on_times: called with the times so far.
     Raises the errors of sessions, and WorkerError if an answer is invalid.
     """
     figures: dict[str, list[BestTime]] = {}
     runtime_bytes, disk_bytes_per_s, layer_s = 0, 0.0, 0.0
     options = replace(_OPTIONS, threads=threads)
     timed_slices: dict[str, LayerProbe] = {}
-    until = clock() + most_s
-    for i, (name, probe) in enumerate(slices.items()):
-        left_s = until - clock()
-        if name == "chunk":
-            probe = replace(probe, rows=_chunk_rows(probe.layers * layer_s))
-        if not probe.rows or (i > 0 and left_s <= 0):
+    until, is_short = clock() + most_s, False
+
+    def so_far() -> LayerTimes:
+        deep_s = {
+            name: max(0.0, figures[name][-1].seconds - figures[name][0].seconds)
+            for name, probe in timed_slices.items()
+            if probe.depth
+        }
+        return LayerTimes(
+            n=n,
+            steps={name: _curve(probe, figures[name]) for name, probe in timed_slices.items()},
+            depth_s=deep_s.get("layers", 0.0),
+            runtime_bytes=runtime_bytes,
+            disk_bytes_per_s=disk_bytes_per_s or None,
+            busy=any(figure.busy for slice_ in figures.values() for figure in slice_),
+            few_layers=timed_slices["head"].layers if "head" in timed_slices else 1,
+            chunk_depth_s=deep_s.get("chunk", 0.0),
+        )
+
+    for i, name in enumerate(slices):
+        if is_short or (i > 0 and clock() >= until):
             on_slice()
             continue
-        timed_slices[name] = probe
-        task_s = max(_LEAST_TASK_S, left_s / (len(slices) - i) / (len(probe.rows) + bool(probe.depth)))
-        wants_disk = disk and name == "layers"
-        figures[name], n_bytes, rate = _timed(session, probe, options, wants_disk, memory, task_s)
-        runtime_bytes, disk_bytes_per_s = max(runtime_bytes, n_bytes), max(disk_bytes_per_s, rate)
+        probe = slices[name]
+        if name == "chunk":
+            probe = replace(probe, rows=_chunk_rows(probe.layers * layer_s))
+        if not probe.rows:
+            on_slice()
+            continue
+        send(probe)
+        with _loaded(session, probe, options, memory) as process_bytes:
+            runtime_bytes = max(runtime_bytes, process_bytes)
+            if i == 0 and most_s < math.inf:  # one row takes little time, and corrects the estimate of everything else
+                timed_slices[name] = replace(probe, rows=probe.rows[:1], depth=0)
+                most_row_s = max(_LEAST_TASK_S, _ONE_ROW_PART * most_s)
+                figures[name], _ = _timed(session, timed_slices[name], most_s=most_row_s)
+                on_times(so_far())
+                is_short = clock() + _FIRST_PASSES * figures[name][0].seconds > until
+            if not is_short:
+                tasks = (len(slices) - i) * (len(probe.rows) + bool(probe.depth))
+                most_task_s = max(_LEAST_TASK_S, (until - clock()) / tasks)
+                figures[name], rate = _timed(session, probe, disk=disk and name == "layers", most_s=most_task_s)
+                timed_slices[name], disk_bytes_per_s = probe, max(disk_bytes_per_s, rate)
         if name == "layers":
             layer_s = _curve(probe, figures[name]).at(PREFILL_ROWS) / probe.layers
+        on_times(so_far())
         on_slice()
-    steps = {name: _curve(probe, figures[name]) for name, probe in timed_slices.items()}
-    deep_s = {
-        name: max(0.0, figures[name][-1].seconds - figures[name][0].seconds)
-        for name, probe in timed_slices.items()
-        if probe.depth
-    }
-    return LayerTimes(
-        n=n,
-        steps=steps,
-        depth_s=deep_s.get("layers", 0.0),
-        runtime_bytes=runtime_bytes,
-        disk_bytes_per_s=disk_bytes_per_s or None,
-        busy=any(figure.busy for slice_ in figures.values() for figure in slice_),
-        few_layers=slices["head"].layers,
-        chunk_depth_s=deep_s.get("chunk", 0.0),
-    )
+    return so_far()
 
 
 def _curve(probe: LayerProbe, figures: Sequence[BestTime]) -> Curve:
@@ -222,33 +259,34 @@ def _chunk_rows(seconds: float) -> tuple[int, ...]:
     return tuple(islice(fitting, 1))
 
 
-def _timed(
-    session: EngineSession,
-    probe: LayerProbe,
-    options: EngineOptions,
-    disk: bool,
-    memory: int | None,
-    most_s: float = 0.0,
-) -> tuple[list[BestTime], int, float]:
-    """Time one slice. most_s: maximum seconds for each number of rows; 0: the worker's default.
-
-    Return its times, the memory of the process without weights in bytes, and the disk's read rate (0 if not requested).
-    """
+@contextmanager
+def _loaded(session: EngineSession, probe: LayerProbe, options: EngineOptions, memory: int | None) -> Iterator[int]:
+    """Load one slice for the length of the block. Yield the memory of the process without weights in bytes."""
     # The slice is the last stage or an earlier one. `place` accepts one stage more than there are ranks.
     stages = [1] * (session.rank + (1 if probe.last else 2))
     load = pb.Load(slice=probe.digest, path=str(probe.path), stages=stages, options=options_message(options))
     load.memory_limit_bytes = memory or 0
     loaded = session.ask(pb.Command(load=load)).loaded
+    yield loaded.memory_bytes - probe.recipe.n_bytes
+    session.unload()
+
+
+def _timed(
+    session: EngineSession, probe: LayerProbe, *, disk: bool = False, most_s: float = 0.0
+) -> tuple[list[BestTime], float]:
+    """Time the loaded slice. most_s: maximum seconds for each number of rows; 0: the worker's default.
+
+    Return its times, and the disk's read rate (0 if not requested).
+    """
     command = pb.Time(rows=probe.rows, steps=_SAMPLES, depth=probe.depth, disk=disk, other_bytes=probe.other_bytes)
     command.most_s = most_s if most_s < math.inf else 0.0
     answered = session.ask(pb.Command(time=command)).timed
-    session.unload()
     seconds, busy = answered.step_s, answered.busy
     n = len(probe.rows) + bool(probe.depth)
     if not len(seconds) == len(busy) == n or not all(0 < step_s < MOST_S for step_s in seconds):
         raise WorkerError(f"{session.device} returned invalid times; install the same version of edge there")
     figures = [BestTime(*figure) for figure in zip(seconds, busy, strict=True)]
-    return figures, loaded.memory_bytes - probe.recipe.n_bytes, answered.disk_bytes_per_s
+    return figures, answered.disk_bytes_per_s
 
 
 def device_speed(times: LayerTimes, device: str, name: str, memory_bytes: int) -> DeviceSpeed:

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
-from threading import Lock
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -19,12 +18,11 @@ from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice
 from devices.probe import own_rss
 from devices.remembered import KEPT_AGE_S, Remembered, key_of
-from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession
 from edge.parallel.engine_kinds import own_kind
 from edge.profiling.estimate import estimated_speed
-from edge.profiling.layer_times import LayerProbe, cuts_to_time, device_speed, other_bytes, probes, timed
+from edge.profiling.layer_times import LayerProbe, LayerTimes, Probes, cuts_to_time, device_speed, other_bytes, timed
 from edge.profiling.links import estimated_links
 from edge.profiling.profile import ClusterProfile, profiled, with_links
 from edge.profiling.survey import Devices, Survey, host_of, survey
@@ -46,6 +44,7 @@ AMPLE = 1.5  # factor over a model's file size that covers weights, KV cache and
 # Part of a device's memory limit for processes: this process or the daemon, and an engine process without weights.
 PROBE_BYTES = 250 << 20
 _GROWTH_BYTES = 24 << 20  # memory that this process may allocate while another one measures
+_MOST_BUSY_FACTOR = 2.5  # a device whose layers were timed while it was busy is not faster or slower by more
 _ESTIMATED_DISK = 200e6  # bytes per second of a disk that was not measured; a microSD card reads half as fast
 _ANY_DIGEST = "0" * 64  # slices with made-up weights do not depend on the model's digest
 NO_OVERRIDES: Mapping[str, int] = MappingProxyType({})
@@ -82,7 +81,7 @@ def llm_survey(
         profiler = _LayerProfiler(devices, file, model_digest, threads, memory, closing)
         timings, links = survey(
             devices, profiler, closing, transport=transport, fresh=fresh, known_times=known_times, seconds=seconds,
-            on_step=on_step,
+            estimate_links=partial(estimated_links, fleet) if fleet else Links, on_step=on_step,
         )  # fmt: skip
     speeds = [
         profiler.described(rank, replace(timing.times, age_s=timing.age_s))
@@ -142,7 +141,7 @@ class _LayerProfiler:
         addresses = devices.addresses
         self._devices, self._file, self._threads, self._memory = devices, file, threads, memory.get(LOCAL)
         self._digest, self._closing = model_digest, closing
-        self._lock = Lock()
+        self._so_far: dict[int, LayerTimes] = {}  # times of unfinished measurements, by rank
         self.rooms = [
             min(room, memory.get(address, room)) for room, address in zip(devices.memory_bytes, addresses, strict=True)
         ]
@@ -174,13 +173,9 @@ class _LayerProfiler:
         ]
 
     @cached_property
-    def _slices(self) -> Mapping[str, LayerProbe]:
-        return probes(self._file, self._digest, self._cut[0], self._closing)
-
-    def _probes(self) -> Mapping[str, LayerProbe]:
-        """Return the slices. They are created when the first device needs them."""
-        with self._lock:
-            return self._slices
+    def probes(self) -> Probes:
+        """Slices to time."""
+        return Probes(self._file, self._digest, self._cut[0], self._closing)
 
     def described(self, rank: int, speed: DeviceSpeed, *, with_key: bool = True) -> DeviceSpeed:
         """Return a device's speed with the device's memory, threads and host. with_key: and the cache key."""
@@ -194,25 +189,40 @@ class _LayerProfiler:
         speed = None if remembered is None else self.read(rank, remembered[0])
         return None if speed is None or remembered is None else replace(speed, age_s=remembered[1])
 
-    def send(self, worker: Remote, check: Progress) -> None:
-        for probe in self._probes().values():
-            worker.send_slice(probe.recipe, self._file.path, probe.digest, check)
-
     def time(self, session: EngineSession, on_step: Callable[[], None], most_s: float) -> DeviceSpeed:
         rank = session.rank
         address, own = self._devices.addresses[rank], self._memory if rank == 0 else None
         left = None if own is None else max(1, own - own_rss() - _GROWTH_BYTES)
         times = timed(
-            session, self._probes(), self._cut[1], on_step,
+            session, self.probes, self._cut[1], on_step,
             threads=self._threads.get(address), disk=self.pages[rank], memory=left, most_s=most_s,
+            send=partial(self._send, rank), on_times=partial(self._so_far.__setitem__, rank),
         )  # fmt: skip
-        name, room = self._devices.names[rank], self.rooms[rank]
-        if "head" in times.steps:
+        return self._speed(rank, times)
+
+    def _send(self, rank: int, probe: LayerProbe) -> None:
+        worker = self._devices.workers[rank]
+        if worker is not None:
+            worker.send_slice(probe.recipe, self._file.path, probe.digest, self._closing.check)
+
+    def so_far(self, rank: int) -> DeviceSpeed:
+        return self._speed(rank, self._so_far.get(rank))
+
+    def _speed(self, rank: int, times: LayerTimes | None) -> DeviceSpeed:
+        """Return the speed of a device by its times. Measured layers alone correct the estimate of everything else."""
+        address, name, room = self._devices.addresses[rank], self._devices.names[rank], self.rooms[rank]
+        if times is not None and "head" in times.steps:
             return device_speed(times, address, name, room)
-        # Time was short. The measured layers correct the estimate of everything else.
-        estimate = estimated_speed(self._devices.profiles[rank], PartSizes.from_file(self._file), address, name, room)
+        profile, sizes = self._devices.profiles[rank], PartSizes.from_file(self._file)
+        profile = own_kind().measure_rates(profile) if rank == 0 else profile
+        disk = _ESTIMATED_DISK if self.pages[rank] else None
+        estimate = replace(estimated_speed(profile, sizes, address, name, room), disk_bytes_per_s=disk)
+        if times is None:
+            return estimate
         factor = times.steps["layers"].at(1) / times.n / estimate.seconds
-        return replace(estimate.times(factor), busy=times.busy, disk_bytes_per_s=times.disk_bytes_per_s)
+        if times.busy:  # all of these few samples may have waited for other work
+            factor = min(max(factor, 1 / _MOST_BUSY_FACTOR), _MOST_BUSY_FACTOR)
+        return replace(estimate.times(factor), busy=times.busy, disk_bytes_per_s=times.disk_bytes_per_s or disk)
 
     def to_json(self, times: DeviceSpeed) -> Any:
         return speed_to_json(times)

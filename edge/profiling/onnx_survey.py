@@ -10,7 +10,6 @@ from typing import Any
 from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice
 from devices.remembered import key_of
-from edge.cluster.client import Remote
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession
 from edge.onnx.model import OnnxSource
@@ -97,13 +96,14 @@ class _SegmentProfiler:
             depends += [part.digest, repr(shapes)]
         self.keys: Sequence[str] = [key_of(depends, profile) for profile in devices.profiles]
 
-    def send(self, worker: Remote, check: Progress) -> None:
-        """Send nothing, because each part is sent when it is timed."""
-
     def time(self, session: EngineSession, on_step: Callable[[], None], most_s: float) -> SegmentTimes:
         """Measure one device. All parts are timed, however long it takes."""
         rank = session.rank
         return timed(session, self._devices.workers[rank], self._probes, self._devices.memory_bytes[rank], on_step)
+
+    def so_far(self, rank: int) -> SegmentTimes:
+        """Measurements of ONNX models have no end before they are finished."""
+        raise NotImplementedError
 
     def to_json(self, times: SegmentTimes) -> Any:
         return times.to_json()

@@ -9,6 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -29,6 +30,7 @@ from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.speeds import DeviceSpeed, Links
 
 LINKS_PART, OWN_PART = 0.25, 0.3  # parts of the time for links and for this device; workers have the rest
+MARGIN = 0.1  # part of the time in which measurements end that take longer than their time
 
 Speed = TypeVar("Speed", DeviceSpeed, OnnxDevice)
 
@@ -105,11 +107,11 @@ class Profiler(Protocol[T]):
     def keys(self) -> Sequence[str]:
         """Cache key by rank, made from all values that times depend on."""
 
-    def send(self, worker: Remote, check: Progress) -> None:
-        """Send a worker the files that it needs before its session starts. check: called repeatedly."""
-
     def time(self, session: EngineSession, on_step: Callable[[], None], most_s: float) -> T:
-        """Measure one device, in about `most_s` seconds at most."""
+        """Measure one device, in about `most_s` seconds at most. Send the files that it needs."""
+
+    def so_far(self, rank: int) -> T:
+        """Return the result of an unfinished measurement. Figures that were not measured are estimated."""
 
     def to_json(self, times: T) -> Any:
         """Return plain values for the cache."""
@@ -127,6 +129,7 @@ def survey(
     fresh: bool = False,
     known_times: Mapping[str, T] | None = None,
     seconds: float = math.inf,
+    estimate_links: Callable[[], Links] = Links,
     on_step: Progress = lambda done, total: None,
 ) -> tuple[list[DeviceTiming[T]], Links]:
     """Measure the links, then this device, then all workers in parallel. Workers on one machine are measured in turn.
@@ -134,10 +137,13 @@ def survey(
     closing: ends the sessions; threads that wait for one then get an error.
     fresh: ignore cached times. Times of a busy device do not replace faster cached times of a quiet one.
     known_times: times by address, for devices that are not measured.
-    seconds: time for measuring; then the figures so far count, and the rest is estimated.
+    seconds: time for measuring; then the figures so far count, and the rest is estimated. Processes, links and slices
+        that take longer are given up.
+    estimate_links: called if the links were not measured in time.
     on_step: called as on_step(done, total) after each link and part.
     Raises the errors of `profiler` and of sessions.
     """
+    until = time.monotonic() + seconds
     world_size, secret = len(devices.addresses), secrets.token_bytes(SECRET_BYTES)
     cache = Remembered(profiler.cache)
     known_times = known_times or {}
@@ -152,8 +158,13 @@ def survey(
     steps = profiler.steps * needs_timing.count(True) + world_size * (world_size - 1) // 2
     locks = host_locks(devices.profiles)
     waiting = [locks[rank] for rank, needed in enumerate(needs_timing) if needed and rank]  # one entry a device
-    until = time.monotonic() + seconds
     done: list[None] = []
+    timings: dict[int, DeviceTiming[T]] = {}
+    measured_links: list[Links] = []
+
+    def left_s() -> float:
+        """Return the seconds for further measurements."""
+        return max(0.0, until - MARGIN * seconds - time.monotonic()) if seconds < math.inf else math.inf
 
     def step() -> None:
         closing.check()  # raises an error after cancellation, even if no progress is shown
@@ -167,35 +178,42 @@ def survey(
             name, credentials = devices.local_name, devices.credentials
             session = LocalSession(name, world_size, secret, credentials, devices.threads, streams=profiler.streams)
         else:
-            if needs_timing[rank]:
-                profiler.send(worker, closing.check)
-            closing.check()
             session = RemoteSession(worker, rank, world_size, secret, streams=profiler.streams)
         closing.then(session.close)
         return session
 
-    def take(session: EngineSession) -> DeviceTiming[T]:
+    def take(session: EngineSession) -> None:
         rank = session.rank
-        before = known[rank]
-        if before is not None and not needs_timing[rank]:
-            return before
+        if not needs_timing[rank]:
+            return
         with locks[rank]:
             if rank == 0:
-                most_s = OWN_PART * seconds
+                most_s = min(left_s(), OWN_PART * seconds) if waiting else left_s()
             else:  # devices that wait for this one have equal parts of the time that is left
-                most_s = (until - time.monotonic()) / waiting.count(locks[rank])
+                most_s = left_s() / waiting.count(locks[rank])
                 waiting.remove(locks[rank])
-            times = profiler.time(session, step, max(0.0, most_s))
-        return _better_timing(profiler, rank, times, before)
+            times = profiler.time(session, step, most_s)
+        timings[rank] = _better_timing(profiler, rank, times, known[rank])
 
-    with unwaited_pool(world_size, "survey") as pool:
-        sessions = results(pool.submit(start, rank) for rank in range(world_size))
-        states = connect_all(sessions, transport)
-        links = measure_links(sessions, devices.addresses, states, step, fresh=fresh, seconds=LINKS_PART * seconds)
-        # This device distributes the work, and a lab emulates devices on its cores. So it is measured alone.
-        own = results([pool.submit(take, sessions[0])])
-        others = results(pool.submit(take, session) for session in sessions[1:])
-        return [*own, *others], links
+    def measure() -> None:
+        with unwaited_pool(world_size, "survey") as pool:
+            sessions = results(pool.submit(start, rank) for rank in range(world_size))
+            states = connect_all(sessions, transport)
+            most_s = min(left_s(), LINKS_PART * seconds)
+            measured_links.append(measure_links(sessions, devices.addresses, states, step, fresh=fresh, seconds=most_s))
+            # This device distributes the work, and a lab emulates devices on its cores. So it is measured alone.
+            results([pool.submit(take, sessions[0])])
+            results(pool.submit(take, session) for session in sessions[1:])
+
+    with unwaited_pool(1, "whole survey") as pool:
+        whole = pool.submit(measure)
+        wait([whole], max(0.0, until - time.monotonic()) if seconds < math.inf else None)
+        if whole.done():
+            whole.result()
+    all_timings = [
+        timings.get(rank) or before or DeviceTiming(profiler.so_far(rank)) for rank, before in enumerate(known)
+    ]
+    return all_timings, measured_links[0] if measured_links else estimate_links()
 
 
 def host_locks(profiles: Sequence[DeviceProfile]) -> list[Lock]:

@@ -18,7 +18,7 @@ from edge.cluster.session import EngineSession, LocalSession, RemoteSession
 from edge.errors import WorkerError
 from edge.models.demo import MODEL_PATH
 from edge.profiling import links, llm_survey, survey
-from edge.profiling.layer_times import LayerTimes, cuts_to_time, probes
+from edge.profiling.layer_times import LayerTimes, Probes, cuts_to_time
 from edge.profiling.profile import shared_hosts
 from edge.profiling.survey import host_locks, host_of, own_profile
 from partition.model.file import ModelFile
@@ -53,13 +53,13 @@ def test_what_is_measured_is_remembered_for_a_month(two: list[Worker], monkeypat
     steps: list[float] = []
 
     def few(*args: Any) -> dict[str, Any]:
-        return {name: replace(probe, rows=(1, 64)) for name, probe in probes(*args).items()}
+        return {name: replace(probe, rows=(1, 64)) for name, probe in Probes(*args).items()}
 
     def few_cuts(*args: Any) -> tuple[dict[str, Any], int]:
         cuts, n = cuts_to_time(*args)
         return {name: cuts[name] for name in ("layers", "chunk", "head")}, n
 
-    monkeypatch.setattr(llm_survey, "probes", few)
+    monkeypatch.setattr(llm_survey, "Probes", few)
     monkeypatch.setattr(llm_survey, "cuts_to_time", few_cuts)  # the others are timed in tests of commands
 
     def again(fresh: bool = False) -> survey.Survey[DeviceSpeed]:

@@ -132,6 +132,15 @@ def test_what_precedes_each_step_is_not_timed() -> None:
     assert machine.now_s - began < 2 * 51 * 1.01
 
 
+@pytest.mark.parametrize(("most_s", "samples"), [(1.0, 1), (2.0, 2), (7.0, 4), (60.0, 4)])
+def test_preparation_counts_as_time_of_a_task(most_s: float, samples: int) -> None:
+    """A sample with its preparation takes 2.2 s."""
+    machine = Machine([])
+    task = TimedTask(lambda: machine.run(0.1), lambda: machine.run(2.0))
+    best_of([task], clock=lambda: machine.now_s, watch=machine.watch, most_s=most_s)
+    assert machine.now_s == pytest.approx(2.1 * samples + 0.1)  # one warm-up
+
+
 def test_a_burst_is_compared_with_all_of_a_sample() -> None:
     """Two samples that lose 8 % of their steps' time: 4 % of the sample, as much precedes the steps."""
     machine = Machine([])

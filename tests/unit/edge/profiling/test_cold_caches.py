@@ -12,7 +12,7 @@ from edge import microbenchmark
 from edge.llm.options import DEFAULTS
 from edge.models.demo import MODEL_PATH
 from edge.profiling import llm_survey
-from edge.profiling.layer_times import LayerProbe, _timed, cuts_to_time, probes
+from edge.profiling.layer_times import LayerProbe, Probes, _loaded, _timed, cuts_to_time
 from edge.profiling.survey import Devices
 from edge.tasks import CancelScope
 from edge.worker import timing
@@ -29,7 +29,7 @@ COLD_S, WARM_S, READ_S = 0.2, 0.1, 5.0
 def slices() -> dict[str, LayerProbe]:
     with CancelScope() as scope:
         file = ModelFile.open(MODEL_PATH)
-        return probes(file, "0" * 64, cuts_to_time(file)[0], scope)
+        return dict(Probes(file, "0" * 64, cuts_to_time(file)[0], scope))
 
 
 def test_each_slice_lacks_the_rest_of_the_model(slices: dict[str, LayerProbe]) -> None:
@@ -64,7 +64,8 @@ def test_an_engine_process_is_told_how_much_that_is(slices: dict[str, LayerProbe
         return pb.Event(timed=pb.Timed(step_s=[1.0] * len(command.time.rows), busy=[False] * len(command.time.rows)))
 
     session: Any = SimpleNamespace(ask=ask, rank=0, device="pi", unload=lambda: None)
-    _timed(session, slices["head"], DEFAULTS, False, None)
+    with _loaded(session, slices["head"], DEFAULTS, None):
+        _timed(session, slices["head"])
     assert [command.time.other_bytes for command in commands if command.HasField("time")] == [
         slices["head"].other_bytes
     ]

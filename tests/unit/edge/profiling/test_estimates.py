@@ -19,12 +19,15 @@ from devices.remembered import KEPT_AGE_S, Remembered
 from edge.models.demo import MODEL_PATH
 from edge.parallel.engine_kinds import EngineKind
 from edge.profiling.estimate import estimated_speed
+from edge.profiling.layer_times import LayerTimes
 from edge.profiling.links import _CALL_S, _by_calls
-from edge.profiling.llm_survey import REMEMBERED, Estimator, llm_speeds
+from edge.profiling.llm_survey import REMEMBERED, Estimator, _LayerProfiler, llm_speeds
+from edge.profiling.survey import Devices
+from edge.tasks import CancelScope
 from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.presets import PartSizes
-from partition.predict.speeds import DeviceSpeed, speed_to_json
+from partition.predict.speeds import Curve, DeviceSpeed, speed_to_json
 from tests.support.clock import Clock
 from tests.support.deployments import own_folders
 
@@ -110,9 +113,26 @@ def test_without_time_nothing_is_measured(remembered: Clock, monkeypatch: pytest
     from edge.profiling import llm_survey
 
     monkeypatch.setattr(llm_survey, "survey", lambda *_, **__: pytest.fail("measured"))
-    monkeypatch.setattr(llm_survey, "probes", lambda *_: pytest.fail("made slices"))
+    monkeypatch.setattr(llm_survey, "Probes", lambda *_: pytest.fail("made slices"))
     known = llm_speeds(Cluster.of_addresses(()), None, (), FILE, "0" * 64, seconds=0)
     assert [(speed.device, speed.estimate) for speed in known.speeds] == [(LOCAL, True)]
+
+
+@pytest.mark.parametrize(
+    ("factor", "busy", "used"),
+    [(3.0, False, 3.0), (0.1, False, 0.1), (2.0, True, 2.0), (40.0, True, 2.5), (0.1, True, 0.4)],
+)
+def test_few_samples_of_a_busy_device_change_an_estimate_little(
+    remembered: Clock, factor: float, busy: bool, used: float
+) -> None:
+    with CancelScope() as scope:
+        profiler = _LayerProfiler(Devices(None, 1), FILE, "0" * 64, {}, {}, scope)
+        estimate = profiler.so_far(0)
+        curve = Curve(((1, factor * estimate.seconds),))
+        profiler._so_far[0] = LayerTimes(1, {"layers": curve}, 0.0, 0, None, busy)
+        corrected = profiler.so_far(0)
+    assert corrected.seconds == pytest.approx(used * estimate.seconds)
+    assert (corrected.estimate, corrected.busy) == (True, busy)
 
 
 class TestRates:
