@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from edge.llm.generate import Response, Timing, Usage
     from edge.llm.model import Model, RequestStream
     from edge.llm.options import EngineOptions
+    from edge.llm.pieces import Pieces
     from edge.llm.requests import Event
     from edge.llm.sampler import SamplingParams
     from edge.pictures.front import write_picture
@@ -75,6 +76,7 @@ _HOMES = {
     "edge.llm.model": ("Model", "RequestStream"),
     "edge.llm.options": ("EngineOptions",),
     "edge.llm.sampler": ("SamplingParams",),
+    "edge.llm.pieces": ("Pieces",),
     "edge.llm.requests": ("Event",),
     "edge.pictures.front": ("write_picture",),
     "edge.pictures.page": ("write_page",),
@@ -92,11 +94,11 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "CannotSlice", "Chat", "ChatFileError", "Cluster", "ClusterFileError", "ContextFull", "EdgeError",
     "EngineError", "EngineOptions", "Event", "Exchange", "Front", "HubError", "Interrupted", "MediaError", "Model",
-    "ModelFileError", "NotEnoughMemory", "OnnxModel", "PictureError", "PlanChoice", "PlanError", "PlanOptions",
-    "RequestStream", "Response", "SamplingError", "SamplingParams", "ShowStep", "SizeTooSmall", "SliceError",
-    "Steps", "TemplateError", "TextError", "Timing", "TransportError", "TrustError", "UnknownTypeError", "Usage",
-    "WeightsError", "WorkerError", "deploy", "deploy_onnx", "load", "pareto", "plan", "quantize", "write_page",
-    "write_picture",
+    "ModelFileError", "NotEnoughMemory", "OnnxModel", "PictureError", "Pieces", "PlanChoice", "PlanError",
+    "PlanOptions", "RequestStream", "Response", "SamplingError", "SamplingParams", "ShowStep", "SizeTooSmall",
+    "SliceError", "Steps", "TemplateError", "TextError", "Timing", "TransportError", "TrustError",
+    "UnknownTypeError", "Usage", "WeightsError", "WorkerError", "deploy", "deploy_onnx", "load", "pareto", "plan",
+    "quantize", "write_page", "write_picture",
 ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edge.closing import Closing
 from edge.errors import EngineError
+from edge.llm.pieces import Pieces
 from edge.models.paths import PathLike
 
 if TYPE_CHECKING:
@@ -65,8 +66,11 @@ class OnnxModel(Closing):
         they do not fit."""
         return next(self.map([feeds], in_flight=1))
 
-    def map(self, feeds: Iterable[Mapping[str, Array]], *, in_flight: int = 4) -> Iterator[dict[str, Array]]:
-        """Yield the outputs of many inputs, in order. in_flight: number of inputs in progress on several devices."""
+    def map(self, feeds: Iterable[Mapping[str, Array]], *, in_flight: int = 4) -> Pieces[dict[str, Array]]:
+        """Return the outputs of many inputs, in order. in_flight: number of inputs in progress on several devices."""
+        return Pieces(self._outputs(feeds, in_flight))
+
+    def _outputs(self, feeds: Iterable[Mapping[str, Array]], in_flight: int) -> Generator[dict[str, Array], None, None]:
         if self._flow is None:
             raise EngineError(f"{self.path.name} is not loaded: call open(), or use it in a with block")
         for result in self._flow(feeds, in_flight):

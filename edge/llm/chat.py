@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,6 +16,7 @@ from edge.llm.continuation import PrefillProgress, Request
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.model import Model
+from edge.llm.pieces import Pieces
 from edge.llm.requests import windowed
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
@@ -95,6 +96,9 @@ class Chat:
         self._media = ChatMedia(encoder)
         self.system = system
 
+    def __repr__(self) -> str:
+        return f"<edge.Chat with {self.engine.path.name}, messages: {len(self.messages)}>"
+
     @property
     def system(self) -> str | None:
         """The system message, which is the first message of the conversation."""
@@ -140,7 +144,7 @@ class Chat:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         on_prefill: PrefillProgress | None = None,
-    ) -> Iterator[Response]:
+    ) -> Pieces[Response]:
         """Add a user message and generate the answer. The generated part of the answer joins the messages.
 
         text: the message; or a whole conversation that replaces this one, as messages with `role` and `content`, the
@@ -155,7 +159,7 @@ class Chat:
             *earlier, question = _conversation(text)
             text = question["content"]
         messages = [*earlier, {"role": "user", "content": self._media.attached + text}]
-        return self._answer(messages, sampling, max_tokens, stop, on_prefill)
+        return Pieces(self._answer(messages, sampling, max_tokens, stop, on_prefill), self.engine)
 
     def attach(self, data: bytes) -> int:
         """Attach a picture or sound, the bytes of a file, to the next question. Return its number of tokens. Raises
@@ -174,7 +178,7 @@ class Chat:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         on_prefill: PrefillProgress | None = None,
-    ) -> Iterator[Response]:
+    ) -> Pieces[Response]:
         """Answer the last question again, or `text` instead of it. The new exchange replaces the last one.
 
         The same seed gives the same answer again. If no answer comes, the conversation stays as it was. Raises
@@ -185,7 +189,7 @@ class Chat:
             raise ValueError("there is no question to answer again")
         question = self.messages[place]["content"] if text is None else text
         messages = [*self.messages[:place], {"role": "user", "content": question}]
-        return self._answer(messages, sampling, max_tokens, stop, on_prefill)
+        return Pieces(self._answer(messages, sampling, max_tokens, stop, on_prefill), self.engine)
 
     def _answer(
         self,
@@ -194,7 +198,7 @@ class Chat:
         max_tokens: int | None,
         stop: Sequence[str],
         on_prefill: PrefillProgress | None,
-    ) -> Iterator[Response]:
+    ) -> Generator[Response, None, None]:
         """Answer the last of `messages`. If an answer comes, the messages and the answer become the conversation."""
         before, self.messages = self.messages, messages
         self.dropped = 0

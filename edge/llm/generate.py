@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 from edge.errors import EngineError
@@ -51,7 +51,7 @@ class Response:
     thought: str = ""  # new text of the model's thought, not part of `text`
 
 
-def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
+def generate(scheduler: Scheduler, request: Request) -> Generator[Response, None, None]:
     """Run a request as the only one of a scheduler, which keeps the KV cache for the next prompt.
 
     An end-of-turn token is neither part of the response nor counted. The scheduler remains usable if the generator is
@@ -61,20 +61,24 @@ def generate(scheduler: Scheduler, request: Request) -> Iterator[Response]:
     """
     accepted = time.perf_counter()
     engine, most = scheduler.engine, request.max_tokens
+    use = engine.states.use
     ends_when_full = request.stays is None and engine.attention_window is None
     if ends_when_full and most is not None and most > engine.context - len(request.prompt):
         request = replace(request, max_tokens=None)
     state = scheduler.prepare(request)
     clock = _Clock(accepted, state)
-    scheduler.drop_requests()
-    scheduler.drafts.begin()
-    try:
+    with use.alone():
+        scheduler.drop_requests()
+        scheduler.drafts.begin()
         scheduler.enqueue(state)
+    try:
         finish = None
         while finish is None:
-            if state.ended:
-                raise EngineError(USED_MEANWHILE)
-            for event in scheduler.step():
+            with use.alone():
+                if state.ended:
+                    raise EngineError(USED_MEANWHILE)
+                events = scheduler.step()
+            for event in events:
                 if event.request != state.number:
                     continue
                 if event.error is not None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from edge.closing import Closing
 from edge.llm.continuation import Request
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
+from edge.llm.pieces import Pieces, in_thread
 from edge.llm.requests import Event
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
@@ -23,6 +27,8 @@ class RequestStream(Closing):
     def __init__(self, model: Model) -> None:
         self._model = model
         self._scheduler = Scheduler(model.engine, keep=True)
+        self._changes: deque[Callable[[], object]] = deque()  # made before the next step, which may run in a thread
+        self._events: deque[Event] = deque()
 
     def add(
         self,
@@ -41,20 +47,48 @@ class RequestStream(Closing):
         """
         tokens = self._model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         scales = self._model.scales(adapters)
-        return self._scheduler.add(Request(tokens, max_tokens, sampling or SamplingParams(), stop, adapters=scales))
+        request = Request(tokens, max_tokens, sampling or SamplingParams(), stop, adapters=scales)
+        state = self._scheduler.prepare(request)
+        self._changes.append(partial(self._scheduler.enqueue, state))
+        return state.number
 
     def cancel(self, number: int) -> None:
         """End a request. An event with the reason "cancelled" follows, unless the request has ended already."""
-        self._scheduler.cancel(number)
+        self._changes.append(partial(self._scheduler.cancel, number))
 
     def __iter__(self) -> Iterator[Event]:
         """Yield the events of the requests as they come, until all requests have ended."""
-        while self._scheduler.busy:
-            yield from self._scheduler.step()
+        while self._events or self._is_busy:
+            if not self._events:
+                self._step()
+            while self._events:
+                yield self._events.popleft()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Same for `async for`: each step runs in a thread. A cancelled task waits for its step and loses no event."""
+        with ThreadPoolExecutor(1, "edge-requests") as thread:
+            while self._events or self._is_busy:
+                if not self._events:
+                    await in_thread(thread, self._step)
+                while self._events:
+                    yield self._events.popleft()
 
     def close(self) -> None:
         """Cancel incomplete requests."""
+        self._changes.clear()
+        self._events.clear()
         self._scheduler.close()
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._changes) or self._scheduler.busy
+
+    def _step(self) -> None:
+        """Make the changes that were requested, and run one step."""
+        while self._changes:
+            self._changes.popleft()()
+        if self._scheduler.busy:
+            self._events += self._scheduler.step()
 
 
 class Model(Closing):
@@ -90,7 +124,7 @@ class Model(Closing):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         adapters: Mapping[str, float] | None = None,
-    ) -> Iterator[Response]:
+    ) -> Pieces[Response]:
         """Continue a text or token ids without a chat template, and yield responses.
 
         max_tokens: None: until the context is full.
@@ -101,7 +135,8 @@ class Model(Closing):
         """
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         sampling, scales = sampling or SamplingParams(), self.scales(adapters)
-        return generate(self._scheduler, Request(tokens, max_tokens, sampling, stop, adapters=scales))
+        request = Request(tokens, max_tokens, sampling, stop, adapters=scales)
+        return Pieces(generate(self._scheduler, request), self.engine)
 
     def scales(self, adapters: Mapping[str, float] | None) -> Scales | None:
         """Return the scales of adapters by name, in the form that requests have. Raises EngineError for an unknown

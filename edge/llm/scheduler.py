@@ -129,11 +129,11 @@ class Scheduler(Closing):
         Raises the engine's errors, and EngineError if another scheduler used the engine meanwhile. Close the scheduler
         then.
         """
-        if self.queues.running and self._use.owner is not self:
-            raise EngineError(USED_MEANWHILE)
         with self._use.alone():
+            if self.queues.running and self._use.owner is not self:
+                raise EngineError(USED_MEANWHILE)
             self._use.step(self, self._go_on)
-        events, self._events = self._events, []  # including tokens that were chosen before an engine was lost
+            events, self._events = self._events, []  # including tokens that were chosen before an engine was lost
         return events
 
     def _go_on(self) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from enum import IntFlag
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -102,15 +103,16 @@ class CacheUse:
     def __init__(self) -> None:
         self.owner: CacheOwner | None = None  # scheduler whose tokens the cache holds
         self.computed_again = 0  # number of tokens recomputed after replacements of the engine
+        self._lock = threading.RLock()
 
     @property
     def slots(self) -> Sequence[Any]:
         """Slots of the scheduler that owns the cache; only they record its contents."""
         return self.owner.slots.all if self.owner is not None else ()
 
-    def alone(self) -> AbstractContextManager[None]:
+    def alone(self) -> AbstractContextManager[object]:
         """Return a context manager in which no other thread uses the engine."""
-        return nullcontext()
+        return self._lock
 
     def step(self, owner: CacheOwner, work: Callable[[], T]) -> T:
         """Return the result of a scheduler's step. The scheduler first takes the cache from its last user. After a

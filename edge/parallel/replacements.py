@@ -6,7 +6,6 @@ the KV cache of the slots, if it can be read.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -46,7 +45,6 @@ class Replacements(CacheUse):
         self.is_direct = False  # True while a caller computes without a scheduler
         self._next: Callable[[], TextEngine | None] | None = None
         self._is_gone = False  # True if there is no engine, because a move failed
-        self._lock = threading.RLock()
         self._asked_at = time.monotonic()
         self.recoveries = self.moves = 0
         self.losses_in_a_row = 0  # consecutive losses without a token between them, including the current one

@@ -46,6 +46,17 @@ def answer(question: str) -> str:
         return "".join(response.text for response in edge.Chat(model).ask(question))
 
 
+async def answer_later(model: edge.Model, question: str) -> str:
+    pieces: edge.Pieces[edge.Response] = edge.Chat(model).ask(question)
+    text = "".join([response.text async for response in pieces])
+    with model.stream() as requests:
+        requests.add(question, max_tokens=8)
+        async for event in requests:
+            text += event.text
+    await edge.Chat(model).retry().aclose()
+    return text
+
+
 def several(addresses: list[str]) -> list[int]:
     with edge.Cluster(addresses) as cluster:
         choice: edge.PlanChoice = edge.plan("m.gguf", cluster, options=edge.PlanOptions(context=512), steps=Quiet())
