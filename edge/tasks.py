@@ -85,31 +85,43 @@ Progress = Callable[[float, float], None]  # (bytes done, bytes in total)
 class AggregateProgress:
     """Sum of the progress of several parts."""
 
-    def __init__(self, progress: Progress, total: int, check: Callable[[], None]) -> None:
+    def __init__(self, progress: ShowStep, total: int, check: Callable[[], None]) -> None:
         """total: bytes of all parts. check: raises an error if the work is no longer needed, which ends every part."""
         self._progress, self._total, self._check = progress, total, check
         self._done: list[float] = []
+        self._running: dict[int, str] = {}  # descriptions of unfinished parts, the oldest first
         self._lock = threading.Lock()
 
     @contextmanager
-    def part(self, n_bytes: int) -> Iterator[Progress]:
+    def part(self, n_bytes: int, what: str) -> Iterator[Progress]:
         """Yield the progress callback of one part, which takes the bytes done. The end of the block completes the part.
 
-        n_bytes: size of the part.
+        n_bytes: size of the part; 0 for work without bytes.
+        what: description, which is shown until the part is complete.
         """
         self._check()
         with self._lock:
             mine = len(self._done)
             self._done.append(0.0)
+            self._running[mine] = what
 
         def count(done: float, _: float) -> None:
             self._check()
             with self._lock:
                 self._done[mine] = max(self._done[mine], done)
-                self._progress(sum(self._done), self._total)
+                self._show()
 
-        yield count
+        with self._lock:
+            self._show()
+        try:
+            yield count
+        finally:
+            with self._lock:
+                del self._running[mine]
         count(n_bytes, n_bytes)
+
+    def _show(self) -> None:
+        self._progress(sum(self._done), self._total, next(iter(self._running.values()), ""))
 
 
 class Repeated(Closing):
@@ -157,7 +169,7 @@ class Steps:
     @contextmanager
     def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
         """Show one step for the length of the block. unit: "bytes", or a name of the counted items."""
-        yield _unseen
+        yield unseen
 
     def say(self, line: str) -> None:
         """Show a sentence while a step runs."""
@@ -193,7 +205,7 @@ class ShowStep(Protocol):
         """Report `n` units done, of `total` if the total has changed. what: the item in progress."""
 
 
-def _unseen(n: float, total: float | None = None, what: str = "") -> None:
+def unseen(n: float, total: float | None = None, what: str = "") -> None:
     """Ignore the report."""
 
 

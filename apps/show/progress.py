@@ -48,13 +48,13 @@ class ShownSteps(Steps):
 class _Bar:
     def __init__(self, label: str, total: float | None, unit: str) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[text]}", markup=False),
-            TimeRemainingColumn(compact=True),
+            TimeElapsedColumn(),  # shows that the job is still running if it reports nothing
         )
         self._rich = Progress(*columns, console=Console(stderr=True), transient=True)
         self._unit = unit

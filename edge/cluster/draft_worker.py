@@ -32,10 +32,10 @@ class LoadedDraft(LoadedHelper):
         digest = OwnSlices().model_digest(path)
         with steps.step(f"Loading {path.name} on {self.name}") as show:
             total = AggregateProgress(show, 2 * n_bytes, self._closing.check)
-            with total.part(n_bytes) as sent:
+            with total.part(n_bytes, "sending") as sent:
                 self._worker.send_slice(whole(digest, n_bytes), path, digest, sent)
             load = pb.Load(slice=digest, options=options_message(EngineOptions(context=context)))
-            with total.part(n_bytes) as read:
+            with total.part(n_bytes, "loading") as read:
                 loaded = self._start(load, lambda fraction: read(fraction * n_bytes, n_bytes))
         self.context = int(loaded.context)
         self._proposer = RemoteProposer(self.link, self.context, n_vocab)

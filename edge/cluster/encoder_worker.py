@@ -75,10 +75,11 @@ class LoadedEncoder(LoadedHelper):
             names = []
             for part, path in slices:
                 names.append(own.digest(part, path))
-                with total.part(part.n_bytes) as sent:
+                with total.part(part.n_bytes, f"sending {path.name}") as sent:
                     self._worker.send_slice(part, path, names[-1], sent)
             encoder = pb.Encoder(text_model=names[1], text_model_bytes=text.size_bytes)
-            self._start(pb.Load(slice=names[0], encoder=encoder), lambda _: self._closing.check())
+            with total.part(0, "loading"):
+                self._start(pb.Load(slice=names[0], encoder=encoder), lambda _: self._closing.check())
         self._encoder = RemoteEncoder(self.link, width, n_vocab)
         self._closing.then(partial(self._end_quietly, self._encoder.end))
 

@@ -26,7 +26,7 @@ from edge.parallel.engine import DistributedEngine
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.prefixes.keys import cache_key
-from edge.tasks import AggregateProgress, Progress, results, unwaited_pool
+from edge.tasks import AggregateProgress, ShowStep, results, unseen, unwaited_pool
 from edge.weights.adapter_file import CheckedAdapter
 from edge.worker.messages import options_message
 from partition.errors import PlanError
@@ -74,7 +74,7 @@ class LlmRanks(RankGroup):
         file: ModelFile,
         options: EngineOptions,
         exchange: Exchange = DEFAULT_EXCHANGE,
-        progress: Progress = lambda done, total: None,
+        progress: ShowStep = unseen,
         say: Callable[[str], None] = lambda words: None,
         *,
         vocabulary: llama.Model | None = None,
@@ -143,7 +143,7 @@ class LlmRanks(RankGroup):
 
     # --- bringing it up ---
 
-    def _start(self, options: EngineOptions, progress: Progress) -> None:
+    def _start(self, options: EngineOptions, progress: ShowStep) -> None:
         plan, file, exchange = self.plan, self._file, self._exchange
         digest = self._own_slices.model_digest(file.path)
         if plan.model_digest and digest != plan.model_digest:
@@ -176,7 +176,8 @@ class LlmRanks(RankGroup):
             opening = [pool.submit(self._open, rank, slices[rank], total) for rank in ranks]
             named = results(opening, also_watched=(own,))
             threads = plan.shard(0).threads or options.threads or default_threads()
-            group, links = self._join(1 if plan.thin_owner else threads)
+            with total.part(0, "linking the devices"):
+                group, links = self._join(1 if plan.thin_owner else threads)
             loading = [
                 pool.submit(self._load, rank, digests, slices[rank][0].recipe, options, total)
                 for rank, digests in zip(ranks, named, strict=True)
@@ -217,12 +218,12 @@ class LlmRanks(RankGroup):
                 name_histories(shard.engine.states, self._prefix_key)
             return model, shard
         recipe, digest = slices[0].recipe, self._digest(slices[0], total)
-        with total.part(recipe.n_bytes) as cut:
+        with total.part(recipe.n_bytes, "cutting the slice of this device") as cut:
             part = ModelFile.open(self._closing.enter(self._own_slices.use(recipe, self._file.path, digest, cut)))
         if options.prefixes is not None:
             weights_bytes = held_bytes(part.shape)
             own = replace(own, reserved=own.reserved + weights_bytes)
-        with total.part(recipe.n_bytes) as loaded:
+        with total.part(recipe.n_bytes, "loading on this device") as loaded:
             shard = Shard(part, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
             self._closing.then(shard.close)
         if options.prefixes is not None:
@@ -235,7 +236,7 @@ class LlmRanks(RankGroup):
 
     def _digest(self, part: FileSlice, total: AggregateProgress) -> str:
         """Return a slice's digest. It may have to be cut once to compute it."""
-        with total.part(part.recipe.n_bytes) as read:
+        with total.part(part.recipe.n_bytes, f"reading {part.path.name}") as read:
             return self._slices.name(part, read)
 
     def _open(self, rank: int, slices: Sequence[FileSlice], total: AggregateProgress) -> list[str]:
@@ -243,10 +244,12 @@ class LlmRanks(RankGroup):
         part = self.plan.shard(rank)
         worker = self._fleet.workers[part.device]
         recipe, digest = slices[0].recipe, self._digest(slices[0], total)
-        with self._named(rank), total.part(recipe.n_bytes) as sent:
-            worker.send_slice(recipe, self._file.path, digest, sent)
-            adapters = [self._slices.send(part, worker) for part in slices[1:]]
-            self._open_session(rank, part.device, part.affinity)
+        with self._named(rank):
+            with total.part(recipe.n_bytes, f"sending to {worker.label}") as sent:
+                worker.send_slice(recipe, self._file.path, digest, sent)
+                adapters = [self._slices.send(part, worker) for part in slices[1:]]
+            with total.part(0, f"starting {worker.label}"):
+                self._open_session(rank, part.device, part.affinity)
         return [digest, *adapters]
 
     def _load(
@@ -267,7 +270,8 @@ class LlmRanks(RankGroup):
         key = rank_key(self._prefix_key, digest) if self._prefix_key else b""
         message = options_message(replace(options, **values))
         command = pb.Load(slice=digest, options=message, stages=self.plan.widths, prefix_key=key, adapters=adapters)
-        with self._named(rank), total.part(recipe.n_bytes) as shown:
+        label = self._fleet.workers[part.device].label
+        with self._named(rank), total.part(recipe.n_bytes, f"loading on {label}") as shown:
             event = self._by_rank[rank].ask(
                 pb.Command(load=command),
                 lambda event: shown(event.loading.fraction * recipe.n_bytes, recipe.n_bytes),

@@ -20,7 +20,7 @@ from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import CutStage, OnnxSource
 from edge.onnx.pipeline import Pipeline, PipelineEnds
 from edge.onnx.stage import LoadedStage
-from edge.tasks import AggregateProgress, Progress, results, unwaited_pool
+from edge.tasks import AggregateProgress, ShowStep, results, unseen, unwaited_pool
 from edge.worker.messages import stage_message
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
@@ -57,7 +57,7 @@ class OnnxRanks(RankGroup):
         deadlines: Deadlines = DEADLINES,
         threads: int | None = None,
         provider: str | None = None,
-        progress: Progress = lambda done, total: None,
+        progress: ShowStep = unseen,
         say: Callable[[str], None] = lambda words: None,
         gives_up: bool = False,
     ) -> None:
@@ -113,7 +113,7 @@ class OnnxRanks(RankGroup):
             self._own.close()
         super().close()
 
-    def load(self, plan: OnnxPlan, progress: Progress = lambda done, total: None) -> None:
+    def load(self, plan: OnnxPlan, progress: ShowStep = unseen) -> None:
         """Replace the loaded plan by another plan for the same devices. Nothing runs until `start`.
 
         Raises the errors of the constructor, and PlanError if the devices differ.
@@ -215,11 +215,12 @@ class OnnxRanks(RankGroup):
 
     def _load(self, session: EngineSession, stage: OnnxStage, part: CutStage, total: AggregateProgress) -> Loaded:
         n_bytes = len(part.content)
-        with total.part(n_bytes) as sent, self._model.recipe(part) as (recipe, path):
+        label = self._fleet.workers[stage.device].label
+        with total.part(n_bytes, f"sending to {label}") as sent, self._model.recipe(part) as (recipe, path):
             self._fleet.workers[stage.device].send_slice(recipe, path, part.digest, sent)
         described = stage_message(stage, part.takes, part.gives)
         command = pb.Load(slice=part.digest, stages=[1] * (len(self._sessions) + 1), stage=described)
-        with total.part(n_bytes):
+        with total.part(n_bytes, f"loading on {label}"):
             loaded = session.ask(pb.Command(load=command)).loaded
         summary = (loaded.provider, tuple(loaded.fell_back_from), int(loaded.threads))
         return Loaded(stage.device, part.weight_bytes, int(loaded.memory_bytes), *summary)

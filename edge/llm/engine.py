@@ -270,7 +270,11 @@ def load(
     """Load an engine with the arguments of `Engine`, and show progress by `steps`."""
     size = file.path.stat().st_size
     with steps.step(f"Loading {file.path.name}", size) as show:
-        return Engine(file, options, progress=lambda fraction: show(fraction * size), accounted=accounted)
+
+        def loaded(fraction: float) -> None:
+            show(fraction * size, what="" if fraction < 1 else "creating the KV cache")
+
+        return Engine(file, options, progress=loaded, accounted=accounted)
 
 
 def _check_sequences(n_sequences: int, *sequences: int) -> None:

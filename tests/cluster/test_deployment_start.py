@@ -106,7 +106,7 @@ def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.
                 refused_by_rank_1(two),
                 ModelFile.open(MODEL_PATH),
                 OPTIONS,
-                progress=lambda done, total: reported.append(done),
+                progress=lambda done, *_: reported.append(done),
             )
         n = len(reported)
         until(lambda: not waiting(), "the end of threads")

@@ -213,14 +213,15 @@ def test_a_second_deployment_sends_nothing(tmp_path: Path, one_worker: Worker) -
 
 
 def test_progress_ends_at_the_whole(one_worker: Worker) -> None:
-    seen: list[tuple[float, float]] = []
+    seen: list[tuple[float, float, str]] = []
     plan = plan_for(MODEL_PATH, [one_worker], tensor(1, 1))
     with Fleet([one_worker.address]) as fleet:
         options: EngineOptions = OPTIONS
         with LlmRanks(fleet, plan, ModelFile.open(MODEL_PATH), options, progress=lambda *at: seen.append(at)):
             pass
         idle([one_worker], fleet)
-    done = [at for at, _ in seen]
+    done = [at for at, *_ in seen]
     assert done == sorted(done)
-    assert len({total for _, total in seen}) == 1
+    assert len({total for _, total, _ in seen}) == 1
     assert done[-1] == pytest.approx(seen[-1][1])
+    assert any(what.startswith("loading on") for *_, what in seen)

@@ -159,7 +159,7 @@ def test_a_worker_that_is_lost_while_it_loads(
         plan = plan_for(MODEL_PATH, [doomed, two[1]], how)
         done: list[float] = []
 
-        def progress(now: float, total: float) -> None:
+        def progress(now: float, total: float, doing: str) -> None:
             done.append(now / total)
             if now / total < when or doomed.process.poll() is not None:
                 return
