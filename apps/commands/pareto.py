@@ -152,6 +152,7 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 
 def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> None:
     from edge.planning.choice import save_plan
+    from edge.planning.describe import joining_commands
     from edge.planning.front import pick
 
     chosen = pick(result, args.pick)
@@ -166,8 +167,9 @@ def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> Non
     command = "chat" if result["kind"] == "llm" else "run"
     draft = ["--draft", str(args.draft)] if chosen["predicted"]["draft"] else []
     draft += ["--draft-worker", args.draft_worker] if draft and args.draft_worker else []
-    words = shlex.join(["edge", command, chosen["model"], "--plan", str(args.save), *draft])
-    print(printable(f"{picked}; saved. Next: {words}"))
+    steps = joining_commands(result, chosen["devices"], chosen["model"])
+    steps = steps or [shlex.join(["edge", command, chosen["model"], "--plan", str(args.save), *draft])]
+    print(printable(f"{picked}; saved: {args.save}. Next: {', then '.join(steps)}"))
 
 
 def _axes(text: str) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ def _caps(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, changes: list[Change]) -> None:
-    from edge.planning.describe import notes, prediction_rows, stage_rows
+    from edge.planning.describe import joining_commands, known_json, notes, prediction_rows, stage_rows
 
     names = space.names
     print(printable(why))
@@ -101,5 +101,8 @@ def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, ch
         print(printable(f"with {change.what}: {value}"))
     print_notes(notes(space))
     if args.save is not None:
-        words = shlex.join(["edge", "chat", str(space.path), "--plan", str(args.save)])
-        print(printable(f"saved: {args.save}{f'. Next: {words}' if space.type else ''}"))
+        used = [names[device] for device in point.plan.all_devices]
+        steps = joining_commands(known_json(space), used, str(space.path))
+        command = "chat" if space.kind == "llm" else "run"
+        steps = steps or [shlex.join(["edge", command, str(space.path), "--plan", str(args.save)])]
+        print(printable(f"saved: {args.save}. Next: {', then '.join(steps)}"))

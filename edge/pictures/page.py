@@ -17,6 +17,7 @@ from edge.errors import PictureError
 from edge.models.paths import PathLike
 from edge.pictures import front_points
 from edge.pictures.front_points import Point, Result
+from edge.planning.describe import joining_commands
 from partition.predict.objectives import OBJECTIVES
 
 SAVED = "plan.json"  # file name of a saved plan in the displayed commands
@@ -104,8 +105,11 @@ def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
 
 
 def _commands(result: Result, point: Point, command: Sequence[str], model: str) -> list[str]:
-    """Return the commands that save and use a plan, or only the command that uses the model if the plan is this
-    device."""
+    """Return the commands that save and use a plan.
+
+    If the plan is this device, return only the command that uses the model. If the plan has presets, return the
+    commands that join devices in their place and plan again.
+    """
     if point["type"] is not None:
         model = str(point.get("model") or model)  # file of the plan's type
     use = (
@@ -113,6 +117,8 @@ def _commands(result: Result, point: Point, command: Sequence[str], model: str) 
     )
     if point["plan"] is None:
         return [shlex.join(use)]
+    if steps := joining_commands(result, point["devices"], model or "MODEL"):
+        return steps
     return [
         shlex.join([*command, "--pick", str(point["id"]), "--save", SAVED]),
         shlex.join([*use, "--plan", SAVED]),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from partition.plan.formats import PLANNED
+from partition.plan.plan import LOCAL
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
 from partition.predict.prediction import Prediction
@@ -31,6 +33,7 @@ def known_json(space: PlanSpace) -> dict[str, Any]:
                 "name": speed.name,
                 "address": speed.device,
                 "estimate": speed.estimate,
+                "preset": speed.preset,
                 "measured_age_s": None if speed.estimate else round(speed.age_s, 1),
                 "measured_while_busy": speed.busy,
                 "memory_bytes": speed.memory_bytes,
@@ -51,6 +54,21 @@ def known_json(space: PlanSpace) -> dict[str, Any]:
         ],
         "notes": list(known.notes),
     }
+
+
+def joining_commands(known: Mapping[str, Any], used: Collection[str], model: str) -> list[str]:
+    """Return the commands that join a device for each preset of a plan and plan again; [] for a plan without presets.
+
+    known: object of `known_json`.
+    used: names of the plan's devices.
+    """
+    others = [entry for entry in known["devices"] if entry["address"] != LOCAL]
+    presets = [entry["name"] for entry in others if entry["preset"] and entry["name"] in used]
+    if not presets:
+        return []
+    addresses = ",".join(entry["address"] for entry in others)
+    again = ["edge", "plan", model, "--workers", addresses]
+    return [*(f"edge cluster invite {name}" for name in presets), shlex.join(again)]
 
 
 def notes(space: PlanSpace) -> list[str]:

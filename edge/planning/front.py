@@ -125,7 +125,6 @@ class Front:
     def _described(self, point: Point) -> dict[str, Any]:
         """Return the figures of one plan, independent of other plans, with devices called by their names."""
         space, plan = self.space_of[point.key], point.plan
-        devices = plan.all_devices if isinstance(plan, Plan) else dict.fromkeys(plan.devices)
         return {
             "label": point.label,
             "type": point.type,
@@ -133,7 +132,7 @@ class Front:
             "parallel": point.parallel,
             "plan": plan.to_json(),
             "microbatches": point.predicted.microbatches,
-            "devices": [space.names[device] for device in devices],
+            "devices": [space.names[device] for device in plan.all_devices],
             "predicted": {
                 **point.predicted.renamed(space.names).to_json(),
                 "bound": bound_text(point.predicted, space.names),

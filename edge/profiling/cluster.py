@@ -126,8 +126,7 @@ class Cluster(Closing):
     def connected(self, plan: Plan | OnnxPlan) -> Fleet | None:
         """Return the workers of a plan, or None if it has none. Raises WorkerError if one is not connected."""
         there = self.fleet.workers if self.fleet else {}
-        named = plan.all_devices if isinstance(plan, Plan) else plan.devices
-        missing = [address for address in named if device(address) not in (LOCAL, *there)]
+        missing = [address for address in plan.all_devices if device(address) not in (LOCAL, *there)]
         if missing:
             raise WorkerError(
                 f"the plan needs {', '.join(missing)}; connected are {', '.join(there) or 'none'}: open a cluster with"

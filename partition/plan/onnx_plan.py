@@ -58,6 +58,11 @@ class OnnxPlan:
         return tuple(stage.device for stage in self.stages)
 
     @property
+    def all_devices(self) -> tuple[str, ...]:
+        """Devices of the stages, each once."""
+        return tuple(dict.fromkeys(self.devices))
+
+    @property
     def remote(self) -> tuple[OnnxStage, ...]:
         """Stages on workers, which have the ranks 1 and up."""
         return tuple(stage for stage in self.stages if stage.device != LOCAL)

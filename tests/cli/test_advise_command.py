@@ -240,6 +240,10 @@ def test_options_change_the_result(edge: Run, mine: Path) -> None:
 def test_all_models_are_there_without_being_measured(edge: Run) -> None:
     result = advised(edge, "--presets", "laptop,laptop")
     assert result["devices"] == ["laptop", "laptop-2"]
+    spread = [row["command"] for row in result["rows"] if "--workers" in row["command"]]
+    assert spread
+    assert all("--workers laptop-2" in command for command in spread)
+    assert any(note.endswith("edge cluster invite laptop-2 joins such a device") for note in result["notes"])
     shaped = {model.name for model in catalog() if model.shape is not None and model.source}
     assert {row["model"] for row in result["rows"]} == shaped
     assert all(row["answer_s"] > 0 for row in result["rows"])

@@ -292,6 +292,22 @@ def test_types(edge: Run, what_if: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert len(set(divergences)) == len(measured) == 3  # each text is one that was not measured
 
 
+def test_a_picked_plan_with_presets_ends_with_commands_that_join_devices(
+    edge: Run, what_if: Path, tmp_path: Path
+) -> None:
+    points = pareto_json(edge, "--cluster", what_if)["points"]
+    for devices in (["me"], ["me", "other"]):
+        picked = next(point for point in points if point["devices"] == devices)
+        file = tmp_path / f"{picked['id']}.json"
+        code, out, error = edge("--cluster", what_if, "--pick", picked["id"], "--save", file)
+        assert code == 0, error
+        steps = out.splitlines()[-1].partition("Next: ")[2].split(", then ")
+        if "other" in devices:
+            assert steps == ["edge cluster invite other", f"edge plan {MODEL_PATH} --workers other"]
+        else:
+            assert steps == [f"edge chat {MODEL_PATH} --plan {file}"]
+
+
 def test_a_picked_type_runs(edge: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.json"
     code, out, error = edge(*FEW, "--types", "q8_0,q4_0", "--pick", "latency", "--save", file)

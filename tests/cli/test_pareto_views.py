@@ -423,6 +423,11 @@ def test_what_the_page_is_told() -> None:
                 "edge chat --plan plan.json",
             ]
         )
+    presets = [device | {"preset": device["name"] == "phone"} for device in TYPES["devices"]]
+    view = Elements(page(TYPES | {"devices": presets}, ["edge", "pareto"], "")).data["view"]
+    for point in TYPES["points"]:
+        joins = view["commands"][point["id"]][0] == "edge cluster invite phone"
+        assert joins == ("phone" in point["devices"] and point["plan"] is not None)
     view = Elements(page(ONNX, ["edge", "pareto"], "net $1.onnx")).data["view"]
     assert ["edge run 'net $1.onnx'"] in view["commands"].values()
     assert all(commands[-1].startswith("edge run 'net $1.onnx'") for commands in view["commands"].values())

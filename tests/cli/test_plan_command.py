@@ -113,6 +113,15 @@ def test_for_people(edge: Run, what_if: Path) -> None:
     assert "other is a preset (pi4): its figures are estimates" in out
 
 
+def test_a_plan_with_presets_ends_with_commands_that_join_devices(edge: Run, tmp_path: Path) -> None:
+    cluster, file = written(tmp_path, PHASES), tmp_path / "plan.json"
+    code, out, error = edge("--cluster", cluster, "--prompt-tokens", "400", "--save", file)
+    assert code == 0, error
+    words = f"Next: edge cluster invite laptop, then edge plan {MODEL_PATH} --workers laptop"
+    assert out.splitlines()[-1] == f"saved: {file}. {words}"
+    assert "laptop is a preset (apple-m4): its figures are estimates, and edge cluster invite laptop joins such" in out
+
+
 PHASES = """
 [[device]]
 name = "phone"
@@ -199,7 +208,8 @@ def test_the_best_of_types(edge: Run, what_if: Path, tmp_path: Path) -> None:
     code, out, error = edge(*types, "9", "--save", file)
     assert code == 0, error
     assert f"divergence: {number_text(small['predicted']['divergence'])} nats a token from the model" in out
-    assert out.splitlines()[-1] == f"saved: {file}. Next: edge chat {small['model']} --plan {file}"
+    steps = f"edge cluster invite other, then edge plan {small['model']} --workers other"
+    assert out.splitlines()[-1] == f"saved: {file}. Next: {steps}"
     assert said(edge, "--cluster", what_if)["type"] is None
 
 

@@ -54,7 +54,8 @@ def pareto_result(
         "concurrency": 4,
         "exact": True,
         "devices": [
-            {"name": name, "address": name, "estimate": name == "phone", "measured_age_s": 12.0} for name in devices
+            {"name": name, "address": name, "estimate": name == "phone", "preset": False, "measured_age_s": 12.0}
+            for name in devices
         ],
         "points": points,
     }
