@@ -45,20 +45,20 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the text of --help."""
-        shown = self.common | {"--help"}
-        options = [a for a in self._actions if a.option_strings and a.help != argparse.SUPPRESS and self.common]
-        hidden = [action for action in options if shown.isdisjoint(action.option_strings)]
-        helps, epilog = [action.help for action in hidden], self.epilog
-        for action in hidden:
-            action.help = argparse.SUPPRESS
-        if hidden:
-            self.epilog = f"{self.prog} --help-all lists {len(hidden)} more options."
-        try:
+        if not self.common:
             return super().format_help()
-        finally:
-            self.epilog = epilog
-            for action, text in zip(hidden, helps, strict=True):
-                action.help = text
+        options = [action for action in self._actions if action.option_strings and action.help != argparse.SUPPRESS]
+        shown = [action for action in options if not (self.common | {"--help"}).isdisjoint(action.option_strings)]
+        arguments = [action for action in self._actions if not action.option_strings]
+        text = self.formatter_class(prog=f"{self.prog} [options]")
+        text.add_usage(None, arguments, [])
+        text.add_text(self.description)
+        for title, actions in (("arguments", arguments), ("options", shown)):
+            text.start_section(title)
+            text.add_arguments(actions)
+            text.end_section()
+        text.add_text(f"{self.prog} --help-all lists {len(options) - len(shown)} more options.")
+        return text.format_help()
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {printable(message)} (see {self.prog} --help)\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from apps import planning
 from apps.engine_options import engine_options
 from apps.errors import UsageError
-from apps.options import add, check_output, option
+from apps.options import add, check_output, option, set_common
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_note, print_notes
 from edge.units import items, positive
@@ -30,6 +30,7 @@ _COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    set_common(parser, "--workers --presets --measure --task --min-speed --models --types --memory --all --json --png")
     group = parser.add_argument_group("devices")
     add(group, "--cluster")
     add(group, "--workers", help="use this device and HOST[:PORT],... (default: the running lab)")

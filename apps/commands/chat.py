@@ -54,8 +54,8 @@ SILENT_S = 3.0  # seconds without piped text after which a line reports that the
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common = "--prompt --json --url --system --file --resume --image --think --max-tokens --temperature"
-    common += " --seed --json-schema --context --threads --memory --workers --parallel"
+    common = "--prompt --json --url --system --file --resume --think --max-tokens --temperature"
+    common += " --context --memory --workers"
     set_common(parser, common)
     add(parser, "model")
     words = "answer this prompt once and exit; text piped to standard input comes first. -: only the piped text"

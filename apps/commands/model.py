@@ -9,7 +9,7 @@ from pathlib import Path
 
 from apps.engine_options import engine_options
 from apps.errors import UsageError
-from apps.options import add, add_action, check_output, given_options, model_path, option
+from apps.options import add, add_action, check_output, given_options, model_path, option, set_common
 from apps.show.progress import progress
 from apps.show.table import print_columns, print_json, print_table
 from edge.units import natural, positive_int
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_synth(parser: argparse.ArgumentParser) -> None:
+    set_common(parser, "--shape --arch --layers --embd --ff --heads --vocab --type --seed --force --json")
     parser.add_argument("out", type=Path, metavar="OUT", help="GGUF file to write")
     option(parser, "--shape NAME", "shape of a known model, such as llama-3.1-8b; an unknown name prints the list")
     option(parser, "--arch NAME", "architecture, if --shape is not used (default: llama)")

@@ -52,7 +52,7 @@ say = partial(say_as, command="serve")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common = "--host --port --api-key --config --requests --draft --context --threads --memory --kv-type"
-    common += " --workers --parallel --tls-cert --tls-key"
+    common += " --workers --tls-cert --tls-key"
     set_common(parser, common)
     words = "GGUF files, folders of them, known names, or REPO:FILE (default: the bundled and all downloaded models)"
     parser.add_argument("models", nargs="*", metavar="MODEL", help=words)
