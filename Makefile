@@ -3,7 +3,8 @@
 # sizes. `make thorough` is the last three with every case, as each night. `make clients` tries `edge serve` with clients
 # that others wrote. `make mutate` mutates changed lines, and shows the mutants that no test notices. `make audit`
 # asks whether vulnerabilities are known of what is installed. `make pages` writes pages that are made from the source.
-# `make wheels` builds wheels that need no compiler, and `EDGE_WHEELS=FOLDER make chat` uses them.
+# `make wheels` builds wheels that need no compiler, and `EDGE_WHEELS=FOLDER make chat` uses them. `make browser` builds
+# llama.cpp for browsers.
 # All make a virtual environment in .venv first, and do not touch anything outside it; `make real` also keeps weights in
 # ~/.cache/edge-runtime.
 
@@ -18,7 +19,7 @@ WHEEL_TOOLS := ziglang==0.17.1 "cmake>=3.21,<5" "ninja>=1.11" "scikit-build-core
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: chat test real thorough clients faults mutate smoke bench pages audit wheels wheels-aarch64 wheels-vulkan clean
+.PHONY: chat test real thorough clients faults mutate smoke bench pages audit browser wheels wheels-aarch64 wheels-vulkan clean
 .DEFAULT_GOAL := chat
 
 chat: $(VENV)/.installed
@@ -85,6 +86,12 @@ audit: $(VENV)/.installed-dev
 		$(VENV)/audit/bin/python -m pip --disable-pip-version-check install --quiet "pip-audit>=2.9,<3"; }
 	@$(PIP) freeze --exclude-editable > $(VENV)/audit/installed.txt
 	@$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt $(ARGS)
+
+# Rebuild the WebAssembly modules of edge/browser/static, and compare their results in node with native llama.cpp: logits, hidden
+# states and states of sequences of the bundled model.
+browser: $(VENV)/wheels/.installed $(VENV)/.installed-dev
+	@PATH="$(abspath $(VENV)/wheels/bin):$$PATH" $(VENV)/wheels/bin/python -m tools.browser.build $(ARGS)
+	@$(BIN)/python -m pytest -n 0 tests/browser
 
 # Wheels of llama.cpp and of edge in dist/wheels: docs/install.md. ARGS="--help" prints the options.
 wheels: $(VENV)/wheels/.installed

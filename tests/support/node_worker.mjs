@@ -1,0 +1,69 @@
+// The compute worker in node: a browser's surroundings for worker.js, and a folder in place of the browser's storage.
+import { webcrypto } from "node:crypto";
+import fs from "node:fs";
+import path from "node:path";
+import { Worker, parentPort, workerData } from "node:worker_threads";
+
+const STATIC = new URL("../../edge/browser/static/", import.meta.url);
+const locate = (name) => new URL(name, STATIC).href;
+
+// What a thread of emscripten needs of a browser.
+const THREAD = `
+const { parentPort } = require("node:worker_threads");
+globalThis.self = globalThis;
+self.location = { href: ${JSON.stringify(STATIC.href)} };
+self.postMessage = (message) => parentPort.postMessage(message);
+parentPort.on("message", (data) => self.onmessage({ data }));
+`;
+
+globalThis.self = globalThis;
+globalThis.crypto ??= webcrypto; // node 18 does not have it here
+globalThis.crossOriginIsolated = !workerData.single;
+self.location = { href: STATIC.href };
+self.Worker = class {
+  constructor(url) {
+    this.worker = new Worker(THREAD + fs.readFileSync(new URL(url), "utf8"), { eval: true });
+    this.worker.on("message", (data) => this.onmessage({ data }));
+    this.worker.on("error", (error) => this.onerror(error));
+  }
+  postMessage(message) {
+    this.worker.postMessage(message);
+  }
+  terminate() {
+    this.worker.terminate();
+  }
+};
+
+// A folder whose open files have the methods of FileSystemSyncAccessHandle.
+function nodeFolder(folder) {
+  fs.mkdirSync(folder, { recursive: true });
+  const place = (name) => path.join(folder, name);
+  return {
+    names: async () => fs.readdirSync(folder),
+    size: async (name) => fs.statSync(place(name)).size,
+    async open(name) {
+      const file = fs.openSync(place(name), fs.constants.O_RDWR | fs.constants.O_CREAT);
+      return {
+        getSize: () => fs.fstatSync(file).size,
+        read: (buffer, { at }) => fs.readSync(file, buffer, 0, buffer.length, at),
+        write: (buffer, { at }) => fs.writeSync(file, buffer, 0, buffer.length, at),
+        truncate: (size) => fs.ftruncateSync(file, size),
+        flush: () => fs.fsyncSync(file),
+        close: () => fs.closeSync(file),
+      };
+    },
+    remove: async (name) => fs.rmSync(place(name), { force: true }),
+    async free() {
+      const { bavail, bsize } = fs.statfsSync(folder);
+      return bavail * bsize;
+    },
+  };
+}
+
+const { serve } = await import(locate("worker.js"));
+const take = serve(parentPort, {
+  threads: workerData.threads,
+  folder: async () => nodeFolder(path.join(workerData.store, "slices")),
+  host: { locate, compile: async (name) => WebAssembly.compile(fs.readFileSync(new URL(locate(name)))) },
+});
+parentPort.on("message", take);
