@@ -100,7 +100,16 @@ def spaces(args: argparse.Namespace, axes: Sequence[str] = ()) -> Iterator[tuple
         options = PlanOptions(dims=dict(args.dim or []), inputs=args.input or (), projector=projector, **named)
         steps = ShownSteps()
         by_model = of_model(path, cluster, options, types=args.types, divergence_on=divergence_on, steps=steps)
+        for space in by_model:
+            space.title = args.model or space.title
         yield by_model, cluster.fleet
+
+
+def typed_model(args: argparse.Namespace, path: Path | str) -> list[str]:
+    """Return the model as an argument of the next command: as the user typed it, or the path of a type's file."""
+    if args.types:
+        return [str(path)]
+    return [args.model] if args.model else []
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:

@@ -148,7 +148,7 @@ def _print_speeds(args: argparse.Namespace, engine: TextEngine, r: BenchResult) 
     """Print a Markdown table, which can be pasted into an issue."""
     print("| model | size | threads | test | tokens/s | median |")
     print("| --- | ---: | ---: | --- | ---: | ---: |")
-    row = f"| {engine.path.name} | {bytes_text(engine.shape.weight_bytes)} | {r.threads} |"
+    row = f"| {args.model or engine.path.name} | {bytes_text(engine.shape.weight_bytes)} | {r.threads} |"
     tests = [(f"prefill {r.prompt_tokens}", r.prefill), (f"decode {r.gen_tokens}", r.decode)]
     if r.throughput:
         tests.append((f"{args.requests} requests", r.throughput))

@@ -167,8 +167,9 @@ def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> Non
     command = "chat" if result["kind"] == "llm" else "run"
     draft = ["--draft", str(args.draft)] if chosen["predicted"]["draft"] else []
     draft += ["--draft-worker", args.draft_worker] if draft and args.draft_worker else []
-    steps = joining_commands(result, chosen["devices"], chosen["model"])
-    steps = steps or [shlex.join(["edge", command, chosen["model"], "--plan", str(args.save), *draft])]
+    model = planning.typed_model(args, chosen["model"])
+    steps = joining_commands(result, chosen["devices"], args.model)
+    steps = steps or [shlex.join(["edge", command, *model, "--plan", str(args.save), *draft])]
     print(printable(f"{picked}; saved: {args.save}. Next: {', then '.join(steps)}"))
 
 

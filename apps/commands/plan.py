@@ -102,7 +102,8 @@ def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, ch
     print_notes(notes(space))
     if args.save is not None:
         used = [names[device] for device in point.plan.all_devices]
-        steps = joining_commands(known_json(space), used, str(space.path))
+        steps = joining_commands(known_json(space), used, args.model)
         command = "chat" if space.kind == "llm" else "run"
-        steps = steps or [shlex.join(["edge", command, str(space.path), "--plan", str(args.save)])]
+        model = planning.typed_model(args, space.path)
+        steps = steps or [shlex.join(["edge", command, *model, "--plan", str(args.save)])]
         print(printable(f"saved: {args.save}. Next: {', then '.join(steps)}"))

@@ -272,7 +272,7 @@ def _check_front(path: Path) -> None:
 
 
 def _models(specs: list[str], several: bool) -> dict[str, Path]:
-    """Return the model files to serve, by model name.
+    """Return the model files to serve, by model name: the known name or REPO:FILE in `specs`, or the name of a file.
 
     Without specs these are the bundled model and, if `several`, all downloaded models.
 
@@ -289,7 +289,8 @@ def _models(specs: list[str], several: bool) -> dict[str, Path]:
     for spec in specs:
         is_folder = Path(spec).is_dir()
         for path in _models_in(Path(spec)) if is_folder else [model_path(spec)]:
-            if (name := model_name(path)) not in files:
+            is_file = Path(spec).exists() or "://" in spec
+            if (name := model_name(path) if is_file else spec) not in files:
                 files[name] = path
             elif is_folder:
                 say(f"{path} is left out: another model is called {name}, too; rename one")

@@ -117,7 +117,7 @@ def _commands(result: Result, point: Point, command: Sequence[str], model: str) 
     )
     if point["plan"] is None:
         return [shlex.join(use)]
-    if steps := joining_commands(result, point["devices"], model or "MODEL"):
+    if steps := joining_commands(result, point["devices"], model or None):
         return steps
     return [
         shlex.join([*command, "--pick", str(point["id"]), "--save", SAVED]),

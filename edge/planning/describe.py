@@ -56,18 +56,19 @@ def known_json(space: PlanSpace) -> dict[str, Any]:
     }
 
 
-def joining_commands(known: Mapping[str, Any], used: Collection[str], model: str) -> list[str]:
+def joining_commands(known: Mapping[str, Any], used: Collection[str], model: str | None) -> list[str]:
     """Return the commands that join a device for each preset of a plan and plan again; [] for a plan without presets.
 
     known: object of `known_json`.
     used: names of the plan's devices.
+    model: model as the user typed it; None: the bundled model.
     """
     others = [entry for entry in known["devices"] if entry["address"] != LOCAL]
     presets = [entry["name"] for entry in others if entry["preset"] and entry["name"] in used]
     if not presets:
         return []
     addresses = ",".join(entry["address"] for entry in others)
-    again = ["edge", "plan", model, "--workers", addresses]
+    again = ["edge", "plan", *([model] if model else []), "--workers", addresses]
     return [*(f"edge cluster invite {name}" for name in presets), shlex.join(again)]
 
 
