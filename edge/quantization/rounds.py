@@ -94,7 +94,7 @@ def measure_rounds(
     measure: adds one type of some tensors to `damages`; existing damages are not measured again
     clock: returns the seconds since the start
     progress: called with steps done, maximum steps, and maximum seconds left
-    is_over: returns whether the remaining time is needed for something else
+    is_over: returns whether the remaining time is needed for something else; at least one group is measured
 
     Return the seconds that were left at early stopping. Return 0 if all rounds were made or the time was up.
     """
@@ -102,7 +102,9 @@ def measure_rounds(
     for n, kind in enumerate(order, 1):
         for group in groups:
             spent_s = clock()
-            if (spent_s > within_s or is_over()) and all(damages.values()):
+            if spent_s > within_s and all(damages.values()):
+                return 0.0
+            if any(damages.values()) and is_over():
                 return 0.0
             if missing := [name for name in group if kind not in damages[name]]:
                 measure(kind, missing)

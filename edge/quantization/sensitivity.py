@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -83,7 +84,7 @@ def measure_errors(
             if start >= len(similar) and is_over():
                 break
             names = order[start : start + threads]
-            jobs = [pool.submit(rows[name].errors, list(kinds[name])) for name in names]
+            jobs = [pool.submit(rows[name].errors, list(kinds[name]), is_over) for name in names]
             errors |= {name: job.result() for name, job in zip(names, jobs, strict=True)}
             progress(len(errors), len(order))
     finally:
@@ -123,8 +124,8 @@ def measure_damages(
     left_s: returns the seconds left to measure, to write the file, and to check the file
     clock: returns seconds
 
-    Nothing more is measured if `left_s` is needed to write and check the file. One type of each tensor is always
-    measured.
+    Nothing more is measured if `left_s` is needed to write and check the file. Tensors that were not measured by then
+    get the mean damage of the others, in proportion to their errors.
 
     Raises TextError if the text is too short. Raises the errors of Engine, and Interrupted after Ctrl-C.
     """
@@ -167,6 +168,7 @@ def measure_damages(
             progress=progress,
             is_over=lambda: spare_s() <= 0,
         )
+        _complete(damages, errors, rows)
         wholes = []
         for choices in whole(damages) if values <= available_memory() // _MEMORY_SHARE else ():
             changed = {n: (rows[n], weights[n], c.type) for n, c in choices.items() if n in damages}
@@ -175,6 +177,21 @@ def measure_damages(
             if changed and left > 0 and left > 2 * probe.use_within(left / 3):  # one pass is for the reference
                 wholes.append((sum(choice.damage for choice in choices.values()), probe.loss(changed, pool)))
     return Sensitivity(damages, {name: errors[name] for name in names}, within_s, stopped_s, tuple(wholes))
+
+
+def _complete(
+    damages: dict[str, dict[str, float]],
+    errors: Mapping[str, Mapping[str, float]],
+    rows: Mapping[str, TensorRows],
+) -> None:
+    """Add a damage for each tensor that has none: the mean of the measured tensors, in proportion to the errors."""
+    kinds = Counter(kind for row in damages.values() for kind in row)
+    for kind, _ in kinds.most_common(1):
+        measured = [name for name in damages if kind in damages[name]]
+        of_one = sum(damages[name][kind] for name in measured) / sum(errors[n][kind] * rows[n].rows for n in measured)
+        for name, row in damages.items():
+            if not row and errors[name].get(kind, 0) > 0:
+                row[kind] = of_one * errors[name][kind] * rows[name].rows
 
 
 def probes(rows: TensorRows) -> list[TensorType]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -57,22 +57,29 @@ class TensorRows:
         list(pool.map(fill, self._parts(_CHUNK_VALUES)))
         return space
 
-    def errors(self, kinds: Iterable[TensorType]) -> dict[str, float]:
+    def errors(self, kinds: Iterable[TensorType], is_over: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Return the relative squared error of the weights by type, weighted by importance.
 
         The errors come from a sample. If a type stores the sample without loss, its error comes from all values.
+
+        is_over: returns whether the time is up; then the values so far count
         """
         parts = list(self._parts(_CHUNK_VALUES // 16))
         step = max(1, len(parts) * (_CHUNK_VALUES // 16) // _SAMPLE_VALUES)
-        sampled = self._errors(kinds, parts[::step])
+        sampled = self._errors(kinds, parts[::step], is_over)
         exact = [kind for kind in kinds if sampled[kind.name] <= EXACT and kind.block > 1 and kind.id != self.type.id]
-        return {**sampled, **(self._errors(exact, parts) if exact and step > 1 else {})}
+        needs_all = exact and step > 1 and not is_over()
+        return {**sampled, **(self._errors(exact, parts, is_over) if needs_all else {})}
 
-    def _errors(self, kinds: Iterable[TensorType], parts: Iterable[tuple[int, int]]) -> dict[str, float]:
-        """Return the errors of some rows."""
+    def _errors(
+        self, kinds: Iterable[TensorType], parts: Iterable[tuple[int, int]], is_over: Callable[[], bool]
+    ) -> dict[str, float]:
+        """Return the errors of some rows, at least those of the first part."""
         sums = dict.fromkeys((kind.name for kind in kinds), 0.0)
         total = 0.0
         for part in parts:
+            if total and is_over():
+                break
             values, weights = self.values(*part), self._weights(part[0])
             total += _weighed(values, weights)
             for kind in kinds:

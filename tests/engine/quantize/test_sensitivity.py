@@ -209,6 +209,8 @@ def test_the_grid_of_a_type_is_seen_in_wider_floats(tmp_path: Path, kind: str) -
     assert file.tensors[name].type.name == "f16"
     rows = TensorRows(file, name, np.ones(file.tensors[name].shape[0], np.float32))
     result = rows.errors(kinds("q4_0", "iq4_nl", "q4_1", "q5_0", "q8_0"))
+    first = rows.errors(kinds("q4_0"), lambda: True)  # the time is up, so only the first rows count
+    assert 0.5 < first["q4_0"] / max(result["q4_0"], 1e-12) < 2 or result["q4_0"] <= EXACT
     assert result[kind] <= EXACT
     others = {other for other in result if TYPES[other].bits_per_weight <= TYPES[kind].bits_per_weight} - {kind}
     assert all(result[other] > 100 * EXACT for other in others)

@@ -1,9 +1,13 @@
 """Test that measuring ends when more of it would not change the choice, with a made-up source and a simulated clock."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from edge.quantization.fit import _time_left
 from edge.quantization.rounds import Damages, EarlyStopping, Table, is_settled, measure_rounds, probe_order
+from edge.quantization.sensitivity import _complete
 from quant.fit import Choice, Fit
 from quant.types import TYPES
 
@@ -98,12 +102,23 @@ def test_time_ends_it_too_but_never_before_each_tensor_was_measured() -> None:
     assert all(done <= most for done, most, _ in source.reported)
 
 
-@pytest.mark.parametrize(("over_s", "steps"), [(0, 2), (1, 2), (3, 3), (4.5, 5), (600, 6)])
-def test_rounds_end_when_the_file_needs_the_time_but_each_tensor_is_measured(over_s: float, steps: int) -> None:
+@pytest.mark.parametrize(("over_s", "steps"), [(0, 1), (1, 1), (2, 2), (3, 3), (4.5, 5), (600, 6)])
+def test_rounds_end_when_the_file_needs_the_time_but_one_group_is_measured(over_s: float, steps: int) -> None:
     source = Source(SMOOTH)
     assert source.run(600, over_s) == (594 if over_s == 600 else 0)
     assert len(source.measured) == source.now_s == steps
-    assert all(source.damages.values())
+    assert all(source.damages[name] for name in TENSORS[: 2 if steps == 1 else 3])
+
+
+def test_tensors_that_were_not_measured_have_damages_in_proportion_to_their_errors() -> None:
+    rows: Any = {name: SimpleNamespace(rows=n) for name, n in (("a", 10), ("b", 30), ("c", 20), ("d", 20))}
+    errors = {"a": {"q4_0": 0.1}, "b": {"q4_0": 0.1}, "c": {"q4_0": 0.4, "q3_k": 1.0}, "d": {"q4_0": 0.0}}
+    damages: dict[str, dict[str, float]] = {"a": {"q4_0": 3.0}, "b": {"q4_0": 1.0}, "c": {}, "d": {}}
+    _complete(damages, errors, rows)
+    assert damages == {"a": {"q4_0": 3.0}, "b": {"q4_0": 1.0}, "c": {"q4_0": pytest.approx(8.0)}, "d": {}}
+    before = {name: dict(row) for name, row in damages.items()}
+    _complete(damages, errors, rows)
+    assert damages == before
 
 
 @pytest.mark.parametrize(
