@@ -105,6 +105,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from edge.arguments import in_parameters
+    from edge.errors import EdgeError
+
+    # Programs use these names. The commands import modules, and their users know options instead of parameters.
+    EdgeError.worded = staticmethod(in_parameters)
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 

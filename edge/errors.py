@@ -5,6 +5,12 @@ class EdgeError(Exception):
     """Base class of this package's errors that the user can act on."""
 
     devices: tuple[str, ...] = ()  # addresses of the workers that caused the error, if known
+    # Returns a message in the words of the program's user. `import edge` sets it.
+    worded = staticmethod(lambda message: str(message))
+
+    def __str__(self) -> str:
+        """Return the message. It names options of the commands, or parameters in a program that imports edge."""
+        return EdgeError.worded(super().__str__())
 
 
 class EngineError(EdgeError):

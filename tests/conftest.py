@@ -31,6 +31,7 @@ from apps.show import progress
 from devices.paths import state_folder
 from devices.processes.forking import available
 from edge.cluster import session
+from edge.errors import EdgeError
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
@@ -201,6 +202,12 @@ def own_priority() -> Iterator[None]:
     yield
     if sys.platform == "linux":
         os.sched_setscheduler(0, policy, parameters)
+
+
+@pytest.fixture(autouse=True)
+def messages_name_options() -> None:
+    """Let errors name options of the commands, until the test uses a name of `import edge`."""
+    EdgeError.worded = staticmethod(str)
 
 
 @pytest.fixture(scope="module")

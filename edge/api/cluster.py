@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge.api.onnx import OnnxModel
+from edge.arguments import checked, named
 from edge.cluster.llm_ranks import Exchange
 from edge.deployment.deploy import Resilience
 from edge.deployment.deploy import deploy as deploy_plan
@@ -28,7 +29,7 @@ from edge.units import as_bytes, memory_options
 from partition.errors import PlanError
 from partition.model.file import ModelFile
 from partition.plan.onnx_plan import OnnxPlan
-from partition.predict.objectives import AxisName, ObjectiveName, default_axes
+from partition.predict.objectives import AXES, AxisName, ObjectiveName, check_objectives, default_axes
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Flow
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 Parallel = Literal["auto", "tensor", "pipeline"]
 
 
+@checked
 def plan(
     model: PathLike | None,
     cluster: Cluster,
@@ -69,14 +71,18 @@ def plan(
         raise PlanError(f"parallel and shares are for language models only, and {path.name} is a network")
     if types and (parallel is not None or shares is not None):
         raise PlanError("types need an objective: leave out parallel and shares")
-    if cluster.fleet is not None and (parallel is not None or shares is not None):
+    if parallel is not None or shares is not None:
         return arrange(ModelFile.open(path), cluster, options, parallel or "auto", shares, steps)
-    most = (limits or {}).get("divergence")
+    limits = limits or {}
+    check_objectives([objective])
+    check_objectives(limits, AXES, " of limits")
+    most = limits.get("divergence")
     on = divergence_text(types, default_axes(types), most, None if text is None else Path(text))
     choices = spaces(path, cluster, options, types=types, divergence_on=on, steps=steps)
-    return best_choice(choices, options, objective, limits or {})
+    return best_choice(choices, options, objective, limits)
 
 
+@checked
 def pareto(
     model: PathLike | None,
     cluster: Cluster,
@@ -102,6 +108,9 @@ def pareto(
     cluster.check_open()
     path = model_path(model)
     axes = axes or default_axes(types)
+    check_objectives(axes, AXES, " of axes")
+    if measure < 0:
+        raise ValueError(f"measure must be 0 or more, got {measure}")
     on = divergence_text(types, axes, max_divergence, None if text is None else Path(text))
     choices = spaces(path, cluster, options, types=types, divergence_on=on, steps=steps)
     front = Front(choices, axes, options, max_divergence=max_divergence)
@@ -110,6 +119,7 @@ def pareto(
     return front
 
 
+@checked
 def deploy(
     choice: PlanChoice,
     cluster: Cluster,
@@ -140,17 +150,23 @@ def deploy(
     network, NotEnoughMemory, and TransportError.
     """
     work = choice.options
+    if isinstance(choice.plan, OnnxPlan):
+        raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
     planned = engine_options(replace(work, concurrency=1) if reproducible else work)
-    own = replace(planned, **{**memory_options(memory or work.memory), **options})
-    choice = replace(choice, file=choice.open())
-    drafting = drafts(draft, choice.open(), steps, worker=draft_worker, insecure=cluster.insecure)
+    limit = named("memory", memory_options, work.memory if memory is None else memory)
+    own = replace(planned, **{**limit, **options})
+    disk_bytes = named("prefix_cache", as_bytes, prefix_cache)
+    file = choice.open()
+    choice = replace(choice, file=file)
+    drafting = drafts(draft, file, steps, worker=draft_worker, insecure=cluster.insecure)
     travel = exchange or Exchange(work.transport, wire=work.wire)
     resilience = Resilience(reproducible=reproducible)
-    engine = with_draft_and_cache(own, drafting, prefix_cache=as_bytes(prefix_cache), reproducible=reproducible)
+    engine = with_draft_and_cache(own, drafting, prefix_cache=disk_bytes, reproducible=reproducible)
     model = deploy_plan(choice, cluster, engine, travel, resilience, steps=steps)
     return model_with(drafting, model.engine, model.close, steps)
 
 
+@checked
 def deploy_onnx(
     choice: PlanChoice, cluster: Cluster, *, exchange: Exchange | None = None, steps: Steps = SILENT
 ) -> OnnxModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from edge.arguments import checked, named
 from edge.llm.engine import Engine
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions
@@ -19,6 +20,7 @@ from partition.model.file import ModelFile
 from quant.mixes import mix_by_name
 
 
+@checked
 def load(
     model: PathLike | None = None,
     *,
@@ -48,15 +50,17 @@ def load(
     Raises ModelFileError, NotEnoughMemory, EngineError, HubError; with a worker also WorkerError, TransportError,
     and ValueError if no drafting model is named.
     """
+    budgets = {"gpu_memory": named("gpu_memory", as_bytes, gpu_memory), **named("memory", memory_options, memory)}
+    disk_bytes = named("prefix_cache", as_bytes, prefix_cache)
+    own = EngineOptions(**{**budgets, **options})
     file = ModelFile.open(model_path(model))
     drafting = drafts(draft, file, worker=draft_worker)
-    how: dict[str, Any] = {"gpu_memory": as_bytes(gpu_memory), **memory_options(memory), **options}
-    disk_bytes = as_bytes(prefix_cache)
-    own = with_draft_and_cache(EngineOptions(**how), drafting, prefix_cache=disk_bytes, reproducible=reproducible)
+    own = with_draft_and_cache(own, drafting, prefix_cache=disk_bytes, reproducible=reproducible)
     engine = Engine(file, own)
     return model_with(drafting, engine, engine.close)
 
 
+@checked
 def quantize(
     source: PathLike,
     out: PathLike,
@@ -76,10 +80,11 @@ def quantize(
     """
     if (size is None) == (type is None):
         raise ValueError("give either a size or a type")
+    EngineOptions(threads=threads)  # checks the number
     file = ModelFile.open(model_path(source))
     matrix = Path(imatrix) if imatrix is not None else None
     if type is not None:
         return to_mix(file, Path(out), mix_by_name(type), imatrix=matrix, threads=threads)
-    budget = as_bytes(size)
+    budget = named("size", as_bytes, size)
     assert budget is not None
     return fit_file(file, Path(out), budget, read_text(BUNDLED), FitOptions(matrix, threads=threads)).outcome

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.arguments import checked
 from edge.closing import Closing
 from edge.errors import EngineError
 from edge.llm.pieces import Pieces
@@ -27,6 +28,7 @@ class OnnxModel(Closing):
     `edge.deploy_onnx` returns one whose stages run on several devices.
     """
 
+    @checked
     def __init__(
         self,
         path: PathLike,
@@ -61,11 +63,13 @@ class OnnxModel(Closing):
             self._flow = self._start(self._stack)
         return self
 
+    @checked
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs by name for one input: an array for each of the network's inputs. Raises EngineError if
         they do not fit."""
         return next(self.map([feeds], in_flight=1))
 
+    @checked
     def map(self, feeds: Iterable[Mapping[str, Array]], *, in_flight: int = 4) -> Pieces[dict[str, Array]]:
         """Return the outputs of many inputs, in order. in_flight: number of inputs in progress on several devices."""
         return Pieces(self._outputs(feeds, in_flight))

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from devices.probe import default_threads
+from edge.arguments import check_fields
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.model_slices import FileSlice, ModelSlices
 from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room, shared_rollback
@@ -54,6 +55,7 @@ class Exchange:
     deadlines: Deadlines = DEADLINES
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, known in (("transport", TRANSPORTS), ("algorithm", ("auto", *ALGORITHMS)), ("wire", tuple(WIRES))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r:.80}; known are {', '.join(known)}")

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from devices.files import make_private, write_whole
 from devices.paths import state_folder
+from edge.arguments import checked
 from edge.errors import ChatFileError, EngineError
 from edge.llm.continuation import PrefillProgress, Request
 from edge.llm.generate import Response, generate
@@ -43,6 +44,7 @@ left out.
 class Chat:
     """A conversation with a model. Only tokens that are not in the KV cache yet are computed."""
 
+    @checked
     def __init__(
         self,
         model: Model | TextEngine,
@@ -136,6 +138,7 @@ class Chat:
         places = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         return places[-1] if places else None
 
+    @checked
     def ask(
         self,
         text: str | Sequence[Mapping[str, str]],
@@ -161,6 +164,7 @@ class Chat:
         messages = [*earlier, {"role": "user", "content": self._media.attached + text}]
         return Pieces(self._answer(messages, sampling, max_tokens, stop, on_prefill), self.engine)
 
+    @checked
     def attach(self, data: bytes) -> int:
         """Attach a picture or sound, the bytes of a file, to the next question. Return its number of tokens. Raises
         MediaError if the file is invalid."""
@@ -170,6 +174,7 @@ class Chat:
         """Remove the pictures and sounds attached to the next question."""
         self._media.attached = ""
 
+    @checked
     def retry(
         self,
         text: str | None = None,
@@ -306,6 +311,7 @@ class Chat:
         token = self.engine.model.special_token(name)
         return "" if token is None else self.engine.model.piece(token, special=True).decode(errors="replace")
 
+    @checked
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the messages and the document as JSON to a new file, or over a saved chat.
 
@@ -330,6 +336,7 @@ class Chat:
         except OSError as error:  # the original message names a temporary file
             raise OSError(f"{path}: cannot be saved: {error.strerror or error}") from error
 
+    @checked
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replace the messages and the document by saved ones. Raises ChatFileError if the file is not a saved
         chat, and OSError if it cannot be read.

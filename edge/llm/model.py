@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from edge.arguments import checked
 from edge.closing import Closing
 from edge.llm.continuation import Request
 from edge.llm.generate import Response, generate
@@ -30,6 +31,7 @@ class RequestStream(Closing):
         self._changes: deque[Callable[[], object]] = deque()  # made before the next step, which may run in a thread
         self._events: deque[Event] = deque()
 
+    @checked
     def add(
         self,
         prompt: str | Sequence[int],
@@ -45,13 +47,14 @@ class RequestStream(Closing):
         adapters: as for `Model.generate`.
         Raises ContextFull if the request alone does not fit.
         """
-        tokens = self._model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self._model.prompt_tokens(prompt)
         scales = self._model.scales(adapters)
         request = Request(tokens, max_tokens, sampling or SamplingParams(), stop, adapters=scales)
         state = self._scheduler.prepare(request)
         self._changes.append(partial(self._scheduler.enqueue, state))
         return state.number
 
+    @checked
     def cancel(self, number: int) -> None:
         """End a request. An event with the reason "cancelled" follows, unless the request has ended already."""
         self._changes.append(partial(self._scheduler.cancel, number))
@@ -104,6 +107,7 @@ class Model(Closing):
     def __repr__(self) -> str:
         return f"<edge.Model {self.engine.path.name}, context {self.engine.context}>"
 
+    @checked
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the token ids of a text.
 
@@ -112,10 +116,13 @@ class Model(Closing):
         """
         return self.engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
+    @checked
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; bytes that are not UTF-8 become U+FFFD."""
+        self._check_ids("tokens", tokens)
         return b"".join(self.engine.model.piece(token) for token in tokens).decode(errors="replace")
 
+    @checked
     def generate(
         self,
         prompt: str | Sequence[int],
@@ -133,10 +140,23 @@ class Model(Closing):
         Raises ContextFull if the prompt leaves no room, SamplingError if an option is invalid. Only one generation or
         conversation runs at a time; `stream` runs several.
         """
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.prompt_tokens(prompt)
         sampling, scales = sampling or SamplingParams(), self.scales(adapters)
         request = Request(tokens, max_tokens, sampling, stop, adapters=scales)
         return Pieces(generate(self._scheduler, request), self.engine)
+
+    def prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return the token ids of a prompt. Raises ValueError if an id is unknown."""
+        if isinstance(prompt, str):
+            return self.tokenize(prompt)
+        self._check_ids("prompt", prompt)
+        return list(prompt)
+
+    def _check_ids(self, name: str, tokens: Sequence[int]) -> None:
+        most = self.engine.model.n_vocab - 1
+        for token in tokens:
+            if not 0 <= token <= most:
+                raise ValueError(f"{name} has the token id {token}; ids of this model are from 0 to {most}")
 
     def scales(self, adapters: Mapping[str, float] | None) -> Scales | None:
         """Return the scales of adapters by name, in the form that requests have. Raises EngineError for an unknown

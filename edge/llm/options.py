@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal, get_args
 
 from devices.paths import state_folder
+from edge.arguments import check_fields
 from edge.errors import EngineError
 from edge.prefixes.store import DEFAULT_BYTES, default_folder
 from quant.types import CacheType, cache_type
-
-# Commands and the server create options without loading the modules that compute.
-if TYPE_CHECKING:
-    from edge.weights.elastic.sizes import Preference
 
 DEFAULT_CONTEXT = 4096  # default tokens; a model trained for more would reserve gigabytes of KV cache
 MAX_CONTEXT = 1 << 24  # limit in tokens, above that of any model; llama.cpp needs 50 bytes per token even in a dry run
@@ -28,7 +25,8 @@ MAX_BYTES = 1 << 60
 MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
 MOST_ADAPTERS = 64  # limit per model; llama.cpp has room for all of them in each graph
-PREFERENCES: tuple[Preference, ...] = ("speed", "quality")
+Preference = Literal["speed", "quality"]
+PREFERENCES: tuple[Preference, ...] = get_args(Preference)
 FLASH_ATTENTION = ("auto", "on", "off")
 DEFAULT_BATCH = 512  # prompt tokens in one pass over the weights
 _WITHOUT_FLASH = ("f16", "f32", "bf16")  # KV cache types that work without flash attention
@@ -41,6 +39,11 @@ class PrefixOptions:
     max_bytes: int = DEFAULT_BYTES
     folder: Path = field(default_factory=default_folder)
     key_folder: Path = field(default_factory=state_folder)  # folder of the owner's key
+
+    def __post_init__(self) -> None:
+        """Raise EngineError for a negative size."""
+        if self.max_bytes < 0:
+            raise EngineError(f"prefix_cache must be 0 bytes or more, got {self.max_bytes}")
 
     @classmethod
     def from_limit(cls, max_bytes: int | None) -> PrefixOptions | None:
@@ -81,7 +84,12 @@ class EngineOptions:
     prefixes: PrefixOptions | None = None  # prefix cache on disk; None: no prefix cache
 
     def __post_init__(self) -> None:
-        """Raise EngineError, naming the option, if a value is out of range."""
+        """Raise EngineError, naming the option, if a value is out of range, and TypeError if its type is wrong."""
+        if isinstance(self.lora, str):
+            raise EngineError(f"lora is a list of files, not the text {self.lora!r:.80}; write [{self.lora!r:.80}]")
+        if isinstance(self.lora, Sequence):  # paths, or a list from JSON
+            object.__setattr__(self, "lora", tuple(map(str, self.lora)))
+        check_fields(self)
         for name, value, least, most in (
             ("context", self.context, 1, MAX_CONTEXT),
             ("batch", self.batch, 1, MAX_CONTEXT),
@@ -104,9 +112,6 @@ class EngineOptions:
             if value is not None and not least <= value <= most:
                 raise EngineError(f"{name} must be from {least} to {most}, got {value}")
         self.check_sequences(self.rows)
-        if isinstance(self.lora, str):
-            raise EngineError(f"lora is a list of files, not the text {self.lora!r:.80}; write [{self.lora!r:.80}]")
-        object.__setattr__(self, "lora", tuple(map(str, self.lora)))  # JSON has lists
         if len(self.lora) > MOST_ADAPTERS:
             raise EngineError(f"lora has {len(self.lora)} adapters; the maximum is {MOST_ADAPTERS}")
         about_budget = self.least_memory or self.window or self.io_threads or self.io_chunk or self.verify

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.arguments import check_fields
 from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
@@ -64,7 +65,8 @@ class SamplingParams:
     allow_repetition: bool = False  # do not end an answer that repeats itself (edge.text.repetition)
 
     def __post_init__(self) -> None:
-        """Raise SamplingError, naming the option, if a value is out of range."""
+        """Raise SamplingError, naming the option, if a value is out of range, and TypeError if its type is wrong."""
+        check_fields(self)
         ranges = (
             ("temperature", self.temperature, 0, MAX_TEMPERATURE),
             ("top_k", self.top_k, 0, MAX_TOP_K),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge.arguments import checked
 from edge.errors import PictureError
 from edge.models.paths import PathLike
 from edge.pictures import front_points
@@ -23,6 +24,7 @@ _MARKERS = "os^DvPXph<>*"  # shapes of types, or of kinds if types have colors
 _MOST_NAMES, _MOST_LETTERS, _ROW_LETTERS, _MOST_ROWS = 6, 55, 105, 20
 
 
+@checked
 def write_picture(result: Result, path: PathLike) -> None:
     """Draw the object of `edge pareto --json` as PNG, 1350 pixels wide: latency (ms) on the x axis, throughput on the y
     axis.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from devices.files import temporary_beside
+from edge.arguments import checked
 from edge.errors import PictureError
 from edge.models.paths import PathLike
 from edge.pictures import front_points
@@ -33,6 +34,7 @@ def check_page(path: Path) -> None:
         raise PictureError(f"{path}: expected the name of a file in a folder that exists")
 
 
+@checked
 def write_page(
     result: Result, path: PathLike, *, command: Sequence[str] = ("edge", "pareto", "MODEL"), model: str = ""
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from devices.files import write_whole
 from devices.names import parse_address
+from edge.arguments import checked
 from edge.llm.options import MAX_THREADS
 from edge.models.paths import PathLike, model_path
 from edge.planning.plan_options import DEFAULTS, PlanOptions, is_onnx
@@ -53,6 +54,7 @@ class PlanChoice:
     keeps_off: bool = False  # True: this device never has a stage of the network
 
     @classmethod
+    @checked
     def load(cls, model: PathLike | None, plan: PathLike, *, options: PlanOptions = DEFAULTS) -> PlanChoice:
         """Return a saved plan for a model.
 
@@ -83,6 +85,7 @@ class PlanChoice:
             plan=self.plan.with_shards(lambda shard: replace(shard, **changes) if shard.device == LOCAL else shard),
         )
 
+    @checked
     def save(self, path: PathLike) -> None:
         """Write the plan as JSON, for `load` and the commands' `--plan`. Raises OSError if writing fails."""
         save_plan(Path(path), self.plan, self.figures)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edge.arguments import checked
 from edge.cluster.fleet import Fleet
 from edge.planning.choice import PlanChoice
 from edge.planning.describe import bound_text, known_json, saved_figures
@@ -59,6 +60,7 @@ class Front:
     def __repr__(self) -> str:
         return f"<edge.Front of {self.spaces[0].title}: {len(self.points)} plans by {' and '.join(self.axes)}>"
 
+    @checked
     def measure(self, most: int, fleet: Fleet | None, *, fresh: bool = False, steps: Steps = SILENT) -> None:
         """Run the `most` most promising plans on their devices. The front then uses the measured values.
 
@@ -141,6 +143,7 @@ class Front:
             "error": self.errors.get(point.key),
         }
 
+    @checked
     def pick(self, which: str) -> PlanChoice:
         """Return one plan: "knee", an objective for its best plan, or an id of `to_json`.
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edge.arguments import check_fields
 from edge.llm.options import EngineOptions
 from edge.models.paths import PathLike
+from partition.errors import PlanError
 
 SURVEY_S = 20.0  # default time for measuring
+_LEAST = {"context": 1, "prompt_tokens": 1, "depth": 0, "concurrency": 1, "memory": 1, "survey_seconds": 0}
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,16 @@ class PlanOptions:
     encoder: str = "auto"  # place of the encoder, see `edge.planning.encoder_place.encoder_device`
     encoder_timed: bool = True  # also time a device that the user named
     acceptance: float | None = None  # acceptance rate of drafts; None: a published one
+
+    def __post_init__(self) -> None:
+        """Raise PlanError, naming the option, if a number is out of range, and TypeError if a type is wrong."""
+        check_fields(self)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise PlanError(f"{name} must be {least} or more, got {value}")
+        if self.acceptance is not None and not 0 <= self.acceptance <= 1:
+            raise PlanError(f"acceptance must be from 0 to 1, got {self.acceptance}")
 
     @property
     def survey_s(self) -> float:

@@ -11,6 +11,7 @@ from devices.catalog import CATALOG
 from devices.cluster_file import MAX_DEVICES, ClusterDevice, read_cluster
 from devices.cluster_file import Cluster as ClusterFile
 from devices.lab.lab import status as lab_status
+from edge.arguments import checked
 from edge.closing import Closing
 from edge.cluster.fleet import MAX_WORKERS, Fleet, device
 from edge.cluster.members import address_of
@@ -28,6 +29,7 @@ class Cluster(Closing):
     `open()` connects the workers and `close()` disconnects them. It is also a context manager.
     """
 
+    @checked
     def __init__(
         self,
         workers: Sequence[str] = (),
@@ -45,8 +47,6 @@ class Cluster(Closing):
         Raises ValueError if both workers and file are given, or a string instead of a list; PlanError for too many
         workers; and ClusterFileError if the file is invalid.
         """
-        if isinstance(workers, str):
-            raise ValueError(f"workers must be a list, such as [{workers!r}]")
         if workers and file is not None:
             raise ValueError("the file names the devices, and so do workers: leave one of them out")
         workers = tuple(map(address_of, workers))
@@ -68,12 +68,14 @@ class Cluster(Closing):
         return f"<edge.Cluster of this device{others and ' and '}{others}, {'open' if self._is_open else 'closed'}>"
 
     @classmethod
+    @checked
     def of_lab(cls, *, insecure: bool = False) -> Cluster | None:
         """Return this device and the emulated devices of the running lab, or None if no lab runs."""
         state = lab_status()
         return None if state is None else cls(tuple(state.addresses.values()), insecure=insecure or state.shaped)
 
     @classmethod
+    @checked
     def of_presets(cls, names: Sequence[str]) -> Cluster:
         """Return preset devices from `devices.catalog`. The first one replaces this device.
 

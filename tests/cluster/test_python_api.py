@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import edge
 from edge.models.demo import MODEL_PATH
 from edge.weights.elastic.weights import ElasticWeights
+from partition.plan.onnx_plan import OnnxPlan
 from tests.support import ROOT
 from tests.support.deployments import shared_workers
 from tests.support.onnx_tiny import F32, graph, node
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("measured_briefly")
 PAGE = (ROOT / "docs" / "python.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 TYPED = """
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import edge
@@ -34,7 +36,7 @@ import numpy as np
 
 class Quiet(edge.Steps):
     @contextmanager
-    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[edge.ShowStep]:
+    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Generator[edge.ShowStep, None, None]:
         def show(n: float, total: float | None = None, what: str = "") -> None:
             pass
 
@@ -172,6 +174,11 @@ def test_a_plan_is_deployed_as_the_kind_of_model_it_is_for(two: list[Worker], tm
         choice = edge.plan(None, cluster, options=edge.PlanOptions(context=300, concurrency=2))
         with pytest.raises(edge.PlanError, match="is a language model: deploy it with deploy"):
             edge.deploy_onnx(choice, cluster)
+        network = replace(choice, plan=object.__new__(OnnxPlan))
+        with pytest.raises(edge.PlanError, match="is a network in ONNX: deploy it with deploy_onnx"):
+            edge.deploy(network, cluster)
+        with pytest.raises(edge.EngineError, match="memory must be from 1 to"):
+            edge.deploy(choice, cluster, memory=0)
         with edge.deploy(choice, cluster) as model:  # as much context and as many sequences as it was planned for
             assert (model.engine.context, model.engine.sequences) == (300, 2)
 
