@@ -28,6 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     invite.add_argument("name", type=device_name, metavar="NAME", help="name for the device")
     words = "time within which the device must join: 90s, 15m, 1h, 2d (default: 1h)"
     option(invite, "--expires T", words, _lifetime, default=3600)
+    words = "print a link and a QR code with which a browser, such as a phone's, joins; serves its page until Ctrl-C"
+    option(invite, "--browser", words, action="store_true")
+    words = "address or port of the browser's page (default: 0.0.0.0:7443)"
+    option(invite, "--listen HOST:PORT", words)
     revoke = add_action(actions, "revoke", "refuse a device from now on, or withdraw its invitation")
     revoke.add_argument("name", metavar="NAME", help="name of the device")
     listing = add_action(actions, "list", "list devices that were invited, joined, expired or revoked, and when")
@@ -55,6 +59,11 @@ def _init(args: argparse.Namespace) -> int:
 
 
 def _invite(args: argparse.Namespace) -> int:
+    if args.browser:
+        from apps.browser import serve_browser
+
+        _authority()  # there must be a cluster
+        return serve_browser(args.name, args.expires, args.listen, as_json=args.json)
     now = time.time()
     token = _authority().invite(args.name, args.expires, now)
     expires = int(now + args.expires)

@@ -15,6 +15,7 @@ HELP = "Let other devices use this one: run as a daemon that they reach over the
 
 DEFAULT_LISTEN = "127.0.0.1:7070"
 DEFAULT_CACHE = "20GiB"
+_LINK_S = 3600.0  # seconds within which the link of --browser must be opened
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--cache-size SIZE", words, parse_bytes, default=DEFAULT_CACHE)
     words = "disk space for the encrypted KV cache of the owner's prompts; 0: store nothing (default: 2GiB)"
     add(parser, "--prefix-cache", help=words)
+    words = "serve a page with which browsers compute stages, in place of this device; prints a link for a new one"
+    option(parser, "--browser", words, action="store_true")
     trust = parser.add_argument_group("trust")
     option(trust, "--join TOKEN", "join a cluster with the token that `edge cluster invite` printed")
     add(trust, "--insecure", help="listen to other machines without encryption: anyone who reaches it can use it")
@@ -61,6 +64,10 @@ def run(args: argparse.Namespace) -> int:
     from edge.worker.daemon import DaemonOptions, serve
     from edge.worker.limits import WorkerOptions
 
+    if args.browser:
+        from apps.browser import serve_browser
+
+        return serve_browser(args.name, _LINK_S, args.listen)
     if args.models is not None and not args.models.is_dir():
         raise UsageError(f"--models {args.models} is not a folder; name one with GGUF files")
     affinity: tuple[int, ...] = args.affinity or ()

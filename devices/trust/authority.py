@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +189,14 @@ class Authority:
             certificate = self._sign(name, WORKER, key, now, now + MEMBER_LIFETIME_S)
             roster.members[name] = _joined(member, certificate, now)
         return certificates.to_pem(certificate)
+
+    def web_certificate(self, addresses: Iterable[str], now: float | None = None) -> bytes:
+        """Return a new certificate with its key (PEM), for a server on this machine that browsers reach."""
+        key = certificates.new_key()
+        certificate = certificates.make_web_certificate(
+            self.certificate, self._key, addresses, key.public_key(), _time(now)
+        )
+        return certificates.to_pem(certificate) + self.pem + certificates.key_to_pem(key)
 
     def revoke(self, name: str, now: float | None = None) -> bool:
         """Refuse a device and its invitation from now on; return False if it was revoked before.

@@ -6,10 +6,11 @@ Times are Unix seconds, serials are numbers, files are PEM. A bad file raises on
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from ipaddress import ip_address
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -33,6 +34,7 @@ ROLES = (OWNER, WORKER, INVITED)
 DAY_S = 86_400
 MEMBER_LIFETIME_S = 3650 * DAY_S  # long, because a certificate can be revoked
 AUTHORITY_LIFETIME_S = 3 * MEMBER_LIFETIME_S  # for twenty years, members' certificates end before it does
+WEB_LIFETIME_S = 397 * DAY_S  # browsers accept no longer one; a bridge makes a new one at each start
 CLOCK_SKEW_S = DAY_S  # members' certificates begin a day early, because a device's clock may be behind
 MAX_CRL_BYTES = 1 << 20
 
@@ -185,6 +187,27 @@ def make_certificate(
     # A unique name, so that a gRPC client can insist on exactly this certificate.
     pin = x509.SubjectAlternativeName([x509.DNSName(f"serial-{serial:x}.edge")])
     builder = builder.add_extension(pin, critical=False)
+    signer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer)
+    return builder.add_extension(identifier, critical=False).sign(authority_key, SHA256())
+
+
+def make_web_certificate(
+    authority: x509.Certificate, authority_key: PrivateKey, addresses: Iterable[str], key: PublicKey, now: float
+) -> x509.Certificate:
+    """Return the certificate of a server for browsers. It has no role, so members accept it for nothing.
+
+    addresses: numeric addresses of the server.
+    """
+    subject = _name({NameOID.COMMON_NAME: "edge on this network"})
+    serial = x509.random_serial_number()
+    builder = _builder(subject, authority.subject, key, now - CLOCK_SKEW_S, now + WEB_LIFETIME_S, serial)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    names: list[x509.GeneralName] = [x509.DNSName("localhost")]
+    names += [x509.IPAddress(ip_address(address)) for address in addresses]
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     signer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer)
     return builder.add_extension(identifier, critical=False).sign(authority_key, SHA256())

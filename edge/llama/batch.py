@@ -76,6 +76,14 @@ class Batch:
             sections[_SECTIONS - 1] = 0
             self.native.pos = self._in_sections.ctypes.data_as(C.POINTER(C.c_int32))
 
+    def native_positions(self, n: int, *, in_sections: bool) -> NDArray[np.int32]:
+        """Return the positions of the first `n` rows as llama.cpp reads them: [n], or [4 n] for embeddings of a model
+        whose positions have sections."""
+        if not (in_sections and len(self._in_sections)):
+            return self.positions[:n]
+        self.set_sections(n)
+        return self._in_sections[: _SECTIONS * n]
+
     def sections(self, n: int) -> NDArray[np.int32]:
         """Return the position parts [3, n] of an image's rows. `positions` must hold the position at which the image
         begins."""

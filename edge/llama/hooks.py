@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edge.errors import EngineError
 from edge.llama.batch import Batch
 from edge.llama.ggml import Node, use_node_callback
@@ -29,6 +32,25 @@ class Hook:
     run: Callable[[Node], bool | None] | None
     before: Callable[[Node], None] | None = None  # called before the node is computed
     ready: Callable[[], bool] | None = None  # True: `before` would not block. False: earlier nodes are computed first
+
+
+class NodeValue:
+    """Value of a node that this process does not compute. Hooks use it like a `Node`."""
+
+    def __init__(self, value: NDArray[np.float32], name: str = "", weight: str = "") -> None:
+        """value: [rows, width].
+        weight: name of the weight of a matrix product.
+        """
+        self.shape, self.name, self.weight, self._value = value.shape, name, weight, value
+
+    def adapted_weight(self) -> None:
+        """Return None, because no adapter is computed."""
+
+    def view(self) -> NDArray[np.float32]:
+        """Return the value."""
+        return self._value
+
+    read = view
 
 
 _Readies = tuple[Callable[[], bool], ...]

@@ -24,7 +24,7 @@ from edge.llama.batch import Batch as Batch
 from edge.llama.buffers import CallerBuffer, disable_amx
 from edge.llama.interrupt import StopFlag, deferred_interrupts
 from edge.llama.library import llama_cpp as L
-from edge.llama.sequences import Sequences
+from edge.llama.sequences import NativeCalls, SequenceCalls, Sequences
 from edge.llama.thread_pool import ThreadPool, attach_to_context
 from edge.llama.vocabulary import Vocabulary
 from partition.architectures.table import RULES, has_flash
@@ -239,6 +239,29 @@ class ContextSizes:
     rollback: int = 0
 
 
+@dataclass(frozen=True)
+class SequenceLayout:
+    """Sequences of a context beyond those that are decoded. See edge/llama/sequences.py."""
+
+    scratch: int | None
+    first_double: int | None
+    total: int  # number of all sequences
+
+    @classmethod
+    def of(cls, model: Model, sizes: ContextSizes) -> SequenceLayout:
+        """Return the layout for a model."""
+        total = sizes.sequences
+        scratch = first_double = None
+        if model.has_attention:  # one extra sequence: positions are copied to it before they are read or written
+            scratch = total
+            total += 1
+        slides = model.window > 0 and not model.is_chunked and not model.is_recurrent
+        if slides and 1 < sizes.sequences <= _MOST_DOUBLED:  # a single sequence loses no cells to others
+            first_double = total
+            total += sizes.sequences
+        return cls(scratch, first_double, total)
+
+
 class Context(Sequences):
     """KV cache and compute buffers of a model."""
 
@@ -249,16 +272,8 @@ class Context(Sequences):
         params.n_ctx = sizes.context
         params.ctx_type = L.LLAMA_CONTEXT_TYPE_MTP if sizes.predicts else L.LLAMA_CONTEXT_TYPE_DEFAULT
         params.n_batch = params.n_ubatch = sizes.batch  # one decode is one graph, because hooks count its nodes
-        n_sequences = sizes.sequences
-        scratch = first_double = None
-        if model.has_attention:  # one extra sequence: positions are copied to it before they are read or written
-            scratch = n_sequences
-            n_sequences += 1
-        slides = model.window > 0 and not model.is_chunked and not model.is_recurrent
-        if slides and 1 < sizes.sequences <= _MOST_DOUBLED:  # a single sequence loses no cells to others
-            first_double = n_sequences
-            n_sequences += sizes.sequences
-        params.n_seq_max = n_sequences
+        layout = SequenceLayout.of(model, sizes)
+        params.n_seq_max = layout.total
         params.n_rs_seq = sizes.rollback if model.is_recurrent else 0
         params.kv_unified = True  # a cache per sequence would split a batch of several sequences
         params.n_threads = params.n_threads_batch = threads
@@ -291,13 +306,18 @@ class Context(Sequences):
         if not self._handle:
             raise EngineError(f"llama.cpp cannot make a context of {sizes.context} tokens: {_why()}")
         self._pool.use(threads)
+        self._set_up_sequences(NativeCalls(self._handle), layout, sizes)
+        self.n_ctx: int = L.llama_n_ctx(self._handle)
+
+    def _set_up_sequences(self, calls: SequenceCalls, layout: SequenceLayout, sizes: ContextSizes) -> None:
+        model = self.model
         # A predictor is an attention layer, even in a recurrent model.
         is_recurrent = model.is_recurrent and not sizes.predicts
         Sequences.__init__(
-            self, self._handle, scratch, is_recurrent=is_recurrent, window=model.window, first_double=first_double
-        )
-        self.can_shift = bool(model.rotates and not model.is_recurrent and L.llama_memory_can_shift(self._memory))
-        self.n_ctx: int = L.llama_n_ctx(self._handle)
+            self, calls, layout.scratch, is_recurrent=is_recurrent, window=model.window,
+            first_double=layout.first_double,
+        )  # fmt: skip
+        self.can_shift = model.rotates and not model.is_recurrent and calls.can_shift
 
     def close(self) -> None:
         self.forget_native()

@@ -14,7 +14,7 @@ same time, so a double could not get its share of the last chunk in time.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,26 +33,97 @@ def _closed(context: object) -> Any:
     raise EngineError("the engine is closed")
 
 
+class SequenceCalls(Protocol):
+    """llama.cpp's calls on the sequences of a context, in this process or in another one."""
+
+    @property
+    def rollback(self) -> int:
+        """Rows at the end of a decode that recurrent layers can forget."""
+        ...
+
+    @property
+    def can_shift(self) -> bool: ...
+
+    def remove(self, sequence: int, start: int, end: int) -> bool: ...
+    def copy(self, source: int, target: int, start: int, end: int) -> None: ...
+    def add(self, sequence: int, start: int, end: int, delta: int) -> None: ...
+    def clear(self) -> None: ...
+    def ends(self, sequence: int) -> list[int]: ...
+
+    def read(self, sequence: int, flags: int) -> Bytes:
+        """Return the state of a sequence. Raises EngineError if llama.cpp fails."""
+        ...
+
+    def write(self, sequence: int, data: Bytes, flags: int) -> bool:
+        """Write the state of a sequence. Return False if it does not fit this context."""
+        ...
+
+
+class NativeCalls:
+    """Calls on a context of this process."""
+
+    def __init__(self, handle: Any) -> None:
+        """handle: handle of the llama.cpp context."""
+        self._handle, self._memory = handle, L.llama_get_memory(handle)
+        self.rollback = int(L.llama_n_rs_seq(handle))
+
+    @property
+    def can_shift(self) -> bool:
+        return bool(L.llama_memory_can_shift(self._memory))
+
+    def remove(self, sequence: int, start: int, end: int) -> bool:
+        return bool(L.llama_memory_seq_rm(self._memory, sequence, start, end))
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        L.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+    def add(self, sequence: int, start: int, end: int, delta: int) -> None:
+        L.llama_memory_seq_add(self._memory, sequence, start, end, delta)
+
+    def clear(self) -> None:
+        L.llama_memory_clear(self._memory, True)
+
+    def ends(self, sequence: int) -> list[int]:
+        return [end(self._memory, sequence) for end in (L.llama_memory_seq_pos_min, L.llama_memory_seq_pos_max)]
+
+    def read(self, sequence: int, flags: int) -> Bytes:
+        data = np.empty(L.llama_state_seq_get_size_ext(self._handle, sequence, flags), np.uint8)
+        written = L.llama_state_seq_get_data_ext(self._handle, _pointer(data), data.size, sequence, flags)
+        if written != data.size:
+            raise EngineError(
+                f"llama.cpp cannot write the state of sequence {sequence}: {written} of {data.size} bytes"
+            )
+        return data
+
+    def write(self, sequence: int, data: Bytes, flags: int) -> bool:
+        read = L.llama_state_seq_set_data_ext(self._handle, _pointer(data), data.size, sequence, flags)
+        return bool(read == data.size)
+
+
 class Sequences:
     """Sequences of a KV cache. `Context` is a subclass."""
 
-    # used after `forget_native`
-    _native, _memory = functools.cached_property(_closed), functools.cached_property(_closed)
+    _calls: SequenceCalls = functools.cached_property(_closed)  # type: ignore[assignment]  # after `forget_native`
 
     def __init__(
-        self, handle: Any, scratch: int | None, *, is_recurrent: bool, window: int = 0, first_double: int | None = None
+        self,
+        calls: SequenceCalls,
+        scratch: int | None,
+        *,
+        is_recurrent: bool,
+        window: int = 0,
+        first_double: int | None = None,
     ) -> None:
         """Set up the sequences of a context.
 
-        handle: handle of the llama.cpp context.
         scratch: a sequence that is never decoded, for reading and writing ranges of positions. None: all layers are
             recurrent, so there are no such ranges.
         window: size of the model's attention window in tokens.
         first_double: double of sequence 0; the doubles of the other sequences follow. None: no doubles.
         """
-        self._native, self._memory, self._scratch = handle, L.llama_get_memory(handle), scratch
+        self._calls, self._scratch = calls, scratch
         self.shift_pending = False
-        self.rollback: int = L.llama_n_rs_seq(handle)  # rows at the end of a decode that recurrent layers can forget
+        self.rollback = calls.rollback
         self._recurrent = is_recurrent
         self._first_rows: dict[int, int] = {}  # by sequence: its first position in the last decode
         self._broken: set[int] = set()  # sequences of a failed decode: their recurrent states are invalid
@@ -63,8 +134,7 @@ class Sequences:
 
     def forget_native(self) -> None:
         """Make later calls raise EngineError, because the llama.cpp context is about to be freed."""
-        for name in ("_native", "_memory"):
-            vars(self).pop(name, None)
+        vars(self).pop("_calls", None)
 
     def decoding(self, sequences: NDArray[np.int32]) -> None:
         """Record that rows of these sequences are about to be computed."""
@@ -96,28 +166,28 @@ class Sequences:
                 return False
         self._broken.discard(sequence)
         if self._first_double is not None and start < self._doubled.get(sequence, 0):
-            L.llama_memory_seq_rm(self._memory, self._first_double + sequence, start, end)
+            self._calls.remove(self._first_double + sequence, start, end)
             if end < 0:
                 self._doubled[sequence] = max(0, start)
-        return bool(L.llama_memory_seq_rm(self._memory, sequence, start, end))
+        return self._calls.remove(sequence, start, end)
 
     def kv_copy(self, source: int, target: int, start: int, end: int) -> None:
         """Share positions [start, end) of `source` with `target`, including the state of recurrent layers."""
         if self._first_rows.pop(source, None) is None and self.rollback:
             self._rewrite_state(source)
         self._first_rows.pop(target, None)
-        L.llama_memory_seq_cp(self._memory, source, target, start, end)
+        self._calls.copy(source, target, start, end)
         self._protect(target)
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
         """Add `delta` to positions [start, end) of a sequence. Raises EngineError if this cache cannot shift."""
-        if not L.llama_memory_can_shift(self._memory):
+        if not self._calls.can_shift:
             raise EngineError("this model's KV cache cannot shift positions")
-        L.llama_memory_seq_add(self._memory, sequence, start, end, delta)
+        self._calls.add(sequence, start, end, delta)
         self.shift_pending = True
 
     def kv_clear(self) -> None:
-        L.llama_memory_clear(self._memory, True)
+        self._calls.clear()
         self.shift_pending = False
         self._first_rows.clear()
         self._broken.clear()
@@ -125,7 +195,7 @@ class Sequences:
 
     def kv_ends(self, sequence: int) -> list[int]:
         """Return the first position of a sequence that all layers hold, and the last one; -1 if none."""
-        return [end(self._memory, sequence) for end in (L.llama_memory_seq_pos_min, L.llama_memory_seq_pos_max)]
+        return self._calls.ends(sequence)
 
     def read_state(self, sequence: int, start: int, end: int) -> Bytes:
         """Return the keys and values of positions [start, end) of a sequence. See partition/state/sequence.py for the
@@ -136,13 +206,13 @@ class Sequences:
         if self.shift_pending:
             raise EngineError("positions were shifted and their keys were not; decode a token before they are read")
         scratch = self._scratch_sequence()
-        L.llama_memory_seq_cp(self._memory, sequence, scratch, start, end)
+        self._calls.copy(sequence, scratch, start, end)
         try:
             if self.blank_snapshot is not None:
                 self._write(scratch, self.blank_snapshot, _PARTIAL)
             data = self._read(scratch)
         finally:
-            L.llama_memory_seq_rm(self._memory, scratch, -1, -1)
+            self._calls.remove(scratch, -1, -1)
         return data if self.blank_snapshot is None else data[: len(data) - len(self.blank_snapshot) + _HEAD_BYTES]
 
     def write_state(self, sequence: int, data: Bytes) -> bool:
@@ -157,10 +227,10 @@ class Sequences:
         try:
             if not self._write(scratch, data):
                 return False
-            L.llama_memory_seq_cp(self._memory, scratch, sequence, -1, -1)
+            self._calls.copy(scratch, sequence, -1, -1)
             self._protect(sequence)
         finally:
-            L.llama_memory_seq_rm(self._memory, scratch, -1, -1)
+            self._calls.remove(scratch, -1, -1)
         return True
 
     def read_snapshot(self, sequence: int) -> Bytes:
@@ -177,7 +247,7 @@ class Sequences:
         self._broken.discard(sequence)
         if not self._write(sequence, data, _PARTIAL):
             return False
-        return bool(L.llama_memory_seq_rm(self._memory, sequence, length, -1))
+        return self._calls.remove(sequence, length, -1)
 
     def drop_recurrent(self, sequence: int, start: int) -> None:
         """Remove keys and values from position `start` on, and the whole recurrent state of a sequence.
@@ -189,7 +259,7 @@ class Sequences:
             self._write(sequence, self.blank_snapshot, _PARTIAL)
         else:
             start = -1
-        L.llama_memory_seq_rm(self._memory, sequence, start, -1)
+        self._calls.remove(sequence, start, -1)
 
     def _protect(self, sequence: int) -> None:
         """Share positions that will soon leave the window with the sequence's double. Called for a quarter of a
@@ -198,7 +268,7 @@ class Sequences:
             return
         start, end = self._doubled.get(sequence, 0), self.kv_ends(sequence)[1] + 1 - self._window // 2
         if end - start > self._window // 4:
-            L.llama_memory_seq_cp(self._memory, sequence, self._first_double + sequence, start, end)
+            self._calls.copy(sequence, self._first_double + sequence, start, end)
             self._doubled[sequence] = end
 
     def _rewrite_state(self, sequence: int) -> None:
@@ -206,17 +276,10 @@ class Sequences:
         self._write(sequence, self._read(sequence, _PARTIAL), _PARTIAL)
 
     def _read(self, sequence: int, flags: int = 0) -> Bytes:
-        data = np.empty(L.llama_state_seq_get_size_ext(self._native, sequence, flags), np.uint8)
-        written = L.llama_state_seq_get_data_ext(self._native, _pointer(data), data.size, sequence, flags)
-        if written != data.size:
-            raise EngineError(
-                f"llama.cpp cannot write the state of sequence {sequence}: {written} of {data.size} bytes"
-            )
-        return data
+        return self._calls.read(sequence, flags)
 
     def _write(self, sequence: int, data: Bytes, flags: int = 0) -> bool:
-        read = L.llama_state_seq_set_data_ext(self._native, _pointer(data), data.size, sequence, flags)
-        return bool(read == data.size)
+        return self._calls.write(sequence, data, flags)
 
     def _scratch_sequence(self) -> int:
         if self._scratch is None:

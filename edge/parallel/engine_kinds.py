@@ -1,6 +1,6 @@
-"""Registry of engine kinds: an engine computes, or sleeps for the times of a profile.
+"""Registry of engine kinds: an engine computes, sleeps for the times of a profile, or lets a browser's page compute.
 
-Every slice is opened here. Only this module reads whether a device of a lab sleeps. All other code uses the interface
+Every slice is opened here. Only this module reads which kind this device has. All other code uses the interface
 of `EngineKind` without knowing the kind. `edge.parallel.thin` has the engine of a rank without layers.
 """
 
@@ -18,9 +18,11 @@ from devices.catalog import CATALOG
 from devices.processes.rates import Rates, known_rates, own_rates
 from devices.profile import DeviceProfile, describe
 from devices.sleeping import VARIABLE, run_first
-from edge.errors import EdgeError
+from edge.browser.profile import PAGE_VARIABLE, PageProfile
+from edge.errors import EdgeError, EngineError
 from edge.parallel.topology import Topology
 from edge.version import version
+from partition.architectures.table import RULES
 from partition.model.file import ModelFile
 from partition.plan.plan import Slice
 from partition.slices.gguf_slice import blank_recipe, elastic_recipe, slice_recipe
@@ -35,7 +37,7 @@ if TYPE_CHECKING:  # an engine loads llama.cpp, which a worker's daemon does not
 
 
 class EngineKind:
-    """Engines that compute. Base class of the other kind."""
+    """Engines that compute. Base class of the other kinds."""
 
     sleeps = False  # True if steps only take the time of a profile and return zeros
     follows_memory = True  # True if weights can have fewer or more bits as free memory changes
@@ -201,6 +203,81 @@ class SleepingKind(EngineKind):
         return [1.0] * len(seconds)
 
 
+class PageKind(EngineKind):
+    """Engines of a browser's page. This process has only the links to other ranks."""
+
+    follows_memory = False
+
+    def __init__(self, folder: Path) -> None:
+        """folder: folder of the page, with its profile and the socket of its bridge."""
+        self._folder = folder
+
+    def open(
+        self,
+        file: ModelFile,
+        options: EngineOptions,
+        place: Topology,
+        hooks: Sequence[Hook],
+        progress: Callable[[float], None] | None,
+    ) -> ModelRunner:
+        """Same as in `EngineKind`. Raises EngineError if the page was closed, or cannot compute this slice."""
+        from edge.browser.engine import PageEngine
+
+        rules = RULES[file.architecture]
+        if len(place.group) > 1:
+            raise EngineError("a browser computes whole layers: the links are too slow to share them; use stages")
+        if rules.deepstack and not place.stage:
+            raise EngineError(
+                f"a browser cannot compute the first stage of {file.architecture} models; use a later one"
+            )
+        return PageEngine(file, options, self._folder, self._page().memory_bytes, hooks, progress)
+
+    def check_whole(self, purpose: str) -> None:
+        raise EdgeError(
+            f"a browser computes stages, and cannot {purpose} with a whole model; let another device {purpose}"
+        )
+
+    def polling_s(self, threads: int) -> float:
+        """Return 0, because this machine's cores are not those that compute."""
+        return 0.0
+
+    def describe(
+        self,
+        name: str,
+        *,
+        threads: int | None = None,
+        memory_limit_bytes: int | None = None,
+        gpu: str | None = None,
+    ) -> DeviceProfile:
+        """Return the profile of the page's device. It has no host, because it takes no cores from this machine."""
+        page = self._page()
+        return replace(
+            super().describe(name, memory_limit_bytes=memory_limit_bytes),
+            system=page.agent,
+            machine="wasm32",
+            cpu=page.agent,
+            cores_physical=page.threads,
+            cores_logical=page.threads,
+            threads=page.threads,
+            cpu_quota=None,
+            memory_total_bytes=page.memory_bytes,
+            memory_available_bytes=page.memory_bytes,
+            battery_percent=page.battery_percent,
+            plugged=page.plugged,
+            temperature_c=None,
+            host=None,
+            memory_bytes_per_s=page.memory_bytes_per_s,
+            flops=page.flops,
+        )
+
+    def measure_rates(self, profile: DeviceProfile) -> DeviceProfile:
+        """Return the profile. The page measured its rates when it joined."""
+        return profile
+
+    def _page(self) -> PageProfile:
+        return PageProfile.load(self._folder)
+
+
 def _with_rates(profile: DeviceProfile, rates: Rates | None) -> DeviceProfile:
     if rates is None:
         return replace(profile, memory_bytes_per_s=None, flops=None)
@@ -209,5 +286,7 @@ def _with_rates(profile: DeviceProfile, rates: Rates | None) -> DeviceProfile:
 
 def own_kind() -> EngineKind:
     """Return the engine kind of this device."""
-    profile = os.environ.get(VARIABLE)
-    return SleepingKind(Path(profile)) if profile else EngineKind()
+    if profile := os.environ.get(VARIABLE):
+        return SleepingKind(Path(profile))
+    folder = os.environ.get(PAGE_VARIABLE)
+    return PageKind(Path(folder)) if folder else EngineKind()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from devices.probe import own_rss
 from devices.sleeping import run_first
 from edge.errors import NotEnoughMemory
-from edge.llama.hooks import Hook
+from edge.llama.hooks import Hook, NodeValue
 from edge.llama.llama import Batch, Context, ContextSizes, Model
 from edge.llama.predicting import HiddenRows
 from edge.llm.engine import Accounted, ModelRunner
@@ -162,22 +162,6 @@ class _NoWeights(Model):
         """Do nothing."""
 
 
-class _Node:
-    """Stand-in for a graph node as hooks see it: names, and zeros as values."""
-
-    def __init__(self, shape: tuple[int, int], name: str = "", weight: str = "") -> None:
-        self.shape, self.name, self.weight = shape, name, weight
-
-    def adapted_weight(self) -> None:
-        """Return None, because no adapter is computed."""
-
-    def view(self) -> Floats:
-        """Return the values: zeros."""
-        return np.zeros(self.shape, np.float32)
-
-    read = view
-
-
 class SleepingContext(PositionsContext):
     """A context in which a decode takes the time of its rows, and all logits are zeros."""
 
@@ -226,7 +210,7 @@ class SleepingContext(PositionsContext):
         """Reach a node after `due_s`. Return the seconds still to wait: 0 if a hook ran, because then the wait is
         over.
         """
-        node = _Node((n, self._shape.n_embd), name, weight)
+        node = NodeValue(np.zeros((n, self._shape.n_embd), np.float32), name, weight)
         for hook in self._hooks:
             if hook.run is not None and hook.wants(node):  # type: ignore[arg-type]  # it looks at names alone
                 self._wait(due_s)

@@ -1,0 +1,258 @@
+"""Engine of a slice that a browser's page computes. Operations go to the page, one at a time (`edge.browser.page`).
+
+The page runs stock llama.cpp in WebAssembly. Rules, names of nodes and the encoding of states stay here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.browser.page import PageConnection
+from edge.errors import EngineError, Interrupted, NotEnoughMemory
+from edge.llama.batch import Batch
+from edge.llama.hooks import Hook, NodeValue
+from edge.llama.llama import FLASH_ATTENTION, Context, Model, SequenceLayout
+from edge.llm.engine import Accounted, ModelRunner
+from edge.llm.options import EngineOptions
+from edge.weights import memory
+from edge.weights.mapped import ModelInMemory, check_generates_text
+from edge.weights.memory import MIB, LoadRequest, MemoryNeed
+from partition.architectures.table import RULES, has_flash
+from partition.model.file import ModelFile
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+SCALED_INPUT = "inp_scaled"  # node where Gemma scales the embeddings, including embeddings passed in directly
+_STOPPED = 2  # llama_decode's code after the abort callback stopped it
+_LIBRARY_BYTES = 48 << 20  # llama.cpp, its stack and its graphs
+
+
+class PageEngine(ModelRunner):
+    """An engine on a slice's file. The page has the weights and the KV cache."""
+
+    def __init__(
+        self,
+        file: ModelFile,
+        options: EngineOptions,
+        folder: Path,
+        memory_bytes: int,
+        hooks: Sequence[Hook],
+        progress: Callable[[float], None] | None,
+    ) -> None:
+        """folder: folder of the page.
+        memory_bytes: memory of the page.
+
+        Raises the errors of ModelRunner, NotEnoughMemory if the page has too little memory, and EngineError if it was
+        closed or lost.
+        """
+        if options.lora:
+            raise EngineError("a browser cannot compute LoRA adapters; give it no layers, or leave --lora out")
+        self._folder, self._page_bytes = folder, min(memory_bytes, options.memory or memory_bytes)
+        super().__init__(file, replace(options, memory=None, prefixes=None), hooks, progress, embeddings=True)
+
+    def _load(
+        self, request: LoadRequest, options: EngineOptions, accounted: Accounted | None, *, embeddings: bool
+    ) -> ModelInMemory:
+        """Send the slice to the page, and let the page load it."""
+        sizes = request.sizes
+        need = replace(memory.need(request.file.path, sizes), available=self._page_bytes)
+        need = MemoryNeed({**need.parts, "runtime": _LIBRARY_BYTES}, self._page_bytes, self._page_bytes)
+        if not need.fits:
+            raise NotEnoughMemory(
+                f"the slice needs {need.total / MIB:,.0f} MiB in the browser, which has {self._page_bytes / MIB:,.0f};"
+                " give it a smaller share, or use a smaller --context"
+            )
+        with ExitStack() as closing:
+            page = PageConnection(self._folder)
+            closing.callback(page.close)
+            page.on_progress = request.progress
+            name = page.send_file(request.file.path)
+            # Its properties are read here, so the page needs to report nothing about a file that it may misread.
+            model = Model(request.file.path, allocate=False)
+            closing.callback(model.close)
+            check_generates_text(model, request.file.path)
+            context = load_at_page(page, name, model, request)
+            closing.callback(context.close)
+            return ModelInMemory(model, context, sizes, None, need, closing.pop_all(), None)
+
+
+def load_at_page(page: PageConnection, name: str, model: Model, request: LoadRequest) -> PageContext:
+    """Load a file of the page's store. Return its context. Raises EngineError if the page cannot load it.
+
+    model: the same file in this process, without weights.
+    """
+    sizes, layout = request.sizes, SequenceLayout.of(model, request.sizes)
+    flash = sizes.flash_attention if has_flash(model.architecture) else "off"
+    answer, _ = page.call(
+        "load",
+        file=name,
+        threads=request.threads,
+        n_ctx=sizes.context,
+        n_batch=sizes.batch,
+        n_seq_max=layout.total,
+        n_outputs_max=max(sizes.outputs, layout.total),
+        n_rs_seq=sizes.rollback if model.is_recurrent else 0,
+        type_k=sizes.kv.keys.id,
+        type_v=sizes.kv.values.id,
+        flash=int(FLASH_ATTENTION[flash]),
+    )
+    facts = answer.get("context")
+    if not isinstance(facts, dict) or answer.get("model", {}).get("n_vocab") != model.n_vocab:
+        raise EngineError("the browser's page loaded something else than the slice; reload the page")
+    return PageContext(page, model, request, layout, facts)
+
+
+class PageContext(Context):
+    """Context at a page."""
+
+    def __init__(
+        self, page: PageConnection, model: Model, request: LoadRequest, layout: SequenceLayout, facts: dict[str, Any]
+    ) -> None:
+        """facts: what the page reports about the context."""
+        self._page, self.model = page, model
+        self._hooks, self._threads = request.hooks, request.threads
+        rules, architecture = RULES[model.architecture], request.file.architecture
+        blocks = request.file.metadata.get(f"{architecture}.block_count")
+        self._end = rules.end_node.format(int(blocks) - 1 if isinstance(blocks, int) else 0)
+        self._inputs = tuple(name for name in (SCALED_INPUT, rules.input_node) if name)
+        self.gives_hidden, self.active_adapters = False, ()
+        self._is_stopped = False
+        self._logits: Floats = np.empty((0, model.n_vocab), np.float32)
+        self._outputs = np.empty(0, np.int8)  # of the rows of the last decode
+        self.n_ctx = request.sizes.context
+        self._set_up_sequences(_PageCalls(page, facts), layout, request.sizes)
+
+    def decode(self, batch: Batch, n: int) -> None:
+        """Compute the first `n` rows at the page. Then hooks get the value of their node."""
+        if self._is_stopped:
+            raise Interrupted("stopped on request")
+        if not batch.causal:
+            raise EngineError("a browser cannot compute pictures; let this device have the first layers")
+        write = self._wanted(self._inputs, (n, 1))
+        end = self._wanted((self._end,), (n, 1))
+        fields: dict[str, Any] = {"n": n, "tokens": not batch.has_embeddings, "embeddings": 0}
+        payload = list[NDArray[Any]]()
+        if not batch.has_embeddings:
+            payload.append(batch.tokens[:n])
+        if batch.has_embeddings or write:
+            fields["embeddings"] = batch.embeddings.shape[1]
+            payload.append(batch.embeddings[:n])
+        positions = batch.native_positions(n, in_sections=self.model.has_sections)
+        payload += [positions, batch.sequences[:n], batch.outputs[:n]]
+        self.decoding(batch.sequences[:n])
+        header, values = self._page.call(
+            "decode",
+            b"".join(part.tobytes() for part in payload),
+            **fields,
+            sections=len(positions) // n,
+            write=write,
+            stop_at=end,
+            threads=self._threads,
+        )
+        code = header.get("code")
+        if code == _STOPPED:
+            raise Interrupted("stopped on request")
+        if code == 1:
+            raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {n} more")
+        if code != 0:
+            raise EngineError(f"llama_decode failed with code {code!s:.20} in the browser")
+        outputs = batch.outputs[:n].copy()
+        expected = (n, batch.embeddings.shape[1]) if end else (int(np.count_nonzero(outputs)), self.model.n_vocab)
+        if (header.get("rows"), header.get("width")) != expected or len(values) != 4 * expected[0] * expected[1]:
+            raise EngineError(f"the browser's page returned {len(values)} bytes for values of {expected}; reload it")
+        rows = np.frombuffer(values, np.float32).reshape(expected)
+        self.decoded(batch.sequences[:n], batch.positions[:n])
+        if end:
+            self._run_hooks(NodeValue(rows, end))
+        else:
+            self._logits, self._outputs = rows, outputs
+
+    def _wanted(self, names: Sequence[str], shape: tuple[int, int]) -> str:
+        """Return the first of these nodes that a hook selects, or ""."""
+        blank = np.empty(shape, np.float32)
+        for name in names:
+            if any(hook.wants(NodeValue(blank, name)) for hook in self._hooks):  # type: ignore[arg-type]
+                return name
+        return ""
+
+    def _run_hooks(self, node: NodeValue) -> None:
+        for hook in self._hooks:
+            if hook.run is not None and hook.wants(node):  # type: ignore[arg-type]  # it looks at names alone
+                hook.run(node)  # type: ignore[arg-type]  # and at values
+
+    def logits(self, row: int, n: int = 1) -> Floats:
+        """Return the logits [n, n_vocab] of `n` rows from batch row `row` (-1: last row with logits)."""
+        first = len(self._logits) - 1 if row < 0 else int(np.count_nonzero(self._outputs[:row]))
+        if first < 0 or first + n > len(self._logits) or (row >= 0 and not self._outputs[row]):
+            raise EngineError(f"row {row} of the last batch gave no logits")
+        return self._logits[first : first + n]
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with `threads` threads from the next decode on."""
+        self._threads = threads
+
+    def use_adapters(self, scales: Sequence[float]) -> None:
+        """Accept no adapters. Raises EngineError for any scale but 0."""
+        if any(scales):
+            raise EngineError("a browser cannot compute LoRA adapters")
+
+    def wait(self) -> None:
+        """Do nothing, because each operation waits for its answer."""
+
+    def stop(self) -> None:
+        """Same as `Context.stop`. Without shared memory the page ends the current decode first."""
+        self._is_stopped = True
+        self._page.stop()
+
+    def resume(self) -> None:
+        """Same as `Context.resume`."""
+        self._is_stopped = False
+        self._page.resume()
+
+    def close(self) -> None:
+        """Do nothing. The page frees the context when the connection ends."""
+        self.forget_native()
+
+
+class _PageCalls:
+    """Calls on the sequences of a page's context. Same as `edge.llama.sequences.NativeCalls`."""
+
+    def __init__(self, page: PageConnection, facts: dict[str, Any]) -> None:
+        self._page = page
+        self.rollback, self.can_shift = int(facts.get("n_rs_seq", 0)), facts.get("can_shift") is True
+
+    def remove(self, sequence: int, start: int, end: int) -> bool:
+        return self._result("seq_rm", sequence=sequence, start=start, end=end) is True
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        self._page.call("seq_cp", source=source, target=target, start=start, end=end)
+
+    def add(self, sequence: int, start: int, end: int, delta: int) -> None:
+        self._page.call("seq_add", sequence=sequence, start=start, end=end, delta=delta)
+
+    def clear(self) -> None:
+        self._page.call("clear")
+
+    def ends(self, sequence: int) -> list[int]:
+        ends = self._result("ends", sequence=sequence)
+        if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, int) for end in ends):
+            raise EngineError("the browser's page does not report the ends of a sequence; reload the page")
+        return ends
+
+    def read(self, sequence: int, flags: int) -> Bytes:
+        return np.frombuffer(self._page.call("state_get", sequence=sequence, flags=flags)[1], np.uint8)
+
+    def write(self, sequence: int, data: Bytes, flags: int) -> bool:
+        header, _ = self._page.call("state_set", data.tobytes(), sequence=sequence, flags=flags)
+        return header.get("result") == len(data)
+
+    def _result(self, op: str, **fields: Any) -> Any:
+        return self._page.call(op, **fields)[0].get("result")
