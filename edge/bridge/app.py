@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -67,16 +66,10 @@ def create_app(browsers: Browsers, page_of: Callable[[str], Page], *, secure: bo
 
     async def down(request: Request) -> Response:
         try:
-            page = named(request)
+            frames = await named(request).attach()
         except Refused as error:
             return JSONResponse({"error": str(error)}, 403)
-
-        async def frames() -> AsyncIterator[bytes]:
-            async with aclosing(page.stream()) as stream:  # type: ignore[type-var]
-                async for data in stream:
-                    yield data
-
-        return StreamingResponse(frames(), media_type="application/octet-stream")
+        return StreamingResponse(frames, media_type="application/octet-stream")
 
     async def up(request: Request) -> Response:
         try:

@@ -75,13 +75,16 @@ class Page:
 
     # --- the page's side ---
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        """Yield frames for the page until it leaves. A newer stream ends an older one."""
+    async def attach(self) -> AsyncIterator[bytes]:
+        """Return the frames for the page, until it leaves. A newer stream ends an older one."""
         await self._replace_stream()
         own: asyncio.Queue[bytes | None] = asyncio.Queue(_WAITING)
         self._stream = own
         self._sign()
-        watch = asyncio.create_task(self._watch(own))
+        return self._frames(own)
+
+    async def _frames(self, own: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
+        watch = asyncio.create_task(self._watch())
         try:
             while (data := await own.get()) is not None:
                 yield data
@@ -131,7 +134,7 @@ class Page:
     def _sign(self) -> None:
         self._last_sign = asyncio.get_running_loop().time()
 
-    async def _watch(self, stream: asyncio.Queue[bytes | None]) -> None:
+    async def _watch(self) -> None:
         """End the page's stream if it shows no sign of life. A suspended page keeps its connection open."""
         while True:
             silent_s = asyncio.get_running_loop().time() - self._last_sign
@@ -161,9 +164,7 @@ class Page:
                 profile.save(self._folder)
             profile = PageProfile.load(self._folder)
             await self._ended()
-            door = self._folder / DOOR
-            door.unlink(missing_ok=True)
-            self._server = await asyncio.start_unix_server(self._serve, door)
+            self._server = await asyncio.start_unix_server(self._serve, self._folder / DOOR)
             await self._start_worker(profile.threads)
             self.problem = ""
             log.info("page-joined", name=self.name, agent=profile.agent, threads=profile.threads,
@@ -219,6 +220,7 @@ class Page:
         if self._server is not None:
             self._server.close()
             self._server = None
+            (self._folder / DOOR).unlink(missing_ok=True)
         for client in self._clients:
             client.writer.close()
         if worker is not None:

@@ -1,0 +1,200 @@
+"""Test the bridge with a page whose answers the test writes: access, liveness, engine processes that come and go."""
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from edge.browser.frames import pack
+from edge.browser.page import DOOR, PageConnection
+from edge.browser.profile import PageProfile
+from edge.errors import EngineError
+from tests.support.bridge_process import HELLO, ScriptedPage, joined, running_bridge
+from tests.support.helpers import until
+
+Connect = Callable[[Path], PageConnection]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Connect to a page as an engine process does. Connections are closed at the end."""
+    with ExitStack() as closing:
+
+        def connect(folder: Path) -> PageConnection:
+            return closing.enter_context(contextlib.closing(PageConnection(folder)))
+
+        yield connect
+
+
+def ready(folder: Path) -> bool:
+    return (folder / DOOR).exists()
+
+
+def test_a_key_is_needed(tmp_path: Path) -> None:
+    with running_bridge(tmp_path) as bridge:
+        key = joined(bridge)
+        for headers in (
+            {},
+            {"Authorization": f"Basic {key}"},
+            {"Authorization": "Bearer x"},
+        ):
+            assert httpx.get(f"{bridge.url}/api/down", headers=headers).status_code == 403
+            assert httpx.post(f"{bridge.url}/api/up", headers=headers, content=b"").status_code == 403
+        good = {"Authorization": f"Bearer {key}"}
+        assert httpx.post(f"{bridge.url}/api/up", headers=good, content=b"").status_code == 204
+
+
+@pytest.mark.parametrize("headers", [
+    {"Origin": "https://elsewhere.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+])  # fmt: skip
+def test_a_page_from_elsewhere_cannot_use_the_bridge(tmp_path: Path, headers: dict[str, str]) -> None:
+    with running_bridge(tmp_path) as bridge:
+        body = {"token": bridge.browsers.invite("phone", 600)}
+        assert httpx.post(f"{bridge.url}/api/join", json=body, headers=headers).status_code == 403
+        assert httpx.post(f"{bridge.url}/api/join", json=body, headers={"Origin": bridge.url}).status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"{}", b'{"token": 1}', b"[" * 3000, b"\xff"])
+def test_a_join_that_is_not_understood_is_refused(tmp_path: Path, body: bytes) -> None:
+    with running_bridge(tmp_path) as bridge:
+        response = httpx.post(f"{bridge.url}/api/join", content=body)
+        assert (response.status_code, response.json()) == (400, {"error": "This link is incomplete. Copy all of it."})
+
+
+@pytest.mark.parametrize(
+    "body", [b"\x00", b"\xff\xff\xff\xff", pack({"event": "alive"}) + b"\x01", b"\x04\0\0\0\0\0\0\0"]
+)
+def test_frames_that_are_not_valid_are_refused(tmp_path: Path, body: bytes) -> None:
+    with running_bridge(tmp_path) as bridge:
+        headers = {"Authorization": f"Bearer {joined(bridge)}"}
+        assert httpx.post(f"{bridge.url}/api/up", headers=headers, content=body).status_code == 400
+
+
+def test_a_page_that_says_hello_gets_a_worker_with_its_profile(tmp_path: Path) -> None:
+    with running_bridge(tmp_path) as bridge:
+        page = ScriptedPage(bridge.url, joined(bridge))
+        until(lambda: page.say({"event": "alive"}) == 204, "the page is known")
+        page.say(HELLO)
+        until(lambda: ready(bridge.folder("phone")), "the page is ready")
+        profile = PageProfile.load(bridge.folder("phone"))
+        assert (profile.threads, profile.memory_bytes_per_s, profile.flops) == (2, 1e9, 1e10)
+        page.close()
+        until(lambda: not ready(bridge.folder("phone")), "the worker has ended")
+
+
+def test_a_silent_page_is_lost_and_comes_back(tmp_path: Path, connect: Connect) -> None:
+    with running_bridge(tmp_path, lost_s=3.0) as bridge:
+        page = ScriptedPage(bridge.url, joined(bridge))
+        page.say(HELLO)
+        folder = bridge.folder("phone")
+        until(lambda: ready(folder), "the page is ready")
+        connection = connect(folder)
+        with pytest.raises(EngineError, match="closed or lost"):
+            connection._next()
+        until(lambda: not ready(folder), "the page is lost")
+        page.say(HELLO)
+        until(lambda: ready(folder), "the page is back")
+
+
+def test_a_second_tab_replaces_the_first(tmp_path: Path) -> None:
+    with running_bridge(tmp_path) as bridge:
+        key = joined(bridge)
+        first = ScriptedPage(bridge.url, key)
+        first.say(HELLO)
+        until(lambda: ready(bridge.folder("phone")), "the first tab is ready")
+        second = ScriptedPage(bridge.url, key)
+        assert first.next_op() == {"op": "replaced"}
+        assert first.ended.wait(60)
+        second.say(HELLO)
+        until(lambda: ready(bridge.folder("phone")), "the second tab is ready")
+        assert second.ops.empty()
+
+
+def test_one_engine_process_has_the_page_until_it_ends(tmp_path: Path, connect: Connect) -> None:
+    with running_bridge(tmp_path) as bridge:
+        page = ScriptedPage(bridge.url, joined(bridge))
+        page.say(HELLO)
+        folder = bridge.folder("phone")
+        until(lambda: ready(folder), "the page is ready")
+        first, second = connect(folder), connect(folder)
+        with pytest.raises(EngineError, match="nothing is loaded"):
+            first.call("clear")
+        first.call("load", file="x")
+        assert page.next_op()["op"] == "load"
+        for op in ("load", "clear", "decode"):
+            with pytest.raises(EngineError, match="another session"):
+                second.call(op)
+        second.call("file", name="y")  # sending a slice ahead disturbs nobody
+        first.call("clear")
+        assert [page.next_op()["op"] for _ in range(2)] == ["file", "clear"]
+        second.stop()  # another session's request to stop is not passed on
+        first.stop()
+        first.close()
+        assert [page.next_op()["op"] for _ in range(2)] == ["stop", "unload"]
+        until(lambda: loads(second), "the page is free again")
+        assert page.next_op()["op"] == "load"
+        assert page.ops.empty()
+
+
+def loads(connection: PageConnection) -> bool:
+    try:
+        connection.call("load", file="x")
+    except EngineError:
+        return False
+    return True
+
+
+def test_answers_reach_the_process_that_asked(tmp_path: Path, connect: Connect) -> None:
+    with running_bridge(tmp_path) as bridge:
+        page = ScriptedPage(
+            bridge.url, joined(bridge), lambda header, payload: ({"name": header["name"]}, payload[::-1])
+        )
+        page.say(HELLO)
+        folder = bridge.folder("phone")
+        until(lambda: ready(folder), "the page is ready")
+        connections = [connect(folder) for _ in range(3)]
+        numbers = [
+            (c, c._ask("file", bytes([i]), name=f"{i} {j}")) for j in range(4) for i, c in enumerate(connections)
+        ]
+        for j in range(4):
+            for i, connection in enumerate(connections):
+                header, payload = connection._answer(numbers[3 * j + i][1])
+                assert (header["name"], bytes(payload)) == (f"{i} {j}", bytes([i]))
+
+
+def test_an_error_of_the_page_is_one_line(tmp_path: Path, connect: Connect) -> None:
+    with running_bridge(tmp_path) as bridge:
+        page = ScriptedPage(bridge.url, joined(bridge), lambda *_: ({"error": "x" * 10_000}, b""))
+        page.say(HELLO)
+        until(lambda: ready(bridge.folder("phone")), "the page is ready")
+        connection = connect(bridge.folder("phone"))
+        with pytest.raises(EngineError) as raised:
+            connection.call("ping")
+        assert len(str(raised.value)) < 600
+
+
+def test_a_page_is_lost_in_the_middle_of_an_operation(tmp_path: Path, connect: Connect) -> None:
+    with running_bridge(tmp_path) as bridge:
+        page = ScriptedPage(bridge.url, joined(bridge), lambda *_: None)
+        page.say(HELLO)
+        until(lambda: ready(bridge.folder("phone")), "the page is ready")
+        connection = connect(bridge.folder("phone"))
+        number = connection._ask("ping")
+        assert page.next_op()["op"] == "ping"
+        page.say({"event": "leave"})
+        with pytest.raises(EngineError, match="closed or lost"):
+            connection._answer(number)
+
+
+def test_a_folder_without_a_bridge_is_a_closed_page(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="page is closed"):
+        PageConnection(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / DOOR))  # nobody accepts
+        with pytest.raises(EngineError, match="page is closed"):
+            PageConnection(tmp_path)
