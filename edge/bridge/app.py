@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def create_app(browsers: Browsers, page_of: Callable[[str], Page], *, secure: bo
     secure: the server uses TLS.
     """
 
+    process = secrets.token_hex(8)  # a page forgets the operations of another process
+
     async def join(request: Request) -> Response:
         try:
             values = json.loads(await _body(request, _MAX_JOIN))
@@ -69,7 +72,8 @@ def create_app(browsers: Browsers, page_of: Callable[[str], Page], *, secure: bo
             frames = await named(request).attach()
         except Refused as error:
             return JSONResponse({"error": str(error)}, 403)
-        return StreamingResponse(frames, media_type="application/octet-stream")
+        headers = {"Edge-Bridge": process}
+        return StreamingResponse(frames, media_type="application/octet-stream", headers=headers)
 
     async def up(request: Request) -> Response:
         try:

@@ -16,7 +16,8 @@ from devices.errors import DiscoveryError
 from devices.names import join_address
 from edge.bridge.app import create_app
 from edge.bridge.browsers import Browsers
-from edge.bridge.page import LOST_S, Page, WorkerPlace, free_port
+from edge.bridge.page import LOST_S, Page
+from edge.bridge.page_worker import WorkerPlace, free_port
 from edge.net.channel import is_loopback
 from edge.serve.http.connections import bounded_connections
 from edge.serve.http.listeners import listeners

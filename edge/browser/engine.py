@@ -89,7 +89,7 @@ def load_at_page(page: PageConnection, name: str, model: Model, request: LoadReq
 
     model: the same file in this process, without weights.
     """
-    sizes, layout = request.sizes, SequenceLayout.of(model, request.sizes)
+    sizes, layout = request.sizes, SequenceLayout.for_model(model, request.sizes)
     flash = sizes.flash_attention if has_flash(model.architecture) else "off"
     answer, _ = page.call(
         "load",

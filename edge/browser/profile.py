@@ -21,7 +21,7 @@ _USUAL_MEMORY = 2 << 30  # if the browser does not report the memory of its devi
 
 @dataclass(frozen=True)
 class PageProfile:
-    """What a page reports about its device. None: unknown."""
+    """Properties of a page's device. None: unknown."""
 
     agent: str  # browser and system
     threads: int

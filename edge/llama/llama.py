@@ -248,7 +248,7 @@ class SequenceLayout:
     total: int  # number of all sequences
 
     @classmethod
-    def of(cls, model: Model, sizes: ContextSizes) -> SequenceLayout:
+    def for_model(cls, model: Model, sizes: ContextSizes) -> SequenceLayout:
         """Return the layout for a model."""
         total = sizes.sequences
         scratch = first_double = None
@@ -272,7 +272,7 @@ class Context(Sequences):
         params.n_ctx = sizes.context
         params.ctx_type = L.LLAMA_CONTEXT_TYPE_MTP if sizes.predicts else L.LLAMA_CONTEXT_TYPE_DEFAULT
         params.n_batch = params.n_ubatch = sizes.batch  # one decode is one graph, because hooks count its nodes
-        layout = SequenceLayout.of(model, sizes)
+        layout = SequenceLayout.for_model(model, sizes)
         params.n_seq_max = layout.total
         params.n_rs_seq = sizes.rollback if model.is_recurrent else 0
         params.kv_unified = True  # a cache per sequence would split a batch of several sequences

@@ -79,8 +79,7 @@ def test_a_page_that_says_hello_gets_a_worker_with_its_profile(tmp_path: Path) -
     with running_bridge(tmp_path) as bridge:
         page = ScriptedPage(bridge.url, joined(bridge))
         until(lambda: page.say({"event": "alive"}) == 204, "the page is known")
-        page.say(HELLO)
-        until(lambda: ready(bridge.folder("phone")), "the page is ready")
+        page.begin(bridge)
         profile = PageProfile.load(bridge.folder("phone"))
         assert (profile.threads, profile.memory_bytes_per_s, profile.flops) == (2, 1e9, 1e10)
         page.close()
@@ -90,37 +89,59 @@ def test_a_page_that_says_hello_gets_a_worker_with_its_profile(tmp_path: Path) -
 def test_a_silent_page_is_lost_and_comes_back(tmp_path: Path, connect: Connect) -> None:
     with running_bridge(tmp_path, lost_s=3.0) as bridge:
         page = ScriptedPage(bridge.url, joined(bridge))
-        page.say(HELLO)
-        folder = bridge.folder("phone")
-        until(lambda: ready(folder), "the page is ready")
+        folder = page.begin(bridge)
         connection = connect(folder)
         with pytest.raises(EngineError, match="closed or lost"):
             connection._next()
         until(lambda: not ready(folder), "the page is lost")
-        page.say(HELLO)
+        page.say({"event": "alive"})
         until(lambda: ready(folder), "the page is back")
 
 
-def test_a_second_tab_replaces_the_first(tmp_path: Path) -> None:
+def test_a_second_tab_replaces_the_first(tmp_path: Path, connect: Connect) -> None:
+    """The first one's slice is lost, and its sessions end."""
     with running_bridge(tmp_path) as bridge:
         key = joined(bridge)
         first = ScriptedPage(bridge.url, key)
-        first.say(HELLO)
-        until(lambda: ready(bridge.folder("phone")), "the first tab is ready")
+        connection = connect(first.begin(bridge))
+        connection.call("load", file="x")
         second = ScriptedPage(bridge.url, key)
+        assert first.next_op()["op"] == "load"
         assert first.next_op() == {"op": "replaced"}
         assert first.ended.wait(60)
         second.say(HELLO)
-        until(lambda: ready(bridge.folder("phone")), "the second tab is ready")
-        assert second.ops.empty()
+        with pytest.raises(EngineError, match="closed or lost"):
+            connection._next()
+        until(lambda: not second.ops.empty(), "the second tab is asked")
+        assert second.next_op()["op"] == "unload"
+
+
+def test_a_connection_that_breaks_loses_nothing(tmp_path: Path, connect: Connect) -> None:
+    """The page connects again in time. What it had not received is sent again, and its replies are taken once."""
+    with running_bridge(tmp_path) as bridge:
+        key = joined(bridge)
+        first = ScriptedPage(bridge.url, key, lambda header, _: None if header["op"] == "clear" else ({}, b""))
+        connection = connect(first.begin(bridge))
+        connection.call("load", file="x")
+        numbers = [connection._ask(op) for op in ("clear", "clear")]
+        ids = [first.next_op()["id"] for _ in range(3)][1:]
+        first.close()
+        assert first.ended.wait(60)
+        second = ScriptedPage(bridge.url, key, lambda *_: None)
+        second.say({**HELLO, "loaded": "x", "pending": ids[:1]})
+        assert second.next_op() == {"id": ids[1], "op": "clear"}
+        for _ in range(2):  # the second time it is not known any more
+            second.say({"id": ids[0], "error": "the first"})
+        second.say({"id": ids[1]})
+        with pytest.raises(EngineError, match="the first"):
+            connection._answer(numbers[0])
+        connection._answer(numbers[1])
 
 
 def test_one_engine_process_has_the_page_until_it_ends(tmp_path: Path, connect: Connect) -> None:
     with running_bridge(tmp_path) as bridge:
         page = ScriptedPage(bridge.url, joined(bridge))
-        page.say(HELLO)
-        folder = bridge.folder("phone")
-        until(lambda: ready(folder), "the page is ready")
+        folder = page.begin(bridge)
         first, second = connect(folder), connect(folder)
         with pytest.raises(EngineError, match="nothing is loaded"):
             first.call("clear")
@@ -154,9 +175,7 @@ def test_answers_reach_the_process_that_asked(tmp_path: Path, connect: Connect) 
         page = ScriptedPage(
             bridge.url, joined(bridge), lambda header, payload: ({"name": header["name"]}, payload[::-1])
         )
-        page.say(HELLO)
-        folder = bridge.folder("phone")
-        until(lambda: ready(folder), "the page is ready")
+        folder = page.begin(bridge)
         connections = [connect(folder) for _ in range(3)]
         numbers = [
             (c, c._ask("file", bytes([i]), name=f"{i} {j}")) for j in range(4) for i, c in enumerate(connections)
@@ -170,8 +189,7 @@ def test_answers_reach_the_process_that_asked(tmp_path: Path, connect: Connect) 
 def test_an_error_of_the_page_is_one_line(tmp_path: Path, connect: Connect) -> None:
     with running_bridge(tmp_path) as bridge:
         page = ScriptedPage(bridge.url, joined(bridge), lambda *_: ({"error": "x" * 10_000}, b""))
-        page.say(HELLO)
-        until(lambda: ready(bridge.folder("phone")), "the page is ready")
+        page.begin(bridge)
         connection = connect(bridge.folder("phone"))
         with pytest.raises(EngineError) as raised:
             connection.call("ping")
@@ -181,8 +199,7 @@ def test_an_error_of_the_page_is_one_line(tmp_path: Path, connect: Connect) -> N
 def test_a_page_is_lost_in_the_middle_of_an_operation(tmp_path: Path, connect: Connect) -> None:
     with running_bridge(tmp_path) as bridge:
         page = ScriptedPage(bridge.url, joined(bridge), lambda *_: None)
-        page.say(HELLO)
-        until(lambda: ready(bridge.folder("phone")), "the page is ready")
+        page.begin(bridge)
         connection = connect(bridge.folder("phone"))
         number = connection._ask("ping")
         assert page.next_op()["op"] == "ping"

@@ -32,7 +32,7 @@ UNBOUNDED = {"cryptography", "packaging"}
 LICENCES = {
     "Apache": "anthropic cryptography grpcio grpcio-health-checking grpcio-reflection grpcio-tools huggingface-hub onnx"
     " onnx-ir openai packaging prometheus-client sentencepiece tokenizers",
-    "BSD": "httpx jinja2 numpy prompt-toolkit protobuf psutil scipy sse-starlette starlette torch uvicorn",
+    "BSD": "httpx jinja2 numpy prompt-toolkit protobuf psutil scipy segno sse-starlette starlette torch uvicorn",
     "ISC": "pexpect",
     "LGPL": "zeroconf",
     "MIT": "cosmic-ray gguf llama-cpp-python llguidance mypy ollama onnxruntime pillow pydantic pytest pytest-xdist"

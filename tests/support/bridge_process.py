@@ -17,9 +17,12 @@ import uvicorn
 
 from edge.bridge.app import create_app
 from edge.bridge.browsers import Browsers
-from edge.bridge.page import Page, WorkerPlace, free_port
+from edge.bridge.page import Page
+from edge.bridge.page_worker import WorkerPlace, free_port
 from edge.browser.frames import Frame, Splitter, pack
+from edge.browser.page import DOOR
 from edge.serve.http.listeners import listeners
+from tests.support.helpers import until
 
 HELLO = {"event": "hello", "agent": "a test", "threads": 2, "memory_bytes": 4 << 30, "isolated": True}
 _LIMIT_S = 60.0  # only against a hang
@@ -95,6 +98,15 @@ class ScriptedPage:
         """Return the next operation."""
         return self.ops.get(timeout=_LIMIT_S)
 
+    def begin(self, bridge: Bridge, name: str = "phone") -> Path:
+        """Say hello, and wait until engine processes can connect. Return the page's folder."""
+        self.say(HELLO)
+        folder = bridge.folder(name)
+        until(lambda: (folder / DOOR).exists(), "the page is ready")
+        while not self.ops.empty():
+            self.ops.get()
+        return folder
+
     def close(self) -> None:
         """Close the connection, as a closed tab does."""
         self._socket.shutdown(socket.SHUT_RDWR)
@@ -116,11 +128,15 @@ class ScriptedPage:
 
     def _carry_out(self, frame: Frame) -> None:
         header, payload = frame
+        if header.get("op") == "show":
+            return
         if header.get("op") == "measure":
             self.say({"id": header["id"], "memory_bytes_per_s": 1e9, "flops": 1e10, "threads": 2})
             return
         self.ops.put(header)
-        if "id" in header and (answer := self._answer(header, bytes(payload))) is not None:
+        if header.get("op") == "unload":
+            self.say({"id": header["id"]})
+        elif "id" in header and (answer := self._answer(header, bytes(payload))) is not None:
             self.say({"id": header["id"], **answer[0]}, answer[1])
 
 
