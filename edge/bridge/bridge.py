@@ -70,7 +70,7 @@ async def _serve(options: BridgeOptions, sockets: Sequence[object], listening: C
 
     def page_of(name: str) -> Page:
         if name not in pages:
-            pages[name] = Page(name, _place(name), options.lost_s)
+            pages[name] = Page(name, _place(name), browsers, options.lost_s)
         return pages[name]
 
     def _place(name: str) -> WorkerPlace:

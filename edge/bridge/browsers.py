@@ -31,6 +31,7 @@ class Browser:
     expires: float = 0.0  # Unix seconds until which the token works
     key: str | None = None  # digest of the browser's key; None: it has not joined
     port: int = 0  # port of its worker; 0: not chosen yet
+    checked: str = ""  # browser and system whose numbers were right
 
 
 class Browsers:
@@ -86,6 +87,15 @@ class Browsers:
         """Use this port for the browser's worker from now on, so that its address stays the same."""
         with locked(self._folder):
             self._save(replace(self._load(name), port=port))
+
+    def checked(self, name: str) -> str:
+        """Return the browser and system whose numbers were right; "" if none was checked."""
+        return self._load(name).checked
+
+    def remember_check(self, name: str, agent: str) -> None:
+        """Remember that the numbers of this browser and system are right."""
+        with locked(self._folder):
+            self._save(replace(self._load(name), checked=agent))
 
     def credentials(self, name: str) -> Path:
         """Return the folder of a browser's membership in the cluster."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge import log
+from edge.bridge.browsers import Browsers
 from edge.bridge.page_worker import PageWorker, WorkerPlace
 from edge.browser.frames import Frame, Splitter, pack
 from edge.browser.page import DOOR
@@ -41,9 +42,9 @@ class _Client:
 class Page:
     """A browser that has joined. All methods run in the bridge's event loop."""
 
-    def __init__(self, name: str, place: WorkerPlace, lost_s: float = LOST_S) -> None:
+    def __init__(self, name: str, place: WorkerPlace, browsers: Browsers, lost_s: float = LOST_S) -> None:
         """lost_s: silence after which the page is lost."""
-        self.name = name
+        self.name, self._browsers = name, browsers
         self._place, self._lost_s = place, lost_s
         self._folder = Path(tempfile.mkdtemp(prefix="edge-page-"))
         self._stream: asyncio.Queue[bytes | None] | None = None
@@ -181,6 +182,9 @@ class Page:
                 profile = self._profile = replace(profile, memory_bytes_per_s=memory, flops=flops)
             profile.save(self._folder)
             self._server = await asyncio.start_unix_server(self._serve, self._folder / DOOR)
+            if self._browsers.checked(self.name) != profile.agent:
+                await self._worker.check()
+                self._browsers.remember_check(self.name, profile.agent)
             await self._worker.start(profile.threads)
             self.problem = ""
             log.info("page-joined", name=self.name, agent=profile.agent, threads=profile.threads,

@@ -12,7 +12,12 @@ from pathlib import Path
 
 from devices.processes.interpreter import module_command
 from edge.browser.profile import PAGE_VARIABLE
+from edge.errors import EngineError
 
+# Largest difference of two logits in the check, in standard deviations of all logits. Kernels of different processors
+# round differently.
+TOLERANCE = 0.05
+_CHECK_S = 60.0  # time for the check on a slow phone
 _END_S = 10.0  # time for the daemon to end before it is killed
 CACHE_BYTES = 20 << 30  # disk space for slices of each page
 
@@ -43,6 +48,34 @@ class PageWorker:
     def runs(self) -> bool:
         """True from `start` to `end`, or until the daemon ends by itself."""
         return self._process is not None
+
+    async def check(self) -> None:
+        """Raise EngineError if the page computes other numbers than this machine."""
+        process = await asyncio.create_subprocess_exec(
+            *module_command("edge.bridge.check"),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, PAGE_VARIABLE: str(self._folder)},
+            start_new_session=True,
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), _CHECK_S)
+        except asyncio.TimeoutError:
+            raise EngineError(f"its browser did not compute a small model within {_CHECK_S:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        try:
+            result = json.loads(output)
+        except ValueError:
+            raise EngineError("its browser could not be checked: the check ended without a result") from None
+        if (error := result.get("error")) is not None:
+            raise EngineError(f"its browser could not be checked: {error}")
+        if result["deviation"] > TOLERANCE:
+            raise EngineError(
+                f"its browser computes wrong numbers: they differ by {result['deviation']:.3g} from this machine's, in"
+                f" standard deviations, where {TOLERANCE:g} is usual; use another browser"
+            )
 
     async def start(self, threads: int) -> None:
         """Start the daemon once the last one has ended. Raises OSError if that is not possible.
