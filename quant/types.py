@@ -94,6 +94,10 @@ _BY_ID: Mapping[int, TensorType] = MappingProxyType({t.id: t for t in TYPES.valu
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
+# Quantized types for which llama.cpp has vector kernels in WebAssembly (ggml-cpu/arch/wasm/quants.c).
+BROWSER_TYPES: tuple[str, ...] = ("q2_k", "q3_k", "q4_0", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0")
+
+
 @dataclass(frozen=True, slots=True)
 class CacheType:
     """Types of the keys and the values of a KV cache."""

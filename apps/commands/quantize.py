@@ -31,7 +31,7 @@ HELP = "Make a model smaller (to a type, a file size, or a memory limit), and re
 
 _FOR_GGUF = (
     "size", "fit", "elastic", "sizes", "context", "kv_type", "imatrix", "text", "types", "compare", "png", "minutes",
-    "fast", "report",
+    "fast", "for", "report",
 )  # fmt: skip
 _FOR_ONNX = ("calibration", "block_size")
 _NEEDED = ("onnx", "onnxruntime")
@@ -65,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--types T,T", words, items)
     words = "with --size, --fit and --elastic: avoid types that decode slower here than a larger type"
     option(parser, "--fast", words)
+    words = "use only types that this kind of device computes quickly"
+    option(parser, "--for", words, choices=("browser",))
     words = f"time limit of --size, --fit and --elastic, in minutes (default: {QUANTIZE_MINUTES:.0f})"
     option(parser, "--minutes N", words, between(0.001, 10_000))
     add(parser, "--threads")
@@ -95,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("an ONNX model needs --type int8 or int4")
         return run_onnx(args)
     _check(args)
+    if getattr(args, "for"):
+        _keep_to_browsers(args)
     from apps import quantize_gguf
 
     return quantize_gguf.run(args)
@@ -121,6 +125,20 @@ def _check(args: argparse.Namespace) -> None:
         check_installed({"scipy": "scipy"}, uses, "quantize")
     if args.elastic:
         refuse(args, ("report",), "is for one size; use edge evaluate on the file to measure its largest size")
+
+
+def _keep_to_browsers(args: argparse.Namespace) -> None:
+    """Choose only types that browsers compute quickly. Raises UsageError if others are named."""
+    from quant.mixes import mix_by_name
+    from quant.types import BROWSER_TYPES
+
+    if args.size or args.fit or args.elastic:
+        named = args.types = args.types or list(BROWSER_TYPES)
+    else:
+        args.type = args.type or "q4_k_m"
+        named = [mix_by_name(args.type).type.name]
+    if slow := [name for name in named if name.lower() not in (*BROWSER_TYPES, "f16", "f32")]:
+        raise UsageError(f"browsers compute {', '.join(slow)} slowly; they are fast with {', '.join(BROWSER_TYPES)}")
 
 
 def _run_kernels(args: argparse.Namespace) -> int:

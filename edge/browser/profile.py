@@ -16,7 +16,7 @@ _FILE = "profile.json"
 MAX_THREADS = 64
 MAX_MEMORY = 3900 << 20  # bytes that a 32-bit WebAssembly program can address, without the stack and the library
 _IOS_MEMORY = 1500 << 20  # more ends a tab on iPhones and iPads
-_USUAL_MEMORY = 2 << 30  # if the browser does not report the memory of its device
+_USUAL_MEMORY = 1 << 30  # if the page does not report its memory
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,11 @@ class PageProfile:
 
     @classmethod
     def from_hello(cls, hello: dict[str, Any]) -> PageProfile:
-        """Return the profile in a page's first event, within sensible limits.
-
-        A browser reports at most 8 GiB, and a page gets at most half of its device's memory.
-        """
+        """Return the profile in a page's first event, within sensible limits."""
         agent = hello.get("agent")
         agent = "".join(c if c.isprintable() else "?" for c in agent if c)[:MAX_TEXT] if isinstance(agent, str) else ""
         reported = _number(hello.get("memory_bytes"))
-        memory = _USUAL_MEMORY if reported is None else int(reported) // 2
+        memory = _USUAL_MEMORY if reported is None else int(reported)
         if any(name in agent for name in ("iPhone", "iPad", "iOS")):
             memory = min(memory, _IOS_MEMORY)
         battery, charging = _number(hello.get("battery")), hello.get("charging")

@@ -21,7 +21,7 @@ from edge.quantization.imatrix import collect
 from quant.errors import DoesNotFit, QuantError
 from quant.gguf.file import GgufFile
 from quant.gguf.imatrix import Entry, ImportanceMatrix
-from quant.types import TYPES
+from quant.types import BROWSER_TYPES, TYPES
 from tests.engine.quantize.test_evaluate import MODEL_KEYS
 from tests.engine.quantize.test_kernel_speed import device
 from tests.support.commands import Run, assert_refused, runner, said
@@ -205,6 +205,18 @@ def test_fast_does_without_types_that_are_slow_here(
     code, output, error = run(small, out, *provided)
     assert code == 0, error
     assert re.search(r"q5_0 \((q5_1|q6_k) is faster\); --fast avoids them", output)
+
+
+def test_for_browsers_only_types_with_vector_kernels_are_used(run: Run, small: Path, out: Path, text: Path) -> None:
+    provided = ("--for", "browser", "--force")
+    assert said(run, small, out, *provided)["type"] == "q4_k_m"
+    assert said(run, small, out, *provided, "--type", "q8_0")["type"] == "q8_0"
+    assert_refused(run(small, out, *provided, "--type", "q4_1"), 2, "browsers compute q4_1 slowly")
+    assert_refused(
+        run(small, out, *provided, "--size", "300000B", "--types", "iq4_nl"), 2, "iq4_nl slowly"
+    )
+    said(run, small, out, *provided, "--size", "290000B", "--text", text, "--minutes", "0.001")
+    assert kinds(out) <= {*BROWSER_TYPES, "f16"}
 
 
 def test_by_memory(run: Run, small: Path, out: Path, text: Path) -> None:
