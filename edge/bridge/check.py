@@ -26,30 +26,27 @@ _OPTIONS = EngineOptions(context=64, sequences=1, outputs=ROWS, batch=ROWS, thre
 
 
 def deviation(folder: Path, profile: PageProfile) -> float:
-    """Return the largest difference of the page's logits from this machine's, in standard deviations.
+    """Return how far the page's logits are from this machine's: the root mean square, in standard deviations.
 
     folder: folder of the page. Raises EngineError if the page does not compute.
     """
     file = ModelFile.open(MODEL_PATH)
-    embeddings = np.random.default_rng(5).standard_normal((ROWS, file.shape.n_embd)).astype(np.float32)
-    with ModelRunner(file, _OPTIONS, embeddings=True) as here:
-        expected = _logits(here, embeddings)
-    with PageEngine(file, _OPTIONS, folder, profile.memory_bytes, (), None) as page:
-        computed = _logits(page, embeddings)
-    difference = float(np.abs(computed - expected).max() / expected.std())
+    with ModelRunner(file, _OPTIONS) as here:
+        expected = _logits(here)
+    with PageEngine(file, _OPTIONS, folder, profile.memory_bytes, (), None, embeddings=False) as page:
+        computed = _logits(page)
+    difference = float(np.sqrt(np.square(computed - expected).mean()) / expected.std())
     return difference if np.isfinite(difference) else float("inf")
 
 
-def _logits(engine: ModelRunner, embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the logits [rows, n_vocab] of a prompt and, for the last row, of a decode after it."""
+def _logits(engine: ModelRunner) -> NDArray[np.float32]:
+    """Return the logits [rows, n_vocab] of a prompt and of a token decoded after it."""
     rows, n = engine.rows, ROWS - 1
-    rows.embeddings[:ROWS] = embeddings
-    rows.positions[:ROWS] = range(ROWS)
-    rows.sequences[:ROWS] = 0
-    rows.outputs[:ROWS] = 1
+    tokens = np.random.default_rng(5).integers(300, engine.model.n_vocab, ROWS, np.int32)
+    rows.tokens[:ROWS], rows.positions[:ROWS], rows.sequences[:ROWS], rows.outputs[:ROWS] = tokens, range(ROWS), 0, 1
     engine.decode_rows(rows, n)
     prompt = np.array([engine.logits(row) for row in range(n)])
-    rows.embeddings[0], rows.positions[0] = embeddings[n], n
+    rows.tokens[0], rows.positions[0] = tokens[n], n
     engine.decode_rows(rows, 1)
     return np.vstack([prompt, engine.logits(0)])
 

@@ -54,6 +54,7 @@ class Page:
         self._unanswered: dict[int, bytes] = {}  # frames of operations, by number
         self._holder: _Client | None = None  # has loaded a slice, or is about to
         self._loads, self._holds = "", ""  # name of the slice that is being loaded, and of the one that is loaded
+        self._unloading: asyncio.Task[None] | None = None
         self._loading = 0  # number of the operation that loads it
         self._server: asyncio.Server | None = None
         self._worker = PageWorker(name, place, self._folder, self._on_worker_end)
@@ -278,13 +279,18 @@ class Page:
             self._clients.discard(client)
             writer.close()
             if self._holder is client:
-                if self._worker.runs:
-                    with suppress(EngineError):  # the page was lost
-                        await self._call("unload")
                 self._holder, self._holds = None, ""
+                if self._server is not None:
+                    self._unloading = asyncio.create_task(self._unload())
+
+    async def _unload(self) -> None:
+        with suppress(EngineError):  # the page was lost
+            await self._call("unload")
 
     async def _forward(self, client: _Client, header: dict[str, Any], payload: memoryview) -> None:
         op, number = header.get("op"), header.get("id")
+        if op == "load" and self._unloading is not None:
+            await asyncio.shield(self._unloading)
         if op == "load" and self._holder is None:
             self._holder, self._loads, self._loading = client, str(header.get("file")), self._number + 1
         if self._holder is not client and (op not in _FREE_OPS or op == "load"):

@@ -46,9 +46,12 @@ class PageEngine(ModelRunner):
         memory_bytes: int,
         hooks: Sequence[Hook],
         progress: Callable[[float], None] | None,
+        *,
+        embeddings: bool = True,
     ) -> None:
         """folder: folder of the page.
         memory_bytes: memory of the page.
+        embeddings: batches contain hidden states instead of tokens.
 
         Raises the errors of ModelRunner, NotEnoughMemory if the page has too little memory, and EngineError if it was
         closed or lost.
@@ -56,7 +59,7 @@ class PageEngine(ModelRunner):
         if options.lora:
             raise EngineError("a browser cannot compute LoRA adapters; give it no layers, or leave --lora out")
         self._folder, self._page_bytes = folder, min(memory_bytes, options.memory or memory_bytes)
-        super().__init__(file, replace(options, memory=None, prefixes=None), hooks, progress, embeddings=True)
+        super().__init__(file, replace(options, memory=None, prefixes=None), hooks, progress, embeddings=embeddings)
 
     def _load(
         self, request: LoadRequest, options: EngineOptions, accounted: Accounted | None, *, embeddings: bool

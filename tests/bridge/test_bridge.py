@@ -157,17 +157,9 @@ def test_one_engine_process_has_the_page_until_it_ends(tmp_path: Path, connect: 
         first.stop()
         first.close()
         assert [page.next_op()["op"] for _ in range(2)] == ["stop", "unload"]
-        until(lambda: loads(second), "the page is free again")
+        second.call("load", file="x")  # waits until the page is free again
         assert page.next_op()["op"] == "load"
         assert page.ops.empty()
-
-
-def loads(connection: PageConnection) -> bool:
-    try:
-        connection.call("load", file="x")
-    except EngineError:
-        return False
-    return True
 
 
 def test_answers_reach_the_process_that_asked(tmp_path: Path, connect: Connect) -> None:
