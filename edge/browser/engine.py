@@ -84,6 +84,7 @@ class PageEngine(ModelRunner):
             check_generates_text(model, request.file.path)
             context = load_at_page(page, name, model, request)
             closing.callback(context.close)
+            page.show(self.shape.name, str(self.shape.n_layers))
             return ModelInMemory(model, context, sizes, None, need, closing.pop_all(), None)
 
 

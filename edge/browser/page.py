@@ -83,15 +83,19 @@ class PageConnection:
         """Allow decodes again after `stop`."""
         self._tell("resume")
 
+    def show(self, model: str, layers: str) -> None:
+        """Tell the page's user what is computed."""
+        self._tell("show", model=model, layers=layers)
+
     def close(self) -> None:
         """End the connection. The page frees the memory of what it loaded."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _tell(self, op: str) -> None:
+    def _tell(self, op: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # the page was lost, which the next operation reports
-            self._send(pack({"op": op}))
+            self._send(pack({"op": op, **fields}))
 
     def _ask(self, op: str, payload: bytes | memoryview = b"", **fields: Any) -> int:
         """Send an operation, and return the number of its answer."""
