@@ -31,7 +31,7 @@ class Browser:
     expires: float = 0.0  # Unix seconds until which the token works
     key: str | None = None  # digest of the browser's key; None: it has not joined
     port: int = 0  # port of its worker; 0: not chosen yet
-    checked: str = ""  # browser and system whose numbers were right
+    checked: str = ""  # browser whose numbers were right
 
 
 class Browsers:
@@ -89,13 +89,13 @@ class Browsers:
             self._save(replace(self._load(name), port=port))
 
     def checked(self, name: str) -> str:
-        """Return the browser and system whose numbers were right; "" if none was checked."""
+        """Return the version of the browser whose numbers were right; "" if none was checked."""
         return self._load(name).checked
 
-    def remember_check(self, name: str, agent: str) -> None:
-        """Remember that the numbers of this browser and system are right."""
+    def remember_check(self, name: str, browser: str) -> None:
+        """Remember that the numbers of this version of the browser are right."""
         with locked(self._folder):
-            self._save(replace(self._load(name), checked=agent))
+            self._save(replace(self._load(name), checked=browser))
 
     def credentials(self, name: str) -> Path:
         """Return the folder of a browser's membership in the cluster."""

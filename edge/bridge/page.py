@@ -183,13 +183,14 @@ class Page:
                 profile = self._profile = replace(profile, memory_bytes_per_s=memory, flops=flops)
             profile.save(self._folder)
             self._server = await asyncio.start_unix_server(self._serve, self._folder / DOOR)
-            if self._browsers.checked(self.name) != profile.agent:
+            if self._browsers.checked(self.name) != profile.browser:
                 await self._worker.check()
-                self._browsers.remember_check(self.name, profile.agent)
+                self._browsers.remember_check(self.name, profile.browser)
             await self._worker.start(profile.threads)
             self.problem = ""
-            log.info("page-joined", name=self.name, agent=profile.agent, threads=profile.threads,
-                     memory_bytes=profile.memory_bytes, port=self._place.port())  # fmt: skip
+            port, memory = self._place.port(), profile.memory_bytes
+            log.info("page-joined", name=self.name, browser=profile.browser, system=profile.system, port=port,
+                     threads=profile.threads, memory_bytes=memory)  # fmt: skip
             await self._tell({"op": "show", "text": ""})
         except (EngineError, OSError, ProtocolError) as error:
             self.problem = str(error)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from devices.files import write_whole
-from devices.profile import MAX_TEXT
 from edge.errors import EngineError
 
 PAGE_VARIABLE = "EDGE_PAGE"  # environment variable with the page's folder
 _FILE = "profile.json"
+_MOST_AGENT = 500  # characters of a User-Agent text
+# Most browsers name others, too, so the order matters.
+_BROWSERS = (
+    ("Edg", "Edge"), ("OPR", "Opera"), ("SamsungBrowser", "Samsung Internet"), ("(?:FxiOS|Firefox)", "Firefox"),
+    ("(?:CriOS|Chrome)", "Chrome"), ("Version", "Safari"),
+)  # fmt: skip
+_SYSTEMS = ("Android", "iPhone", "iPad", "Windows", "CrOS", "Mac OS X", "Linux")
 MAX_THREADS = 64
 MAX_MEMORY = 3900 << 20  # bytes that a 32-bit WebAssembly program can address, without the stack and the library
 _IOS_MEMORY = 1500 << 20  # more ends a tab on iPhones and iPads
@@ -23,7 +30,8 @@ _USUAL_MEMORY = 1 << 30  # if the page does not report its memory
 class PageProfile:
     """Properties of a page's device. None: unknown."""
 
-    agent: str  # browser and system
+    browser: str  # such as "Chrome 140"
+    system: str  # such as "Android"
     threads: int
     memory_bytes: int  # bytes that a model may take
     battery_percent: float | None = None
@@ -34,16 +42,17 @@ class PageProfile:
     @classmethod
     def from_hello(cls, hello: dict[str, Any]) -> PageProfile:
         """Return the profile in a page's first event, within sensible limits."""
-        agent = hello.get("agent")
-        agent = "".join(c if c.isprintable() else "?" for c in agent if c)[:MAX_TEXT] if isinstance(agent, str) else ""
+        agent = str(hello.get("agent"))[:_MOST_AGENT]
+        system = next((name for name in _SYSTEMS if name in agent), "an unknown system")
         reported = _number(hello.get("memory_bytes"))
         memory = _USUAL_MEMORY if reported is None else int(reported)
-        if any(name in agent for name in ("iPhone", "iPad", "iOS")):
+        if system in ("iPhone", "iPad"):
             memory = min(memory, _IOS_MEMORY)
         battery, charging = _number(hello.get("battery")), hello.get("charging")
         isolated = hello.get("isolated") is True
         return cls(
-            agent=agent or "a browser",
+            browser=_browser(agent),
+            system={"Mac OS X": "macOS", "CrOS": "ChromeOS"}.get(system, system),
             threads=max(1, min(MAX_THREADS, int(_number(hello.get("threads")) or 1))) if isolated else 1,
             memory_bytes=max(64 << 20, min(MAX_MEMORY, memory)),
             battery_percent=None if battery is None else round(100 * min(1.0, battery), 1),
@@ -61,6 +70,14 @@ class PageProfile:
     def save(self, folder: Path) -> None:
         """Store the profile in a page's folder."""
         write_whole(folder / _FILE, json.dumps(asdict(self)).encode())
+
+
+def _browser(agent: str) -> str:
+    """Return the name and the version of a browser from its User-Agent text."""
+    for pattern, name in _BROWSERS:
+        if match := re.search(pattern + r"/v?(\d{1,5})", agent):
+            return f"{name} {match[1]}"
+    return "a browser"
 
 
 def _number(value: Any) -> float | None:

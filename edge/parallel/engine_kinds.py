@@ -253,9 +253,9 @@ class PageKind(EngineKind):
         page = self._page()
         return replace(
             super().describe(name, memory_limit_bytes=memory_limit_bytes),
-            system=page.agent,
+            system=page.system,
             machine="wasm32",
-            cpu=page.agent,
+            cpu=page.browser,
             cores_physical=page.threads,
             cores_logical=page.threads,
             threads=page.threads,

@@ -212,9 +212,7 @@ def test_for_browsers_only_types_with_vector_kernels_are_used(run: Run, small: P
     assert said(run, small, out, *provided)["type"] == "q4_k_m"
     assert said(run, small, out, *provided, "--type", "q8_0")["type"] == "q8_0"
     assert_refused(run(small, out, *provided, "--type", "q4_1"), 2, "browsers compute q4_1 slowly")
-    assert_refused(
-        run(small, out, *provided, "--size", "300000B", "--types", "iq4_nl"), 2, "iq4_nl slowly"
-    )
+    assert_refused(run(small, out, *provided, "--size", "300000B", "--types", "iq4_nl"), 2, "iq4_nl slowly")
     said(run, small, out, *provided, "--size", "290000B", "--text", text, "--minutes", "0.001")
     assert kinds(out) <= {*BROWSER_TYPES, "f16"}
 

@@ -24,7 +24,13 @@ from edge.browser.page import DOOR
 from edge.serve.http.listeners import listeners
 from tests.support.helpers import until
 
-HELLO: dict[str, Any] = {"event": "hello", "agent": "a test", "threads": 2, "memory_bytes": 4 << 30, "isolated": True}
+HELLO: dict[str, Any] = {
+    "event": "hello",
+    "agent": "Chrome/140",
+    "threads": 2,
+    "memory_bytes": 4 << 30,
+    "isolated": True,
+}
 _LIMIT_S = 60.0  # only against a hang
 
 Answer = Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes] | None]
@@ -50,7 +56,7 @@ class Bridge:
     def _page(self, name: str) -> Page:
         if name not in self._pages:
             port = free_port("127.0.0.1")
-            self.browsers.remember_check(name, HELLO["agent"])  # a scripted page computes nothing
+            self.browsers.remember_check(name, "Chrome 140")  # a scripted page computes nothing
             place = WorkerPlace("127.0.0.1", lambda: port, None, self._folder / "cache")
             self._pages[name] = Page(name, place, self.browsers, self._lost_s)
         return self._pages[name]
