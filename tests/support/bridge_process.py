@@ -63,7 +63,7 @@ class Bridge:
 
     def folder(self, name: str) -> Path:
         """Return the folder of a page."""
-        return self._pages[name]._folder
+        return self._pages[name].folder
 
     def close(self) -> None:
         """End the pages and the server."""
