@@ -39,10 +39,13 @@ Answer = Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes] | None]
 class Bridge:
     """A running bridge on loopback, without TLS."""
 
-    def __init__(self, folder: Path, lost_s: float) -> None:
+    def __init__(self, folder: Path, lost_s: float, check: bool) -> None:
+        """check: compare the page's numbers. False for a scripted page, which computes nothing."""
+        self._check = check
         self.browsers = Browsers(folder / "browsers")
         self._folder, self._lost_s = folder, lost_s
         self._pages: dict[str, Page] = {}
+        self._ports: dict[str, int] = {}
         self._socket = listeners("127.0.0.1", 0)[0]
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         app = create_app(self.browsers, self._page, secure=False)
@@ -55,15 +58,24 @@ class Bridge:
 
     def _page(self, name: str) -> Page:
         if name not in self._pages:
-            port = free_port("127.0.0.1")
-            self.browsers.remember_check(name, "Chrome 140")  # a scripted page computes nothing
-            place = WorkerPlace("127.0.0.1", lambda: port, None, self._folder / "cache")
+            self._ports[name] = free_port("127.0.0.1")
+            if not self._check:
+                self.browsers.remember_check(name, "Chrome 140")
+            place = WorkerPlace("127.0.0.1", lambda: self._ports[name], None, self._folder / "cache")
             self._pages[name] = Page(name, place, self.browsers, self._lost_s)
         return self._pages[name]
 
     def folder(self, name: str) -> Path:
         """Return the folder of a page."""
         return self._pages[name].folder
+
+    def port(self, name: str) -> int:
+        """Return the port of a page's worker."""
+        return self._ports[name]
+
+    def is_ready(self, name: str) -> bool:
+        """Return whether engine processes can connect to a page."""
+        return name in self._pages and (self.folder(name) / DOOR).exists()
 
     def close(self) -> None:
         """End the pages and the server."""
@@ -76,9 +88,9 @@ class Bridge:
 
 
 @contextmanager
-def running_bridge(folder: Path, lost_s: float = _LIMIT_S) -> Iterator[Bridge]:
+def running_bridge(folder: Path, lost_s: float = _LIMIT_S, *, check: bool = False) -> Iterator[Bridge]:
     """Yield a bridge that runs during the block."""
-    bridge = Bridge(folder, lost_s)
+    bridge = Bridge(folder, lost_s, check)
     try:
         yield bridge
     finally:

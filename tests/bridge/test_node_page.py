@@ -1,0 +1,126 @@
+"""Test stages that a page computes in node, behind the real bridge: distributed equals local, and a page may vanish."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import LlmRanks
+from edge.errors import EdgeError
+from edge.llm.engine import Engine
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.models.demo import MODEL_PATH
+from partition.model.file import ModelFile
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL, Plan
+from partition.slices.gguf_slice import limits
+from tests.support import ROOT
+from tests.support.bridge_process import Bridge, running_bridge
+from tests.support.deployments import EXACT, OPTIONS, Floats, Heard, deviations, greedy_answers, own_folders, supervised
+from tests.support.helpers import until
+from tests.support.slices import synthetic
+from tests.support.thorough import some
+
+QUESTIONS = ("My name is Ada.", "What is 12 + 30?", "What is my name?")
+TOKENS = [int(token) for token in np.random.default_rng(3).integers(270, 310, 48)]
+
+
+@dataclass
+class NodePage:
+    """A page in node, with the address of its worker. It has the part of `Worker` that deployments use."""
+
+    bridge: Bridge
+    store: Path
+    command: list[str]
+    address: str = ""
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def open(self) -> None:
+        """Open the page, and wait until its worker answers."""
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
+        until(lambda: self.bridge.is_ready("phone"), "the page is ready", 120)
+        self.address = f"127.0.0.1:{self.bridge.port('phone')}"
+        until(self.answers, "the worker answers", 120)
+
+    def answers(self) -> bool:
+        try:
+            with Fleet([self.address]):
+                return True
+        except (EdgeError, OSError):
+            return False
+
+    def vanish(self) -> None:
+        """End the page without a word."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def page(node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodePage]:
+    own_folders(monkeypatch, tmp_path / "own")
+    with running_bridge(tmp_path, check=True) as bridge:
+        token = bridge.browsers.invite("phone", 600)
+        script = str(ROOT / "tests/support/node_page.mjs")
+        store = tmp_path / "store"
+        page = NodePage(bridge, store, [node, script, bridge.url, token, "--store", str(store), "--threads", "1"])
+        page.open()
+        yield page
+        page.vanish()
+
+
+def plan(path: Path, page: NodePage, *shares: int) -> Plan:
+    """A stage here and one at the page."""
+    return make_plan(
+        limits(ModelFile.open(path)), path.stem, "", [LOCAL, page.address], parallel="pipeline", shares=shares
+    )
+
+
+@contextmanager
+def deployed(model: Path, page: NodePage, options: EngineOptions) -> Iterator[TextEngine]:
+    """The model here and at the page."""
+    stages, file = plan(model, page, 1, 1), ModelFile.open(model)
+    with Fleet([page.address]) as fleet, LlmRanks(fleet, stages, file, options) as ranks:
+        yield ranks.engine
+
+
+def logits(engine: TextEngine) -> Floats:
+    """Logits of a prompt, of tokens after it, and of others after some of them were removed."""
+    rows = [engine.decode(TOKENS[:32], 0, outputs="all"), engine.decode(TOKENS[32:33], 32, outputs="all")]
+    assert engine.kv_remove(0, 20, -1)
+    rows.append(engine.decode(TOKENS[33:40], 20, outputs="all"))
+    engine.kv_clear()
+    rows.append(engine.decode(TOKENS[:3], 0, outputs="all"))
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("arch", ["llama", *some((), ("gemma2", "qwen2moe"))])
+def test_a_stage_at_the_page_computes_what_this_device_computes(arch: str, page: NodePage, tmp_path: Path) -> None:
+    model = synthetic(tmp_path / f"{arch}.gguf", arch, layers=6, vocab=320)
+    with Engine(model, EXACT) as single:
+        expected = logits(single)
+    with deployed(model, page, EXACT) as ranks:
+        result = logits(ranks)
+    assert deviations(result, expected) < 1e-4
+
+
+def test_a_page_that_vanishes_in_the_middle_is_a_pause(page: NodePage) -> None:
+    """The answers go on with the same tokens. Opened again, the page is used again, and no slice is sent."""
+    with Engine(MODEL_PATH, OPTIONS) as single:
+        expected = greedy_answers(single, QUESTIONS, 12, {})
+    steps = Heard()
+    with supervised([page], plan(MODEL_PATH, page, 1, 1), steps=steps) as model:  # type: ignore[list-item]
+        assert greedy_answers(model.engine, QUESTIONS, 12, {14: page.vanish}) == expected
+    assert any("phone" in line for line in steps.lines), steps.lines
+    stored = {path: path.stat().st_mtime_ns for path in page.store.rglob("*") if len(path.name) == 64}
+    assert stored
+    page.open()
+    with deployed(MODEL_PATH, page, OPTIONS) as ranks:
+        assert greedy_answers(ranks, QUESTIONS, 12, {}) == expected
+    assert {path: path.stat().st_mtime_ns for path in page.store.rglob("*") if len(path.name) == 64} == stored
