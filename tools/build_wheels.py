@@ -46,7 +46,8 @@ _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=OFF",
     # A wheel cannot have links, so each library has one name.
     "-DCMAKE_PLATFORM_NO_VERSIONED_SONAME=ON", "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
-    "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DSKBUILD_PLATLIB_DIR=unused",
+    # edge has threads of its own (edge/llama/thread_pool.py), and minimal systems have no OpenMP.
+    "-DGGML_OPENMP=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DSKBUILD_PLATLIB_DIR=unused",
 )  # fmt: skip
 _MODULES = ("-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN")
 # zig names features of arm64 in a way of its own: -march=armv8.2-a+fp16 is -mcpu=generic+v8_2a+fullfp16.
@@ -106,13 +107,15 @@ def zig_tools(target: str, folder: Path) -> list[str]:
     zig = str(Path(ziglang.__file__).with_name("zig"))
     folder.mkdir(parents=True, exist_ok=True)
     triple = f"{target}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
-    tools = {"cc": f"cc -target {triple}", "c++": f"c++ -target {triple}", "ar": "ar", "ranlib": "ranlib"}
+    # Without -s, zig adds debug information. It compiles its C++ library once for each kind of optimization.
+    options = f"-s -O3 -target {triple}"
+    tools = {"cc": f"cc {options}", "c++": f"c++ {options}", "ar": "ar", "ranlib": "ranlib"}
     for name, tool in tools.items():
         (folder / name).write_text(_COMPILER.replace("ZIG", zig).replace("TOOL", tool))
         (folder / name).chmod(0o755)
     names = {"C_COMPILER": "cc", "CXX_COMPILER": "c++", "AR": "ar", "RANLIB": "ranlib"}
-    options = [f"-DCMAKE_{name}={folder / tool}" for name, tool in names.items()]
-    return [*options, "-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={target}"]
+    chosen = [f"-DCMAKE_{name}={folder / tool}" for name, tool in names.items()]
+    return [*chosen, "-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={target}"]
 
 
 def vulkan_options(compilers: Path, folder: Path) -> list[str]:
