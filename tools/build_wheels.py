@@ -56,7 +56,7 @@ for argument do
     shift
     case $argument in -march=armv*)
         argument=$(echo "$argument" |
-            sed -E 's/-march=arm(v[0-9]+)[.]([0-9]+)-a/-mcpu=generic+\1_\2a/; s/[+]fp16/+fullfp16/')
+            sed -E 's/[.]/_/; s/-march=arm(v[0-9_]+)-a/-mcpu=generic+\1a/; s/[+]fp16/+fullfp16/')
     esac
     set -- "$@" "$argument"
 done
@@ -85,6 +85,10 @@ def unpacked_source(folder: Path, variants: Sequence[str]) -> Path:
         file.extractall(folder, filter="data")
     listing = source / "vendor/llama.cpp/ggml/src/CMakeLists.txt"
     listing.write_text(with_variants(listing.read_text(), variants))
+    # llama-cpp-python's own settings would leave the build's folders in the modules.
+    top = source / "CMakeLists.txt"
+    folders = r"set\(CMAKE_(BUILD_WITH_INSTALL_RPATH|INSTALL_RPATH_USE_LINK_PATH) .*?\)"
+    top.write_text(re.sub(folders, "", top.read_text()))
     return source
 
 
@@ -108,7 +112,8 @@ def zig_tools(target: str, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     triple = f"{target}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
     # Without -s, zig adds debug information. It compiles its C++ library once for each kind of optimization.
-    options = f"-s -O3 -target {triple}"
+    # Names of sources in error messages must not depend on the folder.
+    options = f"-s -O3 -target {triple} -ffile-prefix-map={folder.parent}/="
     tools = {"cc": f"cc {options}", "c++": f"c++ {options}", "ar": "ar", "ranlib": "ranlib"}
     for name, tool in tools.items():
         (folder / name).write_text(_COMPILER.replace("ZIG", zig).replace("TOOL", tool))
@@ -174,13 +179,15 @@ def quick_libraries(source: Path, build: Path, compiled: Path) -> list[Path]:
 
 
 def check_library(path: Path) -> None:
-    """Raise SystemExit if a Linux library needs a newer glibc than GLIBC, or a compiler's library."""
+    """Raise SystemExit if a Linux library needs a newer glibc than GLIBC, a compiler's library, or its build folder."""
     data = path.read_bytes()  # the names of versions and libraries stand in a table of texts
     versions = {tuple(map(int, match.split(b"."))) for match in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", data)}
     if max(versions, default=GLIBC) > GLIBC:
         raise SystemExit(f"{path.name} needs glibc {'.'.join(map(str, max(versions)))}, newer than 2.28")
     if foreign := re.search(rb"\0(lib(stdc\+\+|gcc_s|gomp|omp|c\+\+|c\+\+abi|unwind)\.so[.\d]*)\0", data):
         raise SystemExit(f"{path.name} needs {foreign[1].decode()}, which not every Linux has")
+    if os.fsencode(path.parent) in data:
+        raise SystemExit(f"{path.name} names {path.parent}, which no other machine has")
 
 
 def write_wheel(source: Path, libraries: Sequence[Path], tag: str, folder: Path) -> Path:
