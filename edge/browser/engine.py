@@ -169,10 +169,14 @@ class PageContext(Context):
         if code != 0:
             raise EngineError(f"llama_decode failed with code {code!s:.20} in the browser")
         outputs = batch.outputs[:n].copy()
-        expected = (n, batch.embeddings.shape[1]) if end else (int(np.count_nonzero(outputs)), self.model.n_vocab)
-        if (header.get("rows"), header.get("width")) != expected or len(values) != 4 * expected[0] * expected[1]:
-            raise EngineError(f"the browser's page returned {len(values)} bytes for values of {expected}; reload it")
-        rows = np.frombuffer(values, np.float32).reshape(expected)
+        width = batch.embeddings.shape[1] if end else self.model.n_vocab
+        n_rows = n if end else int(np.count_nonzero(outputs))
+        page_width = header.get("width") if n_rows else width  # without rows there is no width
+        if (header.get("rows"), page_width) != (n_rows, width) or len(values) != 4 * n_rows * width:
+            raise EngineError(
+                f"the browser's page returned {len(values)} bytes for {n_rows} rows of {width} values; reload it"
+            )
+        rows = np.frombuffer(values, np.float32).reshape(n_rows, width)
         self.decoded(batch.sequences[:n], batch.positions[:n])
         if end:
             self._run_hooks(NodeValue(rows, end))

@@ -92,7 +92,8 @@ def deployed(model: Path, page: NodePage, options: EngineOptions) -> Iterator[Te
 
 def logits(engine: TextEngine) -> Floats:
     """Logits of a prompt, of tokens after it, and of others after some of them were removed."""
-    rows = [engine.decode(TOKENS[:32], 0, outputs="all"), engine.decode(TOKENS[32:33], 32, outputs="all")]
+    engine.decode(TOKENS[:8], 0, outputs="none")
+    rows = [engine.decode(TOKENS[8:32], 8, outputs="all"), engine.decode(TOKENS[32:33], 32, outputs="all")]
     assert engine.kv_remove(0, 20, -1)
     rows.append(engine.decode(TOKENS[33:40], 20, outputs="all"))
     engine.kv_clear()
