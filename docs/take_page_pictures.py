@@ -1,5 +1,5 @@
-"""Take the pictures of `edge serve`'s page in a real browser: docs/serve.png of a conversation, docs/serve-phone.png of
-a cluster.
+"""Take pictures of pages in a real browser: docs/serve.png of a conversation, docs/serve-phone.png of a cluster, and
+docs/browser-phone.png of a page that computes layers.
 
     python -m docs.take_page_pictures
 
@@ -19,13 +19,23 @@ import httpx
 from starlette.applications import Starlette
 
 from edge.api.config import EngineConfig
+from edge.cluster.fleet import Fleet
+from edge.cluster.llm_ranks import LlmRanks
+from edge.llm.chat import Chat
 from edge.llm.options import EngineOptions
+from edge.llm.sampler import SamplingParams
 from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
+from partition.model.file import ModelFile
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL
+from partition.slices.gguf_slice import limits
 from tests.serve.serving import serving
+from tests.support.bridge_process import running_bridge
 from tests.support.browser import Page, browser
+from tests.support.helpers import until
 from tests.support.workers import worker
 
 HERE = Path(__file__).parent
@@ -50,6 +60,24 @@ def main() -> None:
             page.value("location.hash = '#cluster'")
             page.wait_for("document.querySelectorAll('.devices li').length === 3")
             page.picture(HERE / "serve-phone.png")
+        take_computing_page(page, folder)
+
+
+def take_computing_page(page: Page, folder: Path) -> None:
+    """Take the picture of a page during an answer of this device and the page."""
+    with running_bridge(folder, check=True) as bridge:
+        page.look(390, 620, zoom=2)
+        page.call("Page.navigate", url=f"{bridge.url}/#{bridge.browsers.invite('phone', LOAD_S)}")
+        until(lambda: bridge.is_ready("phone"), "the page is ready", LOAD_S)
+        until(lambda: bridge.answers("phone"), "its worker answers", LOAD_S)
+        address = f"127.0.0.1:{bridge.port('phone')}"
+        plan = make_plan(limits(ModelFile.open(MODEL_PATH)), "edge-demo", "", [LOCAL, address],
+                         parallel="pipeline", shares=(1, 1))  # fmt: skip
+        with Fleet([address]) as fleet, LlmRanks(fleet, plan, ModelFile.open(MODEL_PATH), EngineOptions()) as ranks:
+            for _ in Chat(ranks.engine).ask(QUESTIONS[0], SamplingParams(temperature=0), max_tokens=30):
+                pass
+            page.wait_for("document.getElementById('speed').textContent.includes('tokens')")
+            page.picture(HERE / "browser-phone.png")
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import pytest
 
 from edge.cluster.fleet import Fleet
 from edge.cluster.llm_ranks import LlmRanks
-from edge.errors import EdgeError
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
@@ -46,14 +45,7 @@ class NodePage:
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
         until(lambda: self.bridge.is_ready("phone"), "the page is ready", 120)
         self.address = f"127.0.0.1:{self.bridge.port('phone')}"
-        until(self.answers, "the worker answers", 120)
-
-    def answers(self) -> bool:
-        try:
-            with Fleet([self.address]):
-                return True
-        except (EdgeError, OSError):
-            return False
+        until(lambda: self.bridge.answers("phone"), "the worker answers", 120)
 
     def vanish(self) -> None:
         """End the page without a word."""

@@ -21,6 +21,8 @@ from edge.bridge.page import Page
 from edge.bridge.page_worker import WorkerPlace, free_port
 from edge.browser.frames import Frame, Splitter, pack
 from edge.browser.page import DOOR
+from edge.cluster.fleet import Fleet
+from edge.errors import EdgeError
 from edge.serve.http.listeners import listeners
 from tests.support.helpers import until
 
@@ -76,6 +78,14 @@ class Bridge:
     def is_ready(self, name: str) -> bool:
         """Return whether engine processes can connect to a page."""
         return name in self._pages and (self.folder(name) / DOOR).exists()
+
+    def answers(self, name: str) -> bool:
+        """Return whether a page's worker answers."""
+        try:
+            with Fleet([f"127.0.0.1:{self.port(name)}"]):
+                return True
+        except (EdgeError, OSError):
+            return False
 
     def close(self) -> None:
         """End the pages and the server."""
