@@ -55,9 +55,10 @@ def deviation(values: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(values - expected).max() / expected.std())
 
 
-def natively(path: Path, tokens: list[int]) -> np.ndarray:
+def natively(path: Path, tokens: list[int], *, flash: str = "off") -> np.ndarray:
+    """Return the logits of native llama.cpp."""
     model = Model(path, repack=False)
-    context = Context(model, ContextSizes(256, cache_type("f32"), batch=64, outputs=64, flash_attention="off"))
+    context = Context(model, ContextSizes(256, cache_type("f32"), batch=64, outputs=64, flash_attention=flash))
     try:
         batch, n = Batch(64), len(tokens)
         batch.tokens[:n], batch.positions[:n], batch.outputs[:n] = tokens, np.arange(n), 1

@@ -297,7 +297,9 @@ export class Link {
     this.newWorker();
     if (!wasBusy) return;
     const { header } = this.commands.shift();
-    this.send({ id: header.id, error: `the compute worker was restarted: ${text}` });
+    const reply = { id: header.id, error: `the compute worker was restarted: ${text}` };
+    this.send(reply);
+    this.onActivity("reply", { header, reply });
     this.next();
   }
 

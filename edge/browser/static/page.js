@@ -82,7 +82,7 @@ function onActivity(name, fields) {
     element("model").textContent = fields.model || fields.text || "nothing yet";
     element("layers").textContent = fields.layers || "–";
   } else if (name === "command" && fields.op === "decode") {
-    lastDecode = Date.now();
+    lastDecode = Infinity; // it is running
   } else if (name === "reply") {
     const { header, reply } = fields;
     if (reply.heap_bytes) element("memory").textContent = `${Math.round(reply.heap_bytes / MIB)} MB`;
@@ -92,6 +92,7 @@ function onActivity(name, fields) {
       element("model").textContent = "nothing yet";
       element("layers").textContent = "–";
     }
+    if (header.op === "decode") lastDecode = Date.now();
     if (header.op === "decode" && reply.code === 0) passes.push([Date.now(), header.n]);
   }
   if (name !== "show") lastWork = Date.now();
