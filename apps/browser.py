@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import closing
 
 from apps.errors import UsageError
 from apps.show.table import print_json
@@ -19,8 +20,8 @@ def serve_browser(name: str | None, lifetime_s: float, listen: str | None, *, as
     lifetime_s: seconds within which the link must be opened.
     """
     try:
-        from edge.bridge.bridge import BridgeOptions, link_of, serve, shown_host
-        from edge.bridge.browsers import Browsers
+        from edge.bridge.bridge import BridgeOptions, page_address, serve, shown_host
+        from edge.bridge.browsers import BridgeLock, Browsers
     except ImportError as error:
         raise UsageError(f"browsers need further packages: {error}; pip install 'edge-runtime[serve]'") from None
     from devices.files import write_private
@@ -51,31 +52,41 @@ def serve_browser(name: str | None, lifetime_s: float, listen: str | None, *, as
         write_private(certificate, authority.web_certificate([shown_host(host)]))
     options = BridgeOptions(host, port, folder, cache_folder() / "browsers", certificate)
 
-    def listening(port: int) -> None:
-        if token is None:
-            print(f"serving the pages of {', '.join(browsers.names())}", file=sys.stderr, flush=True)
-            return
-        link = link_of(options, port, token)
-        if as_json:
-            expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + lifetime_s))
-            print_json({"name": name, "link": link, "expires": expires})
-            sys.stdout.flush()
-            return
-        print(link, flush=True)
-        _print_code(link)
-        warning = "" if certificate is None else (
-            " The browser warns that it does not know the cluster's certificate: choose to continue."
-        )  # fmt: skip
-        print(
-            f"Open the link on {name}, or scan the code. It works once.{warning}\n"
-            "Keep this command running while the device helps. Ctrl-C ends it.",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+    with closing(BridgeLock(folder)) as lock:
+        if not lock.is_held:
+            if token is None or not lock.address:
+                raise UsageError("another command serves the pages of browsers already; end that one first")
+            _print_link(name, lock.address + "#" + token, lifetime_s, certificate is not None, as_json=as_json)
+            return 0
 
-    log.set_up()
-    with signals_are_for_the_program():
-        serve(options, listening)
+        def listening(port: int) -> None:
+            lock.publish(page_address(options, port))
+            if token is None:
+                print(f"serving the pages of {', '.join(browsers.names())}", file=sys.stderr, flush=True)
+                return
+            _print_link(name, lock.address + "#" + token, lifetime_s, certificate is not None, as_json=as_json)
+            if not as_json:
+                print("Keep this command running while the device helps. Ctrl-C ends it.", file=sys.stderr, flush=True)
+
+        log.set_up()
+        with signals_are_for_the_program():
+            serve(options, listening)
     return 0
+
+
+def _print_link(name: str | None, link: str, lifetime_s: float, is_secure: bool, *, as_json: bool) -> None:
+    """Print a link for a browser. The token is in the fragment, which browsers do not send."""
+    if as_json:
+        expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + lifetime_s))
+        print_json({"name": name, "link": link, "expires": expires})
+        sys.stdout.flush()
+        return
+    print(link, flush=True)
+    _print_code(link)
+    warning = (
+        " The browser warns that it does not know the cluster's certificate: choose to continue." if is_secure else ""
+    )
+    print(f"Open the link on {name}, or scan the code. It works once.{warning}", file=sys.stderr, flush=True)
 
 
 def _print_code(link: str) -> None:

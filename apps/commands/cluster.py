@@ -79,8 +79,12 @@ def _invite(args: argparse.Namespace) -> int:
 
 
 def _revoke(args: argparse.Namespace) -> int:
+    from devices.paths import config_folder
+    from edge.bridge.browsers import Browsers
+
     authority = _authority()
     fresh = authority.revoke(args.name)
+    Browsers(config_folder() / "browsers").forget(args.name)
     if args.json:
         print_json({"name": args.name, "state": "revoked", "changed": fresh})
     elif fresh:

@@ -38,10 +38,10 @@ class BridgeOptions:
     lost_s: float = LOST_S  # silence after which a page is lost
 
 
-def link_of(options: BridgeOptions, port: int, token: str) -> str:
-    """Return the address that a browser opens. The token is in the fragment, which browsers do not send."""
+def page_address(options: BridgeOptions, port: int) -> str:
+    """Return the address of the page."""
     scheme = "http" if options.certificate is None else "https"
-    return f"{scheme}://{join_address(shown_host(options.host), port)}/#{token}"
+    return f"{scheme}://{join_address(shown_host(options.host), port)}/"
 
 
 def shown_host(host: str) -> str:

@@ -7,13 +7,14 @@ and keys are stored. `credentials` in the same folder is the browser's membershi
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from devices.files import locked, write_private
+from devices.files import locked, make_private, try_lock, write_private
 from devices.names import check_name
 from devices.trust import credentials
 from transport.errors import Refused
@@ -32,6 +33,32 @@ class Browser:
     key: str | None = None  # digest of the browser's key; None: it has not joined
     port: int = 0  # port of its worker; 0: not chosen yet
     checked: str = ""  # browser whose numbers were right
+
+
+class BridgeLock:
+    """Lock of a folder that its one bridge holds, with the address of its page."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the lock, if no other process has it."""
+        make_private(folder)
+        self._handle = os.open(folder / ".bridge", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.is_held = try_lock(self._handle)  # by this process
+
+    @property
+    def address(self) -> str:
+        """Address of the bridge that holds the lock; "" if it does not serve yet."""
+        return os.pread(self._handle, 200, 0).decode("ascii", "replace")
+
+    def publish(self, address: str) -> None:
+        """Store the address of this process's page."""
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, address.encode(), 0)
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self.is_held:
+            os.ftruncate(self._handle, 0)
+        os.close(self._handle)
 
 
 class Browsers:
@@ -96,6 +123,14 @@ class Browsers:
         """Remember that the numbers of this version of the browser are right."""
         with locked(self._folder):
             self._save(replace(self._load(name), checked=browser))
+
+    def forget(self, name: str) -> bool:
+        """Refuse a browser and its link from now on. Return False if there is no such browser."""
+        with locked(self._folder):
+            record = self._folder / name / _FILE
+            known = record.exists()
+            record.unlink(missing_ok=True)
+        return known
 
     def credentials(self, name: str) -> Path:
         """Return the folder of a browser's membership in the cluster."""

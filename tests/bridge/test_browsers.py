@@ -1,5 +1,6 @@
 """Test the records of browsers: a link works once and in time, and a key is one browser's."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
 from devices.errors import TrustError
 from devices.trust import credentials
-from edge.bridge.browsers import Browsers
+from edge.bridge.browsers import BridgeLock, Browsers
 from tests.support.trust import Cluster
 from transport.errors import Refused
 
@@ -66,6 +67,29 @@ def test_a_damaged_record_is_replaced_by_a_new_link(tmp_path: Path) -> None:
     (tmp_path / "phone" / "browser.json").write_text("{")
     assert browsers.name_of(key) is None
     assert browsers.join(browsers.invite("phone", 60))[0] == "phone"
+
+
+def test_a_browser_is_forgotten(tmp_path: Path) -> None:
+    browsers = Browsers(tmp_path)
+    _, key = browsers.join(browsers.invite("phone", 60))
+    token = browsers.invite("tablet", 60)
+    assert browsers.forget("phone")
+    assert browsers.forget("tablet")
+    assert not browsers.forget("phone")
+    assert browsers.name_of(key) is None
+    with pytest.raises(Refused):
+        browsers.join(token)
+
+
+def test_one_bridge_serves_and_others_learn_its_address(tmp_path: Path) -> None:
+    with closing(BridgeLock(tmp_path)) as first:
+        assert first.is_held
+        with closing(BridgeLock(tmp_path)) as second:
+            assert (second.is_held, second.address) == (False, "")
+            first.publish("https://192.0.2.1:7443/")
+            assert second.address == "https://192.0.2.1:7443/"
+    with closing(BridgeLock(tmp_path)) as third:
+        assert (third.is_held, third.address) == (True, "")
 
 
 class Records(RuleBasedStateMachine):
