@@ -144,13 +144,23 @@ class TestRates:
         return rates.own_rates(replace(PROFILE, **changes))
 
     def test_are_measured_once(self, remembered: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-        first = self.own(monkeypatch, Rates(1e10, 1e11), cpu_quota=None)
-        assert first == Rates(1e10, 1e11)
+        first = self.own(monkeypatch, Rates(1e10, 1e12), cpu_quota=None)
+        assert first == Rates(1e10, 1e12)
         assert self.own(monkeypatch, Rates(1.0, 1.0), cpu_quota=None) == first
 
     def test_follow_a_quota(self, remembered: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.own(monkeypatch, Rates(1e10, 1e11), threads=2, cpu_quota=0.5) == Rates(0.25e10, 0.25e11)
-        assert self.own(monkeypatch, Rates(1e10, 1e11), threads=2, cpu_quota=8.0) == Rates(1e10, 1e11)
+        assert self.own(monkeypatch, Rates(1e10, 1e12), threads=2, cpu_quota=0.5) == Rates(0.25e10, 0.25e12)
+        assert self.own(monkeypatch, Rates(1e10, 1e12), threads=2, cpu_quota=8.0) == Rates(1e10, 1e12)
+
+    @pytest.mark.parametrize(("flops", "memory"), [(1e12, 1e10), (1e11, 5e9), (1e10, 5e8)])
+    def test_decoding_is_bound_by_arithmetic_without_products_of_bytes(
+        self, remembered: Clock, monkeypatch: pytest.MonkeyPatch, flops: float, memory: float
+    ) -> None:
+        result = self.own(monkeypatch, Rates(1e10, flops), cpu_quota=None)
+        assert result == Rates(pytest.approx(memory), flops)
+        monkeypatch.setattr(rates, "instruction_sets", lambda: ("avx2", "avx512_vnni"))
+        result = rates.own_rates(replace(PROFILE, name="other", cpu_quota=None))
+        assert result == Rates(1e10, 2.0 * flops)
 
     def test_that_cannot_be_measured_are_not_remembered(
         self, remembered: Clock, monkeypatch: pytest.MonkeyPatch
