@@ -12,12 +12,12 @@ from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed, speed_to_json
-from partition.search.changes import Change
 from quant.text import age_text, bytes_text, counted, number_text, seconds_text
 
 if TYPE_CHECKING:
     from edge.planning.space import PlanSpace
     from partition.predict.onnx_predict import OnnxDevice
+    from partition.search.changes import Change
 
 STAGE_COLUMNS = ("stage", "device", "holds", "computes", "then sends", "memory")
 _OLD_S = 60.0  # a note reports measurements older than this

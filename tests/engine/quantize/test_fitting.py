@@ -221,7 +221,7 @@ class Work:
         self.chunks: list[int] = []  # of each check
         self.written = 0
         self._slow(patch, "edge.quantization.sensitivity.log_probabilities", lambda engine, tokens: len(tokens) / 512)
-        self._slow(patch, "edge.quantization.tensor_rows.TensorRows.errors", lambda rows, kinds: 0.1)
+        self._slow(patch, "edge.quantization.tensor_rows.TensorRows.errors", lambda rows, kinds, is_over: 0.1)
         self._slow(patch, "edge.quantization.tensor_rows.TensorRows.quantized", lambda rows, kind, pool: quantize_s)
         self._slow(patch, "edge.quantization.imatrix.Squares.begin", lambda squares: 0.5)
         self._slow(patch, "edge.quantization.fit.quantize", self._writes)
