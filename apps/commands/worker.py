@@ -7,7 +7,7 @@ from pathlib import Path
 
 from apps.engine_options import MemoryAction
 from apps.errors import UsageError
-from apps.options import add, check_usable, device_name, option
+from apps.options import add, check_usable, device_name, option, set_common
 from edge.llm.options import MAX_THREADS
 from edge.units import memory_options, parse_bytes
 
@@ -19,6 +19,7 @@ _LINK_S = 3600.0  # seconds within which the link of --browser must be opened
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    set_common(parser, "--listen --name --memory --threads --models --browser --join --insecure --announce")
     words = (
         f"address or port to listen on; port 0: any free port (default: {DEFAULT_LISTEN}; in a cluster 0.0.0.0:7070)"
     )
