@@ -19,6 +19,7 @@ from edge import browser
 from edge.bridge.browsers import Browsers
 from edge.bridge.page import Page
 from edge.browser.frames import MAX_FRAME
+from edge.browser.onnx_runtime import runtime_folder
 from transport.errors import ProtocolError, Refused
 
 STATIC = Path(browser.__file__).parent / "static"
@@ -84,10 +85,16 @@ def create_app(browsers: Browsers, page_of: Callable[[str], Page], *, secure: bo
             return JSONResponse({"error": str(error)}, 400)
         return Response(status_code=204)
 
+    async def onnx_runtime(request: Request) -> Response:
+        if not (folder := runtime_folder()).is_dir():  # a page asks for it only after it was fetched
+            return Response(status_code=404)
+        return await StaticFiles(directory=folder).get_response(request.path_params["name"], request.scope)
+
     routes = [
         Route("/api/join", join, methods=["POST"]),
         Route("/api/down", down),
         Route("/api/up", up, methods=["POST"]),
+        Route("/ort/{name}", onnx_runtime),
         Mount("/", StaticFiles(directory=STATIC, html=True)),
     ]
     app = Starlette(routes=routes)

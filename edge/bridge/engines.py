@@ -14,7 +14,8 @@ from edge.errors import EngineError
 from transport.errors import ProtocolError
 
 _READ_BYTES = 1 << 18
-_FREE_OPS = ("file", "chunk", "load", "ping")  # operations that need no loaded slice
+_LOADS = ("load", "onnx_load")
+_FREE_OPS = ("file", "chunk", "ping")  # operations that need no loaded slice
 
 
 class Engines:
@@ -71,11 +72,11 @@ class Engines:
     async def _forward(self, writer: asyncio.StreamWriter, header: dict[str, Any], payload: memoryview) -> None:
         """Forward an operation to the page."""
         op, number = header.get("op"), header.pop("id", None)
-        if op == "load" and self._unloading is not None:
+        if op in _LOADS and self._unloading is not None:
             await asyncio.shield(self._unloading)
-        if op == "load" and self._holder is None:
+        if op in _LOADS and self._holder is None:
             self._holder = writer
-        if self._holder is not writer and (op not in _FREE_OPS or op == "load"):
+        if self._holder is not writer and op not in _FREE_OPS:
             if number is not None:
                 is_held = self._holder is not None
                 error = "the page computes for another session; end that one first" if is_held else "nothing is loaded"
@@ -83,7 +84,7 @@ class Engines:
             return
 
         async def reply(answer: dict[str, Any], data: memoryview) -> None:
-            if op == "load" and self._holder is writer and "error" not in answer:
+            if op in _LOADS and self._holder is writer and "error" not in answer:
                 self.loaded = str(header.get("file"))
             await _give(writer, {**answer, "id": number}, data)
 

@@ -1,1 +1,1 @@
-"""The engine of a rank that computes in a browser's page."""
+"""Engines of a rank that computes in a browser's page."""

@@ -18,7 +18,7 @@ from edge.models.local_slices import OwnSlices
 from edge.onnx.file import OnnxFile, load
 from edge.onnx.inputs import read
 from edge.onnx.observed import ObservedRun
-from edge.onnx.samples import TYPES, Array, Feeds, Input, SamplesError, declared_shape, random_feeds
+from edge.onnx.samples import TYPES, Array, Feeds, Input, Output, SamplesError, declared_shape, random_feeds
 from edge.onnx.signature import dims_of, fit, with_dims
 from edge.onnx.wire import Boundary, Tensor
 from partition.errors import CannotSlice, PlanError
@@ -30,6 +30,7 @@ from partition.plan.plan import Range
 from partition.slices.onnx_recipe import stage_recipe
 from partition.slices.onnx_slice import slice_model
 from partition.slices.recipe import Recipe, whole
+from quant.errors import ModelFileError
 
 _MOST_BYTES = (1 << 31) - 1  # limit of a protobuf message
 _MOST_RECIPE = 8 << 20  # limit of a recipe, which travels in one message
@@ -205,6 +206,19 @@ def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
             raise SamplesError(f"input {value.name!r} is {what}; such a model cannot be cut")
         inputs.append(Input(value.name, _NAMES[kind], declared_shape(value)))
     return tuple(inputs)
+
+
+def declared_outputs(file: OnnxFile) -> tuple[Output, ...]:
+    """Return the outputs of a stage. Raises ModelFileError if the type of an output is not declared."""
+    outputs = []
+    for value in file.model.graph.output:
+        kind = type_name(value.type.tensor_type.elem_type)
+        if kind not in _NAMES:
+            raise ModelFileError(
+                f"output {value.name!r:.80} of the stage is {kind or 'of no type'}; cut the model again"
+            )
+        outputs.append(Output(value.name, _NAMES[kind], declared_shape(value)))
+    return tuple(outputs)
 
 
 def load_source(path: Path, dims: Mapping[str, int], inputs: Sequence[str] | Mapping[str, Array] = ()) -> OnnxSource:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from devices.probe import cpu_quota, own_rss
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
 from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.onnx.engine import OnnxEngine
-from edge.onnx.samples import Array, random_feeds
+from edge.onnx.samples import Array, Feeds, Input, Output, random_feeds
 from edge.onnx.wire import Boundary, Item, Op, Receiver, send
 from transport.link import IDLE_S, Link
 
@@ -39,10 +39,35 @@ class Buffers:
     computed: dict[str, Array] = field(default_factory=dict)
 
 
+class StageEngine(Protocol):
+    """Part of OnnxEngine's interface that a stage uses."""
+
+    files: frozenset[Path]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    threads: int
+    provider: str
+    fell_back_from: tuple[str, ...]
+
+    def run(self, feeds: Mapping[str, Array]) -> Feeds:
+        """Compute the model and return its outputs by name."""
+
+    def close(self) -> None:
+        """Free the model."""
+
+
+Opener = Callable[[Path, int, "str | None"], StageEngine]  # opens a file with a number of threads and a provider
+
+
+def open_here(path: Path, threads: int, provider: str | None) -> StageEngine:
+    """Return an engine in this process. Raises the errors of OnnxEngine."""
+    return OnnxEngine(path, threads, provider, buffers=SETS)
+
+
 class LoadedStage:
     """A loaded stage. `close()` frees it."""
 
-    def __init__(self, engine: OnnxEngine, takes: Boundary, gives: Boundary) -> None:
+    def __init__(self, engine: StageEngine, takes: Boundary, gives: Boundary) -> None:
         """Raises EdgeError, and closes the engine, if the boundaries do not fit the model."""
         self.engine = engine
         self._last: dict[str, Array] = {}  # last input
@@ -109,20 +134,27 @@ def need_bytes(path: str, takes: Boundary, gives: Boundary, limit_bytes: int) ->
 
 
 def load(
-    path: str, takes: Boundary, gives: Boundary, threads: int, provider: str | None = None, limit_bytes: int = 0
+    path: str,
+    takes: Boundary,
+    gives: Boundary,
+    threads: int,
+    provider: str | None = None,
+    limit_bytes: int = 0,
+    opener: Opener = open_here,
 ) -> tuple[LoadedStage, int]:
     """Load the stage in the file `path`. Return the stage and the memory that it takes, in bytes.
 
     provider: short name of the execution provider; None: the best one
     limit_bytes: memory limit; 0: no limit
+    opener: opens the engine
 
     Raises EdgeError if the boundaries do not fit the model, NotEnoughMemory if the need exceeds the limit, and the
-    errors of OnnxEngine.
+    errors of `opener`.
     """
     before, size = own_rss(), Path(path).stat().st_size
     need_bytes(path, takes, gives, limit_bytes)  # checked before native code reads the file
     try:
-        engine = OnnxEngine(Path(path), threads, provider, buffers=SETS)
+        engine = opener(Path(path), threads, provider)
     except ModuleNotFoundError as error:
         raise EngineError(f'{error.name} is not installed there: pip install "edge-runtime[onnx]"') from error
     stage = LoadedStage(engine, takes, gives)

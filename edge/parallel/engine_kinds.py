@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # an engine loads llama.cpp, which a worker's daemon does not
     from edge.llama.hooks import Hook
     from edge.llm.engine import ModelRunner
     from edge.llm.options import EngineOptions
+    from edge.onnx.stage import StageEngine
 
 
 class EngineKind:
@@ -54,6 +55,14 @@ class EngineKind:
         from edge.llm.engine import ModelRunner
 
         return ModelRunner(file, options, hooks, progress, embeddings=True)
+
+    def open_network(
+        self, path: Path, threads: int, provider: str | None, progress: Callable[[float], None]
+    ) -> StageEngine:
+        """Open the file of an ONNX stage. Raises the errors of OnnxEngine."""
+        from edge.onnx.stage import open_here
+
+        return open_here(path, threads, provider)
 
     def timing_clock(self, engine: ModelRunner) -> AbstractContextManager[Callable[[], float] | None]:
         """Return a context manager that yields the clock for timing steps, or None for the usual clock."""
@@ -231,6 +240,14 @@ class PageKind(EngineKind):
                 f"a browser cannot compute the first stage of {file.architecture} models; use a later one"
             )
         return PageEngine(file, options, self._folder, self._page().memory_bytes, hooks, progress)
+
+    def open_network(
+        self, path: Path, threads: int, provider: str | None, progress: Callable[[float], None]
+    ) -> StageEngine:
+        """Same as in `EngineKind`. Raises the errors of PageOnnxEngine."""
+        from edge.browser.onnx_engine import PageOnnxEngine
+
+        return PageOnnxEngine(path, threads, provider, self._folder, self._page().memory_bytes, progress)
 
     def check_whole(self, purpose: str) -> None:
         raise EdgeError(

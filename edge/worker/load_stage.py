@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from devices.probe import own_rss
 from edge.errors import NotEnoughMemory
 from edge.onnx import stage as onnx_stage
+from edge.parallel.engine_kinds import own_kind
 from edge.weights.elastic.share import SHARE
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart
@@ -48,7 +50,7 @@ class OnnxPart(LoadedPart):
         self.stage.close()
 
 
-def load(request: pb.Load, _: int, limits: ResourceLimits, __: Callable[[float], None]) -> OnnxPart:
+def load(request: pb.Load, _: int, limits: ResourceLimits, progress: Callable[[float], None]) -> OnnxPart:
     """Load a stage, with at most the threads that the limits allow.
 
     Raises EdgeError if a field of the stage's description is invalid, and the errors of `edge.onnx.stage.load`.
@@ -59,7 +61,8 @@ def load(request: pb.Load, _: int, limits: ResourceLimits, __: Callable[[float],
     before, limit = own_rss(), request.memory_limit_bytes
     need = before + onnx_stage.need_bytes(request.path, takes, gives, limit)
     SHARE.request(need, need)
-    stage, n_bytes = onnx_stage.load(request.path, takes, gives, threads, provider, limit)
+    opener = partial(own_kind().open_network, progress=progress)
+    stage, n_bytes = onnx_stage.load(request.path, takes, gives, threads, provider, limit, opener)
     try:
         # correct the request, because the sizes of values are known only now
         SHARE.request(before + n_bytes, before + n_bytes)

@@ -61,7 +61,7 @@ def page(node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         token = bridge.browsers.invite("phone", 600)
         script = str(ROOT / "tests/support/node_page.mjs")
         store = tmp_path / "store"
-        page = NodePage(bridge, store, [node, script, bridge.url, token, "--store", str(store), "--threads", "1"])
+        page = NodePage(bridge, store, [node, script, "--store", str(store), "--threads", "1", "--", bridge.url, token])
         page.open()
         yield page
         page.vanish()

@@ -87,6 +87,10 @@ class Bridge:
         except (EdgeError, OSError):
             return False
 
+    def is_held(self, name: str) -> bool:
+        """Return whether an engine process has loaded something at a page."""
+        return self._pages[name]._engines._holder is not None
+
     def close(self) -> None:
         """End the pages and the server."""
         loop = self._server.servers[0].get_loop()

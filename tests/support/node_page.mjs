@@ -46,7 +46,7 @@ const link = new Link({
   }),
   startWorker(hear, failed) {
     const worker = new Worker(new URL("node_worker.mjs", import.meta.url), {
-      workerData: { store, single, threads },
+      workerData: { base: url, store, single, threads },
     });
     worker.on("message", hear);
     worker.on("error", (error) => failed(error.message));

@@ -2,6 +2,7 @@
 import { webcrypto } from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
+import { pathToFileURL } from "node:url";
 import { Worker, parentPort, workerData } from "node:worker_threads";
 
 const STATIC = new URL("../../edge/browser/static/", import.meta.url);
@@ -19,7 +20,13 @@ parentPort.on("message", (data) => self.onmessage({ data }));
 globalThis.self = globalThis;
 globalThis.crypto ??= webcrypto; // node 18 does not have it here
 globalThis.crossOriginIsolated = !workerData.single;
-self.location = { href: STATIC.href };
+// onnxruntime-web starts threads only from scripts of the page's own origin, and a file has none.
+globalThis.URL = class extends URL {
+  get origin() {
+    return this.protocol === "file:" ? "file://" : super.origin;
+  }
+};
+self.location = { href: STATIC.href, origin: "file://" };
 self.Worker = class {
   constructor(url) {
     this.worker = new Worker(THREAD + fs.readFileSync(new URL(url), "utf8"), { eval: true });
@@ -60,10 +67,24 @@ function nodeFolder(folder) {
   };
 }
 
+// Fetches onnxruntime-web from the bridge, as a browser does.
+async function onnxRuntime() {
+  const folder = path.join(workerData.store, "ort");
+  fs.mkdirSync(folder, { recursive: true });
+  for (const name of ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"]) {
+    const response = await fetch(new URL(`/ort/${name}`, workerData.base));
+    if (!response.ok) throw new Error(`the bridge answered ${response.status} for ${name}`);
+    fs.writeFileSync(path.join(folder, name), new Uint8Array(await response.arrayBuffer()));
+  }
+  const ort = await import(pathToFileURL(path.join(folder, "ort.wasm.min.mjs")).href);
+  ort.env.wasm.wasmBinary = fs.readFileSync(path.join(folder, "ort-wasm-simd-threaded.wasm")); // node fetches no files
+  return ort;
+}
+
 const { serve } = await import(locate("worker.js"));
 const take = serve(parentPort, {
   threads: workerData.threads,
   folder: async () => nodeFolder(path.join(workerData.store, "slices")),
-  host: { locate, compile: async (name) => WebAssembly.compile(fs.readFileSync(new URL(locate(name)))) },
+  host: { locate, onnxRuntime, compile: async (name) => WebAssembly.compile(fs.readFileSync(new URL(locate(name)))) },
 });
 parentPort.on("message", take);

@@ -18,7 +18,7 @@ from edge.onnx import stage as onnx_stage
 from edge.onnx.model import CutStage, OnnxSource
 from edge.onnx.pipeline import Pipeline, PipelineEnds
 from edge.onnx.samples import Array
-from edge.onnx.stage import LoadedStage
+from edge.onnx.stage import LoadedStage, Opener, open_here
 from partition.plan.onnx_cuts import Cut, cuts
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
@@ -136,11 +136,11 @@ def at(model: OnnxSource, *positions: int) -> list[Cut]:
     return [results[position] for position in positions]
 
 
-def loaded(part: CutStage, plan: OnnxPlan, i: int, folder: Path) -> LoadedStage:
+def loaded(part: CutStage, plan: OnnxPlan, i: int, folder: Path, opener: Opener = open_here) -> LoadedStage:
     """A stage as a worker would load it."""
     path = folder / part.digest
     path.write_bytes(part.content)
-    return onnx_stage.load(str(path), part.takes, part.gives, 1, plan.stages[i].provider)[0]
+    return onnx_stage.load(str(path), part.takes, part.gives, 1, plan.stages[i].provider, opener=opener)[0]
 
 
 def following(stage: LoadedStage, source: Link, sink: Link) -> None:
@@ -172,10 +172,11 @@ def running(
     own: bool = False,
     wrap: Any = lambda stage: stage,
     deadlines: Deadlines = QUICK,
+    opener: Opener = open_here,
 ) -> Iterator[RunningPipeline]:
     """The model cut at these positions, its stages in threads that memory links join.
 
-    own: the first stage is the owner's. wrap: what to make of each loaded stage.
+    own: the first stage is the owner's. wrap: what to make of each loaded stage. opener: opens stages of others.
     """
     n = len(positions) + 1
     devices: Sequence[str] = [LOCAL if own and not i else f"w{i}" for i in range(n)]
@@ -183,7 +184,7 @@ def running(
     model.check(plan)
     parts = model.parts(plan)
     with ExitStack() as stack:
-        stages = [loaded(part, plan, i, folder) for i, part in enumerate(parts)]
+        stages = [loaded(part, plan, i, folder, open_here if own and not i else opener) for i, part in enumerate(parts)]
         for stage in stages:
             stack.callback(stage.close)
         mine = stages.pop(0) if own else None

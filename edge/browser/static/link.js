@@ -249,7 +249,7 @@ export class Link {
   reply(reply, payload) {
     const { header } = this.commands.shift();
     this.busy = false;
-    if (header.op === "load" && !reply.error) this.loaded = header.file;
+    if (["load", "onnx_load"].includes(header.op) && !reply.error) this.loaded = header.file;
     // WebAssembly memory never shrinks, so the memory is freed with its worker.
     if (header.op === "unload") this.newWorker();
     this.send(reply, payload);

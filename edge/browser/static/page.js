@@ -7,6 +7,7 @@ const KEY = "edge-key";
 const GIB = 2 ** 30, MIB = 2 ** 20;
 const PHONE_BYTES = 1.5 * GIB; // what tabs on phones may use, if the browser does not tell more
 const SPEED_WINDOW_MS = 4000;
+const COMPUTE = ["decode", "onnx_run"];
 const AWAKE_MS = 60_000; // the screen stays on for this long after the last computation
 // A module with one SIMD instruction.
 const SIMD = new Uint8Array([
@@ -81,7 +82,7 @@ function onActivity(name, fields) {
   } else if (name === "show") {
     element("model").textContent = fields.model || fields.text || "nothing yet";
     element("layers").textContent = fields.layers || "–";
-  } else if (name === "command" && fields.op === "decode") {
+  } else if (name === "command" && COMPUTE.includes(fields.op)) {
     lastDecode = Infinity; // it is running
   } else if (name === "reply") {
     const { header, reply } = fields;
@@ -92,7 +93,7 @@ function onActivity(name, fields) {
       element("model").textContent = "nothing yet";
       element("layers").textContent = "–";
     }
-    if (header.op === "decode") lastDecode = Date.now();
+    if (COMPUTE.includes(header.op)) lastDecode = Date.now();
     if (header.op === "decode" && reply.code === 0) passes.push([Date.now(), header.n]);
   }
   if (name !== "show") lastWork = Date.now();

@@ -4,13 +4,14 @@
 // is alive, and {flag}: the place of the flag that stops a computation.
 
 import { Engine } from "./engine.js";
+import { Network } from "./onnx.js";
 import { Store, browserFolder } from "./store.js";
 
 const BEAT_MS = 1000;
 
 // Serves a port (`postMessage`) and returns the function that takes its messages.
 export function serve(port, { folder, host, threads }) {
-  let engine = null, loaded = "", store = null, usual = 0;
+  let engine = null, network = null, loaded = "", store = null, usual = 0;
 
   const post = (message, payload) =>
     payload?.length ? port.postMessage({ ...message, payload }, [payload.buffer]) : port.postMessage(message);
@@ -31,7 +32,7 @@ export function serve(port, { folder, host, threads }) {
   }
 
   function running() {
-    if (!loaded) throw new Error("no slice is loaded");
+    if (!loaded || network) throw new Error("no slice is loaded");
     return engine;
   }
 
@@ -64,6 +65,23 @@ export function serve(port, { folder, host, threads }) {
     state_get: (header) => [{}, running().stateGet(...positions(header, "sequence", "flags"))],
     state_set: (header, payload) =>
       ({ result: running().stateSet(...positions(header, "sequence", "flags"), payload) }),
+    async onnx_load({ file: name, threads: most }) {
+      if (loaded) throw new Error("a slice is loaded already; unload it first");
+      const file = await store.open(name);
+      try {
+        const content = new Uint8Array(file.getSize());
+        file.read(content, { at: 0 });
+        network = await Network.load(content, Math.min(threads, whole({ most }, ["most"]).most), host);
+        loaded = name;
+        return {};
+      } finally {
+        file.close();
+      }
+    },
+    onnx_run({ inputs }, payload) {
+      if (!network) throw new Error("no stage of an ONNX model is loaded");
+      return network.run(inputs, payload);
+    },
     measure: async ({ seconds = 2 }) => (await started()).measure(Math.min(10, Math.max(0.1, Number(seconds) || 2))),
     // The page ends this worker after the reply.
     unload: () => (store.close(), {}),
@@ -111,9 +129,11 @@ const oneLine = (error) => String(error?.message ?? error).replace(/\s+/g, " ").
 if (typeof WorkerGlobalScope !== "undefined" && self instanceof WorkerGlobalScope) {
   const locate = (name) => new URL(name, import.meta.url).href;
   const compile = async (name) => WebAssembly.compile(await (await fetch(locate(name))).arrayBuffer());
+  const onnxRuntime = () => import(locate("ort/ort.wasm.min.mjs"));
   let take = null;
   self.onmessage = ({ data }) => {
-    if (data.threads) take = serve(self, { folder: browserFolder, host: { locate, compile }, threads: data.threads });
+    const host = { locate, compile, onnxRuntime };
+    if (data.threads) take = serve(self, { folder: browserFolder, host, threads: data.threads });
     else take(data);
   };
 }
