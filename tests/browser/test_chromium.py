@@ -19,7 +19,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield page
 
 
-@pytest.fixture(params=["isolated"])
+@pytest.fixture(params=["isolated", "not isolated"])
 def bridge(request: pytest.FixtureRequest) -> Iterator[PageBridge]:
     bridge = PageBridge(isolated=request.param == "isolated")
     yield bridge

@@ -304,6 +304,14 @@ def test_unload_frees_memory_and_a_slice_loads_again_without_sending(open_page: 
     assert bridge.send_file(MODEL_PATH)[1] == []
 
 
+def test_page_without_threads_computes_the_same(open_page: Open, model_path: Path, tmp_path: Path) -> None:
+    bridge = open_page(tmp_path, single=True)
+    assert (bridge.hello["isolated"], bridge.hello["threads"]) == (False, 1)
+    name, _ = bridge.send_file(model_path)
+    bridge.call("load", file=name, **SIZES)
+    assert deviation(decode(bridge, PROMPT), natively(model_path, PROMPT)) < CLOSE
+
+
 def test_page_reconnects_after_its_stream_broke_and_answers_what_was_asked(page: PageBridge) -> None:
     number = page.start("measure", seconds=1)
     page.cut()
