@@ -505,6 +505,7 @@ def test_the_echo_is_back_while_an_answer_is_suspended(tmp_path: Path) -> None:
     shell.sees("[a-z]{10}")
     shell.type(CTRL_Z)
     shell.sees("icanon .* echo ")
+    shell.sees("[a-z]{40}")  # the answer goes on; before, Ctrl-C would end the shell
     shell.type(CTRL_C)
     shell.sees(STATS)
     shell.ready()

@@ -160,7 +160,7 @@ RESULT = BenchResult(
 
 
 def test_edge_bench_prints_each_figure_where_it_belongs(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    args = Namespace(requests=4)
+    args = Namespace(requests=4, model=None)
     bench_command._print_speeds(args, engine, RESULT)
     print(RESULT.bandwidth_text())
     said = capsys.readouterr().out

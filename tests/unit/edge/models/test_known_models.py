@@ -281,7 +281,7 @@ def test_programs_take_names(fetched: None) -> None:
 def test_the_server_takes_names_and_prefers_a_folder_of_files(index: Index, names: None, home: Path) -> None:
     path = wheels.models_folder() / "Tiny.Q8_0.gguf"
     assert "tiny-7m" not in serve._models([], True)
-    assert serve._models(["tiny-7m"], True) == {"Tiny.Q8_0": path}
+    assert serve._models(["tiny-7m"], True) == {"tiny-7m": path}
     assert serve._models([], True)["tiny-7m"] == path  # once it is fetched, it is served without being asked for
     assert list(serve._models([], False)) == [MODEL_PATH.stem]
     (home / "tiny-7m").mkdir()
