@@ -106,6 +106,10 @@ class PageOnnxEngine:
                 )
         return outputs
 
+    def stop(self) -> None:
+        """Make a run in another thread, and later runs, raise EngineError."""
+        self._page.close()
+
     def close(self) -> None:
         """End the connection. The page frees the stage."""
         self._page.close()

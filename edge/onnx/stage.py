@@ -52,6 +52,9 @@ class StageEngine(Protocol):
     def run(self, feeds: Mapping[str, Array]) -> Feeds:
         """Compute the model and return its outputs by name."""
 
+    def stop(self) -> None:
+        """Make a run in another thread, and later runs, fail."""
+
     def close(self) -> None:
         """Free the model."""
 

@@ -86,8 +86,14 @@ def profiled(
         speeds[:1] = [replace(with_overrides(estimate(own), own), device=LOCAL)]
     presets: list[ClusterDevice] = [d for d in cluster.devices if d.preset is not None and not d.is_local]
     speeds += [with_overrides(estimate(preset), preset) for preset in presets]
-    words = "its figures are estimates, and edge cluster invite"
-    all_notes = [*notes, *(f"{d.name} is a preset ({d.preset}): {words} {d.name} joins such a device" for d in presets)]
+    all_notes = [
+        *notes,
+        *(
+            f"{d.name} is a preset ({d.preset}): its figures are estimates, and edge cluster invite {d.name} joins such"
+            " a device"
+            for d in presets
+        ),
+    ]
     if survey.estimated:
         all_notes.append(f"estimated, because random input does not run there: up to {', '.join(survey.estimated)}")
     all_notes += shared_hosts(speeds)
