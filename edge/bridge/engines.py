@@ -14,6 +14,7 @@ from edge.errors import EngineError
 from transport.errors import ProtocolError
 
 _READ_BYTES = 1 << 18
+TURN_S = 5.0  # time for the process of an ended session to free the page
 _LOADS = ("load", "onnx_load")
 _FREE_OPS = ("file", "chunk", "ping")  # operations that need no loaded slice
 
@@ -27,6 +28,7 @@ class Engines:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._holder: asyncio.StreamWriter | None = None  # connection that has loaded a slice, or is about to
+        self._freed = asyncio.Event()
         self._unloading: asyncio.Task[None] | None = None
         self.loaded = ""  # name of the slice that is loaded
 
@@ -62,6 +64,7 @@ class Engines:
             writer.close()
             if self._holder is writer:
                 self._holder, self.loaded = None, ""
+                self._freed.set()
                 if self._server is not None:
                     self._unloading = asyncio.create_task(self._unload())
 
@@ -69,12 +72,20 @@ class Engines:
         with suppress(EngineError):  # the page was lost
             await self._exchange.call("unload")
 
+    async def _is_free(self) -> bool:
+        """Return whether no process has the page, after some time for the one whose session has ended."""
+        if self._holder is not None:
+            self._freed.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._freed.wait(), TURN_S)
+        if self._unloading is not None:
+            await asyncio.shield(self._unloading)
+        return self._holder is None
+
     async def _forward(self, writer: asyncio.StreamWriter, header: dict[str, Any], payload: memoryview) -> None:
         """Forward an operation to the page."""
         op, number = header.get("op"), header.pop("id", None)
-        if op in _LOADS and self._unloading is not None:
-            await asyncio.shield(self._unloading)
-        if op in _LOADS and self._holder is None:
+        if op in _LOADS and await self._is_free():
             self._holder = writer
         if self._holder is not writer and op not in _FREE_OPS:
             if number is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from edge.bridge import engines
 from edge.browser.frames import pack
 from edge.browser.page import DOOR, PageConnection
 from edge.browser.profile import PageProfile
@@ -138,7 +139,9 @@ def test_a_connection_that_breaks_loses_nothing(tmp_path: Path, connect: Connect
         connection._answer(numbers[1])
 
 
-def test_one_engine_process_has_the_page_until_it_ends(tmp_path: Path, connect: Connect) -> None:
+def test_one_engine_process_has_the_page_until_it_ends(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running_bridge(tmp_path) as bridge:
         page = ScriptedPage(bridge.url, joined(bridge))
         folder = page.begin(bridge)
@@ -147,18 +150,21 @@ def test_one_engine_process_has_the_page_until_it_ends(tmp_path: Path, connect: 
             first.call("clear")
         first.call("load", file="x")
         assert page.next_op()["op"] == "load"
+        monkeypatch.setattr(engines, "TURN_S", 0.2)
         for op in ("load", "clear", "decode"):
             with pytest.raises(EngineError, match="another session"):
                 second.call(op)
+        monkeypatch.setattr(engines, "TURN_S", 60.0)
         second.call("file", name="y")  # sending a slice ahead disturbs nobody
         first.call("clear")
         assert [page.next_op()["op"] for _ in range(2)] == ["file", "clear"]
         second.stop()  # another session's request to stop is not passed on
         first.stop()
+        assert page.next_op()["op"] == "stop"
+        number = second._ask("load", file="x")
         first.close()
-        assert [page.next_op()["op"] for _ in range(2)] == ["stop", "unload"]
-        second.call("load", file="x")  # waits until the page is free again
-        assert page.next_op()["op"] == "load"
+        second._answer(number)  # it waited until the page was free again
+        assert [page.next_op()["op"] for _ in range(2)] == ["unload", "load"]
         assert page.ops.empty()
 
 
