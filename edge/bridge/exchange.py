@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +38,7 @@ class Exchange:
 
     @property
     def is_connected(self) -> bool:
+        """True while the page has a stream."""
         return self._stream is not None
 
     def attach(self) -> AsyncIterator[bytes]:
@@ -61,7 +61,13 @@ class Exchange:
                 self._stream = None
                 self._on_end()
 
-    def ask(self, header: dict[str, Any], payload: bytes | memoryview, reply: Reply, fail: Any = _no_matter) -> None:
+    def ask(
+        self,
+        header: dict[str, Any],
+        payload: bytes | memoryview,
+        reply: Reply,
+        fail: Callable[[str], None] = _no_matter,
+    ) -> None:
         """Send an operation. It is sent again if the connection breaks before its answer.
 
         reply: called with the answer.
@@ -123,8 +129,7 @@ class Exchange:
 
     def close(self) -> None:
         """End the page's stream."""
-        with suppress(EngineError):
-            self._put(None)
+        self._put(None)
 
     def _put(self, frame: bytes | None) -> None:
         if self._stream is not None:
