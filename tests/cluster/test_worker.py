@@ -322,7 +322,7 @@ def test_strangers_at_a_ranks_port(one_worker: Worker, transport: str) -> None:
 
 def test_a_worker_is_a_command(tmp_path: Path) -> None:
     """Its help tells every option, and a pipe that closes is no error."""
-    done = subprocess.run([*EDGE, "worker", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([*EDGE, "worker", "--help-all"], cwd=ROOT, capture_output=True, text=True, check=True)
     for option in "--listen --name --memory --threads --models --cache-size --join --insecure --announce".split():
         assert option in done.stdout
 
